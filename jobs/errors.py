@@ -1,0 +1,77 @@
+"""Errors that a person caused and can mend, and how every command shows an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from typing import TextIO
+
+INPUT_ERROR = 2  # bad input or usage
+RUN_FAILED = 1  # a run that began and failed
+ALREADY_RUNNING = 3  # another driver holds the stream
+
+
+class UserError(Exception):
+    """Report something that the user can mend, in one clear sentence.
+
+    Args:
+        message: what is wrong and what to do; one line for each problem.
+        exit_code: the command's exit code: 2 for bad input or usage, 1 for a failed run, 3 for a stream that is taken.
+    """
+
+    def __init__(self, message: str, exit_code: int = INPUT_ERROR) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exit_code = exit_code
+
+
+class Terminated(BaseException):
+    """Unwind the command after SIGTERM; like KeyboardInterrupt it is no Exception, so no handler swallows it."""
+
+
+def show(error: BaseException, debug: bool = False, stream: TextIO | None = None) -> int:
+    """Print `error` as `error: ...` lines, never as a bare traceback, and return the exit code.
+
+    A traceback of an unexpected exception goes to a file that the line names, or, with `debug`, to `stream` before the line.
+    """
+    out = stream or sys.stderr
+    if debug and not isinstance(error, KeyboardInterrupt | Terminated):
+        traceback.print_exception(error, file=out)
+    if isinstance(error, UserError):
+        lines, code = error.message.splitlines() or ["unknown problem"], error.exit_code
+    elif isinstance(error, KeyboardInterrupt):
+        lines, code = ["interrupted"], 130
+    elif isinstance(error, Terminated):
+        lines, code = ["stopped by SIGTERM"], 143
+    elif _is_model_error(error):
+        lines, code = [" ".join(str(error).split())], INPUT_ERROR
+    else:
+        where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
+        lines, code = [f"{type(error).__name__}: {_first_line(error)}{where}"], RUN_FAILED
+    for line in lines:
+        print(f"error: {line}", file=out)
+    return code
+
+
+def _is_model_error(error: BaseException) -> bool:
+    # By looking, not by importing: kalman brings NumPy, which a command that never came so far need not load.
+    kalman = sys.modules.get("kalman")
+    kind = getattr(kalman, "ModelError", None)
+    return isinstance(kind, type) and isinstance(error, kind)
+
+
+def _first_line(error: BaseException, limit: int = 300) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _keep_traceback(error: BaseException) -> str:
+    try:
+        handle, path = tempfile.mkstemp(prefix="kalman-pipeline-", suffix=".log")
+        with os.fdopen(handle, "w", encoding="utf-8") as log:
+            traceback.print_exception(error, file=log)
+    except OSError:
+        return "no file, as the temporary folder is not writable"
+    return path

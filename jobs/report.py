@@ -1,0 +1,56 @@
+"""What a verb hands back: lines for a person and data for a program."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Hold the outcome of one verb.
+
+    Attributes:
+        lines: what a person reads.
+        data: the same for a program; numbers, text, lists and mappings.
+        renderable: a rich renderable (a table, say) that a person sees in place of `lines`.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    renderable: Any = None
+
+    def show(self, as_json: bool = False, stream: TextIO | None = None) -> None:
+        """Print the report on standard output: one JSON document, or what a person reads."""
+        out = stream or sys.stdout
+        if as_json:
+            print(json.dumps(plain(self.data), indent=2, allow_nan=False), file=out)
+        elif self.renderable is not None:
+            from rich.console import Console
+
+            Console(file=out, soft_wrap=False).print(self.renderable)
+        else:
+            for line in self.lines:
+                print(line, file=out)
+        out.flush()
+
+
+def plain(value: Any) -> Any:
+    """Turn `value` into what JSON can say: a number that is not finite becomes null, anything unknown its text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    for convert in ("tolist", "isoformat"):  # NumPy scalars and arrays; dates and times
+        if hasattr(value, convert):
+            result = getattr(value, convert)()
+            return result if isinstance(result, str) else plain(result)
+    return str(value)

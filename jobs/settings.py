@@ -1,0 +1,63 @@
+"""Where things are and how commands speak: the settings that all verbs share."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_MASTER = "local[*,4]"  # 4: a task is tried again, as on a cluster; plain local[*] fails at the first lost Python worker
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Hold the global options of one command.
+
+    Attributes:
+        warehouse: root of the tables; an absolute local path, or a URI such as `s3a://bucket/dir` as it was given.
+        models: folder of the model specs.
+        master: Spark's master URL.
+        jars: folder of Spark's jars that `make setup` filled.
+        json: print the report as one JSON document on standard output.
+        quiet: print no progress.
+        debug: show tracebacks.
+    """
+
+    warehouse: str
+    models: Path
+    master: str
+    jars: Path
+    json: bool = False
+    quiet: bool = False
+    debug: bool = False
+
+    @classmethod
+    def load(
+        cls,
+        warehouse: str | None = None,
+        models: str | Path | None = None,
+        master: str | None = None,
+        *,
+        json: bool = False,
+        quiet: bool = False,
+        debug: bool = False,
+    ) -> Settings:
+        """Build settings from flags, then KALMAN_WAREHOUSE, KALMAN_MODELS, KALMAN_MASTER and KALMAN_JARS, then defaults."""
+        env = os.environ
+        return cls(
+            warehouse=_root(warehouse or env.get("KALMAN_WAREHOUSE") or "warehouse"),
+            models=Path(models or env.get("KALMAN_MODELS") or "models").expanduser().absolute(),
+            master=master or env.get("KALMAN_MASTER") or DEFAULT_MASTER,
+            jars=Path(env.get("KALMAN_JARS") or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars").absolute(),
+            json=json,
+            quiet=quiet,
+            debug=debug,
+        )
+
+
+def _root(text: str) -> str:
+    if re.match(r"^[A-Za-z][A-Za-z0-9+.-]*:/", text):
+        return text.rstrip("/")
+    return str(Path(text).expanduser().absolute())
