@@ -18,7 +18,8 @@ class UserError(Exception):
 
     Args:
         message: what is wrong and what to do; one line for each problem.
-        exit_code: the command's exit code: 2 for bad input or usage, 1 for a failed run, 3 for a stream that is taken.
+        exit_code: the command's exit code: 2 for bad input or usage, 1 for a failed run, 3 for a stream that
+            another driver holds.
     """
 
     def __init__(self, message: str, exit_code: int = INPUT_ERROR) -> None:
@@ -28,13 +29,13 @@ class UserError(Exception):
 
 
 class Terminated(BaseException):
-    """Unwind the command after SIGTERM; like KeyboardInterrupt it is no Exception, so no handler swallows it."""
+    """Unwind the command after SIGTERM; no Exception, so that no handler swallows it."""
 
 
 def show(error: BaseException, debug: bool = False, stream: TextIO | None = None) -> int:
     """Print `error` as `error: ...` lines, never as a bare traceback, and return the exit code.
 
-    A traceback of an unexpected exception goes to a file that the line names, or, with `debug`, to `stream` before the line.
+    The traceback of an unexpected exception goes to a file that the line names; with `debug` to `stream`.
     """
     out = stream or sys.stderr
     if debug and not isinstance(error, KeyboardInterrupt | Terminated):

@@ -10,10 +10,10 @@ Ints = NDArray[np.int64]
 
 
 def order_rows(key_codes: Ints, time_us: Ints, y: Floats, u: Floats | None = None) -> Ints:
-    """Return the permutation that sorts rows by key, time, measurement values (NaN last), control values, then position.
+    """Return the order of rows by key, time, measurements (NaN last), controls, then position.
 
-    Rows of one key at one time have no order of their own: sorting them by their values makes the result the same
-    however the rows were cut into files, partitions and micro-batches.
+    Rows of one key at one time have no order of their own: sorting them by their values makes the result the
+    same however the rows were cut into files, partitions and micro-batches.
 
     Args:
         key_codes: (N,) the key of each row as a number.

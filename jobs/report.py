@@ -40,7 +40,7 @@ class Report:
 
 
 def plain(value: Any) -> Any:
-    """Turn `value` into what JSON can say: a number that is not finite becomes null, anything unknown its text."""
+    """Turn `value` into what JSON can say: a number that is not finite into null, the unknown into text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

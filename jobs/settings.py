@@ -8,7 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-DEFAULT_MASTER = "local[*,4]"  # 4: a task is tried again, as on a cluster; plain local[*] fails at the first lost Python worker
+# 4: a failed task is tried again, as on a cluster; plain local[*] ends at the first lost Python worker.
+DEFAULT_MASTER = "local[*,4]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class Settings:
     """Hold the global options of one command.
 
     Attributes:
-        warehouse: root of the tables; an absolute local path, or a URI such as `s3a://bucket/dir` as it was given.
+        warehouse: root of the tables; an absolute local path, or a URI such as `s3a://bucket/dir` as given.
         models: folder of the model specs.
         master: Spark's master URL.
         jars: folder of Spark's jars that `make setup` filled.
@@ -44,13 +45,15 @@ class Settings:
         quiet: bool = False,
         debug: bool = False,
     ) -> Settings:
-        """Build settings from flags, then KALMAN_WAREHOUSE, KALMAN_MODELS, KALMAN_MASTER and KALMAN_JARS, then defaults."""
+        """Build settings from flags, then the environment (KALMAN_WAREHOUSE, ...), then defaults."""
         env = os.environ
         return cls(
             warehouse=_root(warehouse or env.get("KALMAN_WAREHOUSE") or "warehouse"),
             models=Path(models or env.get("KALMAN_MODELS") or "models").expanduser().absolute(),
             master=master or env.get("KALMAN_MASTER") or DEFAULT_MASTER,
-            jars=Path(env.get("KALMAN_JARS") or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars").absolute(),
+            jars=Path(
+                env.get("KALMAN_JARS") or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars"
+            ).absolute(),
             json=json,
             quiet=quiet,
             debug=debug,

@@ -1,0 +1,373 @@
+"""Model specs: the YAML files that say what a filter is, checked field by field.
+
+Importing this module loads neither NumPy, pandas nor Spark, so that Airflow can read specs while it parses
+DAGs. What only the numerics can judge (dimensions, positive covariances) `ModelSpec.check` checks; it loads
+`kalman`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
+
+from jobs import yaml_text
+from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
+from jobs.spec_sections import Airflow, Initial, Learn, Names, Observation, Outputs, Process, Section, Stream
+from jobs.times import EPOCH_FORMATS, UNIT_US, time_pattern
+
+__all__ = ["ModelSpec", "SpecError", "load_all", "load_spec", "schema", "spec_files"]
+
+TimeUnit = Literal["microsecond", "millisecond", "second", "minute", "hour", "day", "week"]
+DEFAULT_MISSING = ("", "NA", "NaN", "null")
+# Columns of the `filter` command's output beside those of the key and the time.
+OUTPUT_COLUMNS = (
+    "mean",
+    "covariance",
+    "log_likelihood",
+    "nis",
+    "flag",
+    "mode_probabilities",
+    "smoothed_mean",
+    "smoothed_covariance",
+)
+
+
+class ModelSpec(Section):
+    """One model: its data, its filter, and how it is run."""
+
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="lower-case letters, digits and _"
+    )
+    version: int = Field(
+        ge=1, description="a whole number from 1; raise it whenever the state's meaning changes"
+    )
+    description: str = Field(default="", description="what the model is for")
+    key: Names = Field(description="the columns whose values name one system, such as [river]")
+    time: str = Field(description="the column of the event time")
+    time_unit: TimeUnit = Field(default="second", description="the unit of dt in F(dt) and Q(dt)")
+    time_zone: str = Field(
+        default="UTC", description="zone of times that carry no offset, such as America/New_York"
+    )
+    time_format: str | None = Field(
+        default=None,
+        description="null: ISO 8601; or directives %Y %m %d %H %M %S %f %z; or epoch_seconds, "
+        "epoch_milliseconds, epoch_microseconds",
+    )
+    missing_values: list[str] = Field(
+        default=list(DEFAULT_MISSING),
+        description="texts that mean a missing measurement, besides null; case does not matter",
+    )
+    measurement: Names = Field(description="the measured columns, in the order of the rows of H")
+    control: list[str] = Field(
+        default=[], description="columns of known inputs, in the order of the columns of B"
+    )
+    filter: str = Field(
+        default="linear", pattern=r"^[a-z][a-z0-9_]*$", description="the kind of filter", examples=["linear"]
+    )
+    states: Names = Field(description="the states' names, in the order of the mean")
+    process: Process = Field(description="how the state moves, such as {kind: random_walk, variance: 1.0}")
+    observation: Observation = Field(description="how it is measured, such as {H: [[1.0]], R: [[1.0]]}")
+    initial: Initial = Field(description="{mean: [...], covariance: [[...]]} or {diffuse: true}")
+    learn: Learn | None = Field(default=None, description="what pretrain learns; null: nothing")
+    outputs: Outputs = Field(default_factory=Outputs, description="what each estimate carries")
+    late: Literal["quarantine", "apply"] = Field(
+        default="quarantine", description="what becomes of a row older than its key's state in the stream"
+    )
+    stream: Stream = Field(default_factory=Stream, description="how the stream is run")
+    airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")
+
+    _source: Path | None = PrivateAttr(None)
+    _lines: dict[yaml_text.Path, int] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for field, names in (("key", self.key), ("measurement", self.measurement), ("control", self.control)):
+            _check_columns(names, field)
+        _check_columns([self.time], "time")
+        _check_columns(self.states, "states", what="state")
+        self._check_disjoint()
+        self._check_outputs()
+        self._check_times()
+        return self
+
+    def _check_disjoint(self) -> None:
+        taken: dict[str, str] = {}
+        parts = (
+            ("key", self.key),
+            ("time", [self.time]),
+            ("measurement", self.measurement),
+            ("control", self.control),
+        )
+        for field, names in parts:
+            for name in names:
+                other = taken.setdefault(name.casefold(), field)  # Spark does not tell upper from lower case
+                if other != field:
+                    raise wrong(f"column '{name}' is already used in {other}", "a column has one role", field)
+
+    def _check_outputs(self) -> None:
+        pairs = [f"covariance_{a}_{b}" for a in self.states for b in self.states]
+        if len(set(pairs)) != len(pairs):
+            raise wrong(
+                "two pairs of states share an output column covariance_<state>_<state>",
+                "rename one",
+                "states",
+            )
+        reserved = {*OUTPUT_COLUMNS, *pairs, *(f"mean_{state}" for state in self.states)}
+        for field, names in (("key", self.key), ("time", [self.time])):
+            for name in names:
+                if name.casefold() in {word.casefold() for word in reserved}:
+                    raise wrong(
+                        f"'{name}' is the name of an output column", "rename the column in the data", field
+                    )
+
+    def _check_times(self) -> None:
+        from zoneinfo import ZoneInfo, available_timezones
+
+        try:
+            ZoneInfo(self.time_zone)
+        except (OSError, ValueError, KeyError) as error:
+            hint = closest(self.time_zone, available_timezones())
+            remedy = f"{hint} names are those of the IANA list, such as America/New_York".strip()
+            raise wrong(f"'{self.time_zone}' is not a time zone", remedy, "time_zone") from error
+        if self.time_format is not None and self.time_format not in EPOCH_FORMATS:
+            try:
+                time_pattern(self.time_format)
+            except ValueError as error:
+                remedy = f"use %Y %m %d (required) %H %M %S %f %z, or one of {', '.join(EPOCH_FORMATS)}"
+                raise wrong(
+                    f"'{self.time_format}' is not a time format: {error}", remedy, "time_format"
+                ) from error
+
+    @property
+    def source_path(self) -> Path | None:
+        """Return the file that the spec was loaded from."""
+        return self._source
+
+    @property
+    def unit_us(self) -> float:
+        """Return the microseconds of one time unit."""
+        return float(UNIT_US[self.time_unit])
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the columns that rows must have: key, time, measurement, control."""
+        return [*self.key, self.time, *self.measurement, *self.control]
+
+    def definition(self) -> dict[str, Any]:
+        """Return what `kalman.build` takes, as plain Python."""
+        fields = {"filter", "states", "measurement", "control", "process", "observation", "initial"}
+        result = self.model_dump(include=fields, exclude_none=True)
+        result["learn"] = self.learn and self.learn.model_dump(include={"parameters", "scope"})
+        return result
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256, in hex, of everything that gives the stored state its meaning.
+
+        Name, version, columns, time unit, filter, states, process, observation, initial distribution and
+        what is learned count; the description, how text is parsed, and how the model is run do not.
+        """
+        meaning = {
+            **self.definition(),
+            **self.model_dump(include={"name", "version", "key", "time", "time_unit"}),
+        }
+        for field in ("process", "observation", "initial"):
+            meaning[field] = _floats(meaning[field])
+        return hashlib.sha256(_canonical(meaning).encode()).hexdigest()
+
+    def check(self) -> Self:
+        """Check what only the numerics can: kinds, dimensions, covariances, what can be learned.
+
+        Raises:
+            SpecError: the model cannot be built.
+        """
+        import kalman
+
+        try:
+            kalman.build(self.definition())
+            if self.learn is not None:
+                from kalman.learning import learnable
+
+                learnable(self.definition())
+        except kalman.ModelError as error:
+            raise SpecError(self._problem(error.field, error.problem, error.remedy)) from error
+        return self
+
+    def _problem(self, field: str, problem: str, remedy: str) -> Problem:
+        path = [int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", field)]
+        file = str(self._source) if self._source else f"model {self.name}"
+        return Problem(file, field, problem, remedy, line_of(path, self._lines))
+
+
+def load_spec(
+    name_or_path: str | Path, models_dir: str | Path | None = None, *, deep: bool = False
+) -> ModelSpec:
+    """Load a spec by its model's name (`nile`: `<models_dir>/nile.yaml`) or by its file's path.
+
+    Args:
+        name_or_path: a name, or a path that has a folder in it or ends in .yaml or .yml.
+        models_dir: the folder of specs; by default `models`.
+        deep: also check what only the numerics can judge (loads NumPy).
+
+    Raises:
+        SpecError: the file is missing, is no YAML, or is no valid spec; one problem a line.
+    """
+    text = str(name_or_path)
+    if text.endswith((".yaml", ".yml")) or "/" in text or isinstance(name_or_path, Path):
+        spec = _load(Path(text).expanduser())
+    else:
+        folder = Path(models_dir or "models")
+        path = folder / f"{text}.yaml"
+        if not path.is_file():
+            known = [file.stem for file in spec_files(folder)] if folder.is_dir() else []
+            hint = closest(text, known) or (
+                f"models there are {', '.join(known)}" if known else "there are no models there"
+            )
+            raise SpecError(Problem(str(path), "", f"there is no model '{text}'", hint))
+        spec = _load(path)
+        _check_stem(spec, path)
+    return spec.check() if deep else spec
+
+
+def spec_files(models_dir: str | Path) -> list[Path]:
+    """Return the spec files of a folder in the order of their names.
+
+    Raises:
+        SpecError: there is no such folder.
+    """
+    folder = Path(models_dir)
+    if not folder.is_dir():
+        raise SpecError(
+            Problem(str(folder), "", "there is no such folder of models", "set --models or KALMAN_MODELS")
+        )
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix in (".yaml", ".yml") and not path.name.startswith(".")
+    )
+
+
+def load_all(models_dir: str | Path) -> list[ModelSpec]:
+    """Load every spec of a folder, in the order of their files' names.
+
+    Raises:
+        SpecError: with the problems of all files together.
+    """
+    specs: list[ModelSpec] = []
+    problems: list[Problem] = []
+    for path in spec_files(models_dir):
+        try:
+            spec = _load(path)
+            _check_stem(spec, path)
+            specs.append(spec)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return specs
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a spec, with what each field means."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **ModelSpec.model_json_schema(),
+        "title": "kalman-pipeline model spec",
+    }
+
+
+def _load(path: Path) -> ModelSpec:
+    file = str(path)
+    try:
+        document = yaml_text.parse(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise SpecError(Problem(file, "", "is not UTF-8 text", "save it as UTF-8")) from error
+    except FileNotFoundError as error:
+        raise SpecError(
+            Problem(file, "", "there is no such file", "give a model's name or the path of a spec")
+        ) from error
+    except OSError as error:
+        raise SpecError(
+            Problem(file, "", f"cannot be read ({error.strerror})", "give the path of a readable file")
+        ) from error
+    except yaml_text.YamlError as error:
+        place = f"{file}:{error.line}" + (f":{error.column}" if error.column else "")
+        field = ".".join(str(part) for part in error.path)
+        remedy = (
+            "each field is given once"
+            if "twice" in error.problem
+            else "check indentation, brackets and quotes there"
+        )
+        problem = error.problem if field else f"is not valid YAML: {error.problem}"
+        raise SpecError(Problem(place, field, problem, remedy)) from error
+    if not isinstance(document.value, dict):
+        raise SpecError(Problem(file, "", "must be a mapping of fields", "begin with `name: ...`"))
+    try:
+        spec = ModelSpec.model_validate(document.value)
+    except ValidationError as error:
+        names, describe = _guide()
+        found = [problem_of(one, file, names, describe, document.lines) for one in error.errors()]
+        raise SpecError(sorted(found, key=lambda problem: problem.line)) from error
+    except RecursionError as error:
+        raise SpecError(Problem(file, "", "is nested too deeply", "a matrix is a list of rows")) from error
+    spec._source, spec._lines = path, document.lines
+    return spec
+
+
+def _check_stem(spec: ModelSpec, path: Path) -> None:
+    # By name a model is found by its file's name, so that two files cannot claim one model.
+    if spec.name != path.stem:
+        raise SpecError(
+            spec._problem(
+                "name", f"'{spec.name}' differs from its file's name", f"name the file {spec.name}.yaml"
+            )
+        )
+
+
+def _guide() -> tuple[dict[tuple[str, ...], list[str]], dict[str, str]]:
+    """Return the names of each section's fields by path, and what each field holds."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    describe: dict[str, str] = {}
+
+    def walk(model: type[BaseModel], path: tuple[str, ...]) -> None:
+        names[path] = list(model.model_fields)
+        for name, field in model.model_fields.items():
+            describe[".".join((*path, name))] = field.description or ""
+            kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+            for kind in kinds:
+                if isinstance(kind, type) and issubclass(kind, BaseModel):
+                    walk(kind, (*path, name))
+
+    walk(ModelSpec, ())
+    return names, describe
+
+
+def _check_columns(names: Sequence[str], field: str, what: str = "column") -> None:
+    for name in names:
+        if not name.isidentifier() or name.startswith("_") or len(name) > 128:
+            remedy = "use letters, digits and _, beginning with a letter"
+            raise wrong(f"'{name}' cannot be the name of a {what}", remedy, field)
+    folded = [name.casefold() for name in names]
+    for index, name in enumerate(folded):
+        if name in folded[:index]:
+            raise wrong(
+                f"{what} '{names[index]}' is named twice", "upper and lower case count as the same", field
+            )
+
+
+def _floats(value: Any) -> Any:
+    """Write whole numbers as floats, so that 1 and 1.0 give one fingerprint."""
+    if isinstance(value, dict):
+        return {key: _floats(item) for key, item in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_floats(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -1,0 +1,156 @@
+"""The sections of a model spec, each field with what it means; `jobs.spec` puts them together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from jobs.spec_errors import wrong
+from jobs.times import duration_us
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Names = Annotated[list[str], Field(min_length=1)]
+_DURATION_REMEDY = "write a number and one of ms, s, min, h, d, w, such as 90d or 12h"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Process(Section):
+    """How the state moves between two rows of a key."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str = Field(
+        description="explicit (F, Q, optional B; one step a row), or a structure in closed form over the "
+        "time between rows: random_walk (variance), local_linear_trend (level_variance, slope_variance), "
+        "constant_velocity (acceleration_variance), ornstein_uhlenbeck (rate, variance, mean), "
+        "sum (parts: a list of these)",
+        examples=["explicit", "random_walk", "local_linear_trend", "ornstein_uhlenbeck", "sum"],
+    )
+
+
+class Observation(Section):
+    """How the measurement depends on the state."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "properties": {
+                "H": {"type": "array", "description": "measurement matrix, a row for each measurement"},
+                "R": {"type": "array", "description": "covariance of the measurement noise"},
+            }
+        },
+    )
+
+
+class Initial(Section):
+    """The state's distribution at a key's first row, before that row's measurement."""
+
+    mean: list[Number] | None = Field(default=None, description="one number a state")
+    covariance: list[list[Number]] | None = Field(default=None, description="one row a state; symmetric")
+    diffuse: bool | None = Field(
+        default=None, description="true: nothing is known of the state before the first row"
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.diffuse:
+            if self.mean is not None or self.covariance is not None:
+                raise wrong("gives both `diffuse: true` and a mean or covariance", "keep one of them")
+        elif self.mean is None or self.covariance is None:
+            raise wrong("says too little", "give `mean` and `covariance`, or `diffuse: true`")
+        return self
+
+
+class Learn(Section):
+    """What `pretrain` learns before it filters; what is not named here stays as the spec has it."""
+
+    parameters: Names = Field(description="names of the fields to learn, such as R or variance")
+    scope: Literal["pooled", "key"] = Field(
+        default="pooled", description="one value for all keys, or one for each key"
+    )
+    window: str | None = Field(
+        default=None, description="learn from this long before the position's last event time, such as 90d"
+    )
+    max_iterations: int = Field(default=100, ge=1, description="steps of the optimiser at most")
+    sample_keys: int | None = Field(
+        default=None, ge=1, description="learn from about this many keys instead of all"
+    )
+
+    @property
+    def window_us(self) -> int | None:
+        """Return the window in microseconds."""
+        return None if self.window is None else duration_us(self.window)
+
+    @model_validator(mode="after")
+    def _duration(self) -> Self:
+        _check_duration(self.window, "window")
+        return self
+
+
+class Outputs(Section):
+    """What each estimate carries."""
+
+    covariance: Literal["full", "diagonal"] = Field(
+        default="full", description="n*n numbers row by row, or the n variances"
+    )
+
+
+class Stream(Section):
+    """How the stream cuts its input and lays out its state; none of it changes a result."""
+
+    max_files_per_batch: int | None = Field(
+        default=None, ge=1, description="files of the measurements table a micro-batch at most"
+    )
+    max_bytes_per_batch: str | None = Field(
+        default=None,
+        pattern=r"^[1-9][0-9]*[kmgt]$",
+        description="about how many bytes a micro-batch at most, such as 512m or 1g",
+    )
+    partitions: int | None = Field(
+        default=None, ge=1, description="state partitions; fixed for the life of a generation"
+    )
+    keys_per_block: int = Field(default=256, ge=1, description="keys that share one stored block of state")
+    expected_keys: int | None = Field(
+        default=None, ge=1, description="about how many keys will come, for the layout of blocks"
+    )
+
+
+class IngestDag(Section):
+    """The DAG that lands files."""
+
+    schedule: str | None = Field(
+        default=None, description="cron expression or preset such as @daily; null: by hand"
+    )
+    path: str | None = Field(
+        default=None, description="file, folder or glob to land; Airflow's templates are allowed"
+    )
+
+
+class ScheduledDag(Section):
+    """A DAG with a schedule."""
+
+    schedule: str | None = Field(
+        default=None, description="cron expression or preset such as @daily; null: by hand"
+    )
+
+
+class Airflow(Section):
+    """The model's DAG family."""
+
+    owner: str = Field(default="kalman-pipeline", min_length=1, description="owner shown in Airflow")
+    tags: list[str] = Field(default=[], description="tags beside the model's name")
+    ingest: IngestDag = Field(default_factory=IngestDag, description="the ingest DAG")
+    pretrain: ScheduledDag = Field(default_factory=ScheduledDag, description="the pretrain DAG")
+    stream: ScheduledDag = Field(default_factory=ScheduledDag, description="the stream DAG")
+
+
+def _check_duration(text: str | None, field: str) -> None:
+    if text is not None:
+        try:
+            duration_us(text)
+        except ValueError as error:
+            raise wrong(str(error), _DURATION_REMEDY, field) from error
