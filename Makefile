@@ -1,0 +1,65 @@
+# `make` shows what there is. Needs GNU make (3.81 or later), Python 3.11 or later and Java 17 or 21.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+LOCK := requirements/lock.txt
+PYTEST_ARGS ?=
+
+# The first of these that runs and is new enough; `make setup PYTHON=...` chooses another.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done || true)
+ifeq ($(strip $(PYTHON)),)
+PYTHON := python3
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check demo test soak lint format airflow lock clean
+
+help: ## Show these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Check Python and Java, build .venv, fetch Spark's jars (once)
+
+check:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "error: Python 3.11 or later is needed, and there is no $(PYTHON): install it (Debian, Ubuntu: apt install python3.11 python3.11-venv; macOS: brew install python@3.11)" >&2; exit 1; }
+	@$(PYTHON) jobs/doctor.py
+
+# A change of the pins, and nothing else, installs again. Jars that are there already are kept.
+$(STAMP): pyproject.toml $(LOCK) | check
+	@echo "Setting up $(VENV) with $$($(PYTHON) --version): a few minutes the first time, most of it PySpark (400 MB)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[demo,dev]'
+	@$(BIN)/python -m pip check
+	$(BIN)/python -m jobs.jars
+	@touch $@
+
+demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, check it (under 10 minutes)
+	$(BIN)/python -m demo.run
+
+test: setup ## Run the tests (all but the soak)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: setup ## Kill the stream's driver at many moments and compare (long)
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+
+lint: setup ## Check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: setup ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+airflow: setup ## Start Airflow with our DAGs; prints the address and the login
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/airflow-standalone
+
+lock: setup ## Write the versions in .venv to requirements/lock.txt
+	@{ sed -n '/^#/p' $(LOCK); $(BIN)/python -m pip freeze --exclude-editable --exclude kalman-pipeline \
+		| tr 'A-Z_' 'a-z-' | LC_ALL=C sort; } > $(LOCK).new
+	@mv $(LOCK).new $(LOCK)
+
+clean: ## Remove .venv, caches and what runs left in ./var
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis var
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

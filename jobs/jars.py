@@ -1,0 +1,273 @@
+"""Fetch the jars that Spark needs beside its own, once, so that every later start is offline and fast.
+
+`python -m jobs.jars` resolves them with the Ivy that PySpark carries, in a folder of its own: the user's Ivy and Maven
+folders are neither read nor written, because a half-filled one there makes Spark's own resolution fail. Why the jars
+are fetched at set-up is told in docs/decisions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import quoteattr
+
+from jobs.doctor import java_command, java_problem
+from jobs.errors import RUN_FAILED, UserError, show
+
+MANIFEST = "manifest.json"
+HOW_TO_FETCH = "run `make setup` (or `python -m jobs.jars`)"
+_ATTEMPTS = 2  # the second goes on with what the first has downloaded
+_SECONDS = 900
+
+
+class Coordinate(NamedTuple):
+    """Name one Maven artifact; `without` names artifacts that it asks for and that we do not need."""
+
+    group: str
+    artifact: str
+    version: str
+    without: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.group}:{self.artifact}:{self.version}"
+
+
+COORDINATES: tuple[Coordinate, ...] = (
+    # Delta's kernel and Unity Catalog's client serve tables that a catalog server manages; ours are folders. Writing,
+    # reading, MERGE, streaming, OPTIMIZE, VACUUM and cloning were tried without them.
+    Coordinate(
+        "io.delta",
+        "delta-spark_4.2_2.13",
+        "4.4.0",
+        without=(
+            "delta-kernel-api",
+            "delta-kernel-defaults",
+            "delta-kernel-unitycatalog",
+            "unitycatalog-client",
+            "unitycatalog-hadoop",
+            "jackson-datatype-jdk8",
+        ),
+    ),
+)
+
+
+def jar_folder() -> Path:
+    """Return the folder of the jars: KALMAN_JARS, else one inside this Python environment."""
+    given = os.environ.get("KALMAN_JARS")
+    return Path(given or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars").expanduser().absolute()
+
+
+def jar_paths() -> list[str]:
+    """Return the paths of the fetched jars, sorted.
+
+    Raises:
+        UserError: they were not fetched yet, are not complete, or are those of another release.
+    """
+    folder = jar_folder()
+    names = _fetched(folder, COORDINATES)
+    if names is None:
+        raise UserError(f"Spark's jars are not in {folder}, or not those of this release: {HOW_TO_FETCH}")
+    return [str(folder / name) for name in names]
+
+
+def fetch(coordinates: Sequence[Coordinate] = COORDINATES, folder: Path | None = None) -> bool:
+    """Fetch the jars into `folder` and return True; return False when they were there, unharmed.
+
+    The folder appears complete or not at all.
+
+    Raises:
+        UserError: no Java, no network, or a folder that holds something else.
+    """
+    target = folder or jar_folder()
+    if _fetched(target, coordinates, check_content=True) is not None:
+        return False
+    _refuse_foreign(target)
+    problem = java_problem()
+    if problem:
+        raise UserError(problem)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".jars-", dir=target.parent) as scratch:
+            complete = _resolve(coordinates, Path(scratch))
+            _write_manifest(complete, coordinates)
+            _swap(complete, target, Path(scratch))
+    except OSError as error:
+        raise UserError(f"cannot write Spark's jars to {target}: {error.strerror or error}", RUN_FAILED) from error
+    return True
+
+
+def _fetched(folder: Path, coordinates: Sequence[Coordinate], check_content: bool = False) -> list[str] | None:
+    """Return the names of the jars in `folder`, or None if they are not all there or are others."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        jars: dict[str, str] = manifest["jars"]
+        if manifest["coordinates"] != _wanted(coordinates):
+            return None
+        for name, digest in jars.items():
+            if not (folder / name).is_file() or (check_content and _sha256(folder / name) != digest):
+                return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return sorted(jars)
+
+
+def _wanted(coordinates: Iterable[Coordinate]) -> list[str]:
+    return [" !".join([str(coordinate), *coordinate.without]) for coordinate in coordinates]
+
+
+def _refuse_foreign(folder: Path) -> None:
+    # The folder is replaced as a whole, so it must be one that we made (or that does not matter).
+    if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} holds something other than Spark's jars: set KALMAN_JARS to a folder of its own")
+
+
+def _resolve(coordinates: Sequence[Coordinate], scratch: Path) -> Path:
+    """Let Ivy fetch the jars below `scratch`; return their folder."""
+    own = _pyspark_jars()
+    ivy = next((path for path in own if path.name.startswith("ivy-")), None)
+    if ivy is None:
+        raise UserError("PySpark carries no Ivy here, so Spark's jars cannot be fetched: reinstall pyspark", RUN_FAILED)
+    jars = scratch / "jars"
+    jars.mkdir()
+    settings, module = scratch / "ivysettings.xml", scratch / "ivy.xml"
+    settings.write_text(_ivy_settings(scratch / "cache"), encoding="utf-8")
+    module.write_text(_ivy_module(coordinates, {_artifact_name(path.name) for path in own}), encoding="utf-8")
+    command = [java_command(), *_proxy_options(), "-cp", str(ivy), "org.apache.ivy.Main"]
+    command += ["-settings", os.environ.get("KALMAN_IVYSETTINGS") or str(settings), "-ivy", str(module)]
+    command += ["-cache", str(scratch / "cache"), "-confs", "default", "-types", "jar", "bundle"]
+    command += ["-retrieve", f"{jars}/[artifact]-[revision].[ext]", "-warn"]
+    said = ""
+    for _ in range(_ATTEMPTS):
+        said, failed = _run(command)
+        if not failed and any(jars.glob("*.jar")):
+            return jars
+    raise UserError(f"Spark's jars could not be fetched: {_reason(said)}", RUN_FAILED)
+
+
+def _run(command: Sequence[str]) -> tuple[str, bool]:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return "timed out", True
+    return done.stdout + done.stderr, done.returncode != 0
+
+
+def _ivy_settings(cache: Path) -> str:
+    # A resolver without a root is Ivy's own notion of Maven Central, the only place that has to be asked.
+    return f"""<ivysettings>
+  <settings defaultResolver="central"/>
+  <caches defaultCacheDir={quoteattr(str(cache))}/>
+  <timeout-constraints>
+    <timeout-constraint name="patient" connectionTimeout="20000" readTimeout="120000"/>
+  </timeout-constraints>
+  <resolvers>
+    <ibiblio name="central" m2compatible="true" usepoms="true" timeoutConstraint="patient"/>
+  </resolvers>
+</ivysettings>
+"""
+
+
+def _ivy_module(coordinates: Iterable[Coordinate], carried: set[str]) -> str:
+    """Write the module that depends on `coordinates`, without what PySpark carries already."""
+    lines = ['<ivy-module version="2.0">', '  <info organisation="kalman-pipeline" module="jars"/>']
+    lines += ['  <configurations><conf name="default"/></configurations>', "  <dependencies>"]
+    for coordinate in coordinates:
+        group, artifact, version = (quoteattr(text) for text in coordinate[:3])
+        lines.append(f'    <dependency org={group} name={artifact} rev={version} conf="default->master,runtime">')
+        lines += [f"      <exclude module={quoteattr(name)}/>" for name in coordinate.without]
+        lines.append("    </dependency>")
+    lines += [f"    <exclude module={quoteattr(name)}/>" for name in sorted(carried)]
+    return "\n".join([*lines, "  </dependencies>", "</ivy-module>", ""])
+
+
+def _pyspark_jars() -> list[Path]:
+    # Found, not imported: importing PySpark takes a second.
+    spec = find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("PySpark is not installed in this Python: run `make setup`")
+    return [path for root in spec.submodule_search_locations for path in sorted((Path(root) / "jars").glob("*.jar"))]
+
+
+def _artifact_name(file_name: str) -> str:
+    """Return `jackson-core` of `jackson-core-2.21.2.jar`."""
+    return re.sub(r"-\d[^/]*$", "", file_name.removesuffix(".jar"))
+
+
+def _proxy_options() -> list[str]:
+    """Tell Java about the proxy of the environment, which it does not read by itself."""
+    options = []
+    for scheme, address in urllib.request.getproxies().items():
+        proxy = urllib.parse.urlsplit(address if "//" in address else f"//{address}")
+        with contextlib.suppress(ValueError):  # a port that is not a number: Java's own message is as good
+            if scheme in ("http", "https") and proxy.hostname:
+                options.append(f"-D{scheme}.proxyHost={proxy.hostname}")
+                options.append(f"-D{scheme}.proxyPort={proxy.port or 80}")
+    return options
+
+
+def _reason(said: str) -> str:
+    """Return in one sentence what Ivy's output says, and what to do."""
+    where = "check the network, the proxy (https_proxy) and, behind a mirror, KALMAN_IVYSETTINGS"
+    if re.search(r"UnknownHost|Host .* not found|ConnectException|timed out|refused|unreachable|Server access", said, re.I):
+        return f"no connection to the Maven repository; {where}"
+    if re.search(r"SSL|PKIX|certificate", said):
+        return "Java does not trust the Maven repository's certificate; import your authority into Java's trust store"
+    missing = re.findall(r"::\s*([\w.-]+)#([\w.-]+);([\w.-]+):\s*not found", said)
+    if missing:
+        return f"{':'.join(missing[0])} was not found in the Maven repository; {where}"
+    lines = [line.strip() for line in said.splitlines() if re.search(r"[A-Za-z]{4}", line)]
+    return f"{lines[-1] if lines else 'Ivy said nothing'}; {where}"
+
+
+def _write_manifest(folder: Path, coordinates: Sequence[Coordinate]) -> None:
+    jars = {path.name: _sha256(path) for path in sorted(folder.glob("*.jar"))}
+    text = json.dumps({"coordinates": _wanted(coordinates), "jars": jars}, indent=2)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _swap(complete: Path, target: Path, scratch: Path) -> None:
+    if target.exists():
+        target.rename(scratch / "replaced")
+    try:
+        complete.rename(target)
+    except OSError:
+        # Another set-up was faster; what it left is as good if it is whole.
+        if not (target / MANIFEST).is_file():
+            raise
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main() -> int:
+    """Fetch the jars if they are not there and say where they are."""
+    began = time.monotonic()
+    try:
+        print(f"Spark's jars: {', '.join(map(str, COORDINATES))}", flush=True)
+        fetched = fetch()
+        how = f"fetched in {time.monotonic() - began:.0f} s" if fetched else "all there"
+        print(f"Spark's jars: {len(jar_paths())} in {jar_folder()}, {how}")
+    except (Exception, KeyboardInterrupt) as error:
+        return show(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
