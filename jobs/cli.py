@@ -1,0 +1,238 @@
+"""The command `kalman-pipeline`: its verbs and their options.
+
+A verb's module is imported when the verb runs, so that `--help` and a mistyped option answer at once.
+Every verb is a module as well: `python -m jobs.pretrain ...` and `spark-submit jobs/pretrain.py ...` take the same
+options, the global ones included.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from jobs.errors import INPUT_ERROR, Terminated, UserError, show
+from jobs.report import Report
+from jobs.settings import DEFAULT_MASTER, Settings
+
+_WITH_VALUE = {"--warehouse", "--models", "--master"}
+_FLAGS = {"--json", "--quiet", "-q", "--debug"}
+_ENDS_QUIETLY = {"Exit": 0, "Abort": 130}
+
+
+def hoist(args: Sequence[str]) -> list[str]:
+    """Move the global options to the front, so that they may be given before or after the verb."""
+    front: list[str] = []
+    rest: list[str] = []
+    words = iter(args)
+    for word in words:
+        if word in _FLAGS or word.split("=", 1)[0] in _WITH_VALUE and "=" in word:
+            front.append(word)
+        elif word in _WITH_VALUE:
+            front += [word, *(value for value in [next(words, None)] if value is not None)]
+        elif word == "--":
+            rest += [word, *words]
+        else:
+            rest.append(word)
+    return front + rest
+
+
+class _Commands(TyperGroup):
+    """The group of verbs: it accepts global options anywhere and shows every error as one clear line."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)  # in the order of a model's life, not of the alphabet
+
+    def main(
+        self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any
+    ) -> Any:
+        words = hoist(sys.argv[1:] if args is None else args)
+        try:
+            with _sigterm_raises():
+                result = super().main(words, *rest, standalone_mode=False, **extra)
+            code = result if isinstance(result, int) else 0
+        except BrokenPipeError:
+            # The reader (`| head`) has gone: that is its right. Leave nothing for the interpreter to flush.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
+        except (Exception, KeyboardInterrupt, Terminated) as error:
+            code = _end(error, debug="--debug" in words)
+        if not standalone_mode:
+            return code
+        sys.exit(code)
+
+
+def _end(error: BaseException, debug: bool) -> int:
+    name = type(error).__name__
+    if name in _ENDS_QUIETLY and type(error).__module__.startswith(("typer", "click")):
+        return int(getattr(error, "exit_code", _ENDS_QUIETLY[name]))
+    describe = getattr(
+        error, "format_message", None
+    )  # a usage error of typer, which carries click within itself
+    if describe is not None:
+        context = getattr(error, "ctx", None)
+        verb = f" {context.info_name}" if context is not None and context.parent is not None else ""
+        message = " ".join(str(describe()).split()).rstrip(".")
+        hint = f" (see kalman-pipeline{verb} --help)" if message else ""
+        if not message:  # no verb was given; typer has shown the help
+            return INPUT_ERROR
+        return show(UserError(f"{message[:1].lower()}{message[1:]}{hint}"))
+    return show(error, debug=debug)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM unwind the command as an exception, so that `finally` blocks run; a verb may install its own handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+app = typer.Typer(
+    name="kalman-pipeline",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Kalman filters for millions of keys: trained in batch, continued in a stream, run by Airflow.",
+    epilog="Options above may be given before or after the verb.",
+)
+
+Model = Annotated[str, typer.Option(help="A model's name, or the path of its spec.", show_default=False)]
+
+
+@app.callback()
+def _settings(
+    ctx: typer.Context,
+    warehouse: Annotated[
+        str | None,
+        typer.Option(help="Root of the tables. Environment: KALMAN_WAREHOUSE. Default: ./warehouse."),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(help="Folder of the model specs. Environment: KALMAN_MODELS. Default: ./models."),
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(help=f"Spark's master. Environment: KALMAN_MASTER. Default: {DEFAULT_MASTER}."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    ctx.obj = Settings.load(warehouse, models, master, json=json, quiet=quiet, debug=debug)
+
+
+@app.command()
+def ingest(
+    ctx: typer.Context,
+    model: Model,
+    input: Annotated[
+        list[str], typer.Option(help="A file, a folder or a glob; may be repeated.", show_default=False)
+    ],
+) -> None:
+    """Land files in the model's measurements table; what does not fit goes to quarantine."""
+    _run(ctx, "ingest", model, input)
+
+
+@app.command()
+def pretrain(
+    ctx: typer.Context,
+    model: Model,
+    to_version: Annotated[
+        int | None,
+        typer.Option(min=0, help="Use measurements up to this Delta version; by default the newest."),
+    ] = None,
+    as_of: Annotated[
+        str | None, typer.Option(help="Use measurements that had landed by this time (ISO 8601).")
+    ] = None,
+    learn_from: Annotated[
+        str | None, typer.Option(help="Learn from event times from here on (ISO 8601).")
+    ] = None,
+    learn_to: Annotated[
+        str | None, typer.Option(help="Learn from event times before this (ISO 8601).")
+    ] = None,
+) -> None:
+    """Learn the model's parameters, filter the whole history, and commit a snapshot."""
+    _run(ctx, "pretrain", model, to_version=to_version, as_of=as_of, learn_from=learn_from, learn_to=learn_to)
+
+
+@app.command()
+def stream(
+    ctx: typer.Context,
+    model: Model,
+    trigger: Annotated[
+        str,
+        typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped."),
+    ] = "available-now",
+    adopt: Annotated[
+        str | None, typer.Option(help="Retire the live generation and start a new one from this snapshot.")
+    ] = None,
+) -> None:
+    """Start the model's stream from its newest snapshot, or resume it where it stopped."""
+    _run(ctx, "stream", model, trigger=trigger, adopt=adopt)
+
+
+@app.command()
+def status(
+    ctx: typer.Context,
+    model: Annotated[str | None, typer.Option(help="Only this model.", show_default=False)] = None,
+) -> None:
+    """Show models, snapshots, generations, positions, lag and the last error."""
+    _run(ctx, "status", model)
+
+
+@app.command("filter")
+def filter_(
+    ctx: typer.Context,
+    model: Model,
+    input: Annotated[str, typer.Option(help="Rows to filter: a .csv or .parquet file.", show_default=False)],
+    output: Annotated[str, typer.Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
+) -> None:
+    """Try a model on a file, without Spark: one output row for each input row."""
+    _run(ctx, "filter", model, input, output)
+
+
+@app.command()
+def schema(ctx: typer.Context) -> None:
+    """Print the JSON schema of model specs."""
+    _run(ctx, "schema")
+
+
+def _run(ctx: typer.Context, verb: str, *args: Any, **options: Any) -> None:
+    settings: Settings = ctx.obj
+    report: Report = importlib.import_module(f"jobs.{verb}").run(settings, *args, **options)
+    report.show(settings.json)
+
+
+def main(verb: str | None = None) -> None:
+    """Run the command; with `verb`, that verb with the options of the command line.
+
+    `if __name__ == "__main__": main("pretrain")` makes a verb's module a program.
+    """
+    # spark-submit puts jobs/ itself on the path, where our modules would stand in for others of the same name.
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != here]
+    app(args=[*([verb] if verb else []), *sys.argv[1:]], prog_name="kalman-pipeline")
+
+
+if __name__ == "__main__":
+    main()

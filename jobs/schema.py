@@ -1,0 +1,25 @@
+"""Print the JSON schema of model specs, by which editors complete and check them."""
+
+from __future__ import annotations
+
+import json
+
+from jobs.report import Report
+from jobs.settings import Settings
+from jobs.spec import schema
+
+
+def text() -> str:
+    """Return the schema as it is kept in docs/model.schema.json."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def run(settings: Settings) -> Report:
+    """Return the schema as the report."""
+    return Report(lines=text().splitlines(), data=schema())
+
+
+if __name__ == "__main__":
+    from jobs.cli import main
+
+    main("schema")
