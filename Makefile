@@ -14,19 +14,17 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check demo test soak lint format airflow lock clean
+.PHONY: help setup demo test soak lint format airflow lock clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Check Python and Java, build .venv, fetch Spark's jars (once)
 
-check:
+# A change of the pins, and nothing else, installs again. Jars that are there already are kept.
+$(STAMP): pyproject.toml $(LOCK)
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "error: Python 3.11 or later is needed, and there is no $(PYTHON): install it (Debian, Ubuntu: apt install python3.11 python3.11-venv; macOS: brew install python@3.11)" >&2; exit 1; }
 	@$(PYTHON) jobs/doctor.py
-
-# A change of the pins, and nothing else, installs again. Jars that are there already are kept.
-$(STAMP): pyproject.toml $(LOCK) | check
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version): a few minutes the first time, most of it PySpark (400 MB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[demo,dev]'
