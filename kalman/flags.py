@@ -1,0 +1,15 @@
+"""Reasons why a row was not applied to its key, by code."""
+
+WELL = 0
+NON_FINITE = 1
+SINGULAR_INNOVATION = 2
+NOT_PSD = 3
+OVERFLOW = 4
+
+FLAGS: tuple[str | None, ...] = (
+    None,
+    "non_finite",  # an infinite measurement, a control input or a time step that is not a number
+    "singular_innovation",  # the innovation's variance is zero or less: the measurement cannot be weighed
+    "not_psd",  # the covariance lost its sign beyond what rounding explains
+    "overflow",  # the state or the likelihood left the range of float64
+)

@@ -1,0 +1,53 @@
+"""Symmetric matrices as their lower triangle, row by row: [P00, P10, P11, P20, ...]."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from kalman.types import Array
+
+
+def packed_size(n: int) -> int:
+    """Return the number of entries in the lower triangle of an n x n matrix."""
+    return n * (n + 1) // 2
+
+
+def packed_index(i: int, j: int) -> int:
+    """Return where entry (i, j), on either side of the diagonal, is in the packed triangle."""
+    return i * (i + 1) // 2 + j if i >= j else j * (j + 1) // 2 + i
+
+
+def order_of(size: int) -> int:
+    """Return n of a packed triangle of `size` entries."""
+    return int((np.sqrt(8 * size + 1) - 1) / 2 + 0.5)
+
+
+@lru_cache
+def _full_indices(size: int) -> tuple[tuple[int, ...], ...]:
+    """Return where each entry of the full matrix is in a packed triangle of `size` entries."""
+    n = order_of(size)
+    return tuple(tuple(packed_index(i, j) for j in range(n)) for i in range(n))
+
+
+def symmetric(packed: Sequence[Any]) -> list[list[Any]]:
+    """Return the full matrix as nested lists that share the packed triangle's entries."""
+    return [[packed[k] for k in row] for row in _full_indices(len(packed))]
+
+
+def lower(matrix: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the packed lower triangle of nested sequences (or of an array (n, n, ...))."""
+    return [matrix[i][j] for i in range(len(matrix)) for j in range(i + 1)]
+
+
+def unpack(packed: Array) -> Array:
+    """Return the row-major full matrices (n*n, K) of packed triangles (n(n+1)/2, K)."""
+    n = order_of(len(packed))
+    return packed[[packed_index(i, j) for i in range(n) for j in range(n)]]
+
+
+def pack(full: Array) -> Array:
+    """Return the packed lower triangles (n(n+1)/2, K) of row-major full matrices (n*n, K)."""
+    n = int(np.sqrt(len(full)) + 0.5)
+    return full[[i * n + j for i in range(n) for j in range(i + 1)]]

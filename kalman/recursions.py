@@ -1,0 +1,205 @@
+"""The Gaussian recursions on entries: predict, weigh one scalar measurement, update in Joseph's form.
+
+m mean (n entries), P covariance (packed lower entries), F transition, Q process noise (packed lower),
+c offset, h one row of H, r its noise variance, M = P h, S = h P h' + r, K gain.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, plus, times
+from kalman.packing import symmetric
+
+
+class Transition(NamedTuple):
+    """x' = F x + c + w, w ~ N(0, Q): F (n x n entries), Q (packed lower entries), c (n entries)."""
+
+    F: Matrix
+    Q: Vector
+    c: Vector
+
+
+def predict(m: Vector, P: Vector, transition: Transition) -> tuple[list[Entry], list[Entry]]:
+    """Return mean and covariance after one transition."""
+    F, Q, c = transition
+    mean = [plus(a, b) for a, b in zip(apply(F, m), c, strict=True)]
+    return mean, [plus(a, q) for a, q in zip(congruence(F, P), Q, strict=True)]
+
+
+def congruence(F: Matrix, P: Vector) -> list[Entry]:
+    """Return F P F' (packed lower) of a packed symmetric P."""
+    full = symmetric(P)
+    result: list[Entry] = []
+    for i, row in enumerate(F):
+        half = [dot(row, column) for column in full]  # row i of F P
+        result += [dot(F[j], half) for j in range(i + 1)]
+    return result
+
+
+def joseph(P: Vector, K: Vector, M: Vector, h: Vector, r: Entry) -> list[Entry]:
+    """Return (I - K h) P (I - K h)' + r K K', packed lower.
+
+    The factor 1 - K_i h_i is formed before it meets P: where a measurement is far sharper than the prior it
+    is a rounding error, and meets P twice, squared. P - K S K' would meet P with that error once.
+    M = P h spares the products where h_i is structurally zero.
+    """
+    n = len(h)
+    full = symmetric(P)
+    support = [i for i in range(n) if not is_zero(h[i])]
+    seen = [h[k] for k in support]
+    noise = [times(r, k) for k in K]
+    kept = {i: minus(1.0, times(K[i], h[i])) for i in support}  # the diagonal of I - K h where it is not 1
+    result: list[Entry] = []
+    for i in range(n):
+        # row i of (I - K h) P, as far as it is needed
+        columns = [j for j in range(n) if j <= i or j in kept]
+        row: list[Entry] = [0.0] * n
+        for j in columns:
+            if i in kept:
+                rest = _without(i, support, h, full[j])
+                row[j] = minus(times(kept[i], full[i][j]), times(K[i], rest))
+            else:
+                row[j] = minus(full[i][j], times(K[i], M[j]))
+        weighed = dot(seen, [row[k] for k in support])
+        for j in range(i + 1):
+            if j in kept:
+                entry = minus(times(kept[j], row[j]), times(K[j], _without(j, support, h, row)))
+            else:
+                entry = minus(row[j], times(K[j], weighed))
+            result.append(plus(entry, times(K[i], noise[j])))
+    return result
+
+
+def _without(i: int, support: Sequence[int], h: Vector, vector: Vector) -> Entry:
+    """Return h @ vector without its i-th term."""
+    if len(support) == 1:
+        return 0.0
+    return dot([h[k] for k in support if k != i], [vector[k] for k in support if k != i])
+
+
+class Weighing(NamedTuple):
+    """One scalar measurement against the prediction. `diffuse` is None, or (K,) bool: still undetermined.
+
+    v innovation, M = P h, S its variance, K gain; where diffuse, S and K are those of the diffuse part
+    (F_inf and M_inf / F_inf in Durbin and Koopman's notation).
+    """
+
+    v: Entry
+    M: Vector
+    S: Entry
+    K: Vector
+    diffuse: np.ndarray | None
+
+
+def weigh(m: Vector, P: Vector, P_inf: Vector | None, h: Vector, r: Entry, y: Entry) -> Weighing:
+    """Weigh the measurement y = h x + noise of variance r.
+
+    References: Durbin and Koopman (2012), section 6.4 (univariate treatment), 5.2 (exact diffuse start).
+    """
+    M = apply(symmetric(P), h)
+    S = plus(dot(h, M), r)
+    v = minus(y, dot(h, m))
+    if P_inf is None:
+        return Weighing(v, M, S, [a / S for a in M], None)
+    M_inf = apply(symmetric(P_inf), h)
+    F_inf = dot(h, M_inf)
+    diffuse = np.greater(F_inf, DIFFUSE_TOLERANCE * _largest(P_inf, h))
+    gain = [np.where(diffuse, a / F_inf, b / S) for a, b in zip(M_inf, M, strict=True)]
+    return Weighing(v, M, np.where(diffuse, F_inf, S), gain, diffuse)
+
+
+DIFFUSE_TOLERANCE = 1e-12
+"""h P_inf h' below this part of the largest value it could have is the rounding of zero."""
+
+
+def _largest(P_inf: Vector, h: Vector) -> Entry:
+    """Return the largest h P_inf h' that the diagonal of P_inf allows (Cauchy and Schwarz)."""
+    full = symmetric(P_inf)
+    reach = dot(
+        [np.sqrt(full[i][i]) for i in range(len(h))], [np.abs(a) if not is_zero(a) else 0.0 for a in h]
+    )
+    return times(reach, reach)
+
+
+def reduce_diffuse(P_inf: Vector, weighing: Weighing, h: Vector) -> list[Entry]:
+    """Return P_inf after a measurement: one rank less where it was diffuse, the same elsewhere.
+
+    A state that the measurement determines is left with rounding instead of zero; it is set to zero, for it
+    would otherwise count as undetermined for ever.
+    """
+    n = len(h)
+    M_inf = apply(symmetric(P_inf), h)
+    after = symmetric(joseph(P_inf, weighing.K, M_inf, h, 0.0))
+    before = symmetric(P_inf)
+    undetermined = [np.greater(after[i][i], 1e-13 * before[i][i]) for i in range(n)]
+    return [
+        np.where(
+            weighing.diffuse, np.where(undetermined[i] & undetermined[j], after[i][j], 0.0), before[i][j]
+        )
+        for i in range(n)
+        for j in range(i + 1)
+    ]
+
+
+class Decorrelated(NamedTuple):
+    """Measurements with independent noise: z = L^-1 y, G = L^-1 H, variances d, with R = L diag(d) L'."""
+
+    L: Matrix
+    d: Vector
+    G: Matrix
+    z: Vector
+
+
+def decorrelate(H: Matrix, R: Vector, y: Vector, observed: Sequence[np.ndarray | None]) -> Decorrelated:
+    """Turn correlated measurement noise into independent scalar measurements, exactly for any missing pattern.
+
+    `observed[i]` is (K,) bool, or None where every key has component i. A missing component is cut out of R
+    first, so that its noise tells nothing about that of the others.
+    """
+    m = len(H)
+    full = symmetric(R)
+    if all(is_zero(full[i][j]) for i in range(m) for j in range(i)):
+        identity = [[1.0 if i == j else 0.0 for j in range(m)] for i in range(m)]
+        return Decorrelated(identity, [full[i][i] for i in range(m)], H, y)
+    L: list[list[Entry]] = [[1.0 if i == j else 0.0 for j in range(m)] for i in range(m)]
+    d: list[Entry] = []
+    G: list[list[Entry]] = []
+    z: list[Entry] = []
+    for i in range(m):
+        own, present = full[i][i], observed[i]
+        row: list[Entry] = list(H[i])
+        value = y[i]
+        if present is not None:
+            own, value = np.where(present, own, 1.0), np.where(present, value, 0.0)
+        for j in range(i):
+            noise = _both(full[i][j], observed[i], observed[j])
+            for k in range(j):
+                noise = minus(noise, times(times(L[i][k], d[k]), L[j][k]))
+            L[i][j] = _ratio(noise, d[j])
+            own = minus(own, times(times(L[i][j], L[i][j]), d[j]))
+            value = minus(value, times(L[i][j], z[j]))
+            row = [minus(a, times(L[i][j], b)) for a, b in zip(row, G[j], strict=True)]
+        d.append(own)
+        G.append(row)
+        z.append(value)
+    return Decorrelated(L, d, G, z)
+
+
+def _both(a: Entry, one: np.ndarray | None, other: np.ndarray | None) -> Entry:
+    """Return a where both components are observed, else 0."""
+    if is_zero(a) or (one is None and other is None):
+        return a
+    if one is None or other is None:
+        return np.where(one if other is None else other, a, 0.0)
+    return np.where(one & other, a, 0.0)
+
+
+def _ratio(a: Entry, b: Entry) -> Entry:
+    """Return a / b, and 0 where a noiseless component leaves 0 / 0."""
+    if is_zero(a):
+        return 0.0
+    if isinstance(a, float) and isinstance(b, float):
+        return a / b if b > 0.0 else 0.0
+    return np.where(np.greater(b, 0.0), a / b, 0.0)

@@ -1,0 +1,188 @@
+"""Many rows of many keys through a filter: sorted by key and time, taken in rounds.
+
+Round k is the k-th row of every key that has so many. With the keys ordered by their number of rows, the
+keys of each round are a prefix of those of the round before, and so contiguous views.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kalman.types import Array, Filter, Rows
+
+Integers = npt.NDArray[np.int64]
+
+
+class KeyStates(NamedTuple):
+    """Where K keys stand.
+
+    values         (size, K) filter states
+    event_time     (K,) int64 microseconds of the newest row reflected; no meaning while count is 0
+    count          (K,) int64 rows reflected
+    log_likelihood (K,) of all rows reflected
+    """
+
+    values: Array
+    event_time: Integers
+    count: Integers
+    log_likelihood: Array
+
+
+class SortedRows(NamedTuple):
+    """N rows, sorted by key and, within a key, by time.
+
+    key  (N,) int64 in [0, K), non-decreasing
+    time (N,) int64 microseconds, non-decreasing within a key
+    y    (m, N) measurement, NaN where missing
+    u    (c, N) control input
+    """
+
+    key: Integers
+    time: Integers
+    y: Array
+    u: Array
+
+
+class Outputs(NamedTuple):
+    """What the filter says after each of N rows.
+
+    mean (n, N), covariance (p, N) packed lower: NaN where late, the last good state where flagged
+    log_likelihood, nis (N,): of the row; NaN where late or flagged; nis NaN also when nothing was observed
+    flag (N,) uint8 code of `kalman.flags`; late (N,) bool
+    extra name -> (d, N)
+    """
+
+    mean: Array
+    covariance: Array
+    log_likelihood: Array
+    nis: Array
+    flag: npt.NDArray[np.uint8]
+    late: npt.NDArray[np.bool_]
+    extra: dict[str, Array]
+
+
+class Rounds(NamedTuple):
+    """The order in which to take N sorted rows.
+
+    keys   (Kp,) the keys that have rows, those with most rows first
+    order  (N,) the rows in the order of the rounds
+    place  (N,) where each row is in that order
+    starts (rounds + 1,) where each round starts in that order; round k is of the first starts[k+1] - starts[k] keys
+    """
+
+    keys: Integers
+    order: Integers
+    place: Integers
+    starts: list[int]
+
+    def slices(self) -> list[slice]:
+        """Return the rows of each round, in the order of the rounds."""
+        return [slice(a, b) for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
+
+
+def rounds(key: Integers) -> Rounds:
+    """Return the rounds of rows whose keys (N,) are non-decreasing."""
+    n = len(key)
+    new = np.empty(n, bool)
+    new[:1] = True
+    np.not_equal(key[1:], key[:-1], out=new[1:])
+    firsts = np.flatnonzero(new)
+    counts = np.diff(firsts, append=n)
+    by_count = np.argsort(-counts, kind="stable")
+    rank = np.empty_like(by_count)
+    rank[by_count] = np.arange(len(by_count))
+    # the number of keys with more than k rows, for each k
+    active = np.cumsum(np.bincount(counts, minlength=1)[::-1])[::-1][1:]
+    starts = np.concatenate([[0], np.cumsum(active)]).astype(np.int64)
+    within = np.arange(n) - np.repeat(firsts, counts)
+    place = starts[within] + np.repeat(rank, counts)
+    order = np.empty(n, np.int64)
+    order[place] = np.arange(n)
+    return Rounds(key[firsts][by_count], order, place, starts.tolist())
+
+
+def initial_states(model: Filter, keys: int) -> KeyStates:
+    """Return keys that have no row yet."""
+    return KeyStates(
+        model.initial(keys), np.zeros(keys, np.int64), np.zeros(keys, np.int64), np.zeros(keys, np.float64)
+    )
+
+
+def run(model: Filter, states: KeyStates, rows: SortedRows, unit: float) -> tuple[KeyStates, Outputs]:
+    """Return the keys after the rows, and what the filter says after each row.
+
+    unit: microseconds in the model's unit of time. A row before its key's event_time is late and not applied.
+    A flagged row leaves its key as it was, its event time included, so that the next row is predicted from
+    the last good one. A key's results do not depend, in any bit, on the other keys or on how its rows are
+    cut into calls.
+    """
+    late = (states.count[rows.key] > 0) & (rows.time < states.event_time[rows.key])
+    if late.any():
+        kept = np.flatnonzero(~late)
+        part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
+        states, outputs = run(model, states, part, unit)
+        return states, _spread(outputs, kept, late)
+    plan = rounds(rows.key)
+    time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
+    values = states.values[:, plan.keys]
+    event_time, count = states.event_time[plan.keys], states.count[plan.keys]
+    total = states.log_likelihood[plan.keys]
+    outputs = _empty(model, len(rows.key))
+    for part in plan.slices():
+        prefix = slice(0, part.stop - part.start)
+        first = count[prefix] == 0
+        dt = np.where(first, 0, time[part] - event_time[prefix]) / unit
+        after, said = model.step(values[:, prefix], Rows(dt, first, y[:, part], u[:, part]))
+        outputs.mean[:, part], outputs.covariance[:, part] = model.moments(after)
+        outputs.log_likelihood[part], outputs.nis[part], outputs.flag[part] = said[:3]
+        for name, value in said.extra.items():
+            outputs.extra[name][:, part] = value
+        good = said.flag == 0
+        if good.all():
+            event_time[prefix] = time[part]
+            count[prefix] += 1
+            total[prefix] += said.log_likelihood
+        else:
+            event_time[prefix] = np.where(good, time[part], event_time[prefix])
+            count[prefix] += good
+            total[prefix] += np.where(good, said.log_likelihood, 0.0)
+        values[:, prefix] = after
+    after_all = KeyStates(*(a.copy() for a in states))
+    after_all.values[:, plan.keys] = values
+    after_all.event_time[plan.keys] = event_time
+    after_all.count[plan.keys] = count
+    after_all.log_likelihood[plan.keys] = total
+    return after_all, _picked(outputs, plan.place)
+
+
+def _empty(model: Filter, n: int) -> Outputs:
+    states = len(model.states)
+    return Outputs(
+        np.empty((states, n)),
+        np.empty((states * (states + 1) // 2, n)),
+        np.empty(n),
+        np.empty(n),
+        np.zeros(n, np.uint8),
+        np.zeros(n, bool),
+        {name: np.empty((width, n)) for name, width in model.outputs.items()},
+    )
+
+
+def _picked(outputs: Outputs, place: Integers) -> Outputs:
+    """Return the outputs of the rows at the given places."""
+    arrays = [np.take(array, place, axis=-1) for array in outputs[:6]]
+    return Outputs(*arrays, {name: np.take(array, place, axis=-1) for name, array in outputs.extra.items()})
+
+
+def _spread(outputs: Outputs, kept: Integers, late: np.ndarray) -> Outputs:
+    """Return outputs for all rows, of which those `kept` were applied and the others are late."""
+
+    def spread(array: np.ndarray) -> np.ndarray:
+        fill = np.nan if array.dtype == np.float64 else 0
+        full = np.full((*array.shape[:-1], len(late)), fill, array.dtype)
+        full[..., kept] = array
+        return full
+
+    arrays = [spread(array) for array in outputs[:5]]
+    return Outputs(*arrays, late, {name: spread(array) for name, array in outputs.extra.items()})

@@ -1,0 +1,95 @@
+"""The nouns that every filter shares: rows in, steps out, and what a filter is."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Entry = float | Array
+"""One entry of a matrix: a number that all keys share, or one number a key, shape (K,)."""
+
+
+class ModelError(ValueError):
+    """A model definition that cannot be built: which field, what is wrong, what to do about it."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+    def __reduce__(self):  # an exception with several arguments does not unpickle by itself
+        return type(self), (self.field, self.problem, self.remedy)
+
+
+class Rows(NamedTuple):
+    """One row for each of K keys.
+
+    dt    (K,) time since the key's previous row in the model's time unit, 0 on a first row
+    first (K,) bool, the key's first row: the initial distribution holds here and nothing is predicted
+    y     (m, K) measurement, NaN where a component is missing
+    u     (c, K) control input that acted between the previous row and this one
+    """
+
+    dt: Array
+    first: npt.NDArray[np.bool_]
+    y: Array
+    u: Array
+
+
+class Step(NamedTuple):
+    """What one row said about each of K keys.
+
+    log_likelihood (K,) of the row, with its constant; 0 when nothing was observed, NaN when flagged
+    nis            (K,) normalised innovation squared; NaN when nothing was predicted and observed
+    flag           (K,) uint8, a code of `kalman.flags`; the state of a flagged key is as it was before the row
+    extra          name -> (d, K), what the filter says beyond mean and covariance
+    """
+
+    log_likelihood: Array
+    nis: Array
+    flag: npt.NDArray[np.uint8]
+    extra: Mapping[str, Array]
+
+
+class Filter(Protocol):
+    """A filter over K independent keys, immutable and picklable.
+
+    The state of K keys is one array (size, K), laid out by `fields` in order. Everything is elementwise
+    along the key axis, so that a key's numbers do not depend on which other keys are in the same call.
+    """
+
+    @property
+    def states(self) -> tuple[str, ...]: ...
+    @property
+    def measurements(self) -> int: ...
+    @property
+    def controls(self) -> int: ...
+    @property
+    def fields(self) -> Mapping[str, tuple[int, ...]]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def outputs(self) -> Mapping[str, int]: ...
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        ...
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and what the rows said."""
+        ...
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed lower covariance (n(n+1)/2, K)."""
+        ...
+
+    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
+        """Return mean (n, K), full row-major covariance (n*n, K) and the other fields, each (d, K)."""
+        ...
+
+    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
+        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        ...

@@ -1,0 +1,88 @@
+"""The measurement update of a linear Gaussian state by one vector of measurements, one scalar after another."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.entries import Entry, Matrix, Vector, plus, times
+from kalman.recursions import Decorrelated, Weighing, decorrelate, joseph, reduce_diffuse, weigh
+from kalman.types import Array
+
+LOG_2PI = math.log(2.0 * math.pi)
+
+Present = np.ndarray | None
+"""(K,) bool: which keys have a component; None when all have it."""
+
+
+class Scalar(NamedTuple):
+    """One scalar update as it was done: what it met (m, P, P_inf), how it weighed, and which keys had it."""
+
+    m: Vector
+    P: Vector
+    P_inf: Vector | None
+    weighing: Weighing
+    present: Present
+
+
+class Updated(NamedTuple):
+    """The state after the update, log-likelihood and NIS of the row (entries), and how they came about."""
+
+    m: Vector
+    P: Vector
+    P_inf: Vector | None
+    log_likelihood: Entry
+    nis: Entry
+    noise: Decorrelated
+    scalars: list[Scalar]
+
+
+def update(m: Vector, P: Vector, P_inf: Vector | None, H: Matrix, R: Vector, y: Sequence[Array]) -> Updated:
+    """Return the state given y = H x + v, v ~ N(0, R), where NaN in y is a missing component.
+
+    A diffuse component determines a state and predicts nothing: its log-likelihood is -(log 2 pi + log F_inf)/2
+    and it has no NIS. A row without anything observed has log-likelihood 0 and NIS NaN.
+
+    References: Durbin and Koopman (2012), section 6.4; Joseph's form: Bucy and Joseph (1968).
+    """
+    presents = [present(component) for component in y]
+    noise = decorrelate(H, R, y, presents)
+    scalars: list[Scalar] = []
+    log_likelihood: Entry = 0.0
+    nis: Entry = 0.0
+    judged: Entry = 0.0  # the number of components that NIS is made of
+    for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
+        weighing = _masked(weigh(m, P, P_inf, h, r, z), has)
+        scalars.append(Scalar(m, P, P_inf, weighing, has))
+        v, M, S, K, diffuse = weighing
+        square = v * v / S
+        if diffuse is not None:
+            square = np.where(diffuse, 0.0, square)
+        score = -0.5 * (np.log(S) + square + LOG_2PI)
+        counts: Entry = 1.0 if diffuse is None else np.where(diffuse, 0.0, 1.0)
+        if has is not None:
+            score, square, counts = (np.where(has, a, 0.0) for a in (score, square, counts))
+        log_likelihood, nis, judged = plus(log_likelihood, score), plus(nis, square), plus(judged, counts)
+        m = [plus(a, times(k, v)) for a, k in zip(m, K, strict=True)]
+        P = joseph(P, K, M, h, r)
+        if P_inf is not None and diffuse is not None:
+            P_inf = reduce_diffuse(P_inf, weighing, h)
+    if not isinstance(judged, float):
+        nis = np.where(judged > 0.0, nis, np.nan)
+    return Updated(m, P, P_inf, log_likelihood, nis, noise, scalars)
+
+
+def present(component: Array) -> Present:
+    """Return which keys have a measurement component, None when all have it."""
+    missing = np.isnan(component)
+    return ~missing if missing.any() else None
+
+
+def _masked(weighing: Weighing, has: Present) -> Weighing:
+    """Return a weighing that leaves keys without the component as they are."""
+    if has is None:
+        return weighing
+    v, M, S, K, diffuse = weighing
+    gain = [np.where(has, k, 0.0) for k in K]
+    return Weighing(np.where(has, v, 0.0), M, S, gain, None if diffuse is None else diffuse & has)
