@@ -1,8 +1,8 @@
 """The command `kalman-pipeline`: its verbs and their options.
 
 A verb's module is imported when the verb runs, so that `--help` and a mistyped option answer at once.
-Every verb is a module as well: `python -m jobs.pretrain ...` and `spark-submit jobs/pretrain.py ...` take the same
-options, the global ones included.
+Every verb is a module as well: `python -m jobs.pretrain ...` and `spark-submit jobs/pretrain.py ...` take the
+same options, the global ones included.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _end(error: BaseException, debug: bool) -> int:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM unwind the command as an exception, so that `finally` blocks run; a verb may install its own handler."""
+    """Let SIGTERM unwind the command, so that `finally` blocks run; a verb may install its own handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -228,7 +228,7 @@ def main(verb: str | None = None) -> None:
 
     `if __name__ == "__main__": main("pretrain")` makes a verb's module a program.
     """
-    # spark-submit puts jobs/ itself on the path, where our modules would stand in for others of the same name.
+    # spark-submit puts jobs/ itself on the path, where our modules would hide others of the same name.
     here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != here]
     app(args=[*([verb] if verb else []), *sys.argv[1:]], prog_name="kalman-pipeline")

@@ -51,13 +51,15 @@ class Initial(Section):
 
     mean: list[Number] | None = Field(default=None, description="one number a state")
     covariance: list[list[Number]] | None = Field(default=None, description="one row a state; symmetric")
-    diffuse: bool | None = Field(
-        default=None, description="true: nothing is known of the state before the first row"
+    diffuse: bool | list[bool] | None = Field(
+        default=None,
+        description="true: nothing is known of the state before the first row; a list says it of each state, "
+        "with zeros in the diffuse ones' rows of the covariance",
     )
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if self.diffuse:
+        if self.diffuse is True:
             if self.mean is not None or self.covariance is not None:
                 raise wrong("gives both `diffuse: true` and a mean or covariance", "keep one of them")
         elif self.mean is None or self.covariance is None:

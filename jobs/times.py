@@ -23,6 +23,9 @@ UNIT_US = {
 _DURATIONS = {"ms": "millisecond", "s": "second", "min": "minute", "h": "hour", "d": "day", "w": "week"}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|h|d|w)\s*")
 
+MIN_US = -62_135_596_800_000_000  # 0001-01-01
+MAX_US = 253_402_300_799_999_999  # the end of 9999-12-31
+
 # Group order: year, month, day, hour, minute, second, fraction, zone; each may be absent in a given time.
 PARTS = ("year", "month", "day", "hour", "minute", "second", "fraction", "zone")
 _DIRECTIVES = {
@@ -158,9 +161,8 @@ def _epoch_us(text: str, scale: int) -> int | None:
     digits = len(str(scale)) - 1  # what is beyond a microsecond is cut off
     fraction = (match[3] or "").ljust(digits, "0")[:digits]
     value = int(match[2]) * scale + int(fraction or "0")
-    if value >= 2**62:
-        return None
-    return -value if match[1] == "-" else value
+    value = -value if match[1] == "-" else value
+    return value if MIN_US <= value <= MAX_US else None
 
 
 def _offset(zone: str) -> int | None:

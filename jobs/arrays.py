@@ -1,0 +1,51 @@
+"""Arrow arrays from NumPy arrays and lists, put together from their buffers.
+
+`pyarrow.array` does the same but imports pandas to do it, which takes longer than all else the offline command does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+
+def texts(values: Sequence[str | None]) -> pa.Array:
+    """Return N texts; None is null."""
+    coded = [b"" if value is None else value.encode() for value in values]
+    offsets = np.zeros(len(coded) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, coded), np.int64, len(coded)), out=offsets[1:])
+    valid = np.fromiter((value is not None for value in values), bool, len(coded))
+    buffers = [_bits(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(coded))]
+    return pa.Array.from_buffers(pa.large_string(), len(coded), buffers).cast(pa.string())
+
+
+def numbers(values: NDArray[np.float64]) -> pa.Array:
+    """Return N numbers; NaN is null."""
+    return _primitive(pa.float64(), np.ascontiguousarray(values), ~np.isnan(values))
+
+
+def times(micros: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
+    """Return N UTC times; null where not `valid`."""
+    return _primitive(pa.timestamp("us", "UTC"), np.ascontiguousarray(micros), valid)
+
+
+def vectors(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> pa.Array:
+    """Return (d, N) values as N lists of d; null where not `valid`."""
+    width, length = values.shape
+    flat = np.ascontiguousarray(values.T).ravel()
+    offsets = np.arange(length + 1, dtype=np.int64) * width
+    child = _primitive(pa.float64(), flat, np.ones(len(flat), dtype=bool))
+    kind = pa.large_list(pa.float64())
+    whole = pa.Array.from_buffers(kind, length, [_bits(valid), pa.py_buffer(offsets)], children=[child])
+    return whole.cast(pa.list_(pa.float64()))
+
+
+def _primitive(kind: pa.DataType, values: NDArray[np.generic], valid: NDArray[np.bool_]) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [_bits(valid), pa.py_buffer(values)])
+
+
+def _bits(valid: NDArray[np.bool_]) -> pa.Buffer | None:
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))

@@ -1,0 +1,200 @@
+"""Run a model over a file without Spark, for trying it out: the same step function as in batch and stream.
+
+The command writes one row for each input row, in input order: key and time as they came, mean, covariance,
+log-likelihood, NIS and flag.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+import kalman
+from jobs import arrays
+from jobs.errors import UserError
+from jobs.order import order_rows
+from jobs.report import Report
+from jobs.rows import ParsedRows, check_format, parse, read
+from jobs.settings import Settings
+from jobs.spec import ModelSpec, load_spec
+
+Floats = NDArray[np.float64]
+
+
+class Estimates(NamedTuple):
+    """What the filter says of N input rows, in input order; NaN where a row was not applied.
+
+    mean (n, N), covariance (n*n, N) row by row, log_likelihood (N,), nis (N,), flag (N,) text or None,
+    extra name -> (d, N).
+    """
+
+    applied: NDArray[np.bool_]
+    mean: Floats
+    covariance: Floats
+    log_likelihood: Floats
+    nis: Floats
+    flag: NDArray[np.object_]
+    extra: dict[str, Floats]
+
+
+def run(settings: Settings, model: str, input: str, output: str) -> Report:
+    """Filter the rows of a file with a model and write what comes out to another.
+
+    Raises:
+        UserError: the model, the input or the output cannot be used; no output is left then.
+    """
+    start = perf_counter()
+    spec = load_spec(model, settings.models, deep=True)
+    source_path, target = Path(input), Path(output)
+    check_format(target)
+    if not target.parent.is_dir():
+        raise UserError(f"{target}: there is no folder {target.parent} to write it to")
+    if target.is_dir():
+        raise UserError(f"{target}: is a folder; give a file's name")
+    if target.exists() and source_path.exists() and os.path.samefile(source_path, target):
+        raise UserError(f"{target}: is the input itself; give another output")
+    source = read(source_path, spec.columns)
+    rows = parse(spec, source, input)
+    estimates = filter_rows(spec, rows)
+    written = {name: source.columns[name] for name in (*spec.key, spec.time)}
+    if target.suffix.lower() == ".parquet" and source_path.suffix.lower() == ".csv":
+        # Text is all that a CSV file can say of a time; Parquet has a type for it.
+        written[spec.time] = arrays.times(rows.time, estimates.applied)
+    write(target, spec.states, written, estimates)
+    return _report(spec, input, output, rows, estimates, perf_counter() - start)
+
+
+def filter_rows(spec: ModelSpec, rows: ParsedRows) -> Estimates:
+    """Filter rows that are in any order; the rejected ones are left out."""
+    good = np.flatnonzero(rows.reason == None)  # noqa: E711 - elementwise
+    model = kalman.build(spec.definition())
+    order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
+    sorted_rows = kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
+    _, out = kalman.run(model, kalman.initial_states(model, rows.keys), sorted_rows, spec.unit_us)
+    total = len(rows.reason)
+
+    def back(values: Floats) -> Floats:
+        result = np.full((*values.shape[:-1], total), np.nan)
+        result[..., order] = values
+        return result
+
+    applied = np.zeros(total, dtype=bool)
+    applied[order] = True
+    flag = np.full(total, None, dtype=object)
+    flag[order] = np.array(kalman.FLAGS, dtype=object)[out.flag]
+    flag[~applied] = np.array([f"rejected: {said}" for said in rows.reason[~applied]], dtype=object)
+    n = len(spec.states)
+    places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
+    return Estimates(
+        applied,
+        back(out.mean),
+        back(out.covariance[places]),
+        back(out.log_likelihood),
+        back(out.nis),
+        flag,
+        {name: back(values) for name, values in out.extra.items()},
+    )
+
+
+def write(path: Path, states: list[str], columns: dict[str, pa.Array], estimates: Estimates) -> None:
+    """Write the output table; the file appears whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    lists = {"mean": estimates.mean, "covariance": estimates.covariance}
+    tail = {"log_likelihood": estimates.log_likelihood, "nis": estimates.nis}
+    applied = estimates.applied
+    table = dict(columns)
+    if path.suffix.lower() == ".csv":
+        names = {
+            "mean": [f"mean_{state}" for state in states],
+            "covariance": [f"covariance_{a}_{b}" for a in states for b in states],
+        }
+        for field, values in lists.items():
+            table |= {name: arrays.numbers(row) for name, row in zip(names[field], values, strict=True)}
+    else:
+        table |= {field: arrays.vectors(values, applied) for field, values in lists.items()}
+    table |= {field: arrays.numbers(values) for field, values in tail.items()}
+    table["flag"] = arrays.texts(list(estimates.flag))
+    for field, values in estimates.extra.items():
+        if path.suffix.lower() == ".csv":
+            table |= {f"{field}_{index}": arrays.numbers(row) for index, row in enumerate(values)}
+        else:
+            table[field] = arrays.vectors(values, applied)
+    _whole(path, _writer(path, pa.table(table)))
+
+
+def _writer(path: Path, table: pa.Table) -> Callable[[Path], None]:
+    if path.suffix.lower() == ".parquet":
+        import pyarrow.parquet as pq
+
+        return lambda temporary: pq.write_table(table, temporary)
+    from pyarrow import csv
+
+    return lambda temporary: csv.write_csv(table, temporary, csv.WriteOptions(quoting_style="needed"))
+
+
+def _whole(path: Path, save: Callable[[Path], None]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        save(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _report(
+    spec: ModelSpec, input: str, output: str, rows: ParsedRows, estimates: Estimates, seconds: float
+) -> Report:
+    applied = estimates.applied
+    rejected = Counter(str(said) for said in rows.reason[~applied])
+    flagged = Counter(str(flag) for flag in estimates.flag[applied] if flag is not None)
+    observed = np.isfinite(estimates.nis)
+    components = int((~np.isnan(rows.y[:, observed])).sum())
+    ratio = float(estimates.nis[observed].sum()) / components if components else None
+    data: dict[str, Any] = {
+        "model": spec.name,
+        "version": spec.version,
+        "input": input,
+        "output": output,
+        "rows": len(applied),
+        "keys": len(np.unique(rows.key[applied])),
+        "rejected": sum(rejected.values()),
+        "rejected_by_reason": dict(rejected.most_common()),
+        "flagged": sum(flagged.values()),
+        "flagged_by_reason": dict(flagged.most_common()),
+        "log_likelihood": float(np.nansum(estimates.log_likelihood)),
+        "nis_per_component": ratio,
+        "seconds": round(seconds, 3),
+    }
+    lines = [
+        f"{spec.name} v{spec.version}: {_count(data['rows'], 'row')} of {_count(data['keys'], 'key')} "
+        f"in {seconds:.2f} s -> {output}",
+        f"log-likelihood {data['log_likelihood']:.6f}"
+        + ("" if ratio is None else f", NIS per measured component {ratio:.3f} (1 is expected)"),
+        f"rejected {data['rejected']:,}, flagged {data['flagged']:,}",
+    ]
+    for what, counts in (("rejected", rejected), ("flagged", flagged)):
+        lines += [f"  {what}: {reason}: {count:,}" for reason, count in counts.most_common(10)]
+    return Report(lines=lines, data=data)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+if __name__ == "__main__":
+    from jobs.cli import main
+
+    main("filter")

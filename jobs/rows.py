@@ -1,0 +1,309 @@
+"""Read rows of a model from a CSV or Parquet file and turn them into numbers, or say why not.
+
+The rules are those of docs/models.md, "What a row may hold"; `ingest` applies the same ones in Spark.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from jobs import arrays
+from jobs.errors import UserError
+from jobs.spec import ModelSpec
+from jobs.spec_errors import closest
+from jobs.times import EPOCH_FORMATS, MAX_US, MIN_US, TimeParser, local_us
+
+FORMATS = (".csv", ".parquet")
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
+_OK, _NOT_A_NUMBER, _NOT_FINITE = 0, 1, 2
+_SAID = {_NOT_A_NUMBER: "not a number", _NOT_FINITE: "not finite"}
+
+
+class Source(NamedTuple):
+    """What a file holds: `columns` by name, all of one length, and what is wrong with some rows' shape."""
+
+    columns: dict[str, pa.Array]
+    misshapen: dict[int, str]
+    rows: int
+
+
+class ParsedRows(NamedTuple):
+    """Rows as numbers, in input order.
+
+    key    (N,) codes from 0 below `keys`
+    time   (N,) microseconds since 1970-01-01 UTC
+    y, u   (m, N) measurements, NaN = missing; (c, N) controls
+    reason (N,) why a row is rejected, None where it is well; the numbers of a rejected row mean nothing
+    """
+
+    key: Ints
+    keys: int
+    time: Ints
+    y: Floats
+    u: Floats
+    reason: NDArray[np.object_]
+
+
+def check_format(path: Path) -> str:
+    """Return the file ending.
+
+    Raises:
+        UserError: it is neither .csv nor .parquet.
+    """
+    ending = path.suffix.lower()
+    if ending not in FORMATS:
+        raise UserError(f"{path}: the file's ending must be .csv or .parquet")
+    return ending
+
+
+def read(path: Path, columns: Sequence[str]) -> Source:
+    """Read the named columns; CSV fields stay text, an empty one is null.
+
+    Raises:
+        UserError: the file cannot be read, is not what its ending says, has no rows, or lacks a column.
+    """
+    ending = check_format(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give one file")
+    try:
+        source = _read_csv(path, columns) if ending == ".csv" else _read_parquet(path, columns)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if source.rows == 0:
+        raise UserError(f"{path}: has no rows")
+    return source
+
+
+def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
+    """Turn the columns into numbers; each row keeps the first reason why it cannot be used.
+
+    Raises:
+        UserError: a column's type cannot hold what the spec says of it.
+    """
+    reason = np.full(source.rows, None, dtype=object)
+    for index, said in source.misshapen.items():
+        reason[index] = said
+    key, keys = _keys(spec, source, file, reason)
+    time = _times(spec, source.columns[spec.time], file, reason)
+    missing = {text.strip().casefold() for text in spec.missing_values}
+    y = _numbers(spec.measurement, "measurement", source, missing, file, reason)
+    u = _numbers(spec.control, "control", source, missing, file, reason)
+    for name, values in zip(spec.control, u, strict=True):
+        _reject(reason, np.isnan(values), f"control {name}: missing")
+    return ParsedRows(key, keys, time, y, u, reason)
+
+
+def _read_csv(path: Path, wanted: Sequence[str]) -> Source:
+    # Python's reader and not Arrow's: one row with a field too many must not end the whole file.
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(text)
+            header = next((row for row in reader if row), None)
+            if header is None:
+                raise UserError(f"{path}: is empty")
+            _check_columns(path, header, wanted)
+            rows = [row for row in reader if row]
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    except csv.Error as error:
+        raise UserError(f"{path}: is not CSV ({error})") from error
+    misshapen = {
+        index: f"row has {len(row)} fields, header has {len(header)}"
+        for index, row in enumerate(rows)
+        if len(row) != len(header)
+    }
+    columns: dict[str, pa.Array] = {}
+    for name in wanted:
+        place = header.index(name)
+        if misshapen:
+            values = [(row[place] or None) if place < len(row) else None for row in rows]
+        else:
+            values = [row[place] or None for row in rows]
+        columns[name] = arrays.texts(values)
+    return Source(columns, misshapen, len(rows))
+
+
+def _read_parquet(path: Path, wanted: Sequence[str]) -> Source:
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow.names, wanted)
+            table = file.read(columns=list(wanted)).combine_chunks()
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path}: is not a Parquet file ({str(error).splitlines()[0]})") from error
+    columns = {name: _plain_type(table.column(name)) for name in wanted}
+    return Source(columns, {}, table.num_rows)
+
+
+def _plain_type(column: pa.ChunkedArray) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
+        column = column.cast(pa.string())
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+def _check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in have:
+            hint = closest(name, have)
+            listed = ", ".join(have[:20]) + (", ..." if len(have) > 20 else "")
+            raise UserError(f"{path}: there is no column '{name}'; {hint or f'columns are {listed}'}")
+        if list(have).count(name) > 1:
+            raise UserError(f"{path}: column '{name}' is there twice; rename one of them")
+
+
+def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_]) -> tuple[Ints, int]:
+    codes = np.zeros(source.rows, dtype=np.int64)
+    count = 1
+    for name in spec.key:
+        column = source.columns[name]
+        if pa.types.is_nested(column.type) or pa.types.is_null(column.type):
+            raise UserError(
+                f"{file}: key column '{name}' holds {column.type}; a key is text, a number or a date"
+            )
+        encoded = column.dictionary_encode()
+        bad = _mask(encoded.indices.is_null())
+        if pa.types.is_string(column.type):
+            bad |= _mask(pc.call_function("equal", [column, pa.scalar("")]))
+        elif pa.types.is_floating(column.type):
+            bad |= _mask(pc.call_function("is_nan", [column]))
+        _reject(reason, bad, f"key {name}: missing")
+        part = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        # Made dense after every column, so that the product of the columns' sizes cannot overflow.
+        values, codes = np.unique(codes * max(len(encoded.dictionary), 1) + part, return_inverse=True)
+        count = len(values)
+    return codes.astype(np.int64, copy=False), count
+
+
+def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.object_]) -> Ints:
+    zone: tzinfo = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
+    kind = column.type
+    missing = _mask(column.is_null())
+    if pa.types.is_string(kind):
+        parser = TimeParser(spec.time_format, zone)
+        texts, places = _distinct(column)
+        parsed = [parser(text) for text in texts]
+        micros = np.array([0 if value is None else value for value in parsed] + [0], dtype=np.int64)[places]
+        known = np.array([value is not None for value in parsed] + [False])[places]
+        missing |= np.array([not text.strip() for text in texts] + [True])[places]
+    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        micros = _stored_times(column)
+        known = (micros >= MIN_US) & (micros <= MAX_US)
+        if zone is not UTC and (pa.types.is_date(kind) or kind.tz is None):
+            micros = _from_local(np.where(known, micros, 0), zone)
+    elif _is_number(kind):
+        scale = EPOCH_FORMATS.get(spec.time_format or "")
+        if scale is None:
+            remedy = f"set time_format in the spec to one of {', '.join(EPOCH_FORMATS)}"
+            raise UserError(f"{file}: time column '{spec.time}' holds numbers ({kind}); {remedy}")
+        micros, known = _from_epoch(column, scale)
+    else:
+        raise UserError(
+            f"{file}: time column '{spec.time}' holds {kind}; it must hold timestamps, dates or text"
+        )
+    _reject(reason, missing, f"time {spec.time}: missing")
+    _reject(reason, ~known, f"time {spec.time}: not a time")
+    return micros
+
+
+def _stored_times(column: pa.Array) -> Ints:
+    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+        nanos = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        return nanos // 1000  # what is finer than a microsecond is cut off
+    micros = column.cast(pa.timestamp("us", getattr(column.type, "tz", None)), safe=False)
+    return micros.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def _from_epoch(column: pa.Array, scale: int) -> tuple[Ints, NDArray[np.bool_]]:
+    if pa.types.is_integer(column.type):
+        whole = column.fill_null(0).to_numpy(zero_copy_only=False)
+        known = (whole <= MAX_US // scale) & (whole >= MIN_US // scale)
+        return np.where(known, whole, 0).astype(np.int64) * scale, known
+    values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+    known = (values <= MAX_US / scale) & (values >= MIN_US / scale)
+    return np.trunc(np.where(known, values, 0.0) * scale).astype(np.int64), known
+
+
+def _from_local(micros: Ints, zone: tzinfo) -> Ints:
+    values, places = np.unique(micros, return_inverse=True)
+    start = datetime(1970, 1, 1)
+    moments = (local_us(start + timedelta(microseconds=int(value)), zone) for value in values)
+    return np.fromiter(moments, np.int64, len(values))[places]
+
+
+def _numbers(
+    names: Sequence[str], what: str, source: Source, missing: set[str], file: str, reason: NDArray[np.object_]
+) -> Floats:
+    result = np.full((len(names), source.rows), np.nan)
+    for row, name in enumerate(names):
+        column = source.columns[name]
+        kind = column.type
+        if pa.types.is_string(kind):
+            texts, places = _distinct(column)
+            parsed = [_number(text, missing) for text in texts]
+            values = np.array([value for value, _ in parsed] + [math.nan])[places]
+            codes = np.array([code for _, code in parsed] + [_OK])[places]
+            for code, said in _SAID.items():
+                _reject(reason, codes == code, f"{what} {name}: {said}")
+        elif _is_number(kind):
+            values = column.cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
+            _reject(reason, np.isinf(values), f"{what} {name}: {_SAID[_NOT_FINITE]}")
+        elif pa.types.is_null(kind):
+            values = np.full(source.rows, np.nan)
+        else:
+            raise UserError(f"{file}: {what} column '{name}' holds {kind}; it must hold numbers")
+        result[row] = values
+    return result
+
+
+def _number(text: str, missing: set[str]) -> tuple[float, int]:
+    text = text.strip()
+    if text.casefold() in missing:
+        return math.nan, _OK
+    if _NUMBER.fullmatch(text):
+        value = float(text)
+        return value, _OK if math.isfinite(value) else _NOT_FINITE
+    return math.nan, _NOT_FINITE if _INFINITE.fullmatch(text) else _NOT_A_NUMBER
+
+
+def _distinct(column: pa.Array) -> tuple[list[str], Ints]:
+    """Return the distinct texts, and each row's place among them; a null has the place behind the last."""
+    encoded = column.dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    places = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
+    return texts, places.astype(np.int64)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _mask(values: Any) -> NDArray[np.bool_]:
+    return pc.fill_null(values, False).to_numpy(zero_copy_only=False).astype(bool)
+
+
+def _reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], said: str) -> None:
+    """Give `said` to the bad rows that have no reason yet."""
+    if bad.any():
+        bad = bad & (reason == None)  # noqa: E711 - elementwise
+        reason[bad] = said
