@@ -1,11 +1,13 @@
-"""Arrow arrays from NumPy arrays and lists, put together from their buffers.
+"""Between Arrow and NumPy by way of buffers.
 
-`pyarrow.array` does the same but imports pandas to do it, which takes longer than all else the offline command does.
+`pyarrow.array` and `to_numpy` do the same but import pandas on the way, which takes longer than all else
+that the offline command does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +43,14 @@ def vectors(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> pa.Array:
     kind = pa.large_list(pa.float64())
     whole = pa.Array.from_buffers(kind, length, [_bits(valid), pa.py_buffer(offsets)], children=[child])
     return whole.cast(pa.list_(pa.float64()))
+
+
+def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
+    """Return N numbers or booleans; a null becomes `null`."""
+    filled = array.fill_null(null) if array.null_count else array
+    if pa.types.is_boolean(array.type):
+        return np.from_dlpack(filled.cast(pa.uint8())).astype(bool)
+    return np.from_dlpack(filled)
 
 
 def _primitive(kind: pa.DataType, values: NDArray[np.generic], valid: NDArray[np.bool_]) -> pa.Array:

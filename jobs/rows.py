@@ -11,12 +11,11 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from jobs import arrays
@@ -182,13 +181,13 @@ def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_
                 f"{file}: key column '{name}' holds {column.type}; a key is text, a number or a date"
             )
         encoded = column.dictionary_encode()
-        bad = _mask(encoded.indices.is_null())
+        part = arrays.to_numpy(encoded.indices).astype(np.int64)
+        bad = arrays.to_numpy(encoded.indices.is_null())
         if pa.types.is_string(column.type):
-            bad |= _mask(pc.call_function("equal", [column, pa.scalar("")]))
+            bad |= np.array([text == "" for text in encoded.dictionary.to_pylist()] or [True])[part]
         elif pa.types.is_floating(column.type):
-            bad |= _mask(pc.call_function("is_nan", [column]))
+            bad |= np.isnan(arrays.to_numpy(column.cast(pa.float64()), math.nan))
         _reject(reason, bad, f"key {name}: missing")
-        part = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         # Made dense after every column, so that the product of the columns' sizes cannot overflow.
         values, codes = np.unique(codes * max(len(encoded.dictionary), 1) + part, return_inverse=True)
         count = len(values)
@@ -198,7 +197,7 @@ def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_
 def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.object_]) -> Ints:
     zone: tzinfo = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
     kind = column.type
-    missing = _mask(column.is_null())
+    missing = arrays.to_numpy(column.is_null())
     if pa.types.is_string(kind):
         parser = TimeParser(spec.time_format, zone)
         texts, places = _distinct(column)
@@ -228,18 +227,17 @@ def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.obje
 
 def _stored_times(column: pa.Array) -> Ints:
     if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
-        nanos = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-        return nanos // 1000  # what is finer than a microsecond is cut off
+        return arrays.to_numpy(column.cast(pa.int64())) // 1000  # what is finer than a microsecond is cut off
     micros = column.cast(pa.timestamp("us", getattr(column.type, "tz", None)), safe=False)
-    return micros.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return arrays.to_numpy(micros.cast(pa.int64()))
 
 
 def _from_epoch(column: pa.Array, scale: int) -> tuple[Ints, NDArray[np.bool_]]:
     if pa.types.is_integer(column.type):
-        whole = column.fill_null(0).to_numpy(zero_copy_only=False)
+        whole = arrays.to_numpy(column)
         known = (whole <= MAX_US // scale) & (whole >= MIN_US // scale)
         return np.where(known, whole, 0).astype(np.int64) * scale, known
-    values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+    values = arrays.to_numpy(column.cast(pa.float64()), 0.0)
     known = (values <= MAX_US / scale) & (values >= MIN_US / scale)
     return np.trunc(np.where(known, values, 0.0) * scale).astype(np.int64), known
 
@@ -266,7 +264,7 @@ def _numbers(
             for code, said in _SAID.items():
                 _reject(reason, codes == code, f"{what} {name}: {said}")
         elif _is_number(kind):
-            values = column.cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
+            values = arrays.to_numpy(column.cast(pa.float64(), safe=False), math.nan)
             _reject(reason, np.isinf(values), f"{what} {name}: {_SAID[_NOT_FINITE]}")
         elif pa.types.is_null(kind):
             values = np.full(source.rows, np.nan)
@@ -290,16 +288,11 @@ def _distinct(column: pa.Array) -> tuple[list[str], Ints]:
     """Return the distinct texts, and each row's place among them; a null has the place behind the last."""
     encoded = column.dictionary_encode()
     texts = encoded.dictionary.to_pylist()
-    places = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
-    return texts, places.astype(np.int64)
+    return texts, arrays.to_numpy(encoded.indices, len(texts)).astype(np.int64)
 
 
 def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-
-
-def _mask(values: Any) -> NDArray[np.bool_]:
-    return pc.fill_null(values, False).to_numpy(zero_copy_only=False).astype(bool)
 
 
 def _reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], said: str) -> None:
