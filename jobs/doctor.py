@@ -1,7 +1,7 @@
 """Check that this machine has the Python and the Java that the pipeline needs, before anything is installed.
 
-Run as `python jobs/doctor.py` by any Python from 3.7 on: it imports the standard library alone and nothing of ours, and
-its syntax stays old, because a Python that is too old has to get as far as saying so.
+Run as `python jobs/doctor.py` by any Python from 3.6 on: it imports the standard library alone and nothing of
+ours, and its syntax stays old, because a Python that is too old has to get as far as saying so.
 """
 
 import os
@@ -29,7 +29,10 @@ def python_problem() -> str:
         import venv  # noqa: F401
     except ImportError:
         name = "python{}.{}-venv".format(*sys.version_info[:2])
-        return f"{sys.executable} cannot make a virtual environment: install its package (Debian, Ubuntu: apt install {name})"
+        return (
+            f"{sys.executable} cannot make a virtual environment: "
+            f"install its package (Debian, Ubuntu: apt install {name})"
+        )
     return ""
 
 
@@ -43,7 +46,7 @@ def java_command() -> str:
 
 
 def java_problem() -> str:
-    """Return what is wrong with the Java that Spark will start and which package mends it, or an empty text."""
+    """Return what is wrong with Spark's Java and which package mends it, or an empty text."""
     command = java_command()
     if not command:
         home = os.environ.get("JAVA_HOME")
@@ -68,8 +71,8 @@ def _how_to_install() -> str:
             '(export JAVA_HOME="$(brew --prefix openjdk@17)/libexec/openjdk.jdk/Contents/Home")'
         )
     return (
-        "install it (Debian, Ubuntu: apt install openjdk-17-jre-headless; Fedora: dnf install java-21-openjdk-headless; "
-        "macOS: brew install openjdk@17), and if several are installed set JAVA_HOME to that one"
+        "install it (Debian, Ubuntu: apt install openjdk-17-jre-headless; "
+        "Fedora: dnf install java-21-openjdk-headless; macOS: brew install openjdk@17), and if several are installed set JAVA_HOME to that one"
     )
 
 

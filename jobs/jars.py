@@ -1,8 +1,7 @@
 """Fetch the jars that Spark needs beside its own, once, so that every later start is offline and fast.
 
-`python -m jobs.jars` resolves them with the Ivy that PySpark carries, in a folder of its own: the user's Ivy and Maven
-folders are neither read nor written, because a half-filled one there makes Spark's own resolution fail. Why the jars
-are fetched at set-up is told in docs/decisions.
+`python -m jobs.jars` resolves them with the Ivy that PySpark carries, in a folder of its own: the user's Ivy and
+Maven folders are neither read nor written, because a half-filled one there makes Spark's own resolution fail.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class Coordinate(NamedTuple):
 
 
 COORDINATES: tuple[Coordinate, ...] = (
-    # Delta's kernel and Unity Catalog's client serve tables that a catalog server manages; ours are folders. Writing,
-    # reading, MERGE, streaming, OPTIMIZE, VACUUM and cloning were tried without them.
+    # Delta's kernel and Unity Catalog's client serve tables that a catalog server manages; ours are folders.
+    # Writing, reading, MERGE, streaming, OPTIMIZE, VACUUM and cloning were tried without them.
     Coordinate(
         "io.delta",
         "delta-spark_4.2_2.13",
@@ -105,11 +104,15 @@ def fetch(coordinates: Sequence[Coordinate] = COORDINATES, folder: Path | None =
             _write_manifest(complete, coordinates)
             _swap(complete, target, Path(scratch))
     except OSError as error:
-        raise UserError(f"cannot write Spark's jars to {target}: {error.strerror or error}", RUN_FAILED) from error
+        raise UserError(
+            f"cannot write Spark's jars to {target}: {error.strerror or error}", RUN_FAILED
+        ) from error
     return True
 
 
-def _fetched(folder: Path, coordinates: Sequence[Coordinate], check_content: bool = False) -> list[str] | None:
+def _fetched(
+    folder: Path, coordinates: Sequence[Coordinate], check_content: bool = False
+) -> list[str] | None:
     """Return the names of the jars in `folder`, or None if they are not all there or are others."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -130,8 +133,14 @@ def _wanted(coordinates: Iterable[Coordinate]) -> list[str]:
 
 def _refuse_foreign(folder: Path) -> None:
     # The folder is replaced as a whole, so it must be one that we made (or that does not matter).
-    if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} holds something other than Spark's jars: set KALMAN_JARS to a folder of its own")
+    if (
+        folder.exists()
+        and not (folder / MANIFEST).is_file()
+        and (not folder.is_dir() or any(folder.iterdir()))
+    ):
+        raise UserError(
+            f"{folder} holds something other than Spark's jars: set KALMAN_JARS to a folder of its own"
+        )
 
 
 def _resolve(coordinates: Sequence[Coordinate], scratch: Path) -> Path:
@@ -139,7 +148,9 @@ def _resolve(coordinates: Sequence[Coordinate], scratch: Path) -> Path:
     own = _pyspark_jars()
     ivy = next((path for path in own if path.name.startswith("ivy-")), None)
     if ivy is None:
-        raise UserError("PySpark carries no Ivy here, so Spark's jars cannot be fetched: reinstall pyspark", RUN_FAILED)
+        raise UserError(
+            "PySpark carries no Ivy here, so Spark's jars cannot be fetched: reinstall pyspark", RUN_FAILED
+        )
     jars = scratch / "jars"
     jars.mkdir()
     settings, module = scratch / "ivysettings.xml", scratch / "ivy.xml"
@@ -160,7 +171,12 @@ def _resolve(coordinates: Sequence[Coordinate], scratch: Path) -> Path:
 def _run(command: Sequence[str]) -> tuple[str, bool]:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return "timed out", True
@@ -188,7 +204,9 @@ def _ivy_module(coordinates: Iterable[Coordinate], carried: set[str]) -> str:
     lines += ['  <configurations><conf name="default"/></configurations>', "  <dependencies>"]
     for coordinate in coordinates:
         group, artifact, version = (quoteattr(text) for text in coordinate[:3])
-        lines.append(f'    <dependency org={group} name={artifact} rev={version} conf="default->master,runtime">')
+        lines.append(
+            f'    <dependency org={group} name={artifact} rev={version} conf="default->master,runtime">'
+        )
         lines += [f"      <exclude module={quoteattr(name)}/>" for name in coordinate.without]
         lines.append("    </dependency>")
     lines += [f"    <exclude module={quoteattr(name)}/>" for name in sorted(carried)]
@@ -200,7 +218,11 @@ def _pyspark_jars() -> list[Path]:
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise UserError("PySpark is not installed in this Python: run `make setup`")
-    return [path for root in spec.submodule_search_locations for path in sorted((Path(root) / "jars").glob("*.jar"))]
+    return [
+        path
+        for root in spec.submodule_search_locations
+        for path in sorted((Path(root) / "jars").glob("*.jar"))
+    ]
 
 
 def _artifact_name(file_name: str) -> str:
@@ -223,10 +245,16 @@ def _proxy_options() -> list[str]:
 def _reason(said: str) -> str:
     """Return in one sentence what Ivy's output says, and what to do."""
     where = "check the network, the proxy (https_proxy) and, behind a mirror, KALMAN_IVYSETTINGS"
-    if re.search(r"UnknownHost|Host .* not found|ConnectException|timed out|refused|unreachable|Server access", said, re.I):
+    if re.search(
+        r"UnknownHost|Host .* not found|ConnectException|timed out|refused|unreachable|Server access",
+        said,
+        re.I,
+    ):
         return f"no connection to the Maven repository; {where}"
     if re.search(r"SSL|PKIX|certificate", said):
-        return "Java does not trust the Maven repository's certificate; import your authority into Java's trust store"
+        return (
+            "Java does not trust the Maven repository's certificate; import its authority into Java's store"
+        )
     missing = re.findall(r"::\s*([\w.-]+)#([\w.-]+);([\w.-]+):\s*not found", said)
     if missing:
         return f"{':'.join(missing[0])} was not found in the Maven repository; {where}"

@@ -1,0 +1,102 @@
+"""Fixtures that tests of every part share: one Spark session, a warehouse, the models, the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent.parent
+MASTER = "local[2,4]"  # two slots, and a task may fail three times before its job does
+
+
+class Finished(NamedTuple):
+    """What a command left: its exit code and what it printed."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+RunCli = Callable[..., Finished]
+
+
+@pytest.fixture(scope="session")
+def models_dir() -> Path:
+    """The specs that the repository ships."""
+    return ROOT / "models"
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    """An empty warehouse of this test's own."""
+    return tmp_path / "warehouse"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one session of the run; it starts when the first test asks for it."""
+    from jobs.session import spark_session
+    from jobs.settings import Settings
+
+    folder = tmp_path_factory.mktemp("spark")
+    settings = Settings.load(warehouse=str(folder / "warehouse"), models=ROOT / "models", master=MASTER)
+    session = spark_session(
+        settings,
+        "tests",
+        {
+            "spark.sql.shuffle.partitions": "2",
+            "spark.ui.enabled": "false",
+            "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
+        },
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def run_cli(warehouse: Path, tmp_path: Path) -> RunCli:
+    """Run `kalman-pipeline ARGUMENTS` as a process of its own on this test's warehouse.
+
+    `env` adds variables (None removes one); the working directory is the test's own folder, so that nothing is
+    found by accident.
+    """
+
+    def run(
+        *arguments: str | Path, env: Mapping[str, str | None] | None = None, timeout: float = 300
+    ) -> Finished:
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs.cli", *map(str, arguments)],
+            cwd=tmp_path,
+            env=cli_environment(warehouse, env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def cli_environment(warehouse: Path, more: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """Return the environment in which a test starts a command of ours."""
+    changes = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "KALMAN_WAREHOUSE": str(warehouse),
+        "KALMAN_MODELS": str(ROOT / "models"),
+        "KALMAN_MASTER": MASTER,
+        "COLUMNS": "200",  # tables and messages are not wrapped
+        "NO_COLOR": "1",
+        **(more or {}),
+    }
+    merged = {**os.environ, **changes}
+    return {name: value for name, value in merged.items() if value is not None}

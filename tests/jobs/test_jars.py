@@ -1,0 +1,113 @@
+"""The jars' folder: found, checked, refused; and fetched, with a stand-in for Ivy instead of a network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs import jars
+from jobs.errors import UserError
+from jobs.jars import COORDINATES, Coordinate, fetch, jar_folder, jar_paths
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KALMAN_JARS", str(tmp_path / "jars"))
+    return tmp_path / "jars"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Stand in for Ivy: it leaves one jar, and this list holds the commands."""
+    commands: list[list[str]] = []
+
+    def ivy(command: list[str]) -> tuple[str, bool]:
+        commands.append(command)
+        pattern = Path(command[command.index("-retrieve") + 1])
+        (pattern.parent / "delta-1.0.jar").write_bytes(b"jar")
+        return "", False
+
+    monkeypatch.setattr(jars, "_run", ivy)
+    monkeypatch.setattr(jars, "java_problem", lambda: "")
+    return commands
+
+
+def test_folder_is_the_environments_unless_told(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    assert jar_folder() == folder
+    monkeypatch.delenv("KALMAN_JARS")
+    assert jar_folder().parts[-3:] == ("share", "kalman-pipeline", "jars")
+
+
+def test_missing_jars_name_the_command(folder: Path):
+    with pytest.raises(UserError, match="make setup"):
+        jar_paths()
+
+
+def test_fetched_once_and_found(folder: Path, asked: list[list[str]]):
+    assert fetch() is True
+    assert jar_paths() == [str(folder / "delta-1.0.jar")]
+    assert fetch() is False
+    assert len(asked) == 1
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["jars"]
+
+
+def test_a_changed_jar_is_fetched_again(folder: Path, asked: list[list[str]]):
+    fetch()
+    (folder / "delta-1.0.jar").write_bytes(b"half")
+    assert fetch() is True
+    assert (folder / "delta-1.0.jar").read_bytes() == b"jar"
+
+
+def test_jars_of_another_release_are_not_used(folder: Path, asked: list[list[str]]):
+    fetch([Coordinate("io.delta", "delta", "0.9")])
+    with pytest.raises(UserError, match="not those of this release"):
+        jar_paths()
+    assert fetch() is True
+    assert jar_paths()
+
+
+def test_a_folder_with_other_things_is_left_alone(folder: Path, asked: list[list[str]]):
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="something other"):
+        fetch()
+    assert (folder / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("java.net.UnknownHostException: x", "no connection"),
+        ("javax.net.ssl.SSLHandshakeException: PKIX path building failed", "certificate"),
+        (
+            ":: io.delta#delta-spark_4.2_2.13;9.9: not found",
+            "io.delta:delta-spark_4.2_2.13:9.9 was not found",
+        ),
+    ],
+)
+def test_failure_is_one_sentence_and_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list, said: str, sentence: str
+):
+    monkeypatch.setattr(jars, "_run", lambda command: (said, True))
+    with pytest.raises(UserError, match=sentence) as caught:
+        fetch()
+    assert len(caught.value.message.splitlines()) == 1
+    assert list(folder.parent.iterdir()) == []
+
+
+def test_proxy_of_the_environment_reaches_java(
+    folder: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    fetch()
+    assert {"-Dhttps.proxyHost=proxy.example", "-Dhttps.proxyPort=3128"} <= set(asked[0])
+
+
+def test_manifest_can_be_checked_by_others(folder: Path, asked: list[list[str]]):
+    fetch()
+    manifest = json.loads((folder / jars.MANIFEST).read_text())
+    assert manifest["jars"] == {"delta-1.0.jar": hashlib.sha256(b"jar").hexdigest()}
+    assert [name.split(" ")[0] for name in manifest["coordinates"]] == [str(COORDINATES[0])]
