@@ -1,0 +1,229 @@
+"""Maximum likelihood for the parameters that a model names: pooled over all keys, or for each key.
+
+The log-likelihood is the filter's own, its gradient exact (`kalman.score`), its variables unconstrained
+(`kalman.constraints`), its optimiser quasi-Newton.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize
+
+from kalman import constraints
+from kalman.linear import LinearFilter
+from kalman.quasi_newton import maximise_each
+from kalman.registry import build, learn_request, natural
+from kalman.run import SortedRows
+from kalman.score import score
+from kalman.structures import Parameter
+from kalman.types import Array, ModelError
+
+REACH = 25.0
+"""How far a free number may go from its start: a factor e^25 for a variance, beyond which nothing is learned."""
+
+
+class Fit(NamedTuple):
+    """The result of `fit`: free numbers theta (p,), log-likelihood, iterations, whether it converged."""
+
+    theta: Array
+    log_likelihood: float
+    iterations: int
+    converged: bool
+
+
+class KeyFit(NamedTuple):
+    """The result of `fit_keys`, for K keys.
+
+    theta          (p, K) free numbers
+    parameters     (d, K) what the state carries in its field `parameters`
+    log_likelihood (K,) without the prior; used (K,) rows; converged (K,) bool
+    """
+
+    theta: Array
+    parameters: Array
+    log_likelihood: Array
+    used: np.ndarray
+    converged: np.ndarray
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a model learns, seen as free numbers theta (p,)."""
+
+    definition: Mapping[str, Any]
+    names: tuple[str, ...]
+    scope: str
+
+    @cached_property
+    def _model(self) -> LinearFilter:
+        return _linear({**self.definition, "learn": None})
+
+    @cached_property
+    def _learned(self) -> tuple[Parameter, ...]:
+        return tuple(p for p in self._model.parameters if p.name in self.names)
+
+    @cached_property
+    def start(self) -> Array:
+        """Free numbers (p,) of the written parameters. Raises ModelError where one cannot be learned."""
+        return np.array([t for p in self._learned for t in constraints.start(p, _field(self._model, p))])
+
+    @cached_property
+    def _spans(self) -> list[slice]:
+        ends = np.cumsum([0, *(len(constraints.free_entries(p)) for p in self._learned)]).tolist()
+        return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+    def entries(self, theta: Array) -> list[Any]:
+        """Return the packed entries of all learned parameters for theta (p,) or (p, K)."""
+        pairs = zip(self._learned, self._spans, strict=True)
+        return [a for p, span in pairs for a in constraints.value(p, list(theta[span]))]
+
+    def parameters(self, theta: Array) -> dict[str, Any]:
+        """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
+        pairs = zip(self._learned, self._spans, strict=True)
+        return {
+            p.name: natural(
+                p._replace(value=tuple(float(a) for a in constraints.value(p, theta[span].tolist())))
+            )
+            for p, span in pairs
+        }
+
+    def value_and_gradient(
+        self, theta: Array, rows: SortedRows, keys: int, unit: float
+    ) -> tuple[float, Array, int]:
+        """Return log-likelihood, its gradient (p,) by theta, and the number of rows, summed over keys.
+
+        The sums are exactly rounded, so that they do not depend on the order of the keys.
+        """
+        model = _linear({**self.definition, "learn": None}, self.parameters(theta))
+        result = score(model, self.names, rows, keys, unit)
+        slopes = [math.fsum(row) for row in result.gradient.tolist()]
+        gradient = self._pulled(theta.tolist(), slopes)
+        return math.fsum(result.log_likelihood.tolist()), np.array(gradient, float), int(result.used.sum())
+
+    def _pulled(self, theta: Any, slopes: Any) -> list[Any]:
+        result: list[Any] = []
+        at = 0
+        for p, span in zip(self._learned, self._spans, strict=True):
+            width = len(p.value)
+            result += constraints.pull_back(p, list(theta[span]), list(slopes[at : at + width]))
+            at += width
+        return result
+
+    def fit_keys(
+        self,
+        rows: SortedRows,
+        keys: int,
+        unit: float,
+        pooled: Array,
+        *,
+        deviation: float = 1.0,
+        max_iterations: int = 50,
+    ) -> KeyFit:
+        """Return each key's own parameters, all keys at once.
+
+        A key's theta has a normal prior around the pooled one, with this standard deviation in each free
+        number (1.0: a variance within a factor e^2 either way, at 95 %), and the result is the mode of the
+        posterior. So a key without rows gets the pooled value, one with few rows stays near it.
+        """
+        model = _linear({**self.definition, "learn": {"parameters": list(self.names), "scope": "key"}})
+        middle = np.repeat(np.asarray(pooled, float)[:, None], keys, axis=1)
+
+        def objective(theta: Array, which: np.ndarray) -> tuple[Array, Array, np.ndarray]:
+            own = np.array([np.broadcast_to(a, len(which)) for a in self.entries(theta)])
+            part = _select(rows, which, keys)
+            result = score(model, self.names, part, len(which), unit, own)
+            slopes = np.array(self._pulled(theta, result.gradient))
+            away = (theta - middle[:, which]) / deviation
+            penalty = sum((0.5 * a * a for a in away), np.zeros(len(which)))
+            return result.log_likelihood - penalty, slopes - away / deviation, result.used
+
+        found = maximise_each(objective, middle, deviation, max_iterations)
+        away = (found.theta - middle) / deviation
+        penalty = sum((0.5 * a * a for a in away), np.zeros(keys))
+        own = np.array([np.broadcast_to(a, keys) for a in self.entries(found.theta)])
+        return KeyFit(found.theta, own, found.value + penalty, found.used, found.converged)
+
+
+def learnable(definition: Mapping[str, Any]) -> Learning:
+    """Return what a definition's `learn.parameters` asks for. Raises ModelError."""
+    model = _linear({**definition, "learn": None})
+    names, scope = learn_request(definition, model.parameters)
+    result = Learning(definition, names, scope)
+    _ = result.start  # what cannot be learned is said now, not on the cluster
+    return result
+
+
+def fit(
+    objective: Callable[[Array], tuple[Any, ...]],
+    start: Array,
+    max_iterations: int = 100,
+    progress: Callable[[int, float], None] | None = None,
+) -> Fit:
+    """Maximise a log-likelihood by L-BFGS-B (scipy), from `start` (p,).
+
+    objective: theta -> (log-likelihood, gradient, ...). progress: called with (evaluations, log-likelihood).
+    A theta at which the filter breaks down, so that rows fall out, is refused: the third item, if the
+    objective returns it, is the number of rows used.
+    """
+    start = np.asarray(start, float)
+    evaluations = 0
+    scale = 0.0
+    rows_at_start = 0
+
+    def negative(theta: Array) -> tuple[float, Array]:
+        nonlocal evaluations, scale, rows_at_start
+        log_likelihood, gradient, *rest = objective(theta)
+        evaluations += 1
+        if progress is not None:
+            progress(evaluations, float(log_likelihood))
+        if evaluations == 1:
+            scale = max(1.0, abs(float(log_likelihood)))
+            rows_at_start = rest[0] if rest else 0
+        lost = bool(rest) and rest[0] < rows_at_start
+        if lost or not np.isfinite(log_likelihood) or not np.isfinite(gradient).all():
+            return 1e3, np.zeros(len(theta))
+        return -float(log_likelihood) / scale, -np.asarray(gradient, float) / scale
+
+    if len(start) == 0:
+        log_likelihood = float(objective(start)[0])
+        return Fit(start, log_likelihood, 0, True)
+    found = minimize(
+        negative,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(a - REACH, a + REACH) for a in start],
+        options={"maxiter": max_iterations, "ftol": 1e-13, "gtol": 1e-9},
+    )
+    # "abnormal" is a line search that rounding stops: the optimum, as far as float64 can tell
+    converged = found.status == 0 or "ABNORMAL" in str(found.message)
+    return Fit(np.asarray(found.x, float), -float(found.fun) * scale, int(found.nit), bool(converged))
+
+
+def _select(rows: SortedRows, which: np.ndarray, keys: int) -> SortedRows:
+    """Return the rows of some keys (ascending), renumbered."""
+    if len(which) == keys:
+        return rows
+    number = np.full(keys, -1, np.int64)
+    number[which] = np.arange(len(which))
+    kept = np.flatnonzero(number[rows.key] >= 0)
+    return SortedRows(number[rows.key[kept]], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
+
+
+def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:
+    model = build(definition, parameters)
+    if not isinstance(model, LinearFilter):
+        raise ModelError(
+            "learn.parameters",
+            f"nothing is learned for a filter of kind {definition.get('filter')}",
+            "remove learn, or use a linear filter",
+        )
+    return model
+
+
+def _field(model: LinearFilter, parameter: Parameter) -> str:
+    return "observation.R" if parameter.name == "R" else f"process.{parameter.name}"
