@@ -13,7 +13,7 @@ import numpy as np
 
 from kalman.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, plus, times
 from kalman.packing import packed_index, symmetric
-from kalman.recursions import Transition, congruence
+from kalman.recursions import Transition, choose, congruence
 from kalman.update import Scalar, Updated
 
 
@@ -131,8 +131,8 @@ def before_prediction(adjoint: Adjoint, transition: Transition, predicted: np.nd
     B = congruence(backwards, adjoint.B)
     C = None if adjoint.C is None else congruence(backwards, adjoint.C)
     if predicted is not None:
-        a, B = _choose(predicted, a, adjoint.a), _choose(predicted, B, adjoint.B)
-        C = None if C is None or adjoint.C is None else _choose(predicted, C, adjoint.C)
+        a, B = choose(predicted, a, adjoint.a), choose(predicted, B, adjoint.B)
+        C = None if C is None or adjoint.C is None else choose(predicted, C, adjoint.C)
     return Adjoint(a, B, C)
 
 
@@ -173,6 +173,3 @@ def _plus_outer(B: Vector, x: Vector, y: Vector) -> list[Entry]:
         for j in range(i + 1)
     ]
 
-
-def _choose(condition: np.ndarray, yes: Vector, no: Vector) -> list[Entry]:
-    return [np.where(condition, a, b) for a, b in zip(yes, no, strict=True)]

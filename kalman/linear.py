@@ -1,8 +1,10 @@
 """The linear Kalman filter over many keys."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,16 +12,26 @@ from kalman import flags
 from kalman.checks import Numbers
 from kalman.entries import Entry, Vector
 from kalman.packing import pack, packed_index, packed_size, unpack
-from kalman.recursions import congruence, predict
+from kalman.recursions import choose, congruence, predict
+from kalman.straight_line import Program, Symbol, Tape
 from kalman.structures import Parameter, Structure, Values
 from kalman.types import Array, Rows, Step
-from kalman.update import Updated, update
+from kalman.update import Scalar, present, update
 
 BLOCK = 4096
 """Keys worked on at a time, so that the temporaries stay in the processor's cache (32 kB each).
 
 Measured at n=2, m=1, one thread: see docs/decisions/0002.
 """
+
+
+class Parts(NamedTuple):
+    """A state's entries: mean, packed covariance, packed diffuse part (None where no key has one), parameters."""
+
+    m: Vector
+    P: Vector
+    P_inf: Vector | None
+    values: Values
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class LinearFilter:
     covariance: tuple[float, ...]
     diffuse: tuple[float, ...] = ()
     own: tuple[str, ...] = ()
-    outputs: Mapping[str, int] = field(default_factory=dict)
+    outputs = MappingProxyType[str, int]({})
 
     @cached_property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -86,104 +98,95 @@ class LinearFilter:
         state[self.places["parameters"]] = parameters
         return state
 
-    def split(self, state: Array) -> tuple[Vector, Vector, Vector | None, Values]:
-        """Return mean, covariance, diffuse part (None where all keys are determined) and parameter values."""
+    def split(self, state: Sequence[Entry], diffuse: bool) -> Parts:
+        """Return the parts of a state (size rows); its diffuse part only where some key has one."""
         places = self.places
-        diffuse = None
-        if self.diffuse and state[places["diffuse"]].any():
-            diffuse = list(state[places["diffuse"]])
         values: Values = self._constants
         if self.own:
             rows = iter(state[places["parameters"]])
             # an entry that the pooled matrix has as zero is zero for every key, and stays structure
-            values = {
-                p.name: [0.0 if p.kind == "covariance" and a == 0.0 else row for a, row in zip(p.value, rows)]
-                if p.name in self.own
-                else p.value
-                for p in self.parameters
-            }
-        return list(state[places["mean"]]), list(state[places["covariance"]]), diffuse, values
+            own = {p.name: [_structural(p, a, next(rows)) for a in p.value] for p in self.parameters if p.name in self.own}
+            values = {**values, **own}
+        return Parts(
+            state[places["mean"]], state[places["covariance"]], state[places["diffuse"]] if diffuse else None, values
+        )
 
-    def predicted(
-        self, parts: tuple[Vector, Vector, Vector | None, Values], rows: Rows
-    ) -> tuple[Vector, Vector, Vector | None]:
-        """Return mean, covariance and diffuse part just before the rows' measurements."""
+    def is_diffuse(self, state: Array) -> bool:
+        """Tell whether any key still has an undetermined state."""
+        return bool(self.diffuse) and bool(state[self.places["diffuse"]].any())
+
+    def predicted(self, parts: Parts, dt: Entry, u: Vector, first: np.ndarray | bool) -> Parts:
+        """Return the parts just before the rows' measurements; first: all, none, or (K,) which keys."""
+        if first is True:
+            return parts
         m, P, P_inf, values = parts
-        if rows.first.all():
-            return m, P, P_inf
-        transition = self.process.transition(rows.dt, list(rows.u), values)
+        transition = self.process.transition(dt, u, values)
         m_next, P_next = predict(m, P, transition)
         P_inf_next = None if P_inf is None else congruence(transition.F, P_inf)
-        if rows.first.any():
-            m_next, P_next = _choose(rows.first, m, m_next), _choose(rows.first, P, P_next)
+        if first is not False:
+            m_next, P_next = choose(first, m, m_next), choose(first, P, P_next)
             if P_inf is not None and P_inf_next is not None:
-                P_inf_next = _choose(rows.first, P_inf, P_inf_next)
-        return m_next, P_next, P_inf_next
+                P_inf_next = choose(first, P_inf, P_inf_next)
+        return Parts(m_next, P_next, P_inf_next, values)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and what the rows said."""
         keys = state.shape[1]
         after = np.empty((self.size, keys))
         said = Step(np.empty(keys), np.empty(keys), np.zeros(keys, np.uint8), {})
+        checks = np.empty((2, min(keys, BLOCK)))
         with np.errstate(all="ignore"):  # what goes wrong ends in a flag
             for start in range(0, keys, BLOCK):
-                block = slice(start, start + BLOCK)
+                block = slice(start, min(start + BLOCK, keys))
                 part = Rows(rows.dt[block], rows.first[block], rows.y[:, block], rows.u[:, block])
-                self._step_block(state[:, block], part, after[:, block], *(a[block] for a in said[:3]))
+                self._step_block(
+                    state[:, block], part, after[:, block], *(a[block] for a in said[:3]), checks[:, : block.stop - start]
+                )
         return after, said
 
     def _step_block(
-        self, state: Array, rows: Rows, after: Array, log_likelihood: Array, nis: Array, flag: np.ndarray
+        self, state: Array, rows: Rows, after: Array, log_likelihood: Array, nis: Array, flag: np.ndarray, checks: Array
     ) -> None:
         """Write the state after the rows, and what they said, into the given arrays."""
-        parts = self.split(state)
-        prior = self.predicted(parts, rows)
-        updated = update(*prior, self.H, parts[3]["R"], list(rows.y))
-        places = self.places
-        _write(after[places["mean"]], updated.m)
-        _write(after[places["covariance"]], updated.P)
-        for name in list(places)[2:]:
-            after[places[name]] = state[places[name]]
-        if updated.P_inf is not None:
-            _write(after[places["diffuse"]], updated.P_inf)
-        log_likelihood[:] = updated.log_likelihood
-        nis[:] = updated.nis
-        codes = self._judge(after, prior, updated, rows)
-        if codes is not None:
-            flag[:] = codes
-            bad = codes != flags.WELL
-            after[:, bad] = state[:, bad]
-            log_likelihood[bad] = np.nan
-            nis[bad] = np.nan
+        presents = [present(component) for component in rows.y]
+        first: np.ndarray | bool = rows.first if rows.first.any() else False
+        if first is not False and rows.first.all():
+            first = True
+        diffuse = self.is_diffuse(state)
+        program = step_program(
+            self, tuple(a is not None for a in presents), None if first is rows.first else first is True, diffuse
+        )
+        masks = [a for a in (first if first is rows.first else None, *presents) if a is not None]
+        buffers = np.empty((program.buffers, state.shape[1]))
+        program([*state, rows.dt, *rows.u, *rows.y, *masks], buffers, [*after, log_likelihood, nis, *checks])
+        if np.isfinite(checks[0]).all() and not (checks[1] < 0.0).any():
+            return
+        prior = self.predicted(self.split(list(state), diffuse), rows.dt, list(rows.u), first)
+        updated = update(*prior[:3], self.H, prior.values["R"], list(rows.y), presents)
+        codes = self._judge(after, checks[0], prior.P, updated.scalars, rows)
+        flag[:] = codes
+        bad = codes != flags.WELL
+        after[:, bad] = state[:, bad]
+        log_likelihood[bad] = np.nan
+        nis[bad] = np.nan
 
     def _judge(
-        self, after: Array, prior: tuple[Vector, Vector, Vector | None], updated: Updated, rows: Rows
-    ) -> np.ndarray | None:
-        """Return a flag for each key, None when all are well; a variance below zero by rounding becomes zero."""
-        total = updated.log_likelihood
-        for row in after[: self.places["covariance"].stop]:
-            total = total + row
-        finite = np.isfinite(total)
-        n = len(self.states)
-        variances = [after[n + packed_index(i, i)] for i in range(n)]
-        lowest = variances[0]
-        for variance in variances[1:]:
-            lowest = np.minimum(lowest, variance)
-        negative = lowest < 0.0
-        if finite.all() and not negative.any():
-            return None
-        not_psd = np.zeros(len(finite), bool)
-        for i, variance in enumerate(variances):
-            not_psd |= variance < -1e-9 * np.abs(prior[1][packed_index(i, i)])
+        self, after: Array, total: Array, P: Vector, scalars: Sequence[Scalar], rows: Rows
+    ) -> np.ndarray:
+        """Return a flag for each key; a variance below zero by rounding becomes zero."""
+        not_psd = np.zeros(len(total), bool)
+        for i in range(len(self.states)):
+            variance = after[self.places["covariance"]][packed_index(i, i)]
+            not_psd |= variance < -1e-9 * np.abs(P[packed_index(i, i)])
             np.maximum(variance, 0.0, out=variance)
-        singular = np.zeros(len(finite), bool)
-        for scalar in updated.scalars:
+        singular = np.zeros(len(total), bool)
+        for scalar in scalars:
             here = np.isfinite(scalar.weighing.S) & (scalar.weighing.S <= 0.0)
             singular |= here if scalar.present is None else here & scalar.present
         wrong = np.isinf(rows.y).any(axis=0) | ~np.isfinite(rows.dt)
         if self.controls:
             wrong |= ~np.isfinite(rows.u).all(axis=0) & ~rows.first
-        reasons = [wrong, singular, ~finite, not_psd]
+        reasons = [wrong, singular, ~np.isfinite(total), not_psd]
         codes = [flags.NON_FINITE, flags.SINGULAR_INNOVATION, flags.OVERFLOW, flags.NOT_PSD]
         return np.select(reasons, codes, flags.WELL).astype(np.uint8)
 
@@ -208,10 +211,39 @@ class LinearFilter:
         return np.concatenate([np.asarray(mean, float), pack(np.asarray(covariance, float)), *others])
 
 
-def _choose(condition: np.ndarray, yes: Vector, no: Vector) -> list[Entry]:
-    return [np.where(condition, a, b) for a, b in zip(yes, no, strict=True)]
+@lru_cache(maxsize=64)
+def step_program(
+    model: LinearFilter, missing: tuple[bool, ...], first: bool | None, diffuse: bool
+) -> Program:
+    """Return one step as a straight line, for the case at hand.
+
+    missing: which components some key lacks. first: all keys (True), none (False), or some (None) are at
+    their first row. diffuse: some key is. Outputs: the state's rows, log-likelihood, NIS, a number that is
+    finite when all is well, the lowest variance.
+    """
+    tape = Tape()
+    state = [Symbol(tape) for _ in range(model.size)]
+    dt = Symbol(tape)
+    u = [Symbol(tape) for _ in range(model.controls)]
+    y = [Symbol(tape) for _ in range(model.measurements)]
+    is_first: Any = Symbol(tape, boolean=True) if first is None else first
+    presents: list[Any] = [Symbol(tape, boolean=True) if some else None for some in missing]
+    prior = model.predicted(model.split(state, diffuse), dt, u, is_first)
+    updated = update(*prior[:3], model.H, prior.values["R"], y, presents)
+    places = model.places
+    after = [*updated.m, *updated.P, *state[places["covariance"].stop :]]
+    if updated.P_inf is not None:
+        after[places["diffuse"]] = updated.P_inf
+    total = updated.log_likelihood
+    for entry in (*updated.m, *updated.P):
+        total = total + entry
+    lowest = updated.P[0]
+    for i in range(1, len(model.states)):
+        lowest = np.minimum(lowest, updated.P[packed_index(i, i)])
+    masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
+    inputs = {f"i{k}": symbol for k, symbol in enumerate([*state, dt, *u, *y, *masks])}
+    return Program(tape, inputs, [*after, updated.log_likelihood, updated.nis, total, lowest])
 
 
-def _write(target: Array, entries: Vector) -> None:
-    for row, entry in zip(target, entries, strict=True):
-        row[:] = entry
+def _structural(parameter: Parameter, pooled: float, row: Entry) -> Entry:
+    return 0.0 if parameter.kind == "covariance" and pooled == 0.0 else row

@@ -38,6 +38,11 @@ def congruence(F: Matrix, P: Vector) -> list[Entry]:
     return result
 
 
+def choose(condition: np.ndarray, yes: Vector, no: Vector) -> list[Entry]:
+    """Return the entries of `yes` for the keys where the condition holds, else those of `no`."""
+    return [np.where(condition, a, b) for a, b in zip(yes, no, strict=True)]
+
+
 def joseph(P: Vector, K: Vector, M: Vector, h: Vector, r: Entry) -> list[Entry]:
     """Return (I - K h) P (I - K h)' + r K K', packed lower.
 

@@ -10,7 +10,7 @@ from kalman.entries import Entry, plus
 from kalman.linear import BLOCK, LinearFilter
 from kalman.run import SortedRows, rounds
 from kalman.types import Array, Rows
-from kalman.update import update
+from kalman.update import present, update
 
 
 class Score(NamedTuple):
@@ -80,15 +80,15 @@ def _backwards(
 ) -> list[Entry]:
     """Move the adjoint, in place, from after the rows to before them; return the derivatives by the parameters."""
     n, p = model.places["mean"].stop, model.places["covariance"].stop
-    parts = model.split(before)
+    parts = model.split(list(before), model.is_diffuse(before))
     m, P, P_inf, values = parts
-    prior = model.predicted(parts, rows)
-    updated = update(*prior, model.H, values["R"], list(rows.y))
+    moved = ~rows.first
+    prior = model.predicted(parts, rows.dt, list(rows.u), rows.first if moved.any() else True)
+    updated = update(*prior[:3], model.H, values["R"], list(rows.y), [present(a) for a in rows.y])
     later = Adjoint(list(adjoint[:n]), list(adjoint[n:p]), list(adjoint[p:]) if P_inf is not None else None)
     here, by_R = before_update(later, updated, values["R"])
     start = here
     slopes: dict[str, list[Entry]] = {"R": by_R}
-    moved = ~rows.first
     if moved.any():
         everyone = bool(moved.all())
         transition = model.process.transition(rows.dt, list(rows.u), values)

@@ -38,15 +38,16 @@ class Updated(NamedTuple):
     scalars: list[Scalar]
 
 
-def update(m: Vector, P: Vector, P_inf: Vector | None, H: Matrix, R: Vector, y: Sequence[Array]) -> Updated:
-    """Return the state given y = H x + v, v ~ N(0, R), where NaN in y is a missing component.
+def update(
+    m: Vector, P: Vector, P_inf: Vector | None, H: Matrix, R: Vector, y: Vector, presents: Sequence[Present]
+) -> Updated:
+    """Return the state given y = H x + v, v ~ N(0, R), of which each key has the components that are present.
 
     A diffuse component determines a state and predicts nothing: its log-likelihood is -(log 2 pi + log F_inf)/2
     and it has no NIS. A row without anything observed has log-likelihood 0 and NIS NaN.
 
     References: Durbin and Koopman (2012), section 6.4; Joseph's form: Bucy and Joseph (1968).
     """
-    presents = [present(component) for component in y]
     noise = decorrelate(H, R, y, presents)
     scalars: list[Scalar] = []
     log_likelihood: Entry = 0.0
