@@ -72,7 +72,8 @@ def _how_to_install() -> str:
         )
     return (
         "install it (Debian, Ubuntu: apt install openjdk-17-jre-headless; "
-        "Fedora: dnf install java-21-openjdk-headless; macOS: brew install openjdk@17), and if several are installed set JAVA_HOME to that one"
+        "Fedora: dnf install java-21-openjdk-headless; macOS: brew install openjdk@17), "
+        "and if several are installed set JAVA_HOME to that one"
     )
 
 

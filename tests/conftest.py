@@ -66,8 +66,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def run_cli(warehouse: Path, tmp_path: Path) -> RunCli:
     """Run `kalman-pipeline ARGUMENTS` as a process of its own on this test's warehouse.
 
-    `env` adds variables (None removes one); the working directory is the test's own folder, so that nothing is
-    found by accident.
+    `env` adds variables (None removes one); the working directory is the test's own folder, so that nothing
+    is found by accident.
     """
 
     def run(

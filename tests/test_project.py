@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,19 @@ def test_lock_satisfies_the_project():
         version = versions.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is not in the lock"
         assert requirement.specifier.contains(version), f"{requirement} against {version} in the lock"
+
+
+def test_lock_is_complete():
+    # Set-up installs the lock without resolving, so what its packages ask for has to be in it.
+    versions, missing = locked(), []
+    for name in versions:
+        for text in requires(name) or []:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                version = versions.get(canonicalize_name(requirement.name), "none")
+                if version == "none" or not requirement.specifier.contains(version, prereleases=True):
+                    missing.append(f"{name} asks for {text}, the lock has {version}")
+    assert missing == []
 
 
 def test_versions_that_belong_together():
