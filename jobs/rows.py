@@ -35,10 +35,10 @@ _SAID = {_NOT_A_NUMBER: "not a number", _NOT_FINITE: "not finite"}
 
 
 class Source(NamedTuple):
-    """What a file holds: `columns` by name, all of one length, and what is wrong with some rows' shape."""
+    """What a file holds: `columns` by name, each of N rows, and (N,) which rows are `misshapen`."""
 
     columns: dict[str, pa.Array]
-    misshapen: dict[int, str]
+    misshapen: NDArray[np.bool_]
     rows: int
 
 
@@ -98,8 +98,7 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
         UserError: a column's type cannot hold what the spec says of it.
     """
     reason = np.full(source.rows, None, dtype=object)
-    for index, said in source.misshapen.items():
-        reason[index] = said
+    _reject(reason, source.misshapen, "row: not as many fields as the header")
     key, keys = _keys(spec, source, file, reason)
     time = _times(spec, source.columns[spec.time], file, reason)
     missing = {text.strip().casefold() for text in spec.missing_values}
@@ -124,15 +123,11 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> Source:
         raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
     except csv.Error as error:
         raise UserError(f"{path}: is not CSV ({error})") from error
-    misshapen = {
-        index: f"row has {len(row)} fields, header has {len(header)}"
-        for index, row in enumerate(rows)
-        if len(row) != len(header)
-    }
+    misshapen = np.fromiter((len(row) != len(header) for row in rows), bool, len(rows))
     columns: dict[str, pa.Array] = {}
     for name in wanted:
         place = header.index(name)
-        if misshapen:
+        if misshapen.any():
             values = [(row[place] or None) if place < len(row) else None for row in rows]
         else:
             values = [row[place] or None for row in rows]
@@ -150,7 +145,7 @@ def _read_parquet(path: Path, wanted: Sequence[str]) -> Source:
     except pa.ArrowInvalid as error:
         raise UserError(f"{path}: is not a Parquet file ({str(error).splitlines()[0]})") from error
     columns = {name: _plain_type(table.column(name)) for name in wanted}
-    return Source(columns, {}, table.num_rows)
+    return Source(columns, np.zeros(table.num_rows, dtype=bool), table.num_rows)
 
 
 def _plain_type(column: pa.ChunkedArray) -> pa.Array:

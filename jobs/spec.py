@@ -195,7 +195,8 @@ class ModelSpec(Section):
 
                 learnable(self.definition())
         except kalman.ModelError as error:
-            raise SpecError(self._problem(error.field, error.problem, error.remedy)) from error
+            hint = _hint(error.field, error.problem, error.remedy)
+            raise SpecError(self._problem(error.field, error.problem, f"{hint} {error.remedy}")) from error
         return self
 
     def _problem(self, field: str, problem: str, remedy: str) -> Problem:
@@ -345,6 +346,14 @@ def _guide() -> tuple[dict[tuple[str, ...], list[str]], dict[str, str]]:
 
     walk(ModelSpec, ())
     return names, describe
+
+
+def _hint(field: str, problem: str, remedy: str) -> str:
+    """Return `did you mean 'x'?` where the numerics list what they know."""
+    listed = re.search(r"(?:choose one of|choose from|known are) (.+)$", remedy)
+    written = re.match(r"'([^']*)'|the model has no parameter '([^']*)'", problem)
+    word = next(filter(None, written.groups()), "") if written else field.rsplit(".", 1)[-1]
+    return closest(word, listed[1].split(", ")) if listed else ""
 
 
 def _check_columns(names: Sequence[str], field: str, what: str = "column") -> None:

@@ -169,7 +169,7 @@ def _offset(zone: str) -> int | None:
     if zone == "Z":
         return 0
     hours, minutes = int(zone[1:3]), int(zone[3:].replace(":", "") or "0")
-    if hours > 18 or minutes > 59:
+    if minutes > 59 or hours * 60 + minutes > 18 * 60:  # as far as Java goes
         return None
     value = (hours * 60 + minutes) * 60_000_000
     return -value if zone[0] == "-" else value

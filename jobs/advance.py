@@ -1,0 +1,79 @@
+"""Advance the states of keys by their rows: the one step that batch, stream and replay share. No Spark, no clock."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from kalman.run import KeyStates, Outputs, initial_states, run
+from kalman.types import Filter
+from numpy.typing import NDArray
+
+from jobs.keys import match
+from jobs.packed_rows import KeyedRows
+from jobs.packets import Layout, Records, concat
+
+_STATE = ("event_time", "count", "log_likelihood", "values")
+
+
+class Advanced(NamedTuple):
+    """States after some rows: all records, ordered by route, and what came out for each row."""
+
+    records: Records
+    outputs: Outputs
+
+
+def advance(kernel: Filter, layout: Layout, known: Records, keyed: KeyedRows, unit: float,
+            apply_late: bool = False, begin: NDArray[np.float64] | None = None) -> Advanced:
+    """Apply rows to the states of their keys; keys that are not known begin at the model's initial distribution.
+
+    Args:
+        kernel: the filter.
+        layout: of state records (`state_blocks.state_layout`).
+        known: state records ordered by route; of no records if nothing is known.
+        keyed: the rows and their keys.
+        unit: microseconds in the model's unit of time.
+        apply_late: take a row that is older than its key's state as if it had come at the state's time, instead of
+            refusing it.
+        begin: (size, K) states in which keys that are not known begin; by default the model's initial state.
+    """
+    at = match(known, keyed.keys)
+    new = at < 0
+    before = _gather(kernel, known, at, new, begin)
+    rows = keyed.rows
+    if apply_late:
+        held = np.where(before.count > 0, before.event_time, np.iinfo(np.int64).min)
+        rows = rows._replace(time=np.maximum(rows.time, held[rows.key]))
+    after, outputs = run(kernel, before, rows, unit)
+    # A key whose every row was refused has still no state: it is not kept.
+    keep = ~new | (after.count > 0)
+    changed = {name: np.array(known.arrays[name]) for name in _STATE}
+    found = at[~new]
+    for name in _STATE:
+        changed[name][..., found] = getattr(after, name)[..., ~new]
+    identities = {name: array for name, array in known.arrays.items() if name not in _STATE}
+    kept = Records({**identities, **changed}, known.text)
+    born = np.flatnonzero(new & keep)
+    if len(born) == 0:
+        return Advanced(kept, outputs)
+    newcomers = keyed.keys.take(born)
+    states = {name: getattr(after, name)[..., born] for name in _STATE}
+    joined = concat([kept, Records({**newcomers.arrays, **states}, newcomers.text)]) if kept.size else Records(
+        {**newcomers.arrays, **states}, newcomers.text
+    )
+    ordered = joined if kept.size == 0 else joined.take(np.argsort(joined.arrays["route"], kind="stable"))
+    return Advanced(ordered, outputs)
+
+
+def _gather(kernel: Filter, known: Records, at: NDArray[np.int64], new: NDArray[np.bool_],
+            begin: NDArray[np.float64] | None) -> KeyStates:
+    """Return the states of keys at positions `at` of the known ones, and states to begin with where they are new."""
+    fresh = initial_states(kernel, len(at))
+    if begin is not None:
+        fresh = fresh._replace(values=begin)
+    if new.all():
+        return fresh
+    states = KeyStates(**{name: known.arrays[name][..., at] for name in _STATE})
+    for name in _STATE:
+        getattr(states, name)[..., new] = getattr(fresh, name)[..., new]
+    return states

@@ -1,0 +1,71 @@
+"""Read what a stream's checkpoint says of its progress. Nothing here writes to one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_BASE_INDEX = -1  # Delta's index of "nothing of this version yet"; versions before it are done
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """How far a checkpoint has come.
+
+    batch: the last committed micro-batch; version: all of the measurements table's versions up to it are done;
+    partial: some files of the next one, too.
+    """
+
+    batch: int
+    version: int
+    partial: bool
+
+
+class Checkpoint:
+    """A checkpoint folder, local or remote, through the file system that Spark uses for it."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self.path = path
+        self._jvm: Any = spark._jvm
+        root = self._jvm.org.apache.hadoop.fs.Path(path)
+        self._files: Any = root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+
+    def last_commit(self) -> int | None:
+        """Return the last committed micro-batch, or None if none has been."""
+        return self._last("commits")
+
+    def last_planned(self) -> int | None:
+        """Return the last micro-batch whose offsets are fixed; it may not be committed."""
+        return self._last("offsets")
+
+    def progressed(self) -> Progressed | None:
+        """Return how far the last committed micro-batch has come, or None if none has been."""
+        batch = self.last_commit()
+        if batch is None:
+            return None
+        offset = self.offset(batch)
+        version, index = int(offset["reservoirVersion"]), int(offset["index"])
+        return Progressed(batch, version - 1, index > _BASE_INDEX)
+
+    def offset(self, batch: int) -> dict[str, Any]:
+        """Return the source's offset at the end of a micro-batch."""
+        lines = self._read(f"offsets/{batch}").splitlines()
+        return json.loads(lines[2])  # version of the log, metadata, then a line a source
+
+    def _last(self, folder: str) -> int | None:
+        path = self._jvm.org.apache.hadoop.fs.Path(self.path, folder)
+        if not self._files.exists(path):
+            return None
+        names = [status.getPath().getName() for status in self._files.listStatus(path)]
+        return max((int(name) for name in names if name.isdigit()), default=None)
+
+    def _read(self, name: str) -> str:
+        stream = self._files.open(self._jvm.org.apache.hadoop.fs.Path(self.path, name))
+        try:
+            return self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()

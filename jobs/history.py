@@ -1,0 +1,105 @@
+"""Filter a table of measurements in batch: each key's rows in event-time order, from the initial distribution on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from kalman.types import Filter
+from numpy.typing import NDArray
+
+from jobs.advance import advance
+from jobs.estimates import EstimateFormat, pack_estimates
+from jobs.packed_rows import KeyedRows, RowFormat, pack_rows, unpack_rows
+from jobs.routing import make_routing
+from jobs.snapshots import STATE_ROWS, state_rows
+from jobs.state_blocks import state_layout
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS_A_BUCKET = 500_000
+MIN_BUCKETS = 4
+"""The number of buckets comes from the data alone, never from the machine, so that sums over them are the same anywhere."""
+
+
+Begin = Callable[[KeyedRows], NDArray[np.float64]]
+
+
+class Batch(NamedTuple):
+    """What a batch pass needs to know of its model."""
+
+    rows: RowFormat
+    unit: float
+
+
+def bucket_rows(spark: SparkSession, frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
+    """Pack rows and bring each bucket's packets into a partition of their own.
+
+    Args:
+        spark: the session.
+        frame: measurement rows.
+        fmt: what they are made of.
+        count: how many they are, for the number of buckets.
+    """
+    buckets = max(MIN_BUCKETS, -(-count // ROWS_A_BUCKET))
+    routing = make_routing(spark, buckets, 1)
+    return pack_rows(frame, fmt, routing).repartition(buckets, "bucket")
+
+
+def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin | None = None) -> DataFrame:
+    """Filter bucketed rows to each key's latest state: key (text) and the columns of a snapshot's rows.
+
+    `begin` gives the states (size, K) in which a bucket's keys begin; by default the model's initial state.
+    """
+    from pyspark.sql import functions as F
+
+    kind = batch.rows.kind
+    layout = state_layout(kind, kernel.size)
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        start = None if begin is None else begin(keyed)
+        result = advance(kernel, layout, layout.empty(), keyed, batch.unit, begin=start)
+        yield from state_rows(kernel, result.records, kind.integer)
+
+    key_type = "bigint" if kind.integer else "string"
+    states = packed.mapInArrow(each_bucket(batch.rows, work), f"key {key_type}, {STATE_ROWS}")
+    return states.withColumn("key", F.col("key").cast("string")).withColumn(
+        "event_time", F.timestamp_micros("event_time")
+    )
+
+
+def packed_estimates(
+    packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
+) -> DataFrame:
+    """Filter bucketed rows to packets of estimates (`estimates.unpack_estimates` makes rows of them)."""
+    layout = state_layout(batch.rows.kind, kernel.size)
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        start = None if begin is None else begin(keyed)
+        result = advance(kernel, layout, layout.empty(), keyed, batch.unit, begin=start)
+        for _, packet in pack_estimates(fmt, keyed, result.outputs):
+            yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
+
+    return packed.mapInArrow(each_bucket(batch.rows, work), "payload binary")
+
+
+def each_bucket(
+    fmt: RowFormat, work: Callable[[KeyedRows], Iterator[pa.RecordBatch]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Wrap `work` on the rows of one bucket as a function over the packets of a partition."""
+
+    def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        payloads: dict[int, list[bytes]] = {}
+        for batch in batches:
+            pairs = zip(batch.column("bucket").to_pylist(), batch.column("payload").to_pylist(), strict=True)
+            for bucket, payload in pairs:
+                payloads.setdefault(bucket, []).append(payload)
+        for bucket in sorted(payloads):
+            keyed = unpack_rows(payloads.pop(bucket), fmt)
+            if len(keyed.rows.key):
+                yield from work(keyed)
+
+    return over

@@ -1,0 +1,62 @@
+"""Turn late rows, as the stateful operator puts them out, into rows of the quarantine table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.keys import columns_of, integer_keys
+from jobs.packed_rows import RowFormat
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+REASON = "late: older than the key's state"
+
+
+def late_quarantine(packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int) -> DataFrame:
+    """Unpack late measurement rows and give them the quarantine's columns; the payload is the row as JSON."""
+    from pyspark.sql import functions as F
+
+    names = (*fmt.measurement, *fmt.control)
+    layout, kind = fmt.layout, fmt.kind
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for payload in batch.column("payload").to_pylist():
+                records = layout.decode(payload)
+                arrays = records.arrays
+                key = pa.array(integer_keys(arrays["route"])) if kind.integer else records.text
+                values = np.concatenate([arrays["y"], arrays.get("u", np.empty((0, records.size)))])
+                columns = [pa.array(np.array(row), mask=np.isnan(row)) for row in values]
+                yield pa.RecordBatch.from_arrays(
+                    [key, pa.array(np.array(arrays["time"])), *columns],
+                    ["key", "time", *(f"n{i}" for i in range(len(names)))],
+                )
+
+    numbers = "".join(f", n{i} double" for i in range(len(names)))
+    rows = packets.select("payload").mapInArrow(
+        unpack, f"key {'bigint' if kind.integer else 'string'}, time bigint{numbers}"
+    )
+    payload = F.to_json(
+        F.struct(
+            *columns_of(kind, F.col("key").cast("string")),
+            F.timestamp_micros("time").alias(fmt.time),
+            *(F.col(f"n{i}").alias(name) for i, name in enumerate(names)),
+        ),
+        {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
+    )
+    return rows.select(
+        F.lit(model).alias("model"),
+        payload.alias("payload"),
+        F.lit(REASON).alias("reason"),
+        F.lit(f"measurements/{model}").alias("source"),
+        F.lit(json.dumps({"generation": generation, "batch_id": batch_id})).alias("position"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+        F.lit(generation).alias("generation"),
+        F.current_timestamp().alias("quarantined_at"),
+    )

@@ -1,0 +1,182 @@
+"""Learn a model's parameters from history on Spark: the rows stay where they are, sums of a few numbers come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from kalman.learning import Learning, fit, learnable
+from kalman.run import SortedRows
+from kalman.types import Filter
+from numpy.typing import NDArray
+
+from jobs.errors import RUN_FAILED, UserError
+from jobs.history import Batch, each_bucket
+from jobs.packed_rows import KeyedRows
+from jobs.packets import Column, Layout, Records
+from jobs.spec import Learn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Evaluation = tuple[float, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The event times, in microseconds, whose rows are learned from: first <= time < last; None is without a bound."""
+
+    first: int | None = None
+    last: int | None = None
+
+    def holds(self, time: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Mark the times (N,) that are in the window."""
+        held = np.ones(len(time), bool)
+        if self.first is not None:
+            held &= time >= self.first
+        if self.last is not None:
+            held &= time < self.last
+        return held
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What was learned: parameters as `kalman.build` takes them, and how the search ended."""
+
+    parameters: dict[str, Any]
+    log_likelihood: float
+    iterations: int
+    converged: bool
+    rows: int
+    theta: NDArray[np.float64]
+    """The same parameters as the free numbers that were searched."""
+
+
+def learn_pooled(
+    packed: DataFrame,
+    definition: dict[str, Any],
+    learn: Learn,
+    batch: Batch,
+    window: Window,
+    keys: int | None,
+    say: Callable[[str], None],
+) -> Learned:
+    """Maximise the likelihood of all keys' rows in the window together.
+
+    Args:
+        packed: bucketed rows (`history.bucket_rows`).
+        definition: of the model (`ModelSpec.definition`).
+        learn: what to learn, and how long to try.
+        batch: rows' format and unit of time.
+        window: whose rows count; a key's first row there begins at the initial distribution.
+        keys: how many keys there are about, where `learn.sample_keys` asks for a sample.
+        say: told how far the search is.
+
+    Raises:
+        UserError: there is nothing to learn from.
+    """
+    problem = learnable(definition)
+    share = 1.0 if learn.sample_keys is None or not keys else learn.sample_keys / keys
+    rows = _window_rows(packed, batch, window, share).persist()
+    try:
+        count = rows.groupBy().sum("rows").collect()[0][0] or 0
+        if count == 0:
+            raise UserError("there are no rows to learn from in the window: choose another one", RUN_FAILED)
+        evaluations = 0
+
+        def objective(theta: NDArray[np.float64]) -> Evaluation:
+            nonlocal evaluations
+            value, gradient = _evaluate(rows, problem, theta, batch)
+            evaluations += 1
+            say(f"learning {', '.join(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}")
+            return value, gradient
+
+        result = fit(objective, problem.start, learn.max_iterations)
+        return Learned(
+            problem.parameters(result.theta),
+            result.log_likelihood,
+            result.iterations,
+            result.converged,
+            int(count),
+            result.theta,
+        )
+    finally:
+        rows.unpersist()
+
+
+def learn_each_key(
+    problem: Learning, kernel: Filter, keyed: KeyedRows, window: Window, pooled: NDArray[np.float64], unit: float
+) -> NDArray[np.float64]:
+    """Return the states (size, K) in which the keys of a bucket begin: each with parameters of its own.
+
+    A key's parameters are drawn towards the pooled ones, the more the fewer rows it has in the window.
+    """
+    keys = keyed.keys.size
+    kept = np.flatnonzero(window.holds(keyed.rows.time))
+    rows = SortedRows(keyed.rows.key[kept], keyed.rows.time[kept], keyed.rows.y[:, kept], keyed.rows.u[:, kept])
+    found = problem.fit_keys(rows, keys, unit, pooled)
+    states = kernel.initial(keys)
+    first = 0
+    for name, shape in kernel.fields.items():
+        width = int(np.prod(shape))
+        if name == "parameters":
+            states[first : first + width] = found.parameters
+        first += width
+    return states
+
+
+def _layout(batch: Batch) -> Layout:
+    """Return the layout of rows whose keys are numbered and which are in order already."""
+    columns = [Column("key", "<i8"), Column("time", "<i8"), Column("y", "<f8", len(batch.rows.measurement))]
+    if batch.rows.control:
+        columns.append(Column("u", "<f8", len(batch.rows.control)))
+    return Layout(tuple(columns), text=False)
+
+
+def _window_rows(packed: DataFrame, batch: Batch, window: Window, share: float) -> DataFrame:
+    """Keep the rows to learn from: one packet of ordered rows a bucket."""
+    layout = _layout(batch)
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        rows = keyed.rows
+        keep = window.holds(rows.time)
+        if share < 1.0:  # the same keys every time: those whose routes are lowest
+            keep &= (keyed.keys.arrays["route"] < np.uint64(int(share * 2**64)))[rows.key]
+        kept = np.flatnonzero(keep)
+        if len(kept) == 0:
+            return
+        _, code = np.unique(rows.key[kept], return_inverse=True)
+        arrays = {"key": code, "time": rows.time[kept], "y": rows.y[:, kept], "u": rows.u[:, kept]}
+        packet = layout.encode(Records(arrays, None))
+        order = int(keyed.keys.arrays["route"][0] >> np.uint64(1))
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([order]), pa.array([len(kept)]), pa.array([packet], pa.binary())], ["place", "rows", "payload"]
+        )
+
+    return packed.mapInArrow(each_bucket(batch.rows, work), "place bigint, rows bigint, payload binary")
+
+
+def _evaluate(rows: DataFrame, problem: Learning, theta: NDArray[np.float64], batch: Batch) -> Evaluation:
+    """Return log-likelihood and gradient at `theta`, summed over buckets in an order that is always the same."""
+    layout, unit = _layout(batch), batch.unit
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for one in batches:
+            for place, payload in zip(one.column("place").to_pylist(), one.column("payload").to_pylist(), strict=True):
+                arrays = layout.decode(payload).arrays
+                ordered = SortedRows(
+                    arrays["key"], arrays["time"], arrays["y"], arrays.get("u", np.empty((0, len(arrays["key"]))))
+                )
+                value, gradient, _ = problem.value_and_gradient(theta, ordered, int(arrays["key"][-1]) + 1, unit)
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array([place]), pa.array([value]), pa.array([gradient.tolist()], pa.list_(pa.float64()))],
+                    ["place", "value", "gradient"],
+                )
+
+    parts = sorted(rows.mapInArrow(work, "place bigint, value double, gradient array<double>").collect())
+    value = sum(part["value"] for part in parts)
+    gradient = np.sum([part["gradient"] for part in parts], axis=0)
+    return value, gradient

@@ -1,0 +1,61 @@
+"""Say which process drives a stream, and tell if it still runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+import psutil
+
+LEASE_SECONDS = 90.0
+"""A driver on another machine counts as dead when its heartbeat is older than this."""
+
+HEARTBEAT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A driver: its machine, its process and Spark's, when they started, and a token that no other driver has."""
+
+    host: str
+    pid: int
+    started: float
+    jvm: int
+    jvm_started: float
+    token: str
+
+    @classmethod
+    def this_process(cls, jvm: int) -> Owner:
+        """Return this very process, whose Spark runs in process `jvm`."""
+        pid = os.getpid()
+        return cls(socket.gethostname(), pid, _started(pid) or 0.0, jvm, _started(jvm) or 0.0, uuid.uuid4().hex)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Owner | None:
+        """Read an owner as `generations` holds it; None where there is none."""
+        return None if not text else cls(**json.loads(text))
+
+    def text(self) -> str:
+        """Return the owner as `generations` holds it."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def alive(self, heartbeat: datetime | None) -> bool:
+        """Tell if the driver still runs: by its processes on this machine, else by its heartbeat."""
+        if self.host == socket.gethostname():
+            return _started(self.pid) == self.started or _started(self.jvm) == self.jvm_started
+        if heartbeat is None:
+            return False
+        return (datetime.now(UTC) - heartbeat).total_seconds() < LEASE_SECONDS
+
+
+def _started(pid: int) -> float | None:
+    """Return when a process was started, or None if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return None

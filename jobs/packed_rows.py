@@ -1,0 +1,124 @@
+"""Pack measurements into one binary row a bucket before the shuffle, and read such rows back as arrays.
+
+Spark hands rows to a keyed Python operator one tuple at a time; packed, it hands over a few long values instead
+(docs/decisions/0001). The functions that run on the executors use NumPy and Arrow alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from kalman.run import SortedRows
+
+from jobs.keys import KeyKind, group, identity_arrays, identity_expressions, text_of
+from jobs.order import order_rows
+from jobs.packets import Column, Layout, Records, concat
+from jobs.routing import Routing, bucket_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PACKED = "bucket int, payload binary"
+
+
+class RowFormat(NamedTuple):
+    """What a measurement row is made of, by column name."""
+
+    kind: KeyKind
+    time: str
+    measurement: tuple[str, ...]
+    control: tuple[str, ...]
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of a packet of rows."""
+        columns = [*self.kind.identity_columns, Column("time", "<i8"), Column("y", "<f8", len(self.measurement))]
+        if self.control:
+            columns.append(Column("u", "<f8", len(self.control)))
+        return Layout(tuple(columns), text=not self.kind.integer)
+
+
+class KeyedRows(NamedTuple):
+    """The rows of a bucket in the order in which they are applied, and its keys.
+
+    keys: identities (and texts) of the K keys, by route; rows: their N rows; order: (N,) where each came from.
+    """
+
+    keys: Records
+    rows: SortedRows
+
+
+def select_columns(frame: DataFrame, fmt: RowFormat) -> DataFrame:
+    """Select what is packed: identity, time in microseconds, measurements and controls, in that order."""
+    from pyspark.sql import functions as F
+
+    numbers = [F.col(f"`{name}`").cast("double").alias(f"n{i}") for i, name in enumerate(fmt.measurement + fmt.control)]
+    keyed = frame.select(text_of(fmt.kind).alias("_text"), F.unix_micros(F.col(f"`{fmt.time}`")).alias("time"), *numbers)
+    names = [f"n{i}" for i in range(len(numbers))]
+    return keyed.select(*identity_expressions(fmt.kind, F.col("_text")), "time", *names)
+
+
+def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
+    """Pack measurement rows: one output row for each Arrow batch and bucket."""
+    return select_columns(frame, fmt).mapInArrow(_packer(fmt, routing), PACKED)
+
+
+def _packer(fmt: RowFormat, routing: Routing) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    layout, labels = fmt.layout, np.asarray(routing.labels, np.int32)
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            records = _records(batch, fmt)
+            bucket = bucket_of(records.arrays["route"], len(labels))
+            if len(labels) == 1:
+                parts, present = [layout.encode(records)], labels
+            else:
+                order = np.argsort(bucket.astype(np.uint16), kind="stable")
+                present, starts = np.unique(bucket[order], return_index=True)
+                ordered = records.take(order)
+                stops = [*starts[1:], len(order)]
+                parts = [layout.encode(ordered.slice(a, b)) for a, b in zip(starts, stops, strict=True)]
+                present = labels[present]
+            yield pa.RecordBatch.from_arrays([pa.array(present, pa.int32()), pa.array(parts, pa.binary())], PACKED_NAMES)
+
+    return pack
+
+
+PACKED_NAMES = ["bucket", "payload"]
+
+
+def _records(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
+    """Read an Arrow batch of `select_columns` as records."""
+    numbers = ["identity"] if fmt.kind.integer else ["identity", "check"]
+    arrays = identity_arrays({name: batch.column(name).to_numpy() for name in numbers})
+    arrays["time"] = batch.column("time").to_numpy()
+    m, c = len(fmt.measurement), len(fmt.control)
+    values = np.empty((m + c, batch.num_rows))
+    for i in range(m + c):
+        column = batch.column(f"n{i}")
+        values[i] = column.to_numpy(zero_copy_only=False)  # Arrow gives null as NaN, which is what missing means here
+    arrays["y"] = values[:m]
+    if c:
+        arrays["u"] = values[m:]
+    return Records(arrays, None if fmt.kind.integer else batch.column("text"))
+
+
+def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
+    """Join the packets of a bucket and put their rows in the order in which they are applied."""
+    layout = fmt.layout
+    parts = [layout.decode(payload) for payload in payloads]
+    records = concat(parts) if parts else layout.empty()
+    y, time = records.arrays["y"], records.arrays["time"]
+    u = records.arrays.get("u", np.empty((0, records.size)))
+    grouped = group(records, lambda code: order_rows(code, time, y, u))
+    order = grouped.order
+    keys = Records({c.name: records.arrays[c.name] for c in fmt.kind.identity_columns}, records.text)
+    return KeyedRows(
+        keys.take(order[grouped.first]),
+        SortedRows(grouped.code, time[order], np.ascontiguousarray(y[:, order]), np.ascontiguousarray(u[:, order])),
+    )

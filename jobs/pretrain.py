@@ -1,0 +1,205 @@
+"""Pretrain a model in batch: learn its parameters, filter every key to its latest state, commit a snapshot.
+
+The snapshot's id is made of all that decides its content, so a run that is tried again gives the same snapshot and one
+that has been committed is found. Killed at any moment before the manifest is committed, nothing is visible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from jobs.errors import UserError
+from jobs.positions import Cut, check_version, cut_at, delta_position, parse_time, to_datetime
+from jobs.progress import Progress
+from jobs.report import Report
+from jobs.settings import Settings
+from jobs.spec import ModelSpec, load_spec
+from jobs.tables import Warehouse, need_measurements
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from pyspark.sql import DataFrame
+
+    from jobs.learn import Learned, Window
+    from jobs.packed_rows import KeyedRows
+    from jobs.snapshots import Manifest
+
+
+def run(
+    settings: Settings,
+    model: str,
+    to_version: int | None = None,
+    as_of: str | None = None,
+    learn_from: str | None = None,
+    learn_to: str | None = None,
+) -> Report:
+    """Pretrain a model on its measurements up to a position and commit a snapshot.
+
+    Args:
+        settings: of the command.
+        model: name or path of its spec.
+        to_version: the position, a version of the measurements table; by default the newest.
+        as_of: only what happened before this event time; the position is found from it.
+        learn_from: learn from rows at or after this event time; by default from the spec's window.
+        learn_to: learn from rows before this event time; by default up to the position.
+
+    Raises:
+        UserError: no measurements, no such version, nothing to learn from.
+    """
+    from jobs.learn import Window
+    from jobs.session import spark_session
+
+    started = time.monotonic()
+    spec = load_spec(model, settings.models, deep=True)
+    before = None if as_of is None else parse_time(as_of, "--as-of")
+    window = Window(
+        None if learn_from is None else parse_time(learn_from, "--learn-from"),
+        None if learn_to is None else parse_time(learn_to, "--learn-to"),
+    )
+    if window.first is not None and window.last is not None and window.first >= window.last:
+        raise UserError("--learn-from must be before --learn-to")
+    spark = spark_session(settings, f"pretrain {spec.name}")
+    warehouse = Warehouse(spark, settings.warehouse)
+    table = need_measurements(warehouse, spec.name)
+    latest = check_version(warehouse, table, to_version)
+    cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
+    with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
+        manifest, learned = snapshot_at(warehouse, spec, table, cut, window, progress)
+    return _report(spec, manifest, learned, time.monotonic() - started)
+
+
+def snapshot_at(
+    warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut, window: Window, progress: Progress
+) -> tuple[Manifest, Learned | None]:
+    """Return the snapshot of a model at a cut, made unless it is there; and what was learned if it was made now."""
+    import kalman
+    from pyspark.sql import functions as F
+
+    from jobs.history import Batch, bucket_rows, final_states
+    from jobs.keys import key_kind
+    from jobs.learn import learn_each_key, learn_pooled
+    from kalman.learning import learnable
+    from jobs.packed_rows import RowFormat
+    from jobs.snapshots import Manifest, find, write
+
+    frame = warehouse.read(table, cut.version).select(*spec.columns)
+    if cut.before is not None:
+        frame = frame.filter(F.unix_micros(F.col(f"`{spec.time}`")) < cut.before)
+    window = _window(spec, frame, window)
+    identity = snapshot_id(spec, table, cut, window)
+    found = find(warehouse, identity)
+    if found is not None:
+        return found, None
+    count = frame.count()
+    progress.note(f"{count:,} rows")
+    fmt = RowFormat(key_kind(spec.key, frame.schema), spec.time, tuple(spec.measurement), tuple(spec.control))
+    batch = Batch(fmt, spec.unit_us)
+    packed = bucket_rows(warehouse.spark, frame, fmt, count).persist()
+    try:
+        learned = None
+        if spec.learn is not None and count:
+            keys = None if spec.learn.sample_keys is None else frame.select(*spec.key).distinct().count()
+            learned = learn_pooled(packed, spec.definition(), spec.learn, batch, window, keys, progress.note)
+        parameters: dict[str, Any] = {} if learned is None else learned.parameters
+        progress.note(f"filtering {count:,} rows")
+        kernel = kalman.build(spec.definition(), parameters)
+        manifest = Manifest(
+            snapshot_id=identity,
+            model=spec.name,
+            model_version=spec.version,
+            fingerprint=spec.fingerprint(),
+            parameters=parameters,
+            position=delta_position(table, cut.version),
+            cut=to_datetime(cut.before),
+            learn_from=None if spec.learn is None else to_datetime(window.first),
+            learn_to=None if spec.learn is None else to_datetime(window.last),
+            key_count=0,
+            checksum="",
+            rows=0,
+            snapshots_version=0,
+        )
+        begin = None
+        if spec.learn is not None and spec.learn.scope == "key" and learned is not None:
+            each = (learnable(spec.definition()), kernel, window, learned.theta, spec.unit_us)
+
+            def begin(keyed: KeyedRows) -> NDArray[np.float64]:
+                problem, start, span, theta, unit = each
+                return learn_each_key(problem, start, keyed, span, theta, unit)
+
+        return write(warehouse, manifest, final_states(packed, kernel, batch, begin)), learned
+    finally:
+        packed.unpersist()
+
+
+def snapshot_id(spec: ModelSpec, table: str, cut: Cut, window: Window) -> str:
+    """Return the id of the snapshot that these inputs give."""
+    inputs = {
+        "fingerprint": spec.fingerprint(),
+        "learn": spec.learn and spec.learn.model_dump(),
+        "table": table,
+        "version": cut.version,
+        "before": cut.before,
+        "window": [window.first, window.last] if spec.learn else None,
+    }
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    return f"{spec.name}-v{spec.version}-{cut.version}-{digest[:10]}"
+
+
+def _window(spec: ModelSpec, frame: DataFrame, window: Window) -> Window:
+    """Fill in the window's start from the spec: so long before its end, or before the last row."""
+    from jobs.learn import Window
+    from pyspark.sql import functions as F
+
+    if spec.learn is None or spec.learn.window_us is None or window.first is not None:
+        return window
+    end = window.last
+    if end is None:
+        row = frame.agg(F.max(F.unix_micros(F.col(f"`{spec.time}`")))).first()
+        end = None if row is None else row[0]
+    return window if end is None else Window(end - spec.learn.window_us, window.last)
+
+
+def _report(spec: ModelSpec, manifest: Manifest, learned: Learned | None, seconds: float) -> Report:
+    place = f"measurements version {manifest.version}"
+    if manifest.cut is not None:
+        place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
+    lines = [f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, {manifest.rows:,} rows, {place}"]
+    if learned is not None:
+        values = ", ".join(f"{name} = {json.dumps(_rounded(value))}" for name, value in learned.parameters.items())
+        end = "converged" if learned.converged else "stopped before it converged"
+        lines.append(f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})")
+    elif manifest.parameters:
+        lines.append("it had been committed before")
+    lines.append(f"{seconds:.1f} s")
+    return Report(
+        lines,
+        {
+            "model": spec.name,
+            "model_version": spec.version,
+            "snapshot": manifest.snapshot_id,
+            "keys": manifest.key_count,
+            "rows": manifest.rows,
+            "version": manifest.version,
+            "cut": manifest.cut,
+            "parameters": manifest.parameters,
+            "log_likelihood": None if learned is None else learned.log_likelihood,
+            "converged": None if learned is None else learned.converged,
+            "seconds": seconds,
+        },
+    )
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}")
+
+
+if __name__ == "__main__":
+    from jobs.cli import main
+
+    main("pretrain")

@@ -1,0 +1,95 @@
+"""Route keys to buckets (one a state partition) and to blocks (one a state row), by a 64-bit identity.
+
+A key's **route** is a 64-bit number that decides where it lives. Its bits are used twice: the low half picks the
+bucket, the high half picks the block, so that the keys of a block, and the blocks of a bucket, are in the order of
+their routes, and a bucket's state read block after block is sorted without sorting.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SHIFTS = (30, 27, 31)
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_INVERSES = tuple(pow(factor, -1, 1 << 64) for factor in _FACTORS)
+_HALF = np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+class Routing(NamedTuple):
+    """How many buckets there are, how many blocks in each, and the group label of each bucket.
+
+    Labels are chosen so that Spark's hash partitioning sends each bucket to a partition of its own: one group a task,
+    and no task without one.
+    """
+
+    labels: tuple[int, ...]
+    blocks: int
+
+    @property
+    def buckets(self) -> int:
+        """Return the number of buckets."""
+        return len(self.labels)
+
+
+def route_of(identity: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Mix 64-bit identities so that all their bits count: the finaliser of SplitMix64, a bijection.
+
+    References:
+        Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (variant 13 of Stafford).
+    """
+    z = identity.astype(np.int64, copy=False).view(np.uint64)
+    z = (z ^ (z >> np.uint64(_SHIFTS[0]))) * np.uint64(_FACTORS[0])
+    z = (z ^ (z >> np.uint64(_SHIFTS[1]))) * np.uint64(_FACTORS[1])
+    return z ^ (z >> np.uint64(_SHIFTS[2]))
+
+
+def identity_of(route: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Invert `route_of`."""
+    z = _unxorshift(route, _SHIFTS[2])
+    z = _unxorshift(z * np.uint64(_INVERSES[1]), _SHIFTS[1])
+    z = _unxorshift(z * np.uint64(_INVERSES[0]), _SHIFTS[0])
+    return z.view(np.int64)
+
+
+def _unxorshift(z: NDArray[np.uint64], shift: int) -> NDArray[np.uint64]:
+    """Invert z ^ (z >> shift) for 22 <= shift < 64."""
+    result = z
+    for _ in range(63 // shift):
+        result = z ^ (result >> np.uint64(shift))
+    return result
+
+
+def bucket_of(route: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
+    """Return the bucket, 0 <= bucket < buckets, of each route."""
+    return (((route & _LOW) * np.uint64(buckets)) >> _HALF).astype(np.int64)
+
+
+def block_of(route: NDArray[np.uint64], blocks: int) -> NDArray[np.int64]:
+    """Return the block within the bucket, 0 <= block < blocks, of each route: it never falls as the route rises."""
+    return (((route >> _HALF) * np.uint64(blocks)) >> _HALF).astype(np.int64)
+
+
+def make_routing(spark: SparkSession, buckets: int, blocks: int) -> Routing:
+    """Find one group label for each of `buckets` hash partitions."""
+    from pyspark.sql import functions as F
+
+    candidates = (
+        spark.range(64 * buckets + 1024, numPartitions=1)
+        .select(F.col("id").cast("int").alias("label"))
+        .select("label", F.pmod(F.hash("label"), F.lit(buckets)).alias("partition"))
+        .groupBy("partition")
+        .agg(F.min("label").alias("label"))
+        .orderBy("partition")
+        .collect()
+    )
+    labels = tuple(int(row["label"]) for row in candidates)
+    if len(labels) != buckets:
+        raise AssertionError(f"found labels for {len(labels)} of {buckets} partitions")
+    return Routing(labels, blocks)

@@ -1,0 +1,52 @@
+"""Start the Spark session that every job uses."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from jobs.errors import UserError
+from jobs.jars import jar_paths
+from jobs.settings import Settings
+from jobs.spark_conf import spark_conf
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def spark_session(settings: Settings, app: str, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """Start, or find, the session named `app` on the configured master.
+
+    Under `spark-submit` the master and the jars are those of the command line; otherwise they come from `settings` and
+    from the jars that set-up has fetched.
+
+    Raises:
+        UserError: Java is missing, or the jars have not been fetched.
+    """
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    # PySpark logs each exception as a line of JSON with its stack trace; the command says it in a sentence.
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True
+    logging.getLogger("SQLQueryContextLogger").disabled = True
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app)
+    for name, value in {**spark_conf(), **(conf or {})}.items():
+        builder = builder.config(name, value)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        builder = builder.master(settings.master).config("spark.jars", ",".join(jar_paths()))
+        builder = builder.config("spark.ui.enabled", os.environ.get("KALMAN_SPARK_UI", "false"))
+        if settings.master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    try:
+        session = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise UserError(
+            f"Spark did not start ({error.getCondition()}): install Java 17 or 21 and check it with `java -version`"
+        ) from error
+    session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
+    return session

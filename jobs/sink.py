@@ -1,0 +1,90 @@
+"""Write what a micro-batch put out: estimates of accepted rows, quarantine for late ones, each exactly once.
+
+Each write carries (generation and table, micro-batch) as its Delta transaction. A micro-batch that is run again after a
+kill gives the same rows, and what had been committed is passed over. The generation is part of the application's name
+because a new checkpoint counts its micro-batches from 0 again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jobs.estimates import EstimateFormat, unpack_estimates
+from jobs.generations import Generation
+from jobs.late_rows import late_quarantine
+from jobs.packed_rows import RowFormat
+from jobs.processor import ESTIMATES, LATE
+from jobs.tables import QUARANTINE, Warehouse, estimates
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass
+class Totals:
+    """What one run of the stream has written."""
+
+    batches: int = 0
+    estimated: int = 0
+    late: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the run has taken."""
+        return time.monotonic() - self.started
+
+
+@dataclass
+class Sink:
+    """The function that Spark calls with each micro-batch's packets."""
+
+    warehouse: Warehouse
+    generation: Generation
+    rows: RowFormat
+    estimates: EstimateFormat
+    told: Callable[[Totals], None]
+    totals: Totals = field(default_factory=Totals)
+
+    def __call__(self, packets: DataFrame, batch_id: int) -> None:
+        """Write a micro-batch. Running it again changes nothing."""
+        from pyspark.sql import functions as F
+
+        packets = packets.persist()
+        try:
+            # The one action that runs the filter; the writes below read what it left in the cache.
+            counts = {ESTIMATES: 0, LATE: 0}
+            for row in packets.select("kind", "rows").collect():
+                counts[row["kind"]] += row["rows"]
+            if counts[LATE]:
+                self._quarantine(packets.filter(F.col("kind") == LATE), batch_id)
+            if counts[ESTIMATES]:
+                self._estimates(packets.filter(F.col("kind") == ESTIMATES), batch_id)
+        finally:
+            packets.unpersist()
+        self.totals.batches += 1
+        self.totals.estimated += counts[ESTIMATES]
+        self.totals.late += counts[LATE]
+        self.told(self.totals)
+
+    def _estimates(self, packets: DataFrame, batch_id: int) -> None:
+        from pyspark.sql import functions as F
+
+        generation = self.generation
+        table = estimates(generation.model)
+        rows = unpack_estimates(packets, self.estimates).select(
+            "*",
+            F.lit(generation.model_version).cast("int").alias("model_version"),
+            F.lit(generation.generation).alias("generation"),
+            F.lit(batch_id).cast("bigint").alias("batch_id"),
+        )
+        self.warehouse.append(rows, table, (f"{generation.generation}/estimates", batch_id))
+
+    def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
+        generation = self.generation
+        rows = late_quarantine(packets, self.rows, generation.model, generation.generation, batch_id)
+        self.warehouse.create("quarantine", QUARANTINE)
+        self.warehouse.append(rows, "quarantine", (f"{generation.generation}/quarantine", batch_id))

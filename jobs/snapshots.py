@@ -1,0 +1,279 @@
+"""Write, find, verify and load snapshots: state rows first, then the manifest row that makes the snapshot exist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from kalman.types import Filter
+from numpy.typing import NDArray
+
+from jobs.arrow_lists import lists, matrix
+from jobs.errors import UserError
+from jobs.keys import KeyKind, identity_arrays, identity_expressions, integer_keys
+from jobs.packets import Layout, Records
+from jobs.processor import SEED
+from jobs.routing import Routing, bucket_of
+from jobs.tables import MANIFESTS, SNAPSHOTS, Warehouse, utc
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+
+GOOD = "good"
+STATE_ROWS = (
+    "state_index bigint, event_time bigint, mean array<double>, covariance array<double>, log_likelihood double, "
+    "extras map<string, array<double>>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One snapshot as its manifest row says it is."""
+
+    snapshot_id: str
+    model: str
+    model_version: int
+    fingerprint: str
+    parameters: dict[str, Any]
+    position: dict[str, Any]
+    key_count: int
+    checksum: str
+    rows: int
+    snapshots_version: int
+    status: str = GOOD
+    cut: datetime | None = None
+    learn_from: datetime | None = None
+    learn_to: datetime | None = None
+    generation: str | None = None
+    batch_id: int | None = None
+    committed_at: datetime | None = None
+
+    @property
+    def version(self) -> int:
+        """Return the version of the measurements table up to which, and including, rows are reflected."""
+        return int(self.position["version"])
+
+
+def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.RecordBatch]:
+    """Turn state records into Arrow rows: key, then the columns of `STATE_ROWS`."""
+    step = 65_536
+    for start in range(0, records.size, step):
+        part = records.slice(start, min(start + step, records.size))
+        arrays = part.arrays
+        mean, covariance, extras = kernel.snapshot(np.ascontiguousarray(arrays["values"]))
+        key = pa.array(integer_keys(np.ascontiguousarray(arrays["route"]))) if integer else part.text
+        yield pa.RecordBatch.from_arrays(
+            [
+                key,
+                pa.array(np.ascontiguousarray(arrays["count"])),
+                pa.array(np.ascontiguousarray(arrays["event_time"])),
+                lists(mean),
+                lists(covariance),
+                pa.array(np.ascontiguousarray(arrays["log_likelihood"])),
+                _map(extras, part.size),
+            ],
+            ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"],
+        )
+
+
+def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manifest:
+    """Write a snapshot: its rows, replacing what an earlier, killed attempt left; then its manifest.
+
+    Args:
+        warehouse: where.
+        manifest: what the snapshot is; count, checksum and table version are filled in here.
+        states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras.
+
+    Killed before the manifest is committed, the snapshot does not exist; the next attempt overwrites its rows.
+    """
+    from pyspark.sql import functions as F
+
+    warehouse.create("snapshots", SNAPSHOTS, partition_by=("model", "snapshot_id"))
+    warehouse.create("manifests", MANIFESTS)
+    rows = states.select(
+        F.lit(manifest.snapshot_id).alias("snapshot_id"),
+        F.lit(manifest.model).alias("model"),
+        F.lit(manifest.model_version).cast("int").alias("model_version"),
+        *("key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"),
+    )
+    where = f"model = '{manifest.model}' AND snapshot_id = '{manifest.snapshot_id}'"
+    with warehouse.lock("snapshots"):
+        rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(warehouse.path("snapshots"))
+        version = warehouse.latest_version("snapshots")
+    count, checksum, total = measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version))
+    row = {
+        "snapshot_id": manifest.snapshot_id,
+        "model": manifest.model,
+        "model_version": manifest.model_version,
+        "fingerprint": manifest.fingerprint,
+        "parameters": json.dumps(manifest.parameters),
+        "position": json.dumps(manifest.position),
+        "cut": manifest.cut,
+        "learn_from": manifest.learn_from,
+        "learn_to": manifest.learn_to,
+        "generation": manifest.generation,
+        "batch_id": manifest.batch_id,
+        "key_count": count,
+        "checksum": checksum,
+        "rows": total,
+        "snapshots_version": version,
+        "status": GOOD,
+    }
+    schema = warehouse.read("manifests").schema
+    frame = warehouse.spark.createDataFrame([row], schema).withColumn("committed_at", F.current_timestamp())
+    warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1))
+    written = find(warehouse, manifest.snapshot_id)
+    assert written is not None
+    return written
+
+
+def read_rows(warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None) -> DataFrame:
+    """Read a snapshot's state rows."""
+    from pyspark.sql import functions as F
+
+    frame = warehouse.read("snapshots", version)
+    return frame.filter((F.col("model") == model) & (F.col("snapshot_id") == snapshot_id))
+
+
+def measure(rows: DataFrame) -> tuple[int, str, int]:
+    """Return the key count, the checksum and the measurements reflected of state rows.
+
+    The checksum is the sum, modulo 2^64, of a 64-bit hash of each row: no order of rows changes it.
+    """
+    from pyspark.sql import functions as F
+
+    columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood"]
+    digest = F.xxhash64(*columns, F.map_entries("extras")).cast("decimal(38,0)")
+    row = rows.agg(
+        F.count("*").alias("count"), F.sum(digest).alias("digest"), F.sum("state_index").alias("rows")
+    ).first()
+    assert row is not None
+    return int(row["count"]), f"{int(row['digest'] or 0) % (1 << 64):016x}", int(row["rows"] or 0)
+
+
+def find(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
+    """Return a snapshot's manifest, or None if the snapshot does not exist."""
+    from pyspark.sql import functions as F
+
+    if not warehouse.exists("manifests"):
+        return None
+    row = warehouse.read("manifests").filter(F.col("snapshot_id") == snapshot_id).first()
+    return None if row is None else _manifest(row)
+
+
+def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
+    """Return the manifests, of one model or of all, oldest first."""
+    from pyspark.sql import functions as F
+
+    if not warehouse.exists("manifests"):
+        return []
+    frame = warehouse.read("manifests")
+    if model is not None:
+        frame = frame.filter(F.col("model") == model)
+    return [_manifest(row) for row in frame.orderBy("committed_at", "snapshot_id").collect()]
+
+
+def newest_startable(warehouse: Warehouse, model: str, fingerprint: str) -> Manifest | None:
+    """Return the good snapshot of this very model that reflects most, among those that a stream may start from."""
+    fit = [
+        one
+        for one in all_of(warehouse, model)
+        if one.status == GOOD and one.cut is None and one.fingerprint == fingerprint
+    ]
+    return max(fit, key=lambda one: (one.version, one.committed_at), default=None)
+
+
+def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
+    """Return the snapshot's rows, pinned to the version that was written, once they are found whole.
+
+    Raises:
+        UserError: rows are missing, doubled or changed.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        rows = read_rows(warehouse, manifest.snapshot_id, manifest.model, manifest.snapshots_version)
+        count, checksum, _ = measure(rows)
+    except PySparkException as error:
+        raise UserError(
+            f"the rows of snapshot {manifest.snapshot_id} cannot be read: {str(error).splitlines()[0][:200]}", 1
+        ) from error
+    if (count, checksum) != (manifest.key_count, manifest.checksum):
+        raise UserError(
+            f"snapshot {manifest.snapshot_id} is damaged: {count} keys with checksum {checksum}, where its manifest says "
+            f"{manifest.key_count} with {manifest.checksum}; start from another snapshot or pretrain again",
+            1,
+        )
+    return rows
+
+
+def seed_packets(rows: DataFrame, kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing) -> DataFrame:
+    """Pack a snapshot's rows for the stream's initial state: (bucket, packet of state records)."""
+    from pyspark.sql import functions as F
+
+    _, _, extras = kernel.snapshot(kernel.initial(1))
+    widths = {name: array.shape[0] for name, array in extras.items()}
+    named: list[Column] = [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]
+    columns = rows.select(
+        *identity_expressions(kind, F.col("key")),
+        F.unix_micros("event_time").alias("event_time"),
+        F.col("state_index").alias("count"),
+        "log_likelihood",
+        "mean",
+        "covariance",
+        *named,
+    )
+    return columns.mapInArrow(_seeder(kernel, kind, layout, routing, widths), SEED)
+
+
+def _seeder(
+    kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing, widths: dict[str, int]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    n, labels = len(kernel.states), np.asarray(routing.labels)
+
+    def seed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            names = ["identity"] if kind.integer else ["identity", "check"]
+            arrays = identity_arrays({name: batch.column(name).to_numpy() for name in names})
+            for name in ("event_time", "count", "log_likelihood"):
+                arrays[name] = batch.column(name).to_numpy()
+            extras = {name: matrix(batch.column(f"x{i}"), width, name) for i, (name, width) in enumerate(widths.items())}
+            mean, covariance = matrix(batch.column("mean"), n, "mean"), matrix(batch.column("covariance"), n * n, "covariance")
+            arrays["values"] = kernel.restore(mean, covariance, extras)
+            records = Records(arrays, None if kind.integer else batch.column("text"))
+            bucket = bucket_of(arrays["route"], len(labels))
+            for number in np.unique(bucket):
+                part = records.take(np.flatnonzero(bucket == number))
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array([labels[number]], pa.int32()), pa.array([layout.encode(part)], pa.binary())],
+                    ["bucket", "payload"],
+                )
+
+    return seed
+
+
+def _map(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:
+    """Turn named (d, N) arrays into N maps from name to d numbers; null where there are none."""
+    kind = pa.map_(pa.string(), pa.list_(pa.float64()))
+    if not extras:
+        return pa.nulls(size, kind)
+    columns = [lists(array) for array in extras.values()]
+    order = (np.arange(size)[:, None] + size * np.arange(len(columns))).ravel()
+    items = pa.concat_arrays(columns).take(pa.array(order))
+    names = pa.array(list(extras) * size, pa.string())
+    offsets = pa.array(np.arange(size + 1, dtype=np.int32) * np.int32(len(columns)))
+    return pa.MapArray.from_arrays(offsets, names, items)
+
+
+def _manifest(row: Row) -> Manifest:
+    values = utc(row.asDict())
+    return Manifest(
+        **{**values, "parameters": json.loads(values["parameters"] or "{}"), "position": json.loads(values["position"])}
+    )

@@ -1,0 +1,44 @@
+"""Say what Spark needs for our jobs, in one place, without importing Spark.
+
+The same settings are given by `jobs.session` to a session that Python starts and by the DAGs to `spark-submit`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+LOGGING = Path(__file__).with_name("log4j2.properties")
+"""What Spark's JVM prints."""
+
+ARROW_ROWS = 131_072
+"""Rows in one Arrow batch. Each batch is packed into one binary row a bucket, so larger ones mean fewer, longer rows."""
+
+
+def spark_conf() -> dict[str, str]:
+    """Return the settings that every job runs with."""
+    rocksdb = "spark.sql.streaming.stateStore.rocksdb"
+    return {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # Event times are instants. Every naive time is resolved when it is landed, by the model's own zone.
+        "spark.sql.session.timeZone": "UTC",
+        # Python workers must be this very interpreter: any other gives a misleading error.
+        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.executorEnv.PYTHONHASHSEED": "0",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        f"{rocksdb}.changelogCheckpointing.enabled": "true",
+        # One writer makes one file a commit for the small tables; large ones still get a file a task.
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.shuffle.partitions": os.environ.get("KALMAN_SHUFFLE_PARTITIONS", "8"),
+        # Micro-batches are small and their plans are fixed by hand: adaptive planning would only add time.
+        "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.streaming.metricsEnabled": "false",
+    }

@@ -1,0 +1,148 @@
+"""Name the Delta tables, give their columns, and read and commit to them."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.errors import UserError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+QUARANTINE = """
+    model string, payload string, reason string, source string, position string, batch_id bigint, generation string,
+    quarantined_at timestamp
+"""
+SNAPSHOTS = """
+    snapshot_id string, model string, model_version int, key string, state_index bigint, event_time timestamp,
+    mean array<double>, covariance array<double>, log_likelihood double, extras map<string, array<double>>
+"""
+MANIFESTS = """
+    snapshot_id string, model string, model_version int, fingerprint string, parameters string, position string,
+    cut timestamp, learn_from timestamp, learn_to timestamp, generation string, batch_id bigint, key_count bigint,
+    checksum string, rows bigint, snapshots_version bigint, status string, committed_at timestamp
+"""
+GENERATIONS = """
+    generation string, model string, model_version int, fingerprint string, snapshot_id string, checkpoint string,
+    start_position string, partitions int, blocks int, status string, owner string, epoch bigint, heartbeat timestamp,
+    last_error string, created_at timestamp, retired_at timestamp
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Warehouse:
+    """The tables below one root: a local folder, or the URI of one that Spark can reach."""
+
+    spark: SparkSession
+    root: str
+
+    def path(self, table: str) -> str:
+        """Return the location of a table such as `measurements/nile`."""
+        return f"{self.root}/{table}"
+
+    def exists(self, table: str) -> bool:
+        """Tell if a table has been made."""
+        from delta.tables import DeltaTable
+
+        return DeltaTable.isDeltaTable(self.spark, self.path(table))
+
+    def create(self, table: str, columns: str, partition_by: tuple[str, ...] = (),
+               properties: Mapping[str, str] | None = None) -> None:
+        """Make a table unless it is there."""
+        from delta.tables import DeltaTable
+        from pyspark.sql.types import StructType
+
+        if self.exists(table):
+            return
+        builder = DeltaTable.createIfNotExists(self.spark).location(self.path(table))
+        builder = builder.addColumns(StructType.fromDDL(columns))
+        if partition_by:
+            builder = builder.partitionedBy(*partition_by)
+        for name, value in (properties or {}).items():
+            builder = builder.property(name, value)
+        with self.lock(table):
+            builder.execute()
+
+    def read(self, table: str, version: int | None = None) -> DataFrame:
+        """Read a table, at a version or the newest."""
+        reader = self.spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.load(self.path(table))
+
+    def latest_version(self, table: str) -> int:
+        """Return the newest version of a table: its log has a file a version."""
+        jvm: Any = self.spark._jvm
+        log = jvm.org.apache.hadoop.fs.Path(self.path(table), "_delta_log")
+        files = log.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
+        names = [status.getPath().getName() for status in files.listStatus(log)]
+        return max(int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit())
+
+    def append(self, frame: DataFrame, table: str, transaction: tuple[str, int] | None = None,
+               options: Mapping[str, str] | None = None) -> None:
+        """Append rows in one commit; with a `transaction` (application, number), once however often it is tried."""
+        writer = frame.write.format("delta").mode("append")
+        if transaction is not None:
+            writer = writer.option("txnAppId", transaction[0]).option("txnVersion", transaction[1])
+        for name, value in (options or {}).items():
+            writer = writer.option(name, value)
+        with self.lock(table):
+            writer.save(self.path(table))
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Let one process of this machine at a time commit to a local table.
+
+        A local file system cannot refuse the second of two commits of one version that come at the very same moment;
+        object stores and HDFS can, so there nothing is locked. The lock dies with its holder.
+        """
+        if not self.local:
+            yield
+            return
+        folder = Path(self.root, "_locks")
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / (re.sub(r"[^A-Za-z0-9_.-]", "-", name) + ".lock"), "w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    @property
+    def local(self) -> bool:
+        """Tell if the warehouse is a folder of this machine."""
+        return "://" not in self.root
+
+
+def utc(values: dict[str, Any]) -> dict[str, Any]:
+    """Give the times of a collected row their zone: Spark hands them over without one, in this process's local time."""
+    return {name: v.astimezone(UTC) if isinstance(v, datetime) else v for name, v in values.items()}
+
+
+def measurements(model: str) -> str:
+    """Return the name of a model's measurements table."""
+    return f"measurements/{model}"
+
+
+def estimates(model: str) -> str:
+    """Return the name of a model's estimates table."""
+    return f"estimates/{model}"
+
+
+def need_measurements(warehouse: Warehouse, model: str) -> str:
+    """Return the model's measurements table.
+
+    Raises:
+        UserError: nothing has been landed yet.
+    """
+    table = measurements(model)
+    if not warehouse.exists(table):
+        raise UserError(
+            f"model {model} has no measurements in {warehouse.root}: land some with "
+            f"`kalman-pipeline ingest --model {model} --input FILE`"
+        )
+    return table
