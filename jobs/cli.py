@@ -26,7 +26,6 @@ from jobs.settings import DEFAULT_MASTER, Settings
 
 _WITH_VALUE = {"--warehouse", "--models", "--master"}
 _FLAGS = {"--json", "--quiet", "-q", "--debug"}
-_ENDS_QUIETLY = {"Exit": 0, "Abort": 130}
 
 
 def hoist(args: Sequence[str]) -> list[str]:
@@ -57,36 +56,25 @@ class _Commands(TyperGroup):
     ) -> Any:
         words = hoist(sys.argv[1:] if args is None else args)
         try:
-            with _sigterm_raises():
-                result = super().main(words, *rest, standalone_mode=False, **extra)
-            code = result if isinstance(result, int) else 0
-        except BrokenPipeError:
-            # The reader (`| head`) has gone: that is its right. Leave nothing for the interpreter to flush.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 0
-        except (Exception, KeyboardInterrupt, Terminated) as error:
-            code = _end(error, debug="--debug" in words)
+            code = super().main(words, *rest, standalone_mode=False, **extra)
+        except Exception as error:
+            code = _usage(error)
         if not standalone_mode:
             return code
         sys.exit(code)
 
 
-def _end(error: BaseException, debug: bool) -> int:
-    name = type(error).__name__
-    if name in _ENDS_QUIETLY and type(error).__module__.startswith(("typer", "click")):
-        return int(getattr(error, "exit_code", _ENDS_QUIETLY[name]))
-    describe = getattr(
-        error, "format_message", None
-    )  # a usage error of typer, which carries click within itself
-    if describe is not None:
-        context = getattr(error, "ctx", None)
-        verb = f" {context.info_name}" if context is not None and context.parent is not None else ""
-        message = " ".join(str(describe()).split()).rstrip(".")
-        hint = f" (see kalman-pipeline{verb} --help)" if message else ""
-        if not message:  # no verb was given; typer has shown the help
-            return INPUT_ERROR
-        return show(UserError(f"{message[:1].lower()}{message[1:]}{hint}"))
-    return show(error, debug=debug)
+def _usage(error: Exception) -> int:
+    """Show a usage error of typer, which carries click within itself, as one line."""
+    describe = getattr(error, "format_message", None)
+    if describe is None:
+        return show(error)
+    message = " ".join(str(describe()).split()).rstrip(".")
+    if not message:  # no verb was given, and typer has shown the help
+        return INPUT_ERROR
+    context = getattr(error, "ctx", None)
+    verb = f" {context.info_name}" if context is not None and context.parent is not None else ""
+    return show(UserError(f"{message[:1].lower()}{message[1:]} (see kalman-pipeline{verb} --help)"))
 
 
 @contextmanager
@@ -219,8 +207,15 @@ def schema(ctx: typer.Context) -> None:
 
 def _run(ctx: typer.Context, verb: str, *args: Any, **options: Any) -> None:
     settings: Settings = ctx.obj
-    report: Report = importlib.import_module(f"jobs.{verb}").run(settings, *args, **options)
-    report.show(settings.json)
+    try:
+        with _sigterm_raises():
+            report: Report = importlib.import_module(f"jobs.{verb}").run(settings, *args, **options)
+            report.show(settings.json)
+    except BrokenPipeError:
+        # The reader (`| head`) has gone, as it may. Leave nothing to flush into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        raise typer.Exit(show(error, settings.debug)) from error
 
 
 def main(verb: str | None = None) -> None:
