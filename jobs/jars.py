@@ -1,7 +1,7 @@
 """Fetch the jars that Spark needs beside its own, once, so that every later start is offline and fast.
 
-`python -m jobs.jars` resolves them with the Ivy that PySpark carries, in a folder of its own: the user's Ivy
-and Maven folders are neither read nor written, because a half-filled one there makes Spark's own resolution fail.
+`python -m jobs.jars` resolves them with the Ivy that PySpark carries, in a folder of its own. The user's Ivy
+and Maven folders are not touched: a half-filled one there makes Spark's own resolution fail.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def test_lock_satisfies_the_project():
 
 
 def test_lock_is_complete():
-    # Set-up installs the lock without resolving, so what its packages ask for has to be in it.
+    # Whatever a package of the lock asks for is in it too: else a set-up of tomorrow differs from one of today.
     versions, missing = locked(), []
     for name in versions:
         for text in requires(name) or []:
