@@ -1,0 +1,55 @@
+"""Land files in the measurements table of `<model>`.
+
+Rows that do not fit go to `quarantine` with the reason. Landing a file again changes nothing, so a run can
+be retried, cleared or backfilled at will. The path is that of the model's spec (`airflow.ingest.path`,
+where templates such as `{{ ds }}` stand for the run's interval), unless the form gives another.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from jobs.spec import ModelSpec
+from kalman_dags import family
+from kalman_dags.operator import KalmanOperator
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that lands one model's files."""
+    path = spec.airflow.ingest.path
+    empty = f"empty: {path}" if path else "the spec has no airflow.ingest.path, so it must be given"
+    with DAG(
+        dag_id=family.dag_id("ingest", spec.name),
+        description=f"Land files for {spec.name}",
+        doc_md=family.doc(__doc__, spec),
+        schedule=family.intervals(spec.airflow.ingest.schedule),
+        start_date=family.START,
+        catchup=False,
+        max_active_runs=1,
+        tags=family.tags(spec, "ingest"),
+        default_args=family.defaults(spec, timeout=timedelta(hours=2)),
+        params=family.form(
+            input=Param(
+                None,
+                type=["null", "string"],
+                title="Input",
+                description=f"File, folder or glob to land, seen from the worker ({empty}).",
+            )
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id="ingest",
+            verb="ingest",
+            options={
+                "--model": spec.name,
+                "--input": "{% if params.input %}{{ params.input }}{% else %}" + (path or "") + "{% endif %}",
+            },
+            outlets=[family.measurements(spec.name)],
+        )
+    return dag
+
+
+for one in family.specs():
+    build(one)

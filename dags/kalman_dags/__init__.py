@@ -1,0 +1,1 @@
+"""What the DAG files share: the operator, the families' common parts, the pools."""

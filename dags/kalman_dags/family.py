@@ -1,0 +1,139 @@
+"""What every family of DAGs shares: its models, names, assets, defaults, schedules and the cut of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import Asset, CronDataIntervalTimetable, Param
+from airflow.sdk.definitions.param import ParamsDict
+
+from jobs.spec import ModelSpec, SpecError, load_spec, spec_files
+from kalman_dags.operator import place
+
+START = datetime(2000, 1, 1, tzinfo=UTC)
+"""Earliest interval that can be backfilled; `catchup=False` keeps it from meaning anything else."""
+
+log = logging.getLogger(__name__)
+
+
+def models_folder() -> Path:
+    """Return the folder of the model specs: KALMAN_MODELS, else `models` beside `dags`."""
+    return Path(place("KALMAN_MODELS", "models"))
+
+
+def specs() -> Iterator[ModelSpec]:
+    """Yield every sound spec.
+
+    A broken one is left out with a line in the log, so that the other models keep their DAGs;
+    `model_specs.py` raises it as an import error, which is where Airflow shows people what to mend.
+    """
+    folder = models_folder()
+    try:
+        paths = spec_files(folder)
+    except SpecError as error:
+        log.error("No DAGs at all: %s", error)
+        return
+    for path in paths:
+        try:
+            yield load_spec(path.stem, folder)
+        except SpecError as error:
+            log.error("No DAGs for %s: %s", path.name, error)
+
+
+def dag_id(verb: str, model: str) -> str:
+    """Return the name of a model's DAG."""
+    return f"kalman_{verb}__{model}"
+
+
+def snapshots(model: str) -> Asset:
+    """Return the asset that is updated when a model has a new snapshot."""
+    return Asset(name=f"kalman_snapshots__{model}", uri=f"kalman://snapshots/{model}", group="kalman")
+
+
+def measurements(model: str) -> Asset:
+    """Return the asset that is updated when measurements of a model were landed."""
+    return Asset(name=f"kalman_measurements__{model}", uri=f"kalman://measurements/{model}", group="kalman")
+
+
+def estimates(model: str) -> Asset:
+    """Return the asset that is updated when a model's stream has caught up."""
+    return Asset(name=f"kalman_estimates__{model}", uri=f"kalman://estimates/{model}", group="kalman")
+
+
+def stream_pool(model: str) -> str:
+    """Return the name of the one-slot pool that everything which drives a model's stream runs in."""
+    return f"kalman_stream__{model}"
+
+
+def intervals(schedule: str | None) -> CronDataIntervalTimetable | None:
+    """Return the timetable whose runs each cover one interval of a cron expression, in UTC; None: by hand."""
+    return CronDataIntervalTimetable(schedule, timezone="UTC") if schedule else None
+
+
+def defaults(spec: ModelSpec, timeout: timedelta, retries: int = 2) -> dict[str, Any]:
+    """Return the arguments that each task of a model's DAG begins with.
+
+    A retry makes sense for every verb, as each ends in the same tables however often it runs; input that is
+    refused is not retried (see `KalmanOperator`).
+    """
+    return {
+        "owner": spec.airflow.owner,
+        "retries": retries,
+        "retry_delay": timedelta(seconds=30),
+        "retry_exponential_backoff": 2.0,
+        "max_retry_delay": timedelta(minutes=15),
+        "execution_timeout": timeout,
+    }
+
+
+def tags(spec: ModelSpec, verb: str) -> list[str]:
+    """Return a DAG's tags."""
+    return sorted({"kalman", verb, spec.name, *spec.airflow.tags})
+
+
+def form(**params: Param) -> ParamsDict:
+    """Return a DAG's form."""
+    return ParamsDict(params)
+
+
+def doc(module_doc: str | None, spec: ModelSpec) -> str:
+    """Return a DAG's page: its module's docstring, then what the model is."""
+    schedules = (part.schedule for part in (spec.airflow.ingest, spec.airflow.pretrain, spec.airflow.stream))
+    ingest, pretrain, stream = (schedule or "by hand" for schedule in schedules)
+    lines = [
+        (module_doc or "").strip().replace("<model>", spec.name),
+        "",
+        f"**Model `{spec.name}`, version {spec.version}.** {spec.description}",
+        "",
+        f"- spec: `{spec.source_path}`",
+        f"- key: `{', '.join(spec.key)}`; time: `{spec.time}`; measured: `{', '.join(spec.measurement)}`",
+        f"- runs (UTC): ingest {ingest}; pretrain {pretrain}; stream {stream}, and on a new snapshot",
+    ]
+    return "\n".join(lines)
+
+
+def as_of(params: Mapping[str, Any], dag_run: Any) -> str:
+    """Return the run's cut, ISO 8601: the form's, else the data interval's end, else the run's start.
+
+    All three are stored with the run, so that a run that is cleared has the same cut again. A run whose
+    form names a version has none: the version is its cut.
+    """
+    if params["to_version"] is not None:
+        return ""
+    if params["as_of"]:
+        return str(params["as_of"])
+    return (dag_run.data_interval_end or dag_run.run_after).astimezone(UTC).isoformat()
+
+
+def learn_from(params: Mapping[str, Any], dag_run: Any, window_us: int | None) -> str:
+    """Return where a run's learning begins, ISO 8601: the form's, else the spec's window before the cut."""
+    if params["learn_from"]:
+        return str(params["learn_from"])
+    cut = as_of(params, dag_run)
+    if not cut or window_us is None:
+        return ""
+    return (datetime.fromisoformat(cut) - timedelta(microseconds=window_us)).isoformat()

@@ -1,0 +1,213 @@
+"""The one operator of all families: run a verb of the pipeline through spark-submit."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import Connection, Context
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    AirflowSkipException,
+)
+
+from jobs.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
+from jobs.jars import jar_paths
+from jobs.settings import DEFAULT_MASTER
+from jobs.spark_conf import spark_conf
+
+CONNECTION = "spark_default"
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that holds `dags/`: relative settings start here, as a worker's own folder means nothing."""
+
+
+def place(name: str, folder: str) -> str:
+    """Return the absolute path, or the URI, that the variable `name` holds, else `folder` beside `dags/`."""
+    value = os.environ.get(name) or folder
+    return value if ":/" in value else str(ROOT / Path(value).expanduser())
+
+
+class KalmanHook(SparkSubmitHook):
+    """Submit to the connection's master; without a connection to KALMAN_MASTER, else to local Spark.
+
+    Args:
+        own_session: start spark-submit outside the task's process group, so that the supervisor's signals
+        do not reach it.
+
+    """
+
+    def __init__(self, *, own_session: bool, **kwargs: Any) -> None:
+        self._own_session = own_session
+        super().__init__(**kwargs)
+
+    @classmethod
+    def get_connection(cls, conn_id: str) -> Any:
+        """Return the connection, or one to local Spark: the provider would submit to YARN instead."""
+        try:
+            return super().get_connection(conn_id)
+        except AirflowNotFoundException:
+            return Connection(
+                conn_id=conn_id, conn_type="spark", host=os.environ.get("KALMAN_MASTER") or DEFAULT_MASTER
+            )
+
+    def _resolve_connection(self) -> dict[str, Any]:
+        connection = super()._resolve_connection()
+        if connection["master"].startswith("local") and self._env_vars is not None:
+            # Local Spark need not find out this machine's name, which fails on laptops and in containers.
+            self._env_vars.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        return connection
+
+    def submit(self, application: str = "", **kwargs: Any) -> str | None:
+        """Run spark-submit to its end."""
+        return super().submit(application, start_new_session=self._own_session, **kwargs)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of spark-submit, which in client mode is the driver's; None before it ended."""
+        return None if self._submit_sp is None else self._submit_sp.poll()
+
+    @property
+    def errors(self) -> str:
+        """The driver's own `error: ...` lines, or nothing."""
+        found = [line[len("error: ") :] for line in self._last_submit_log_lines if line.startswith("error: ")]
+        return "; ".join(found)
+
+    def stop_driver(self, application: str) -> bool:
+        """Send SIGTERM to the Python driver of `application` in client mode; say whether it was found."""
+        if self._submit_sp is None or self._submit_sp.poll() is not None:
+            return False
+        try:
+            for child in psutil.Process(self._submit_sp.pid).children():
+                # Python workers are children of the same JVM, but run pyspark.daemon.
+                if application in child.cmdline():
+                    child.send_signal(signal.SIGTERM)
+                    return True
+        except psutil.Error:
+            return False
+        return False
+
+
+class KalmanOperator(SparkSubmitOperator):
+    """Run `kalman-pipeline VERB` as a Spark application, and give its exit codes their meaning.
+
+    Args:
+        verb: the command; its application is `jobs/<verb>.py`.
+        options: option -> value (a template); an option whose value renders to nothing is left out.
+        finish_on_kill: when the task is killed let the driver finish what it is at, as a stream does with its
+            micro-batch, instead of killing the whole tree of processes.
+
+    A driver that ends with 2 (bad input) fails the task at once, as no retry can mend it. One that ends
+    with 3 (another driver has the stream) skips it: the work is being done. On a retry, though, that other
+    driver may be the one this task has just lost, whose lease has not run out, so that is retried, and
+    skipped only by the last try.
+
+    """
+
+    template_fields = (*SparkSubmitOperator.template_fields, "options")
+    ui_color = "#e8f1fb"
+
+    def __init__(
+        self,
+        *,
+        verb: str,
+        options: Mapping[str, str | None],
+        finish_on_kill: bool = False,
+        conf: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        ui = {"spark.ui.enabled": os.environ.get("KALMAN_SPARK_UI", "false")}
+        # A durable task keeps its job id across a clear, and would then return without running again.
+        kwargs.setdefault("durable", False)
+        super().__init__(
+            application=str(_folder_of("jobs") / f"{verb}.py"),
+            conf={**spark_conf(), **ui, **(conf or {})},
+            env_vars=_environment(),
+            spark_binary=str(_folder_of("pyspark") / "bin" / "spark-submit"),
+            conn_id=CONNECTION,
+            **kwargs,
+        )
+        self.verb = verb
+        self.options = dict(options)
+        self.finish_on_kill = finish_on_kill
+        self._hook: KalmanHook | None = None
+
+    def execute(self, context: Context) -> None:
+        """Run the verb; its lines are in the task's log."""
+        self.application_args = [
+            text
+            for option, value in self.options.items()
+            if value not in (None, "")
+            for text in (option, str(value))
+        ]
+        try:
+            self.jars = ",".join(jar_paths())
+            super().execute(context)
+        except UserError as error:
+            raise AirflowFailException(error.message) from error
+        except AirflowException as error:
+            code = self._hook.exit_code if self._hook else None
+            said = self._hook.errors if self._hook else ""
+            if code == INPUT_ERROR:
+                raise AirflowFailException(
+                    f"{self.verb} refused its input: {said or 'see the log'}"
+                ) from error
+            if code == ALREADY_RUNNING and not self._may_be_our_own(context):
+                raise AirflowSkipException(
+                    f"another driver runs this stream: {said or 'see the log'}"
+                ) from error
+            if said:
+                raise AirflowException(f"{self.verb} ended with exit code {code}: {said}") from error
+            raise
+
+    def on_kill(self) -> None:
+        """Stop the driver: SIGTERM where it may finish its work, else the provider's way."""
+        if self.finish_on_kill and self._hook is not None and self._hook.stop_driver(self.application):
+            self.log.info("Asked the driver to stop; it finishes its micro-batch and ends by itself.")
+            return
+        super().on_kill()
+
+    @staticmethod
+    def _may_be_our_own(context: Context) -> bool:
+        ti: Any = context.get("ti")
+        return 1 < ti.try_number <= ti.max_tries
+
+    def _get_hook(self) -> KalmanHook:
+        return KalmanHook(
+            own_session=self.finish_on_kill,
+            conn_id=self._conn_id,
+            conf=self.conf,
+            jars=self.jars,
+            name=self.name,
+            application_args=self.application_args,
+            env_vars=self.env_vars,
+            spark_binary=self._spark_binary,
+        )
+
+
+def _environment() -> dict[str, str]:
+    return {
+        # Workers and driver are the interpreter that Airflow runs in, and Spark is the one beside it.
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_HOME": str(_folder_of("pyspark")),
+        "KALMAN_WAREHOUSE": place("KALMAN_WAREHOUSE", "warehouse"),
+        "KALMAN_MODELS": place("KALMAN_MODELS", "models"),
+    }
+
+
+def _folder_of(package: str) -> Path:
+    """Return where `package` lies without importing it."""
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise ImportError(f"package {package} is not installed beside Airflow: run `make setup`")
+    return Path(next(iter(found.submodule_search_locations)))

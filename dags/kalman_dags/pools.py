@@ -1,0 +1,27 @@
+"""The pools that the DAGs need, one slot a stream, as JSON for `airflow pools import`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from jobs.spec import ModelSpec
+from kalman_dags.family import specs, stream_pool
+
+
+def pools(models: list[ModelSpec]) -> dict[str, dict[str, object]]:
+    """Return the pools as `airflow pools import` reads them."""
+    return {
+        stream_pool(spec.name): {
+            "slots": 1,
+            "description": f"One driver at a time for the stream of {spec.name}",
+            # A deferred task still holds its stream.
+            "include_deferred": True,
+        }
+        for spec in models
+    }
+
+
+if __name__ == "__main__":
+    json.dump(pools(list(specs())), sys.stdout, indent=2)
+    print()

@@ -1,0 +1,11 @@
+"""Show broken model specs where Airflow shows errors: no DAG, only an import error while one is broken.
+
+The other files leave a broken model out, so that its mistake takes no other model's DAGs down.
+"""
+
+from __future__ import annotations
+
+from jobs.spec import load_all
+from kalman_dags.family import models_folder
+
+load_all(models_folder())

@@ -1,0 +1,75 @@
+"""Learn the parameters of `<model>` and filter its history into a snapshot.
+
+The run's data interval decides everything: history is cut at the interval's end (event time before it), and
+what is learned is learned from the spec's `learn.window` before that cut. So a run gives the same snapshot
+whenever it runs: it can be cleared, and any stretch of the past can be backfilled, also beside a live
+stream, which never takes up a newer snapshot by itself. The form overrides the cut (an instant, or a
+version of the measurements table) and the learning window.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from jobs.spec import ModelSpec
+from kalman_dags import family
+from kalman_dags.operator import KalmanOperator
+
+
+def instant(title: str, description: str) -> Param:
+    """Make a form's field for an instant that may stay empty."""
+    return Param(None, type=["null", "string"], format="date-time", title=title, description=description)
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that pretrains one model."""
+    window = spec.learn and spec.learn.window_us
+    before = f"{spec.learn.window} before the cut" if spec.learn and window else "the beginning"
+    with DAG(
+        dag_id=family.dag_id("pretrain", spec.name),
+        description=f"Learn {spec.name} and filter its history into a snapshot",
+        doc_md=family.doc(__doc__, spec),
+        schedule=family.intervals(spec.airflow.pretrain.schedule),
+        start_date=family.START,
+        catchup=False,
+        max_active_runs=1,
+        tags=family.tags(spec, "pretrain"),
+        default_args=family.defaults(spec, timeout=timedelta(hours=12)),
+        user_defined_macros={"as_of": family.as_of, "learn_from": family.learn_from},
+        params=family.form(
+            as_of=instant(
+                "Cut", "Take only history before this instant (empty: the end of the run's data interval)."
+            ),
+            to_version=Param(
+                None,
+                type=["null", "integer"],
+                minimum=0,
+                title="Version",
+                description="Take history up to this version of measurements, instead of a cut in time.",
+            ),
+            learn_from=instant(
+                "Learn from",
+                f"Learn from rows at or after this instant (empty: {before}).",
+            ),
+            learn_to=instant("Learn to", "Learn from rows before this instant (empty: the cut)."),
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id="pretrain",
+            verb="pretrain",
+            options={
+                "--model": spec.name,
+                "--to-version": "{{ '' if params.to_version is none else params.to_version }}",
+                "--as-of": "{{ as_of(params, dag_run) }}",
+                "--learn-from": f"{{{{ learn_from(params, dag_run, {window}) }}}}",
+                "--learn-to": "{{ params.learn_to or '' }}",
+            },
+            outlets=[family.snapshots(spec.name)],
+        )
+    return dag
+
+
+for one in family.specs():
+    build(one)

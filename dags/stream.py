@@ -1,0 +1,76 @@
+"""Start or resume the stream of `<model>`, and take it to the newest measurements.
+
+Runs on its schedule and when there is a new snapshot. Events fold together and may be late, so an event
+means only "something newer exists": the driver reads from Delta which snapshot to start from, and resumes
+its checkpoint where a generation is live. A newer snapshot never replaces a live generation's state by
+itself; the form's *Adopt* does that.
+
+Safe to kill, retry and clear at any moment: each measurement is reflected exactly once. The pool
+`kalman_stream__<model>` has one slot, so that there is one driver; a driver that somebody else runs makes
+the task *skipped*, not failed. **If a run stays in `scheduled`, that pool is missing**: `airflow pools set
+kalman_stream__<model> 1 "one driver" --include-deferred`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param
+
+from jobs.spec import ModelSpec
+from kalman_dags import family
+from kalman_dags.operator import KalmanOperator
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that drives one model's stream."""
+    snapshots, cron = family.snapshots(spec.name), spec.airflow.stream.schedule
+    schedule = (
+        AssetOrTimeSchedule(timetable=CronTriggerTimetable(cron, timezone="UTC"), assets=[snapshots])
+        if cron
+        else [snapshots]
+    )
+    with DAG(
+        dag_id=family.dag_id("stream", spec.name),
+        description=f"Continue the estimates of {spec.name} from its snapshot or checkpoint",
+        doc_md=family.doc(__doc__, spec),
+        schedule=schedule,
+        start_date=family.START,
+        catchup=False,
+        max_active_runs=1,
+        tags=family.tags(spec, "stream"),
+        default_args=family.defaults(spec, timeout=timedelta(days=1), retries=5),
+        params=family.form(
+            trigger=Param(
+                "available-now",
+                type="string",
+                pattern=r"^(available-now|[0-9]+([.][0-9]+)?)$",
+                title="Trigger",
+                description="available-now: process what is there and end. A number: a micro-batch every so "
+                "many seconds, for a day at most (the execution timeout), then again by retry or schedule.",
+            ),
+            adopt=Param(
+                None,
+                type=["null", "string"],
+                title="Adopt",
+                description="Snapshot to begin a new generation from; the live one retires (empty: go on).",
+            ),
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id="stream",
+            verb="stream",
+            options={
+                "--model": spec.name,
+                "--trigger": "{{ params.trigger }}",
+                "--adopt": "{{ params.adopt or '' }}",
+            },
+            finish_on_kill=True,
+            pool=family.stream_pool(spec.name),
+            outlets=[family.estimates(spec.name)],
+        )
+    return dag
+
+
+for one in family.specs():
+    build(one)
