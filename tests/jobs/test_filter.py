@@ -382,8 +382,8 @@ def test_stored_times_are_read_by_the_same_rule(tmp_path: Path, values: Any) -> 
     model = tmp_path / "level.yaml"
     model.write_text(
         "{name: level, version: 1, key: [k], time: at, time_unit: day, time_zone: America/New_York,"
-        " measurement: [v], states: [x], process: {kind: random_walk, variance: 1.0}, observation: {R: [[1.0]]},"
-        " initial: {mean: [0.0], covariance: [[0.0]]}}"
+        " measurement: [v], states: [x], process: {kind: random_walk, variance: 1.0},"
+        " observation: {R: [[1.0]]}, initial: {mean: [0.0], covariance: [[0.0]]}}"
     )
     pq.write_table(pa.table({"k": [1, 1], "at": values, "v": [None, None]}), tmp_path / "in.parquet")
     filtered(model, tmp_path / "in.parquet", tmp_path / "out.csv")
