@@ -129,7 +129,7 @@ def test_lock_satisfies_the_project():
 
 
 def test_lock_is_complete():
-    # Whatever a package of the lock asks for is in it too: else a set-up of tomorrow differs from one of today.
+    # Whatever a package of the lock asks for is in it too: else set-ups differ from day to day.
     versions, missing = locked(), []
     for name in versions:
         for text in requires(name) or []:
