@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, plus, times
+from kalman.diffuse import covariance as diffuse_covariance
+from kalman.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
 from kalman.packing import packed_index, symmetric
 from kalman.recursions import Transition, choose, congruence
 from kalman.update import Scalar, Updated
@@ -51,11 +52,11 @@ def _before_scalar(
 ) -> tuple[Adjoint, list[Entry], Entry, Entry]:
     """Return the adjoint before one scalar update, and the derivatives by h, the measurement and its variance."""
     a, B, C = adjoint
-    m, P, P_inf, (v, M, S, K, diffuse), has = scalar
+    m, P, A, (v, M, S, K, diffuse), has = scalar
     e = dot(K, a)
     g = apply(symmetric(B), K)
     s = dot(K, g)
-    u = v / S
+    u = over(v, S)
     # where proper: log L = -(log S + v^2 / S) / 2, m+ = m + M v / S, P+ = P - M M' / S
     v_bar, r_bar = e - u, s - e * u - 0.5 * (1.0 / S - u * u)
     pull = [times(b, u) for b in a]
@@ -73,8 +74,9 @@ def _before_scalar(
     ]
     a_before = [minus(b, times(c, v_bar)) for b, c in zip(a, h, strict=True)]
     B_before = _plus_outer(B, M_bar, h)
-    if C is not None and P_inf is not None and diffuse is not None:
-        M_inf = apply(symmetric(P_inf), h)
+    if C is not None and A is not None and diffuse is not None:
+        P_inf = symmetric(diffuse_covariance(A))
+        M_inf = apply(P_inf, h)
         CK = apply(symmetric(C), K)
         # the gain K = M_inf / F_inf depends on P_inf; L M - r K with L = I - K h is M - K (h M + r)
         proper = plus(dot(h, M), r)
@@ -86,7 +88,7 @@ def _before_scalar(
             for k, b, c in zip(K_bar, CK, h, strict=True)
         ]
         f_bar = np.where(diffuse, f_bar, 0.0)
-        extra = apply(symmetric(P_inf), N_bar)
+        extra = apply(P_inf, N_bar)
         h_bar = [plus(b, plus(times(f_bar, c), d)) for b, c, d in zip(h_bar, M_inf, extra, strict=True)]
         C = _plus_outer(C, N_bar, h)
     return Adjoint(a_before, B_before, C), h_bar, v_bar, r_bar
@@ -137,13 +139,13 @@ def before_prediction(adjoint: Adjoint, transition: Transition, predicted: np.nd
 
 
 def transition_slope(
-    adjoint: Adjoint, m: Vector, P: Vector, P_inf: Vector | None, F: Matrix
+    adjoint: Adjoint, m: Vector, P: Vector, A_inf: Matrix | None, F: Matrix
 ) -> tuple[list[list[Entry]], Vector, Vector]:
-    """Return the derivatives by F (n x n), packed Q and c of a transition from m, P, P_inf."""
+    """Return the derivatives by F (n x n), packed Q and c of a transition from m, P and P_inf = A_inf A_inf'."""
     a, B, C = adjoint
     n = len(m)
     F_bar = [[times(a[i], m[j]) for j in range(n)] for i in range(n)]
-    for weight, start in ((B, P), (C, P_inf)):
+    for weight, start in ((B, P), (C, None if A_inf is None else diffuse_covariance(A_inf))):
         if weight is None or start is None:
             continue
         FP = [apply(symmetric(start), row) for row in F]
@@ -151,7 +153,11 @@ def transition_slope(
         for i in range(n):
             for j in range(n):
                 F_bar[i][j] = plus(F_bar[i][j], 2.0 * dot(full[i], [row[j] for row in FP]))
-    Q_bar = [B[packed_index(i, j)] if i == j else 2.0 * B[packed_index(i, j)] for i in range(n) for j in range(i + 1)]
+    Q_bar = [
+        B[packed_index(i, j)] if i == j else 2.0 * B[packed_index(i, j)]
+        for i in range(n)
+        for j in range(i + 1)
+    ]
     return F_bar, Q_bar, a
 
 
@@ -172,4 +178,3 @@ def _plus_outer(B: Vector, x: Vector, y: Vector) -> list[Entry]:
         for i in range(n)
         for j in range(i + 1)
     ]
-

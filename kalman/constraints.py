@@ -33,7 +33,9 @@ def start(parameter: Parameter, field: str) -> list[float]:
     full = np.array(symmetric(parameter.value))
     linked = full != 0.0
     if not linked.any():
-        raise ModelError(field, "it starts at zero and cannot be learned", "start it with variances above zero")
+        raise ModelError(
+            field, "it starts at zero and cannot be learned", "start it with variances above zero"
+        )
     if ((linked.astype(int) @ linked.astype(int) > 0) & ~linked).any():
         raise ModelError(
             field,
@@ -64,7 +66,9 @@ def value(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
         return [np.exp(theta[0])]
     L = _factor(parameter, theta)
     return [
-        sum((L[i][k] * L[j][k] for k in range(j + 1)), 0.0) if parameter.value[packed_index(i, j)] != 0.0 else 0.0
+        sum((L[i][k] * L[j][k] for k in range(j + 1)), 0.0)
+        if parameter.value[packed_index(i, j)] != 0.0
+        else 0.0
         for i in range(len(L))
         for j in range(i + 1)
     ]

@@ -6,6 +6,8 @@ so nothing here or above works in place.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from kalman.types import Entry
 
 Vector = Sequence[Entry]
@@ -48,6 +50,11 @@ def minus(a: Entry, b: Entry) -> Entry:
     if type(a) is float and a == 0.0:
         return -b
     return a - b
+
+
+def over(a: Entry, b: Entry) -> Entry:
+    """Return a / b, which is zero where a is structurally."""
+    return 0.0 if is_zero(a) else np.divide(a, b)
 
 
 def dot(a: Vector, b: Vector) -> Entry:

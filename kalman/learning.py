@@ -63,6 +63,11 @@ class Learning:
         return _linear({**self.definition, "learn": None})
 
     @cached_property
+    def _each(self) -> LinearFilter:
+        """The model with its learned parameters in the state, one filter for whatever values are tried."""
+        return _linear({**self.definition, "learn": {"parameters": list(self.names), "scope": "key"}})
+
+    @cached_property
     def _learned(self) -> tuple[Parameter, ...]:
         return tuple(p for p in self._model.parameters if p.name in self.names)
 
@@ -98,8 +103,8 @@ class Learning:
 
         The sums are exactly rounded, so that they do not depend on the order of the keys.
         """
-        model = _linear({**self.definition, "learn": None}, self.parameters(theta))
-        result = score(model, self.names, rows, keys, unit)
+        own = np.array([np.full(keys, float(a)) for a in self.entries(theta)])
+        result = score(self._each, self.names, rows, keys, unit, own if self.names else None)
         slopes = [math.fsum(row) for row in result.gradient.tolist()]
         gradient = self._pulled(theta.tolist(), slopes)
         return math.fsum(result.log_likelihood.tolist()), np.array(gradient, float), int(result.used.sum())
@@ -129,13 +134,12 @@ class Learning:
         number (1.0: a variance within a factor e^2 either way, at 95 %), and the result is the mode of the
         posterior. So a key without rows gets the pooled value, one with few rows stays near it.
         """
-        model = _linear({**self.definition, "learn": {"parameters": list(self.names), "scope": "key"}})
         middle = np.repeat(np.asarray(pooled, float)[:, None], keys, axis=1)
 
         def objective(theta: Array, which: np.ndarray) -> tuple[Array, Array, np.ndarray]:
             own = np.array([np.broadcast_to(a, len(which)) for a in self.entries(theta)])
             part = _select(rows, which, keys)
-            result = score(model, self.names, part, len(which), unit, own)
+            result = score(self._each, self.names, part, len(which), unit, own)
             slopes = np.array(self._pulled(theta, result.gradient))
             away = (theta - middle[:, which]) / deviation
             penalty = sum((0.5 * a * a for a in away), np.zeros(len(which)))

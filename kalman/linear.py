@@ -10,13 +10,16 @@ import numpy as np
 
 from kalman import flags
 from kalman.checks import Numbers
-from kalman.entries import Entry, Vector
+from kalman.diffuse import covariance as diffuse_covariance
+from kalman.diffuse import predict as predict_diffuse
+from kalman.diffuse import rows_of
+from kalman.entries import Entry, Matrix, Vector
 from kalman.packing import pack, packed_index, packed_size, unpack
-from kalman.recursions import choose, congruence, predict
+from kalman.recursions import choose, predict
 from kalman.straight_line import Program, Symbol, Tape
 from kalman.structures import Parameter, Structure, Values
 from kalman.types import Array, Rows, Step
-from kalman.update import Scalar, present, update
+from kalman.update import Scalar, presence, update
 
 BLOCK = 4096
 """Keys worked on at a time, so that the temporaries stay in the processor's cache (32 kB each).
@@ -26,11 +29,11 @@ Measured at n=2, m=1, one thread: see docs/decisions/0002.
 
 
 class Parts(NamedTuple):
-    """A state's entries: mean, packed covariance, packed diffuse part (None where no key has one), parameters."""
+    """A state's entries: mean, packed covariance, factor of the diffuse part (None where no key has one), parameters."""
 
     m: Vector
     P: Vector
-    P_inf: Vector | None
+    A: Matrix | None
     values: Values
 
 
@@ -40,7 +43,7 @@ class LinearFilter:
 
     parameters    all of them with their values: the process's and R
     own           names of those that each key has for itself, in its state
-    mean, covariance (packed), diffuse (packed, () when the start is proper): the state at a key's first row
+    mean, covariance (packed), diffuse (factor, row-major, () when the start is proper): the state at a key's first row
     """
 
     states: tuple[str, ...]
@@ -61,7 +64,7 @@ class LinearFilter:
         n = len(self.states)
         fields: dict[str, tuple[int, ...]] = {"mean": (n,), "covariance": (packed_size(n),)}
         if self.diffuse:
-            fields["diffuse"] = (packed_size(n),)
+            fields["diffuse"] = (len(self.diffuse),)  # n rows, a column for each diffuse state
         if self.own:
             fields["parameters"] = (len(self.pooled),)
         return fields
@@ -105,10 +108,17 @@ class LinearFilter:
         if self.own:
             rows = iter(state[places["parameters"]])
             # an entry that the pooled matrix has as zero is zero for every key, and stays structure
-            own = {p.name: [_structural(p, a, next(rows)) for a in p.value] for p in self.parameters if p.name in self.own}
+            own = {
+                p.name: [_structural(p, a, next(rows)) for a in p.value]
+                for p in self.parameters
+                if p.name in self.own
+            }
             values = {**values, **own}
         return Parts(
-            state[places["mean"]], state[places["covariance"]], state[places["diffuse"]] if diffuse else None, values
+            state[places["mean"]],
+            state[places["covariance"]],
+            rows_of(state[places["diffuse"]], len(self.states)) if diffuse else None,
+            values,
         )
 
     def is_diffuse(self, state: Array) -> bool:
@@ -119,15 +129,15 @@ class LinearFilter:
         """Return the parts just before the rows' measurements; first: all, none, or (K,) which keys."""
         if first is True:
             return parts
-        m, P, P_inf, values = parts
+        m, P, A, values = parts
         transition = self.process.transition(dt, u, values)
         m_next, P_next = predict(m, P, transition)
-        P_inf_next = None if P_inf is None else congruence(transition.F, P_inf)
+        A_next = None if A is None else predict_diffuse(transition.F, A)
         if first is not False:
             m_next, P_next = choose(first, m, m_next), choose(first, P, P_next)
-            if P_inf is not None and P_inf_next is not None:
-                P_inf_next = choose(first, P_inf, P_inf_next)
-        return Parts(m_next, P_next, P_inf_next, values)
+            if A is not None and A_next is not None:
+                A_next = [choose(first, a, b) for a, b in zip(A, A_next, strict=True)]
+        return Parts(m_next, P_next, A_next, values)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and what the rows said."""
@@ -140,21 +150,32 @@ class LinearFilter:
                 block = slice(start, min(start + BLOCK, keys))
                 part = Rows(rows.dt[block], rows.first[block], rows.y[:, block], rows.u[:, block])
                 self._step_block(
-                    state[:, block], part, after[:, block], *(a[block] for a in said[:3]), checks[:, : block.stop - start]
+                    state[:, block],
+                    part,
+                    after[:, block],
+                    *(a[block] for a in said[:3]),
+                    checks[:, : block.stop - start],
                 )
         return after, said
 
     def _step_block(
-        self, state: Array, rows: Rows, after: Array, log_likelihood: Array, nis: Array, flag: np.ndarray, checks: Array
+        self,
+        state: Array,
+        rows: Rows,
+        after: Array,
+        log_likelihood: Array,
+        nis: Array,
+        flag: np.ndarray,
+        checks: Array,
     ) -> None:
         """Write the state after the rows, and what they said, into the given arrays."""
-        presents = [present(component) for component in rows.y]
+        presents = presence(rows.y)
         first: np.ndarray | bool = rows.first if rows.first.any() else False
         if first is not False and rows.first.all():
             first = True
         diffuse = self.is_diffuse(state)
         program = step_program(
-            self, tuple(a is not None for a in presents), None if first is rows.first else first is True, diffuse
+            self, presents[0] is not None, None if first is rows.first else first is True, diffuse
         )
         masks = [a for a in (first if first is rows.first else None, *presents) if a is not None]
         buffers = np.empty((program.buffers, state.shape[1]))
@@ -193,10 +214,10 @@ class LinearFilter:
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed lower covariance; what is still diffuse has infinite entries."""
         mean, covariance = state[self.places["mean"]], state[self.places["covariance"]]
-        if self.diffuse:
-            part = state[self.places["diffuse"]]
-            if part.any():
-                covariance = np.where(part == 0.0, covariance, np.copysign(np.inf, part))
+        if self.is_diffuse(state):
+            packed = diffuse_covariance(rows_of(list(state[self.places["diffuse"]]), len(self.states)))
+            infinite = np.array([np.copysign(np.inf, part) for part in packed])
+            covariance = np.where(np.array(packed) == 0.0, covariance, infinite)
         return mean, covariance
 
     def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
@@ -212,12 +233,10 @@ class LinearFilter:
 
 
 @lru_cache(maxsize=64)
-def step_program(
-    model: LinearFilter, missing: tuple[bool, ...], first: bool | None, diffuse: bool
-) -> Program:
+def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
     """Return one step as a straight line, for the case at hand.
 
-    missing: which components some key lacks. first: all keys (True), none (False), or some (None) are at
+    missing: some key lacks a component. first: all keys (True), none (False), or some (None) are at
     their first row. diffuse: some key is. Outputs: the state's rows, log-likelihood, NIS, a number that is
     finite when all is well, the lowest variance.
     """
@@ -227,13 +246,13 @@ def step_program(
     u = [Symbol(tape) for _ in range(model.controls)]
     y = [Symbol(tape) for _ in range(model.measurements)]
     is_first: Any = Symbol(tape, boolean=True) if first is None else first
-    presents: list[Any] = [Symbol(tape, boolean=True) if some else None for some in missing]
+    presents: list[Any] = [Symbol(tape, boolean=True) if missing else None for _ in y]
     prior = model.predicted(model.split(state, diffuse), dt, u, is_first)
     updated = update(*prior[:3], model.H, prior.values["R"], y, presents)
     places = model.places
     after = [*updated.m, *updated.P, *state[places["covariance"].stop :]]
-    if updated.P_inf is not None:
-        after[places["diffuse"]] = updated.P_inf
+    if updated.A is not None:
+        after[places["diffuse"]] = [entry for row in updated.A for entry in row]
     total = updated.log_likelihood
     for entry in (*updated.m, *updated.P):
         total = total + entry

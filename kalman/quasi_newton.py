@@ -56,7 +56,11 @@ def maximise_each(objective: Objective, start: Array, deviation: float, max_iter
         bend = better & (curvature > 1e-12)
         inverse[:, :, active[bend]] = _bfgs(H[:, :, bend], step[:, bend], change[:, bend], curvature[bend])
         moved = active[better]
-        theta[:, moved], value[moved], gradient[:, moved] = tried[:, better], new_value[better], new_gradient[:, better]
+        theta[:, moved], value[moved], gradient[:, moved] = (
+            tried[:, better],
+            new_value[better],
+            new_gradient[:, better],
+        )
         length[active] = np.where(better, 1.0, 0.25 * length[active])
         stuck = length[active] < 1e-8  # rounding hides any further rise
         converged[active[stuck]] = True

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, plus, times
+from kalman.diffuse import measure
+from kalman.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
 from kalman.packing import symmetric
 
 
@@ -98,7 +99,7 @@ class Weighing(NamedTuple):
     diffuse: np.ndarray | None
 
 
-def weigh(m: Vector, P: Vector, P_inf: Vector | None, h: Vector, r: Entry, y: Entry) -> Weighing:
+def weigh(m: Vector, P: Vector, A: Matrix | None, h: Vector, r: Entry, y: Entry) -> Weighing:
     """Weigh the measurement y = h x + noise of variance r.
 
     References: Durbin and Koopman (2012), section 6.4 (univariate treatment), 5.2 (exact diffuse start).
@@ -106,46 +107,11 @@ def weigh(m: Vector, P: Vector, P_inf: Vector | None, h: Vector, r: Entry, y: En
     M = apply(symmetric(P), h)
     S = plus(dot(h, M), r)
     v = minus(y, dot(h, m))
-    if P_inf is None:
-        return Weighing(v, M, S, [a / S for a in M], None)
-    M_inf = apply(symmetric(P_inf), h)
-    F_inf = dot(h, M_inf)
-    diffuse = np.greater(F_inf, DIFFUSE_TOLERANCE * _largest(P_inf, h))
-    gain = [np.where(diffuse, a / F_inf, b / S) for a, b in zip(M_inf, M, strict=True)]
+    if A is None or all(is_zero(a) for a in h):
+        return Weighing(v, M, S, [over(a, S) for a in M], None)
+    _, M_inf, F_inf, diffuse = measure(A, h)
+    gain = [np.where(diffuse, over(a, F_inf), over(b, S)) for a, b in zip(M_inf, M, strict=True)]
     return Weighing(v, M, np.where(diffuse, F_inf, S), gain, diffuse)
-
-
-DIFFUSE_TOLERANCE = 1e-12
-"""h P_inf h' below this part of the largest value it could have is the rounding of zero."""
-
-
-def _largest(P_inf: Vector, h: Vector) -> Entry:
-    """Return the largest h P_inf h' that the diagonal of P_inf allows (Cauchy and Schwarz)."""
-    full = symmetric(P_inf)
-    reach = dot(
-        [np.sqrt(full[i][i]) for i in range(len(h))], [np.abs(a) if not is_zero(a) else 0.0 for a in h]
-    )
-    return times(reach, reach)
-
-
-def reduce_diffuse(P_inf: Vector, weighing: Weighing, h: Vector) -> list[Entry]:
-    """Return P_inf after a measurement: one rank less where it was diffuse, the same elsewhere.
-
-    A state that the measurement determines is left with rounding instead of zero; it is set to zero, for it
-    would otherwise count as undetermined for ever.
-    """
-    n = len(h)
-    M_inf = apply(symmetric(P_inf), h)
-    after = symmetric(joseph(P_inf, weighing.K, M_inf, h, 0.0))
-    before = symmetric(P_inf)
-    undetermined = [np.greater(after[i][i], 1e-13 * before[i][i]) for i in range(n)]
-    return [
-        np.where(
-            weighing.diffuse, np.where(undetermined[i] & undetermined[j], after[i][j], 0.0), before[i][j]
-        )
-        for i in range(n)
-        for j in range(i + 1)
-    ]
 
 
 class Decorrelated(NamedTuple):

@@ -139,7 +139,7 @@ def _observation(
 
 
 def _initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Return mean, packed covariance and packed diffuse part of the state at a key's first row."""
+    """Return mean, packed covariance and diffuse factor of the state at a key's first row."""
     checks.known("initial", definition, ("mean", "covariance", "diffuse"))
     diffuse = definition.get("diffuse")
     flags = [diffuse or False] * n if diffuse is None or isinstance(diffuse, bool) else diffuse
@@ -163,4 +163,4 @@ def _initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, .
                 "this state is diffuse and has a covariance too",
                 "write zeros in its row",
             )
-    return mean, covariance, tuple(float(flags[i] and i == j) for i in range(n) for j in range(i + 1))
+    return mean, covariance, tuple(float(i == j) for i in range(n) for j in range(n) if flags[j])

@@ -10,7 +10,7 @@ from kalman.entries import Entry, plus
 from kalman.linear import BLOCK, LinearFilter
 from kalman.run import SortedRows, rounds
 from kalman.types import Array, Rows
-from kalman.update import present, update
+from kalman.update import presence, update
 
 
 class Score(NamedTuple):
@@ -24,7 +24,12 @@ class Score(NamedTuple):
 
 
 def score(
-    model: LinearFilter, names: tuple[str, ...], rows: SortedRows, keys: int, unit: float, own: Array | None = None
+    model: LinearFilter,
+    names: tuple[str, ...],
+    rows: SortedRows,
+    keys: int,
+    unit: float,
+    own: Array | None = None,
 ) -> Score:
     """Return the score of keys that start from the model's initial distribution.
 
@@ -42,7 +47,9 @@ def score(
     for part in plan.slices():
         prefix = slice(0, part.stop - part.start)
         first = count[prefix] == 0
-        taken = Rows(np.where(first, 0, time[part] - event_time[prefix]) / unit, first, y[:, part], u[:, part])
+        taken = Rows(
+            np.where(first, 0, time[part] - event_time[prefix]) / unit, first, y[:, part], u[:, part]
+        )
         before = values[:, prefix].copy()
         after, said = model.step(before, taken)
         good = said.flag == flags.WELL
@@ -53,8 +60,9 @@ def score(
         total[prefix] += np.where(good, said.log_likelihood, 0.0)
     slots = _slots(model, names)
     gradient = np.zeros((sum(slots.values()), here))
-    # the adjoint has the layout of the state, without the parameters
-    depth = model.places["diffuse" if model.diffuse else "covariance"].stop
+    # the adjoint: by mean, packed covariance and packed diffuse part
+    n, p = model.places["mean"].stop, model.places["covariance"].stop
+    depth = p + (p - n if model.diffuse else 0)
     adjoint = np.zeros((depth, here))
     with np.errstate(all="ignore"):  # only flagged rows can go wrong, and they are left out
         for prefix, before, taken, good in reversed(history):
@@ -81,11 +89,11 @@ def _backwards(
     """Move the adjoint, in place, from after the rows to before them; return the derivatives by the parameters."""
     n, p = model.places["mean"].stop, model.places["covariance"].stop
     parts = model.split(list(before), model.is_diffuse(before))
-    m, P, P_inf, values = parts
+    m, P, A, values = parts
     moved = ~rows.first
     prior = model.predicted(parts, rows.dt, list(rows.u), rows.first if moved.any() else True)
-    updated = update(*prior[:3], model.H, values["R"], list(rows.y), [present(a) for a in rows.y])
-    later = Adjoint(list(adjoint[:n]), list(adjoint[n:p]), list(adjoint[p:]) if P_inf is not None else None)
+    updated = update(*prior[:3], model.H, values["R"], list(rows.y), presence(rows.y))
+    later = Adjoint(list(adjoint[:n]), list(adjoint[n:p]), list(adjoint[p:]) if A is not None else None)
     here, by_R = before_update(later, updated, values["R"])
     start = here
     slopes: dict[str, list[Entry]] = {"R": by_R}
@@ -93,7 +101,7 @@ def _backwards(
         everyone = bool(moved.all())
         transition = model.process.transition(rows.dt, list(rows.u), values)
         start = before_prediction(here, transition, None if everyone else moved)
-        slope = transition_slope(here, m, P, P_inf, transition.F)
+        slope = transition_slope(here, m, P, A, transition.F)
         for name in slots:
             if name != "R":
                 steps = [along(slope, tangent) for tangent in model.process.tangents(name, rows.dt, values)]

@@ -42,7 +42,9 @@ class Symbol(NDArrayOperatorsMixin):
         boolean = truth or ufunc.types[-1].endswith("?") or ufunc.__name__ in COMPARISONS
         return self.tape.note(ufunc.__name__, operands, boolean)
 
-    def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> "Symbol":
+    def __array_function__(
+        self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any
+    ) -> "Symbol":
         if function is not np.where or kwargs or len(args) != 3:
             raise TypeError(f"{function.__name__} is not elementwise")
         truth = all(isinstance(a, Symbol) and a.boolean for a in args[1:])
@@ -58,7 +60,12 @@ class Program:
     def __init__(self, tape: Tape, inputs: Mapping[str, Symbol], outputs: Sequence[Any]) -> None:
         """Write the line. `outputs` may be symbols, inputs among them, or numbers."""
         names: dict[int, str] = {id(symbol): name for name, symbol in inputs.items()}
-        last = {id(a): at for at, (_, args, _) in enumerate(tape.operations) for a in args if isinstance(a, Symbol)}
+        last = {
+            id(a): at
+            for at, (_, args, _) in enumerate(tape.operations)
+            for a in args
+            if isinstance(a, Symbol)
+        }
         rows: dict[int, str] = {}
         for k, output in enumerate(outputs):
             if isinstance(output, Symbol) and id(output) not in names:
@@ -82,7 +89,7 @@ class Program:
                         self.buffers += 1
                     target = free.pop()
                 names[id(result)] = target
-                lines.append(f"{function}({operands}, {target})")
+                lines.append(f"{function}({operands}, out={target})")
             for a in {id(a) for a in args if isinstance(a, Symbol)}:
                 if last[a] == at and names[a][0] == "b":
                     free.append(names[a])
@@ -92,11 +99,17 @@ class Program:
             name = names[id(output)] if isinstance(output, Symbol) else repr(float(output))
             if name != f"o{k}":
                 lines.append(f"o{k}[:] = {name}")
-        arguments = [*inputs, *(f"b{i}" for i in range(self.buffers)), *(f"o{k}" for k in range(len(outputs)))]
+        arguments = [
+            *inputs,
+            *(f"b{i}" for i in range(self.buffers)),
+            *(f"o{k}" for k in range(len(outputs))),
+        ]
         self.source = f"def line({', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in lines)
         scope: dict[str, Any] = {name: getattr(np, name) for name, _, _ in tape.operations}
         scope.update(inf=np.inf, nan=np.nan)
-        exec(compile(self.source, "<straight line>", "exec"), scope)  # of our own notes alone, nothing a user wrote
+        exec(
+            compile(self.source, "<straight line>", "exec"), scope
+        )  # of our own notes alone, nothing a user wrote
         self._line = scope["line"]
 
     @staticmethod

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.entries import Entry, Matrix, Vector, plus, times
-from kalman.recursions import Decorrelated, Weighing, decorrelate, joseph, reduce_diffuse, weigh
+from kalman.diffuse import determine
+from kalman.entries import Entry, Matrix, Vector, over, plus, times
+from kalman.recursions import Decorrelated, Weighing, decorrelate, joseph, weigh
 from kalman.types import Array
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -17,11 +18,11 @@ Present = np.ndarray | None
 
 
 class Scalar(NamedTuple):
-    """One scalar update as it was done: what it met (m, P, P_inf), how it weighed, and which keys had it."""
+    """One scalar update as it was done: what it met (m, P, A), how it weighed, and which keys had it."""
 
     m: Vector
     P: Vector
-    P_inf: Vector | None
+    A: Matrix | None
     weighing: Weighing
     present: Present
 
@@ -31,7 +32,7 @@ class Updated(NamedTuple):
 
     m: Vector
     P: Vector
-    P_inf: Vector | None
+    A: Matrix | None
     log_likelihood: Entry
     nis: Entry
     noise: Decorrelated
@@ -39,7 +40,7 @@ class Updated(NamedTuple):
 
 
 def update(
-    m: Vector, P: Vector, P_inf: Vector | None, H: Matrix, R: Vector, y: Vector, presents: Sequence[Present]
+    m: Vector, P: Vector, A: Matrix | None, H: Matrix, R: Vector, y: Vector, presents: Sequence[Present]
 ) -> Updated:
     """Return the state given y = H x + v, v ~ N(0, R), of which each key has the components that are present.
 
@@ -54,10 +55,10 @@ def update(
     nis: Entry = 0.0
     judged: Entry = 0.0  # the number of components that NIS is made of
     for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
-        weighing = _masked(weigh(m, P, P_inf, h, r, z), has)
-        scalars.append(Scalar(m, P, P_inf, weighing, has))
+        weighing = _masked(weigh(m, P, A, h, r, z), has)
+        scalars.append(Scalar(m, P, A, weighing, has))
         v, M, S, K, diffuse = weighing
-        square = v * v / S
+        square = over(times(v, v), S)
         if diffuse is not None:
             square = np.where(diffuse, 0.0, square)
         score = -0.5 * (np.log(S) + square + LOG_2PI)
@@ -67,17 +68,17 @@ def update(
         log_likelihood, nis, judged = plus(log_likelihood, score), plus(nis, square), plus(judged, counts)
         m = [plus(a, times(k, v)) for a, k in zip(m, K, strict=True)]
         P = joseph(P, K, M, h, r)
-        if P_inf is not None and diffuse is not None:
-            P_inf = reduce_diffuse(P_inf, weighing, h)
+        if A is not None and diffuse is not None:
+            A = determine(A, h, diffuse)
     if not isinstance(judged, float):
         nis = np.where(judged > 0.0, nis, np.nan)
-    return Updated(m, P, P_inf, log_likelihood, nis, noise, scalars)
+    return Updated(m, P, A, log_likelihood, nis, noise, scalars)
 
 
-def present(component: Array) -> Present:
-    """Return which keys have a measurement component, None when all have it."""
-    missing = np.isnan(component)
-    return ~missing if missing.any() else None
+def presence(y: Array) -> Sequence[Present]:
+    """Return for each measurement component (m, K) which keys have it, None for all of them when none is missing."""
+    missing = np.isnan(y)
+    return list(~missing) if missing.any() else [None] * len(y)
 
 
 def _masked(weighing: Weighing, has: Present) -> Weighing:
