@@ -101,7 +101,7 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     _reject(reason, source.misshapen, "row: not as many fields as the header")
     key, keys = _keys(spec, source, file, reason)
     time = _times(spec, source.columns[spec.time], file, reason)
-    missing = {text.strip().casefold() for text in spec.missing_values}
+    missing = {text.strip(" ").casefold() for text in spec.missing_values}
     y = _numbers(spec.measurement, "measurement", source, missing, file, reason)
     u = _numbers(spec.control, "control", source, missing, file, reason)
     for name, values in zip(spec.control, u, strict=True):
@@ -199,7 +199,7 @@ def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.obje
         parsed = [parser(text) for text in texts]
         micros = np.array([0 if value is None else value for value in parsed] + [0], dtype=np.int64)[places]
         known = np.array([value is not None for value in parsed] + [False])[places]
-        missing |= np.array([not text.strip() for text in texts] + [True])[places]
+        missing |= np.array([text == "" for text in texts] + [True])[places]
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros = _stored_times(column)
         known = (micros >= MIN_US) & (micros <= MAX_US)
@@ -270,7 +270,7 @@ def _numbers(
 
 
 def _number(text: str, missing: set[str]) -> tuple[float, int]:
-    text = text.strip()
+    text = text.strip(" ")
     if text.casefold() in missing:
         return math.nan, _OK
     if _NUMBER.fullmatch(text):

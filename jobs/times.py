@@ -115,7 +115,7 @@ class TimeParser:
 
     def __call__(self, text: str) -> int | None:
         """Return the microseconds, or None where `text` is no such time."""
-        text = text.strip()
+        text = text.strip(" ")
         if self._scale is not None:
             return _epoch_us(text, self._scale)
         match = self._regex.fullmatch(text)
@@ -155,7 +155,7 @@ def local_us(moment: datetime, zone: tzinfo) -> int:
 
 
 def _epoch_us(text: str, scale: int) -> int | None:
-    match = re.fullmatch(r"([+-]?)([0-9]{1,18})(?:[.]([0-9]{1,9}))?", text)
+    match = re.fullmatch(r"([+-]?)([0-9]{1,18})(?:[.]([0-9]*))?", text)
     if not match:
         return None
     digits = len(str(scale)) - 1  # what is beyond a microsecond is cut off

@@ -105,6 +105,27 @@ def test_the_json_schema_describes_every_field() -> None:
             assert field.get("description"), f"{section['title']}.{name} has no description"
 
 
+def test_the_guides_smallest_model_is_a_model(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    text = guide.split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "nile.yaml").write_text(text, encoding="utf-8")
+    spec = load_spec("nile", tmp_path, deep=True)
+    assert spec.fingerprint() == load_spec("nile", MODELS).fingerprint()
+
+
+def test_the_guide_has_every_field() -> None:
+    guide = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    table = guide.split("## All fields")[1].split("\n## ")[0]
+    for name, field in ModelSpec.model_fields.items():
+        inner = [name]
+        if name in ("learn", "outputs", "stream"):
+            kind: Any = field.annotation
+            section = kind if isinstance(kind, type) else kind.__args__[0]
+            inner = [f"{name}.{part}" for part in section.model_fields]
+        for path in inner:
+            assert f"`{path}" in table, f"docs/models.md lacks {path}"
+
+
 # Mistakes, each with its line and remedy
 
 
