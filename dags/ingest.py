@@ -2,7 +2,7 @@
 
 Rows that do not fit go to `quarantine` with the reason. Landing a file again changes nothing, so a run can
 be retried, cleared or backfilled at will. The path is that of the model's spec (`airflow.ingest.path`,
-where templates such as `{{ ds }}` stand for the run's interval), unless the form gives another.
+where templates such as `{{ data_interval_start | ds }}` say which), unless the form gives another.
 """
 
 from __future__ import annotations

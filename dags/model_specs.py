@@ -5,7 +5,9 @@ The other files leave a broken model out, so that its mistake takes no other mod
 
 from __future__ import annotations
 
-from jobs.spec import load_all
-from kalman_dags.family import models_folder
+from jobs.spec import SpecError
+from kalman_dags.family import read_specs
 
-load_all(models_folder())
+_, problems = read_specs()
+if problems:
+    raise SpecError(problems)

@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Asset, CronDataIntervalTimetable, Param
+from airflow.sdk import Asset, CronDataIntervalTimetable, CronTriggerTimetable, Param
 from airflow.sdk.definitions.param import ParamsDict
+from airflow.sdk.exceptions import AirflowTimetableInvalid
 
 from jobs.spec import ModelSpec, SpecError, load_spec, spec_files
+from jobs.spec_errors import Problem
 from kalman_dags.operator import place
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
@@ -31,17 +33,46 @@ def specs() -> Iterator[ModelSpec]:
     A broken one is left out with a line in the log, so that the other models keep their DAGs;
     `model_specs.py` raises it as an import error, which is where Airflow shows people what to mend.
     """
+    sound, problems = read_specs()
+    for problem in problems:
+        log.error("No DAGs for a broken spec: %s", problem)
+    yield from sound
+
+
+def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
+    """Return the sound specs of the models folder, and what is wrong with the others."""
     folder = models_folder()
+    sound: list[ModelSpec] = []
+    problems: list[Problem] = []
     try:
-        paths = spec_files(folder)
+        for path in spec_files(folder):
+            try:
+                spec = load_spec(path.stem, folder)
+                found = list(_bad_schedules(spec))
+            except SpecError as error:
+                problems += error.problems
+                continue
+            problems += found
+            if not found:
+                sound.append(spec)
     except SpecError as error:
-        log.error("No DAGs at all: %s", error)
-        return
-    for path in paths:
+        problems += error.problems
+    return sound, problems
+
+
+def _bad_schedules(spec: ModelSpec) -> Iterator[Problem]:
+    for verb in ("ingest", "pretrain", "stream"):
+        schedule = getattr(spec.airflow, verb).schedule
         try:
-            yield load_spec(path.stem, folder)
-        except SpecError as error:
-            log.error("No DAGs for %s: %s", path.name, error)
+            if schedule is not None:
+                CronTriggerTimetable(schedule, timezone="UTC").validate()
+        except AirflowTimetableInvalid as error:
+            yield Problem(
+                str(spec.source_path),
+                f"airflow.{verb}.schedule",
+                f"'{schedule}' is not a schedule ({error})",
+                "write five fields such as `0 2 * * *`, or a preset such as @daily",
+            )
 
 
 def dag_id(verb: str, model: str) -> str:

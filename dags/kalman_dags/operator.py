@@ -68,8 +68,8 @@ class KalmanHook(SparkSubmitHook):
         return connection
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
-        """Run spark-submit to its end."""
-        return super().submit(application, start_new_session=self._own_session, **kwargs)
+        """Run spark-submit to its end, in the folder that holds `dags/`, where relative paths begin."""
+        return super().submit(application, start_new_session=self._own_session, cwd=ROOT, **kwargs)
 
     @property
     def exit_code(self) -> int | None:
@@ -134,6 +134,7 @@ class KalmanOperator(SparkSubmitOperator):
             env_vars=_environment(),
             spark_binary=str(_folder_of("pyspark") / "bin" / "spark-submit"),
             conn_id=CONNECTION,
+            name=f"kalman-{verb}",
             **kwargs,
         )
         self.verb = verb

@@ -1,0 +1,181 @@
+"""The operator: its command, what exit codes mean, how it is killed; spark-submit is a script of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from kalman_dags.operator import KalmanOperator
+
+pytestmark = pytest.mark.airflow
+
+Operator = Callable[..., KalmanOperator]
+
+
+def context(try_number: int = 1, max_tries: int = 3) -> Any:
+    """Make what a task sees: which try this is. `max_tries` counts retries, so the last try is one more."""
+    return {"ti": SimpleNamespace(try_number=try_number, max_tries=max_tries)}
+
+
+@pytest.fixture
+def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Operator:
+    """Make an operator whose spark-submit writes down how it was called and ends with a given code."""
+    monkeypatch.setattr("kalman_dags.operator.jar_paths", lambda: ["/jars/a.jar", "/jars/b.jar"])
+    monkeypatch.setenv("KALMAN_WAREHOUSE", str(tmp_path / "warehouse"))
+
+    def make(code: int = 0, says: str = "", body: str = "", **arguments: Any) -> KalmanOperator:
+        submit = tmp_path / "spark-submit"
+        submit.write_text(
+            f"""#!{sys.executable}
+import json, os, pathlib, subprocess, sys
+pathlib.Path({str(tmp_path / "called.json")!r}).write_text(json.dumps([sys.argv[1:], dict(os.environ)]))
+print({says!r}, flush=True)
+{body}
+sys.exit({code})
+"""
+        )
+        submit.chmod(0o755)
+        options = {"--model": "tiny", "--adopt": "", "--to-version": None, "--trigger": "5"}
+        made = KalmanOperator(task_id="go", **{"verb": "stream", "options": options, **arguments})
+        made._spark_binary = str(submit)
+        return made
+
+    return make
+
+
+def called(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
+    """Return arguments and environment that spark-submit was called with."""
+    words, environment = json.loads((tmp_path / "called.json").read_text())
+    return words, environment
+
+
+def test_the_command(operator: Operator, tmp_path: Path) -> None:
+    operator().execute(context())
+    words, environment = called(tmp_path)
+    root = Path(__file__).resolve().parents[2]
+    assert words[:2] == ["--master", "local[2,4]"]
+    assert words[words.index("--jars") + 1] == "/jars/a.jar,/jars/b.jar"
+    assert "spark.sql.session.timeZone=UTC" in words
+    # Options that are empty are left out.
+    assert words[words.index(str(root / "jobs" / "stream.py")) + 1 :] == ["--model", "tiny", "--trigger", "5"]
+    assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert environment["KALMAN_WAREHOUSE"] == str(tmp_path / "warehouse")
+    assert (Path(environment["SPARK_HOME"]) / "bin" / "spark-submit").exists()
+
+
+def test_a_cluster_is_one_setting_away(
+    operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = {"conn_type": "spark", "host": "spark://master", "port": 7077}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+    operator().execute(context())
+    assert called(tmp_path)[0][:2] == ["--master", "spark://master:7077"]
+
+
+def test_without_a_connection_spark_runs_here(
+    operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
+    monkeypatch.setenv("KALMAN_MASTER", "local[3]")
+    operator().execute(context())
+    assert called(tmp_path)[0][:2] == ["--master", "local[3]"]
+
+
+def test_the_drivers_lines_are_in_the_log(operator: Operator, capsys: pytest.CaptureFixture[str]) -> None:
+    operator(says="estimated 12 rows (3,000 rows/s)").execute(context())
+    assert "estimated 12 rows (3,000 rows/s)" in capsys.readouterr().out
+
+
+def test_a_failed_run_is_tried_again(operator: Operator) -> None:
+    with pytest.raises(AirflowException, match="stream ended with exit code 1: the disk is full") as caught:
+        operator(1, "error: the disk is full").execute(context())
+    assert not isinstance(caught.value, AirflowFailException | AirflowSkipException)
+
+
+def test_refused_input_is_not(operator: Operator) -> None:
+    with pytest.raises(AirflowFailException, match="stream refused its input: there is no model 'tiny'"):
+        operator(2, "error: there is no model 'tiny'").execute(context())
+
+
+def test_jars_that_were_not_fetched_are_not(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jobs.errors import UserError
+
+    def absent() -> list[str]:
+        raise UserError("Spark's jars are not in /jars: run `make setup`")
+
+    made = operator()
+    monkeypatch.setattr("kalman_dags.operator.jar_paths", absent)
+    with pytest.raises(AirflowFailException, match="run `make setup`"):
+        made.execute(context())
+
+
+@pytest.mark.parametrize(
+    ("try_number", "ends"),
+    [(1, AirflowSkipException), (2, AirflowException), (3, AirflowException), (4, AirflowSkipException)],
+)
+def test_another_driver(operator: Operator, try_number: int, ends: type[Exception]) -> None:
+    # On a retry the other driver may be the one that this task has lost, so it is waited for.
+    with pytest.raises(AirflowException) as caught:
+        operator(3, "error: process 17 drives it").execute(context(try_number))
+    assert type(caught.value) is ends
+    assert "process 17 drives it" in str(caught.value)
+
+
+DRIVER = """
+import os, pathlib, signal, sys, time
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+pathlib.Path("{ready}").write_text(str(os.getpid()))
+while not stopped:
+    time.sleep(0.05)
+time.sleep(0.5)  # the micro-batch
+pathlib.Path("{finished}").touch()
+"""
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["a stream finishes", "a batch is killed"])
+def test_a_killed_task(operator: Operator, tmp_path: Path, finish: bool) -> None:
+    ready, finished, driver = tmp_path / "ready", tmp_path / "finished", tmp_path / "driver.py"
+    driver.write_text(DRIVER.format(ready=ready, finished=finished))
+    made = operator(body=f"subprocess.run([sys.executable, {str(driver)!r}])", finish_on_kill=finish)
+    made.application = str(driver)
+    ended: list[BaseException | None] = []
+
+    def work() -> None:
+        try:
+            made.execute(context())
+            ended.append(None)
+        except AirflowException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_for(ready.exists)
+    pid = int(ready.read_text())
+    # The supervisor signals the task's process group, so a stream's driver must be in another.
+    assert (os.getpgid(pid) == os.getpgid(0)) is not finish
+    made.on_kill()
+    if not finish:
+        os.kill(pid, 9)  # here the supervisor's signal to the group ends it
+    thread.join(20)
+    assert not thread.is_alive()
+    assert finished.exists() is finish
+    assert (ended == [None]) is finish
+
+
+def wait_for(done: Callable[[], object], seconds: float = 20) -> None:
+    """Wait until `done` says so."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)

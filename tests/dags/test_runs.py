@@ -1,0 +1,39 @@
+"""Each family's DAG executed for real, on local Spark: land, pretrain, land one more day, stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, run_dag, write_days
+from tests.dags.delta_rows import delta_rows
+
+pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+
+
+def test_ingest_lands_what_the_form_names(landed: Tiny) -> None:
+    days = {row["at"].date() for row in delta_rows(landed.warehouse / "measurements" / "tiny")}
+    assert len(days) >= DAYS - 1
+    [rejected] = delta_rows(landed.warehouse / "quarantine")
+    assert "warm" in rejected["payload"]
+
+
+def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    last = DAYS - 1
+    assert run_dag(landed, "kalman_pretrain__tiny", last - 1) == {"pretrain": "success"}
+    [manifest] = delta_rows(landed.warehouse / "manifests")
+    # The cut is the end of day three, which is all that has been landed: so a stream may start there.
+    assert (manifest["rows"], manifest["key_count"]) == (last * ROWS_A_DAY, SENSORS)
+    assert manifest["cut"] is None
+
+    write_days(landed.landing / "2013-01-04.csv", range(last, DAYS))
+    assert run_dag(landed, "kalman_ingest__tiny", last) == {"ingest": "success"}  # by the spec's path
+    capsys.readouterr()
+    assert run_dag(landed, "kalman_stream__tiny", last) == {"stream": "success"}
+    # What the command printed is in the task's log.
+    log = capsys.readouterr().out
+    assert f"estimated {ROWS_A_DAY} rows" in log and "rows/s" in log
+    [generation] = delta_rows(landed.warehouse / "generations")
+    assert (generation["snapshot_id"], generation["status"]) == (manifest["snapshot_id"], "live")
+    estimates = delta_rows(landed.warehouse / "estimates" / "tiny")
+    assert len(estimates) == ROWS_A_DAY
+    assert {row["key"] for row in estimates} == {f"s{sensor}" for sensor in range(SENSORS)}

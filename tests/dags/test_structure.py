@@ -1,0 +1,105 @@
+"""What each family's DAG looks like: its task, schedule, assets, pool and arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import Asset, AssetAll, AssetOrTimeSchedule, CronDataIntervalTimetable, CronTriggerTimetable
+
+from tests.dags.conftest import ROOT, load_bag
+
+pytestmark = pytest.mark.airflow
+
+
+def uris(condition: Any) -> set[str]:
+    """Return the assets that all have to be new for a DAG to run."""
+    assert isinstance(condition, AssetAll)
+    return {asset.uri for asset in condition.objects if isinstance(asset, Asset)}
+
+
+def test_each_model_has_each_family(bag: DagBag) -> None:
+    assert bag.import_errors == {}
+    assert sorted(bag.dags) == ["kalman_ingest__tiny", "kalman_pretrain__tiny", "kalman_stream__tiny"]
+    assert {dag.dag_id: dag.task_ids for dag in bag.dags.values()} == {
+        "kalman_ingest__tiny": ["ingest"],
+        "kalman_pretrain__tiny": ["pretrain"],
+        "kalman_stream__tiny": ["stream"],
+    }
+
+
+def test_the_shipped_models_have_their_dags(monkeypatch: pytest.MonkeyPatch, models_dir: Path) -> None:
+    monkeypatch.setenv("KALMAN_MODELS", str(models_dir))
+    shipped = load_bag()
+    names = sorted(path.stem for path in models_dir.glob("*.yaml"))
+    assert shipped.import_errors == {}
+    assert sorted(shipped.dags) == sorted(
+        f"kalman_{verb}__{name}" for verb in ("ingest", "pretrain", "stream") for name in names
+    )
+
+
+def test_ingest_and_pretrain_run_on_the_intervals_of_their_schedule(bag: DagBag) -> None:
+    for name in ("kalman_ingest__tiny", "kalman_pretrain__tiny"):
+        timetable = bag.dags[name].timetable
+        assert isinstance(timetable, CronDataIntervalTimetable)
+        assert (timetable.expression, str(timetable.timezone)) == ("0 0 * * *", "UTC")
+        assert bag.dags[name].catchup is False
+
+
+def test_the_stream_runs_on_a_new_snapshot_and_on_its_schedule(bag: DagBag) -> None:
+    timetable = bag.dags["kalman_stream__tiny"].timetable
+    assert isinstance(timetable, AssetOrTimeSchedule)
+    assert isinstance(timetable.timetable, CronTriggerTimetable)
+    assert timetable.timetable.expression == "*/10 * * * *"
+    waits_for = uris(timetable.asset_condition)
+    gives = {outlet.uri for outlet in bag.dags["kalman_pretrain__tiny"].get_task("pretrain").outlets}
+    assert waits_for == gives == {"kalman://snapshots/tiny"}
+
+
+def test_a_model_without_schedules_is_run_by_hand_and_by_snapshots(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = (ROOT / "models" / "nile.yaml").read_text()
+    (tmp_path / "nile.yaml").write_text(text)
+    monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
+    dags = load_bag().dags
+    assert dags["kalman_pretrain__nile"].timetable.can_be_scheduled is False
+    assert dags["kalman_ingest__nile"].timetable.can_be_scheduled is False
+    assert uris(dags["kalman_stream__nile"].timetable.asset_condition) == {"kalman://snapshots/nile"}
+
+
+def test_one_driver_a_stream(bag: DagBag) -> None:
+    dag = bag.dags["kalman_stream__tiny"]
+    assert dag.max_active_runs == 1
+    assert dag.get_task("stream").pool == "kalman_stream__tiny"
+    # A retry waits longer each time, and the task as long as a stream may need.
+    assert dag.get_task("stream").retry_exponential_backoff
+
+
+def test_the_pools_file_names_every_pool_that_a_dag_asks_for(bag: DagBag, models: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kalman_dags.pools"],
+        cwd=ROOT / "dags",
+        env={**os.environ, "KALMAN_MODELS": str(models), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    pools = json.loads(done.stdout)
+    asked = {task.pool for dag in bag.dags.values() for task in dag.tasks} - {"default_pool"}
+    assert set(pools) == asked
+    assert all(pool["slots"] == 1 and pool["include_deferred"] for pool in pools.values())
+
+
+def test_airflow_names_a_pool_that_is_missing(models: Path) -> None:
+    warned = {warning.message for warning in load_bag(known_pools={"default_pool"}).dag_warnings}
+    assert warned == {"Dag 'kalman_stream__tiny' references non-existent pools: ['kalman_stream__tiny']"}
+    # What a person sees first when runs stay in `scheduled` is the DAG's page.
+    page = load_bag().dags["kalman_stream__tiny"].doc_md or ""
+    assert "airflow pools set kalman_stream__tiny 1" in " ".join(page.split())
