@@ -1,9 +1,10 @@
 """The exact gradient of the log-likelihood: the adjoint of one row of the linear filter.
 
 Going backwards, a = d log L / d m and the symmetric B = d log L / d P replace the state. They are the
-disturbance smoother's r and N in other words: a = r and B = (r r' - N) / 2, so that the score of Q is B itself
-(Koopman and Shephard 1992; Durbin and Koopman 2012, section 7.3.3). The adjoint form has two gains over the
-smoother: parameters of F and the offset come for nothing, and the diffuse rows are exact too, with C for P_inf.
+disturbance smoother's r and N in other words: a = r and B = (r r' - N) / 2, so that the score of Q is B
+itself (Koopman and Shephard 1992; Durbin and Koopman 2012, section 7.3.3). The adjoint form has two gains
+over the smoother: parameters of F and the offset come for nothing, and the diffuse rows are exact too, with
+C = d log L / d P_inf.
 """
 
 from collections.abc import Sequence
@@ -19,9 +20,9 @@ from kalman.update import Scalar, Updated
 
 
 class Adjoint(NamedTuple):
-    """Derivatives of the log-likelihood of all later rows by the state: a (n), B (packed), C (packed or None).
+    """Derivatives of the log-likelihood of all later rows: a (n), B (packed), C (packed or None).
 
-    B and C are the symmetric matrices for which d log L = trace(B dP); an entry off the diagonal counts twice.
+    B and C are symmetric with d log L = trace(B dP), so that an entry off the diagonal counts twice.
     """
 
     a: Vector
@@ -50,7 +51,7 @@ def before_update(adjoint: Adjoint, updated: Updated, R: Vector) -> tuple[Adjoin
 def _before_scalar(
     adjoint: Adjoint, scalar: Scalar, h: Vector, r: Entry
 ) -> tuple[Adjoint, list[Entry], Entry, Entry]:
-    """Return the adjoint before one scalar update, and the derivatives by h, the measurement and its variance."""
+    """Return the adjoint before one scalar update; the derivatives by h, the measurement, r."""
     a, B, C = adjoint
     m, P, A, (v, M, S, K, diffuse), has = scalar
     e = dot(K, a)
@@ -141,7 +142,7 @@ def before_prediction(adjoint: Adjoint, transition: Transition, predicted: np.nd
 def transition_slope(
     adjoint: Adjoint, m: Vector, P: Vector, A_inf: Matrix | None, F: Matrix
 ) -> tuple[list[list[Entry]], Vector, Vector]:
-    """Return the derivatives by F (n x n), packed Q and c of a transition from m, P and P_inf = A_inf A_inf'."""
+    """Return the derivatives by F (n x n), packed Q and c of a transition from m, P, P_inf."""
     a, B, C = adjoint
     n = len(m)
     F_bar = [[times(a[i], m[j]) for j in range(n)] for i in range(n)]

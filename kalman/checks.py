@@ -70,7 +70,7 @@ def matrix(field: str, value: Any, rows: int | None = None, columns: int | None 
 
 
 def covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
-    """Return the packed lower triangle of a symmetric positive semidefinite matrix (a number where size is 1)."""
+    """Return the packed lower triangle of a covariance matrix (written as a number where size is 1)."""
     if size == 1 and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = [[value]]
     full = np.array(matrix(field, value, size, size))
@@ -83,7 +83,7 @@ def covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
         raise ModelError(
             field, "it is not positive semidefinite", "write variances and covariances of real noise"
         )
-    return tuple(float(a) for a in lower(full))
+    return tuple(float(a) for a in lower(full.tolist()))
 
 
 def known(field: str, value: Any, allowed: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """Parameters as unconstrained numbers: the logarithm of a variance, the log-Cholesky factor of a covariance.
 
-A covariance is L L' with L_ii = exp(t_ii) and L_ij = exp(t_ii) t_ij: any t gives a covariance, and t_ij has no
-unit. A zero of the starting matrix stays zero. Everything works on numbers and on (K,) arrays alike.
+A covariance is L L' with L_ii = exp(t_ii) and L_ij = exp(t_ii) t_ij: any t gives a covariance, and t_ij has
+no unit. A zero of the starting matrix stays zero. Everything works on numbers and on (K,) arrays alike.
 """
 
 import math
@@ -40,7 +40,7 @@ def start(parameter: Parameter, field: str) -> list[float]:
         raise ModelError(
             field,
             "its zeros cannot be kept while it is learned",
-            "let states that share a correlated state be correlated too, or start with a full or a diagonal matrix",
+            "start with a full, a diagonal or a block-diagonal matrix",
         )
     varying = np.flatnonzero(np.diag(linked))
     factor = np.zeros_like(full)
@@ -82,7 +82,7 @@ def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entr
         return [slope[0] * np.exp(theta[0])]
     L = _factor(parameter, theta)
     n = len(L)
-    by_factor = [[0.0 for _ in range(n)] for _ in range(n)]
+    by_factor: list[list[Entry]] = [[0.0 for _ in range(n)] for _ in range(n)]
     for i in range(n):
         for j in range(i + 1):
             if parameter.value[packed_index(i, j)] != 0.0:  # (S L)_ij with S twice the symmetric derivative

@@ -1,7 +1,7 @@
 """The part of the covariance that is still infinite, P_inf = A A', kept as its factor A (n rows, q columns).
 
-In factored form a direction that a measurement determines is a column that becomes exactly zero: the rank falls
-by one, never by less, and no rounding is left that could pass for ignorance. q is the number of diffuse states.
+In factored form a direction that a measurement determines is a column that becomes exactly zero: the rank
+falls by one, and no rounding is left that could pass for ignorance. q is the number of diffuse states.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def predict(F: Matrix, A: Matrix) -> list[list[Entry]]:
 
 
 def measure(A: Matrix, h: Vector) -> tuple[list[Entry], list[Entry], Entry, np.ndarray]:
-    """Return b = A' h, M_inf = P_inf h, F_inf = h P_inf h', and for which keys h sees anything undetermined."""
+    """Return b = A' h, M_inf = P_inf h, F_inf = h P_inf h', and which keys h sees undetermined."""
     b = [dot(h, column) for column in zip(*A, strict=True)]
     F_inf = dot(b, b)
     reach = dot([abs(a) if isinstance(a, float) else np.abs(a) for a in h], [_length(row) for row in A])
@@ -78,4 +78,3 @@ def determine(A: Matrix, h: Vector, where: np.ndarray) -> list[list[Entry]]:
 
 def _length(vector: Vector) -> Entry:
     return np.sqrt(dot(vector, vector))
-

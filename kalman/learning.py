@@ -23,7 +23,7 @@ from kalman.structures import Parameter
 from kalman.types import Array, ModelError
 
 REACH = 25.0
-"""How far a free number may go from its start: a factor e^25 for a variance, beyond which nothing is learned."""
+"""How far a free number may go from its start: a factor e^25 for a variance."""
 
 
 class Fit(NamedTuple):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ Measured at n=2, m=1, one thread: see docs/decisions/0002.
 
 
 class Parts(NamedTuple):
-    """A state's entries: mean, packed covariance, factor of the diffuse part (None where no key has one), parameters."""
+    """A state's entries: mean, packed covariance, the diffuse part's factor or None, parameter values."""
 
     m: Vector
     P: Vector
@@ -43,7 +42,8 @@ class LinearFilter:
 
     parameters    all of them with their values: the process's and R
     own           names of those that each key has for itself, in its state
-    mean, covariance (packed), diffuse (factor, row-major, () when the start is proper): the state at a key's first row
+    mean, covariance (packed), diffuse (factor, row-major, () when the start is proper): the state at a
+                  key's first row
     """
 
     states: tuple[str, ...]
@@ -56,9 +56,8 @@ class LinearFilter:
     covariance: tuple[float, ...]
     diffuse: tuple[float, ...] = ()
     own: tuple[str, ...] = ()
-    outputs = MappingProxyType[str, int]({})
 
-    @cached_property
+    @property
     def fields(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of each part of a key's state, in order."""
         n = len(self.states)
@@ -69,10 +68,15 @@ class LinearFilter:
             fields["parameters"] = (len(self.pooled),)
         return fields
 
-    @cached_property
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """Nothing beyond mean and covariance."""
+        return {}
+
+    @property
     def size(self) -> int:
         """Number of floats in a key's state."""
-        return sum(shape[0] for shape in self.fields.values())
+        return list(self.places.values())[-1].stop
 
     @cached_property
     def places(self) -> dict[str, slice]:
@@ -121,11 +125,16 @@ class LinearFilter:
             values,
         )
 
+    def symbols(self, tape: Tape) -> tuple[list[Any], Any, list[Any], list[Any]]:
+        """Return what a step takes: state, dt, control, measurement."""
+        state, u, y = (tape.symbols(count) for count in (self.size, self.controls, self.measurements))
+        return state, tape.symbol(), u, y
+
     def is_diffuse(self, state: Array) -> bool:
         """Tell whether any key still has an undetermined state."""
         return bool(self.diffuse) and bool(state[self.places["diffuse"]].any())
 
-    def predicted(self, parts: Parts, dt: Entry, u: Vector, first: np.ndarray | bool) -> Parts:
+    def predicted(self, parts: Parts, dt: Array, u: Vector, first: np.ndarray | bool) -> Parts:
         """Return the parts just before the rows' measurements; first: all, none, or (K,) which keys."""
         if first is True:
             return parts
@@ -153,7 +162,9 @@ class LinearFilter:
                     state[:, block],
                     part,
                     after[:, block],
-                    *(a[block] for a in said[:3]),
+                    said.log_likelihood[block],
+                    said.nis[block],
+                    said.flag[block],
                     checks[:, : block.stop - start],
                 )
         return after, said
@@ -170,14 +181,11 @@ class LinearFilter:
     ) -> None:
         """Write the state after the rows, and what they said, into the given arrays."""
         presents = presence(rows.y)
-        first: np.ndarray | bool = rows.first if rows.first.any() else False
-        if first is not False and rows.first.all():
-            first = True
+        first = rows.which_first()
         diffuse = self.is_diffuse(state)
-        program = step_program(
-            self, presents[0] is not None, None if first is rows.first else first is True, diffuse
-        )
-        masks = [a for a in (first if first is rows.first else None, *presents) if a is not None]
+        case = first if isinstance(first, bool) else None
+        program = step_program(self, presents[0] is not None, case, diffuse)
+        masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
         buffers = np.empty((program.buffers, state.shape[1]))
         program([*state, rows.dt, *rows.u, *rows.y, *masks], buffers, [*after, log_likelihood, nis, *checks])
         if np.isfinite(checks[0]).all() and not (checks[1] < 0.0).any():
@@ -221,7 +229,7 @@ class LinearFilter:
         return mean, covariance
 
     def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
-        """Return mean (n, K), full row-major covariance (n*n, K) without its diffuse part, the other fields."""
+        """Return mean (n, K), row-major covariance (n*n, K) without its diffuse part, other fields."""
         places = self.places
         extras = {name: state[place] for name, place in places.items() if name not in ("mean", "covariance")}
         return state[places["mean"]], unpack(state[places["covariance"]]), extras
@@ -241,12 +249,9 @@ def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse
     finite when all is well, the lowest variance.
     """
     tape = Tape()
-    state = [Symbol(tape) for _ in range(model.size)]
-    dt = Symbol(tape)
-    u = [Symbol(tape) for _ in range(model.controls)]
-    y = [Symbol(tape) for _ in range(model.measurements)]
-    is_first: Any = Symbol(tape, boolean=True) if first is None else first
-    presents: list[Any] = [Symbol(tape, boolean=True) if missing else None for _ in y]
+    state, dt, u, y = model.symbols(tape)
+    is_first: Any = tape.symbol(boolean=True) if first is None else first
+    presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
     prior = model.predicted(model.split(state, diffuse), dt, u, is_first)
     updated = update(*prior[:3], model.H, prior.values["R"], y, presents)
     places = model.places
@@ -260,8 +265,8 @@ def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse
     for i in range(1, len(model.states)):
         lowest = np.minimum(lowest, updated.P[packed_index(i, i)])
     masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
-    inputs = {f"i{k}": symbol for k, symbol in enumerate([*state, dt, *u, *y, *masks])}
-    return Program(tape, inputs, [*after, updated.log_likelihood, updated.nis, total, lowest])
+    outputs = [*after, updated.log_likelihood, updated.nis, total, lowest]
+    return Program(tape, [*state, dt, *u, *y, *masks], outputs)
 
 
 def _structural(parameter: Parameter, pooled: float, row: Entry) -> Entry:

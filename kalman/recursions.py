@@ -124,7 +124,7 @@ class Decorrelated(NamedTuple):
 
 
 def decorrelate(H: Matrix, R: Vector, y: Vector, observed: Sequence[np.ndarray | None]) -> Decorrelated:
-    """Turn correlated measurement noise into independent scalar measurements, exactly for any missing pattern.
+    """Turn correlated measurement noise into independent scalar measurements, for any missing pattern.
 
     `observed[i]` is (K,) bool, or None where every key has component i. A missing component is cut out of R
     first, so that its noise tells nothing about that of the others.
@@ -160,11 +160,10 @@ def decorrelate(H: Matrix, R: Vector, y: Vector, observed: Sequence[np.ndarray |
 
 def _both(a: Entry, one: np.ndarray | None, other: np.ndarray | None) -> Entry:
     """Return a where both components are observed, else 0."""
-    if is_zero(a) or (one is None and other is None):
-        return a
-    if one is None or other is None:
-        return np.where(one if other is None else other, a, 0.0)
-    return np.where(one & other, a, 0.0)
+    for present in (one, other):
+        if present is not None and not is_zero(a):
+            a = np.where(present, a, 0.0)
+    return a
 
 
 def _ratio(a: Entry, b: Entry) -> Entry:

@@ -4,6 +4,7 @@ Round k is the k-th row of every key that has so many. With the keys ordered by 
 keys of each round are a prefix of those of the round before, and so contiguous views.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ class Rounds(NamedTuple):
     keys   (Kp,) the keys that have rows, those with most rows first
     order  (N,) the rows in the order of the rounds
     place  (N,) where each row is in that order
-    starts (rounds + 1,) where each round starts in that order; round k is of the first starts[k+1] - starts[k] keys
+    starts (rounds + 1,) where each round starts in that order; its length is that of the prefix of keys
     """
 
     keys: Integers
@@ -148,7 +149,9 @@ def run(model: Filter, states: KeyStates, rows: SortedRows, unit: float) -> tupl
             count[prefix] += good
             total[prefix] += np.where(good, said.log_likelihood, 0.0)
         values[:, prefix] = after
-    after_all = KeyStates(*(a.copy() for a in states))
+    after_all = KeyStates(
+        states.values.copy(), states.event_time.copy(), states.count.copy(), states.log_likelihood.copy()
+    )
     after_all.values[:, plan.keys] = values
     after_all.event_time[plan.keys] = event_time
     after_all.count[plan.keys] = count
@@ -171,8 +174,11 @@ def _empty(model: Filter, n: int) -> Outputs:
 
 def _picked(outputs: Outputs, place: Integers) -> Outputs:
     """Return the outputs of the rows at the given places."""
-    arrays = [np.take(array, place, axis=-1) for array in outputs[:6]]
-    return Outputs(*arrays, {name: np.take(array, place, axis=-1) for name, array in outputs.extra.items()})
+
+    def pick(array: np.ndarray) -> np.ndarray:
+        return np.take(array, place, axis=-1)
+
+    return _each(outputs, pick)
 
 
 def _spread(outputs: Outputs, kept: Integers, late: np.ndarray) -> Outputs:
@@ -184,5 +190,18 @@ def _spread(outputs: Outputs, kept: Integers, late: np.ndarray) -> Outputs:
         full[..., kept] = array
         return full
 
-    arrays = [spread(array) for array in outputs[:5]]
-    return Outputs(*arrays, late, {name: spread(array) for name, array in outputs.extra.items()})
+    return _each(outputs, spread)._replace(late=late)
+
+
+def _each(outputs: Outputs, change: Callable[[np.ndarray], np.ndarray]) -> Outputs:
+    """Return the outputs with every array changed."""
+    mean, covariance, log_likelihood, nis, flag, late, extra = outputs
+    return Outputs(
+        change(mean),
+        change(covariance),
+        change(log_likelihood),
+        change(nis),
+        change(flag),
+        change(late),
+        {name: change(array) for name, array in extra.items()},
+    )

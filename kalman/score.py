@@ -1,14 +1,17 @@
 """Log-likelihood and its exact gradient for every key: the filter forwards, its adjoint backwards."""
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kalman import flags
 from kalman.adjoint import Adjoint, along, before_prediction, before_update, transition_slope
-from kalman.entries import Entry, plus
+from kalman.entries import Entry
 from kalman.linear import BLOCK, LinearFilter
+from kalman.packing import packed_size
 from kalman.run import SortedRows, rounds
+from kalman.straight_line import Program, Symbol, Tape
 from kalman.types import Array, Rows
 from kalman.update import presence, update
 
@@ -58,8 +61,7 @@ def score(
         event_time[prefix] = np.where(good, time[part], event_time[prefix])
         count[prefix] += good
         total[prefix] += np.where(good, said.log_likelihood, 0.0)
-    slots = _slots(model, names)
-    gradient = np.zeros((sum(slots.values()), here))
+    gradient = np.zeros((_width(model, names), here))
     # the adjoint: by mean, packed covariance and packed diffuse part
     n, p = model.places["mean"].stop, model.places["covariance"].stop
     depth = p + (p - n if model.diffuse else 0)
@@ -69,9 +71,9 @@ def score(
             for begin in range(0, prefix.stop, BLOCK):
                 block = slice(begin, min(begin + BLOCK, prefix.stop))
                 part = Rows(taken.dt[block], taken.first[block], taken.y[:, block], taken.u[:, block])
-                slopes = _backwards(model, slots, before[:, block], part, adjoint[:, block], good[block])
-                for row, slope in zip(gradient, slopes, strict=True):
-                    row[block] += slope
+                _backwards(
+                    model, names, before[:, block], part, good[block], adjoint[:, block], gradient[:, block]
+                )
     result = Score(np.zeros(keys), np.zeros((len(gradient), keys)), np.zeros(keys, np.int64))
     result.log_likelihood[plan.keys] = total
     result.gradient[:, plan.keys] = gradient
@@ -79,35 +81,80 @@ def score(
     return result
 
 
-def _slots(model: LinearFilter, names: tuple[str, ...]) -> dict[str, int]:
-    return {p.name: len(p.value) for p in model.parameters if p.name in names}
+def _width(model: LinearFilter, names: tuple[str, ...]) -> int:
+    return sum(len(p.value) for p in model.parameters if p.name in names)
 
 
 def _backwards(
-    model: LinearFilter, slots: dict[str, int], before: Array, rows: Rows, adjoint: Array, good: np.ndarray
-) -> list[Entry]:
-    """Move the adjoint, in place, from after the rows to before them; return the derivatives by the parameters."""
-    n, p = model.places["mean"].stop, model.places["covariance"].stop
-    parts = model.split(list(before), model.is_diffuse(before))
-    m, P, A, values = parts
-    moved = ~rows.first
-    prior = model.predicted(parts, rows.dt, list(rows.u), rows.first if moved.any() else True)
-    updated = update(*prior[:3], model.H, values["R"], list(rows.y), presence(rows.y))
-    later = Adjoint(list(adjoint[:n]), list(adjoint[n:p]), list(adjoint[p:]) if A is not None else None)
-    here, by_R = before_update(later, updated, values["R"])
+    model: LinearFilter,
+    names: tuple[str, ...],
+    before: Array,
+    rows: Rows,
+    good: np.ndarray,
+    adjoint: Array,
+    gradient: Array,
+) -> None:
+    """Move the adjoint, in place, from after the rows to before them, and add to the gradient."""
+    presents = presence(rows.y)
+    first = rows.which_first()
+    program = _program(
+        model,
+        names,
+        presents[0] is not None,
+        first if isinstance(first, bool) else None,
+        model.is_diffuse(before),
+    )
+    masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
+    results = np.empty((len(adjoint) + len(gradient), len(good)))
+    buffers = np.empty((program.buffers, len(good)))
+    program([*before, rows.dt, *rows.u, *rows.y, *adjoint, *masks], buffers, results)
+    earlier, slopes = results[: len(adjoint)], results[len(adjoint) :]
+    if good.all():
+        adjoint[:] = earlier
+        gradient += slopes
+    else:
+        adjoint[:] = np.where(good, earlier, adjoint)
+        gradient += np.where(good, slopes, 0.0)
+
+
+@lru_cache(maxsize=64)
+def _program(
+    model: LinearFilter, names: tuple[str, ...], missing: bool, first: bool | None, diffuse: bool
+) -> Program:
+    """Return one step backwards as a straight line; the cases are those of `kalman.linear.step_program`.
+
+    Outputs: the adjoint by mean, packed covariance and packed diffuse part; then by the parameters.
+    """
+    tape = Tape()
+    n = len(model.states)
+    p = packed_size(n)
+    state, dt, u, y = model.symbols(tape)
+    adjoint = tape.symbols(n + p + (p if model.diffuse else 0))
+    is_first: Any = tape.symbol(boolean=True) if first is None else first
+    presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
+    parts = model.split(state, diffuse)
+    prior = model.predicted(parts, dt, u, is_first)
+    R = prior.values["R"]
+    updated = update(*prior[:3], model.H, R, y, presents)
+    later = Adjoint(adjoint[:n], adjoint[n : n + p], adjoint[n + p :] if diffuse else None)
+    here, by_R = before_update(later, updated, R)
     start = here
     slopes: dict[str, list[Entry]] = {"R": by_R}
-    if moved.any():
-        everyone = bool(moved.all())
-        transition = model.process.transition(rows.dt, list(rows.u), values)
-        start = before_prediction(here, transition, None if everyone else moved)
-        slope = transition_slope(here, m, P, A, transition.F)
-        for name in slots:
+    if first is not True:
+        moved = None if first is False else ~is_first
+        transition = model.process.transition(dt, u, parts.values)
+        start = before_prediction(here, transition, moved)
+        slope = transition_slope(here, parts.m, parts.P, parts.A, transition.F)
+        for name in names:
             if name != "R":
-                steps = [along(slope, tangent) for tangent in model.process.tangents(name, rows.dt, values)]
-                slopes[name] = steps if everyone else [np.where(moved, a, 0.0) for a in steps]
-    everything = [*start.a, *start.B, *(start.C or ())]
-    for row, entry in zip(adjoint, everything, strict=False):
-        row[:] = entry if good.all() else np.where(good, entry, row)
-    flat = [slope for name, width in slots.items() for slope in slopes.get(name, [0.0] * width)]
-    return [plus(0.0, slope) if good.all() else np.where(good, slope, 0.0) for slope in flat]
+                steps = [along(slope, tangent) for tangent in model.process.tangents(name, dt, parts.values)]
+                slopes[name] = steps if moved is None else [np.where(moved, a, 0.0) for a in steps]
+    C = start.C if start.C is not None else adjoint[n + p :]
+    flat = [
+        slope
+        for parameter in model.parameters
+        if parameter.name in names
+        for slope in slopes.get(parameter.name, [0.0] * len(parameter.value))
+    ]
+    masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
+    return Program(tape, [*state, dt, *u, *y, *adjoint, *masks], [*start.a, *start.B, *C, *flat])

@@ -6,7 +6,7 @@ that does the same operations in the same order without the bookkeeping between 
 four times faster over 100 keys and twice over 100,000 (measured in docs/decisions/0002).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,14 @@ class Tape:
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
+
+    def symbol(self, boolean: bool = False) -> Any:
+        """Return an input: to the recursions it is an array, to the type checker anything."""
+        return Symbol(self, boolean)
+
+    def symbols(self, count: int, boolean: bool = False) -> list[Any]:
+        """Return several inputs."""
+        return [self.symbol(boolean) for _ in range(count)]
 
     def note(self, name: str, operands: tuple[Any, ...], boolean: bool) -> "Symbol":
         """Add an operation and return its result."""
@@ -55,11 +63,12 @@ COMPARISONS = {"greater", "greater_equal", "less", "less_equal", "equal", "not_e
 
 
 class Program:
-    """A straight line of NumPy calls from named inputs to rows of an output array."""
+    """A straight line of NumPy calls from inputs to rows of an output array."""
 
-    def __init__(self, tape: Tape, inputs: Mapping[str, Symbol], outputs: Sequence[Any]) -> None:
+    def __init__(self, tape: Tape, inputs: Sequence[Symbol], outputs: Sequence[Any]) -> None:
         """Write the line. `outputs` may be symbols, inputs among them, or numbers."""
-        names: dict[int, str] = {id(symbol): name for name, symbol in inputs.items()}
+        names: dict[int, str] = {id(symbol): f"i{k}" for k, symbol in enumerate(inputs)}
+        arguments = list(names.values())
         last = {
             id(a): at
             for at, (_, args, _) in enumerate(tape.operations)
@@ -99,17 +108,12 @@ class Program:
             name = names[id(output)] if isinstance(output, Symbol) else repr(float(output))
             if name != f"o{k}":
                 lines.append(f"o{k}[:] = {name}")
-        arguments = [
-            *inputs,
-            *(f"b{i}" for i in range(self.buffers)),
-            *(f"o{k}" for k in range(len(outputs))),
-        ]
+        arguments += [*(f"b{i}" for i in range(self.buffers)), *(f"o{k}" for k in range(len(outputs)))]
         self.source = f"def line({', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in lines)
         scope: dict[str, Any] = {name: getattr(np, name) for name, _, _ in tape.operations}
         scope.update(inf=np.inf, nan=np.nan)
-        exec(
-            compile(self.source, "<straight line>", "exec"), scope
-        )  # of our own notes alone, nothing a user wrote
+        # made of operation names, our own variable names and numbers, nothing else
+        exec(compile(self.source, "<straight line>", "exec"), scope)
         self._line = scope["line"]
 
     @staticmethod
@@ -121,6 +125,6 @@ class Program:
                 needed.update(id(a) for a in args if isinstance(a, Symbol))
         return needed
 
-    def __call__(self, inputs: Sequence[Any], buffers: np.ndarray, outputs: Sequence[np.ndarray]) -> None:
+    def __call__(self, inputs: Sequence[Any], buffers: np.ndarray, outputs: Iterable[np.ndarray]) -> None:
         """Run it. inputs in the order given at the start; buffers (self.buffers, K); outputs rows (K,)."""
         self._line(*inputs, *buffers, *outputs)

@@ -38,13 +38,19 @@ class Rows(NamedTuple):
     y: Array
     u: Array
 
+    def which_first(self) -> "npt.NDArray[np.bool_] | bool":
+        """Return True or False where all or none of the keys are at their first row, else which are."""
+        if not self.first.any():
+            return False
+        return True if self.first.all() else self.first
+
 
 class Step(NamedTuple):
     """What one row said about each of K keys.
 
     log_likelihood (K,) of the row, with its constant; 0 when nothing was observed, NaN when flagged
     nis            (K,) normalised innovation squared; NaN when nothing was predicted and observed
-    flag           (K,) uint8, a code of `kalman.flags`; the state of a flagged key is as it was before the row
+    flag           (K,) uint8, a code of `kalman.flags`; a flagged key's state is as it was before the row
     extra          name -> (d, K), what the filter says beyond mean and covariance
     """
 

@@ -1,4 +1,4 @@
-"""The measurement update of a linear Gaussian state by one vector of measurements, one scalar after another."""
+"""The measurement update of a linear Gaussian state, one scalar after another."""
 
 import math
 from collections.abc import Sequence
@@ -44,8 +44,9 @@ def update(
 ) -> Updated:
     """Return the state given y = H x + v, v ~ N(0, R), of which each key has the components that are present.
 
-    A diffuse component determines a state and predicts nothing: its log-likelihood is -(log 2 pi + log F_inf)/2
-    and it has no NIS. A row without anything observed has log-likelihood 0 and NIS NaN.
+    A diffuse component determines a state and predicts nothing: its log-likelihood is
+    -(log 2 pi + log F_inf) / 2 and it has no NIS. A row without anything observed has log-likelihood 0
+    and NIS NaN.
 
     References: Durbin and Koopman (2012), section 6.4; Joseph's form: Bucy and Joseph (1968).
     """
@@ -76,7 +77,7 @@ def update(
 
 
 def presence(y: Array) -> Sequence[Present]:
-    """Return for each measurement component (m, K) which keys have it, None for all of them when none is missing."""
+    """Return for each component of y (m, K) which keys have it, None for each when none is missing."""
     missing = np.isnan(y)
     return list(~missing) if missing.any() else [None] * len(y)
 

@@ -66,7 +66,7 @@ def random_rows(
     """Rows of several lengths, some keys without any, with irregular times that sometimes repeat."""
     count = rng.integers(0, longest + 1, keys)
     n = int(count.sum())
-    gaps = rng.choice([0, 1, 2_000_000, 137_000, 10_000_000], n, p=[0.1, 0.1, 0.4, 0.3, 0.1])
+    gaps = rng.choice([0, 1_000, 2_000_000, 137_000, 10_000_000], n, p=[0.1, 0.1, 0.4, 0.3, 0.1])
     y = rng.normal(size=(len(definition["measurement"]), n)) * 3
     y[rng.random(y.shape) < missing] = np.nan
     u = rng.normal(size=(len(definition["control"]), n))
@@ -74,7 +74,7 @@ def random_rows(
 
 
 def same(a: Any, b: Any) -> None:
-    """Assert that two (nested) tuples or dicts of arrays are equal to the last bit, NaN being equal to NaN."""
+    """Assert that two (nested) tuples or dicts of arrays are equal to the last bit, NaN to NaN."""
     if isinstance(a, np.ndarray):
         assert a.shape == b.shape and a.dtype == b.dtype
         assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f")

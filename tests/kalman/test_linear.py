@@ -55,7 +55,7 @@ def test_joint_gaussian(kind):
     np.testing.assert_allclose(full(outputs.covariance)[-1], covariance, rtol=1e-8, atol=1e-10)
 
 
-NILE = nile.load_pandas().data["volume"].to_numpy(float)
+NILE = np.asarray(dict(nile.load_pandas())["data"]["volume"], float)
 
 
 def nile_model(initial):
@@ -168,7 +168,8 @@ def test_diffuse_local_linear_trend_is_that_of_statsmodels():
     y = NILE.copy()
     y[[1, 5, 6, 40]] = np.nan
     variances = {"R": 12000.0, "level": 900.0, "slope": 12.0}
-    theirs = UnobservedComponents(y, "lltrend", use_exact_diffuse=True).smooth(list(variances.values()))
+    their_model = UnobservedComponents(y, "lltrend", use_exact_diffuse=True)  # type: ignore[arg-type]
+    theirs = their_model.smooth(list(variances.values()))
     definition = {
         "states": ["level", "slope"],
         "measurement": ["volume"],

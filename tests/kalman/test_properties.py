@@ -62,7 +62,7 @@ def test_predicting_twice_is_predicting_once(seed, kind, a, b):
         return predict(m, P, model.process.transition(np.array([dt]), [], values))  # type: ignore[attr-defined]
 
     once, twice = moved(m, P, a + b), moved(*moved(m, P, a), b)
-    scale = 1e-12 * (1 + max(np.abs(once[1])).max())
+    scale = 1e-12 * (1 + np.abs(np.array(once[1])).max())
     np.testing.assert_allclose(np.array(once[0]), np.array(twice[0]), rtol=1e-10, atol=scale)
     np.testing.assert_allclose(np.array(once[1]), np.array(twice[1]), rtol=1e-10, atol=scale)
     F, Q, c = transition_of(definition["process"], a)

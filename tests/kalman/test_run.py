@@ -1,4 +1,4 @@
-"""Running many keys: which keys share a call, and where rows are cut, changes no bit; bad rows hurt nobody else."""
+"""Running many keys: company and cuts change no bit, and a bad row hurts nobody else."""
 
 import pickle
 
