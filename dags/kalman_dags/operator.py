@@ -42,8 +42,7 @@ class KalmanHook(SparkSubmitHook):
 
     Args:
         own_session: start spark-submit outside the task's process group, so that the supervisor's signals
-        do not reach it.
-
+            do not reach it.
     """
 
     def __init__(self, *, own_session: bool, **kwargs: Any) -> None:
@@ -110,7 +109,6 @@ class KalmanOperator(SparkSubmitOperator):
     with 3 (another driver has the stream) skips it: the work is being done. On a retry, though, that other
     driver may be the one this task has just lost, whose lease has not run out, so that is retried, and
     skipped only by the last try.
-
     """
 
     template_fields = (*SparkSubmitOperator.template_fields, "options")

@@ -69,11 +69,12 @@ def load_bag(**options: object) -> DagBag:
 
 
 class Tiny(NamedTuple):
-    """A small installation: specs, files to land and a warehouse."""
+    """A small installation: specs, files to land, a warehouse, and a copy of what was first landed in it."""
 
     models: Path
     landing: Path
     warehouse: Path
+    first_days: Path
 
     def environment(self) -> dict[str, str]:
         """Return the variables that make it the one in use."""
@@ -86,12 +87,11 @@ class Tiny(NamedTuple):
 
 def write_days(file: Path, days: range, *bad: str) -> None:
     """Write some days' measurements: three sensors, four rows each a day, and rows that are no good."""
-    rows = [
-        f"s{sensor},{(FIRST_DAY + timedelta(days=day, hours=6 * part, minutes=sensor)).isoformat()},{day + sensor}"
-        for day in days
-        for part in range(ROWS_A_DAY // SENSORS)
-        for sensor in range(SENSORS)
-    ]
+    rows = []
+    for day in days:
+        for part in range(ROWS_A_DAY // SENSORS):
+            at = FIRST_DAY + timedelta(days=day, hours=6 * part)
+            rows += [f"s{sensor},{at.isoformat()},{day + sensor / 10}" for sensor in range(SENSORS)]
     file.write_text("\n".join(["sensor,at,value", *rows, *bad]) + "\n")
 
 
@@ -110,7 +110,7 @@ def run_dag(tiny: Tiny, dag_id: str, day: int, conf: dict[str, Any] | None = Non
 def landed(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """An installation whose first three days the ingest DAG has landed."""
     folder = tmp_path_factory.mktemp("tiny")
-    tiny = Tiny(folder / "models", folder / "landing", folder / "warehouse")
+    tiny = Tiny(folder / "models", folder / "landing", folder / "warehouse", folder / "first_days")
     for new in (tiny.models, tiny.landing):
         new.mkdir()
     text = (MODELS / "tiny.yaml").read_text()
@@ -119,4 +119,5 @@ def landed(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     first = tiny.landing / "first.csv"
     write_days(first, range(DAYS - 1), f"s0,{FIRST_DAY.isoformat()},warm")
     assert run_dag(tiny, "kalman_ingest__tiny", 0, {"input": str(first)}) == {"ingest": "success"}
+    shutil.copytree(tiny.warehouse / "measurements", tiny.first_days / "measurements")
     return tiny

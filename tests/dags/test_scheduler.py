@@ -50,6 +50,10 @@ class Airflow:
             self.token = self._call("/auth/token", login, "POST")["access_token"]
         return self._call(f"/api/v2{path}", body, method or ("GET" if body is None else "POST"))
 
+    def switch_on(self, dag_id: str) -> None:
+        """Unpause a DAG."""
+        self.api(f"/dags/{dag_id}?update_mask=is_paused", {"is_paused": False}, "PATCH")
+
     def _call(self, path: str, body: dict[str, Any] | None, method: str) -> Any:
         request = urllib.request.Request(
             self.address + path, None if body is None else json.dumps(body).encode(), method=method
@@ -89,9 +93,9 @@ def wait_for(ask: Callable[[], T], seconds: float, what: str) -> T:
 
 @pytest.fixture(scope="module")
 def tiny(landed: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """The landed measurements in a warehouse of this module's own."""
+    """The measurements of the first days in a warehouse of this module's own."""
     warehouse = tmp_path_factory.mktemp("scheduler") / "warehouse"
-    shutil.copytree(landed.warehouse / "measurements", warehouse / "measurements")
+    shutil.copytree(landed.first_days, warehouse)
     return landed._replace(warehouse=warehouse)
 
 
@@ -115,7 +119,7 @@ def airflow(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ai
             assert process.poll() is None, said.read_text()
             return "Ctrl-C stops Airflow" in said.read_text()
 
-        wait_for(ready, 300, "Airflow")
+        wait_for(ready, 400, "Airflow")
         yield Airflow(environment, home)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -123,8 +127,8 @@ def airflow(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ai
 
 
 def runs(airflow: Airflow) -> list[dict[str, Any]]:
-    """Return the runs of the pretraining."""
-    return airflow.api(f"{PRETRAIN}/dagRuns?order_by=logical_date")["dag_runs"]
+    """Return the backfill's runs."""
+    return airflow.api(f"{PRETRAIN}/dagRuns?order_by=logical_date&run_type=backfill")["dag_runs"]
 
 
 def all_succeeded(airflow: Airflow, count: int) -> bool:
@@ -154,7 +158,9 @@ def test_backfill_and_clear(airflow: Airflow, tiny: Tiny) -> None:
         *("backfill", "create", "--dag-id", "kalman_pretrain__tiny", "--max-active-runs", "1"),
         *("--from-date", first.date().isoformat(), "--to-date", last.date().isoformat()),
     )
-    wait_for(lambda: all_succeeded(airflow, 3), 400, "the backfill")
+    # Runs of a paused DAG wait. Switched on, it also runs its newest interval, as by schedule.
+    airflow.switch_on("kalman_pretrain__tiny")
+    wait_for(lambda: all_succeeded(airflow, 3), 900, "the backfill")
 
     manifests = sorted(delta_rows(tiny.warehouse / "manifests"), key=lambda row: row["rows"])
     assert len({row["snapshot_id"] for row in manifests}) == 3
@@ -174,7 +180,7 @@ def test_backfill_and_clear(airflow: Airflow, tiny: Tiny) -> None:
         assert found["state"] not in ("failed", "up_for_retry"), found
         return found["state"] == "success" and found["try_number"] == 2
 
-    wait_for(ran_again, 200, "the cleared run")
+    wait_for(ran_again, 600, "the cleared run")
     log = json.dumps(airflow.api(f"{task}/logs/2"))
     assert "Spark-Submit cmd" in log and f"snapshot {manifests[0]['snapshot_id']}" in log
     # It ran, and found the same snapshot: nothing is there twice.
@@ -185,7 +191,7 @@ def test_backfill_and_clear(airflow: Airflow, tiny: Tiny) -> None:
 
 def test_a_pool_that_is_missing_is_named(airflow: Airflow) -> None:
     airflow.api("/pools/kalman_stream__tiny", method="DELETE")
-    airflow.api("/dags/kalman_stream__tiny?update_mask=is_paused", {"is_paused": False}, method="PATCH")
+    airflow.switch_on("kalman_stream__tiny")
     found = wait_for(
         lambda: airflow.api("/dags/kalman_stream__tiny/dagRuns")["dag_runs"], 60, "a run of the stream"
     )
