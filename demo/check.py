@@ -1,0 +1,249 @@
+"""Check a model's stream against one uninterrupted batch pass over everything that was landed."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+import kalman
+from demo.compare import (
+    Differences,
+    Rows,
+    by_values,
+    codes,
+    compare_rows,
+    compare_states,
+    key_names,
+    rows_of,
+    states_of,
+)
+from jobs import generations, snapshots
+from jobs.errors import RUN_FAILED, UserError
+from jobs.estimates import EstimateFormat, unpack_estimates
+from jobs.history import Batch, bucket_rows, final_states, packed_estimates
+from jobs.keys import integer_keys, key_kind, text_of
+from jobs.order import order_rows
+from jobs.packed_rows import RowFormat
+from jobs.packets import Records, concat
+from jobs.processor import STATE
+from jobs.spec import ModelSpec
+from jobs.state_blocks import state_format
+from jobs.tables import Warehouse, estimates, measurements
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+    from jobs.generations import Generation
+
+COLUMNS = ("key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags")
+
+
+class Counts(NamedTuple):
+    """What became of the rows sent to a stream: estimated, or quarantined (when landed, or as late)."""
+
+    sent: int
+    estimated: int
+    quarantined: int
+
+    @property
+    def add_up(self) -> bool:
+        """Tell if every row is in exactly one place."""
+        return self.sent == self.estimated + self.quarantined
+
+
+class MicroBatch(NamedTuple):
+    """What a micro-batch estimated: how many rows, and the event time (microseconds) of the first."""
+
+    rows: int
+    first: int
+
+
+class Checked(NamedTuple):
+    """What the check of one model found, and the rows that its report shows.
+
+    batches: the stream's micro-batches; names: the keys; rows: the estimates of every landed row, of the
+    batch pass in history and of the stream after `since`; y (m, N): what was measured; H (m, n):
+    measurements from states; batch_rows, batch_seconds: of the batch pass.
+    """
+
+    spec: ModelSpec
+    counts: Counts
+    estimates: Differences
+    states: Differences
+    parameters: dict[str, object]
+    generation: Generation
+    names: list[str]
+    rows: Rows
+    y: NDArray[np.float64]
+    H: NDArray[np.float64]
+    since: int
+    batch_rows: int
+    batch_seconds: float
+    batches: dict[int, MicroBatch]
+
+    @property
+    def worst(self) -> float:
+        """Return the largest absolute difference."""
+        return max(self.estimates.worst, self.states.worst)
+
+
+def check(
+    warehouse: Warehouse, spec: ModelSpec, sent: int, since: datetime, folder: str, say: Callable[[str], None]
+) -> Checked:
+    """Compare every estimate of a model's stream, and every key's state at its end, with one batch pass.
+
+    Args:
+        warehouse: the tables.
+        spec: of the model.
+        sent: how many rows the files held that were sent to the stream.
+        since: the stream has the rows at or after this event time.
+        folder: those files' folder: their rows in quarantine came from there.
+        say: told what is going on.
+
+    Raises:
+        UserError: there is no stream to check.
+    """
+    generation = generations.live(warehouse, spec.name)
+    manifest = None if generation is None else snapshots.find(warehouse, generation.snapshot_id)
+    if generation is None or manifest is None:
+        raise UserError(
+            f"model {spec.name} has no live generation with a snapshot: nothing can be checked", RUN_FAILED
+        )
+    kernel = kalman.build(spec.definition(), manifest.parameters)
+    frame = warehouse.read(measurements(spec.name)).select(*spec.columns).persist()
+    say(f"{spec.name}: batch pass")
+    kind = key_kind(spec.key, frame.schema)
+    batch = Batch(RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control)), spec.unit_us)
+    out = EstimateFormat(
+        kind, len(spec.states), spec.outputs.covariance == "diagonal", tuple(kernel.outputs.items())
+    )
+    started = time.monotonic()
+    packed = bucket_rows(frame, batch.rows, frame.count()).persist()
+    wanted = unpack_estimates(packed_estimates(packed, kernel, batch, out), out).select(*COLUMNS).toArrow()
+    seconds = time.monotonic() - started
+    end = final_states(packed, kernel, batch).toArrow()
+    say(f"{spec.name}: the stream's estimates and state")
+    mine = warehouse.read(estimates(spec.name)).filter(f"generation = '{generation.generation}'")
+    ours = mine.select(*COLUMNS, "batch_id").toArrow()
+    held = states_of(stream_states(warehouse, spec, kernel, generation))
+    measured = measured_rows(frame, batch.rows)
+    frame.unpersist()
+    packed.unpersist()
+    say(f"{spec.name}: comparing {ours.num_rows:,} rows and {len(held.names):,} keys")
+    names = key_names([wanted, ours])
+    everything = rows_of(wanted, names, ordered=True)
+    start = round(since.timestamp() * 1e6)
+    after = np.flatnonzero(everything.time >= start)
+    streamed = rows_of(ours, names, ordered=False)
+    found = compare_rows(streamed, by_values(everything.take(after)))
+    return Checked(
+        spec,
+        Counts(sent, ours.num_rows, quarantined(warehouse, spec.name, folder)),
+        found,
+        compare_states(held, states_of(end)),
+        manifest.parameters,
+        generation,
+        names,
+        _with_streamed(everything, after, streamed),
+        _in_order(measured, names),
+        measurement_matrix(spec),
+        start,
+        wanted.num_rows,
+        seconds,
+        _batches(ours),
+    )
+
+
+def stream_states(warehouse: Warehouse, spec: ModelSpec, kernel: Filter, generation: Generation) -> pa.Table:
+    """Read all keys' states from the stream's checkpoint, as of its last committed micro-batch."""
+    spark = warehouse.spark
+    _ = spark.streams.active  # without it a session that has run no stream cannot read a state store
+    kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
+    stored = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
+    reader = (
+        spark.read.format("statestore").option("path", generation.checkpoint).option("stateVarName", STATE)
+    )
+    blocks = reader.load().select("user_map_value.states").collect()
+    records: Records = concat([stored.decode(bytes(row["states"])) for row in blocks])
+    mean, covariance, _ = kernel.snapshot(np.ascontiguousarray(records.arrays["values"]))
+    key = pa.array(integer_keys(records.arrays["route"])).cast(pa.string()) if kind.integer else records.text
+    return pa.table(
+        {
+            "key": key,
+            "mean": _lists(mean),
+            "covariance": _lists(covariance),
+            "log_likelihood": records.arrays["log_likelihood"],
+            "event_time": pa.array(records.arrays["event_time"]).cast(pa.timestamp("us")),
+            "state_index": records.arrays["count"],
+        }
+    )
+
+
+def quarantined(warehouse: Warehouse, model: str, folder: str) -> int:
+    """Count a model's quarantined rows that were landed from `folder` or refused by the stream."""
+    from pyspark.sql import functions as F
+
+    if not warehouse.exists("quarantine"):
+        return 0
+    rows = warehouse.read("quarantine").filter(F.col("model") == model)
+    return rows.filter(F.col("source").startswith(folder) | F.col("generation").isNotNull()).count()
+
+
+def measured_rows(frame: DataFrame, fmt: RowFormat) -> pa.Table:
+    """Collect measurement rows: key (text), time in microseconds, y0, y1, ..."""
+    from pyspark.sql import functions as F
+
+    numbers = [F.col(f"`{name}`").alias(f"y{i}") for i, name in enumerate(fmt.measurement)]
+    return frame.select(
+        text_of(fmt.kind).alias("key"), F.unix_micros(F.col(f"`{fmt.time}`")).alias("time"), *numbers
+    ).toArrow()
+
+
+def measurement_matrix(spec: ModelSpec) -> NDArray[np.float64]:
+    """Return H (m, n): the spec's, or the identity where it has none."""
+    given = spec.definition()["observation"].get("H")
+    return np.eye(len(spec.measurement), len(spec.states)) if given is None else np.array(given, np.float64)
+
+
+def _with_streamed(everything: Rows, after: NDArray[np.int64], streamed: Rows) -> Rows:
+    """Put the stream's estimates in the place of the batch pass's, where there are as many of them."""
+    if streamed.size != len(after):
+        return everything
+    # Rows of one key and time are in the order of their values there, and in that of their application here.
+    wanted = everything.take(after)
+    ties = (wanted.nis, wanted.log_likelihood, *wanted.mean[::-1], *wanted.covariance[::-1])
+    place = after[np.lexsort((*ties, wanted.time, wanted.key))]
+    arrays: list[Any] = [np.array(array) for array in everything]
+    merged = Rows(*arrays)
+    for name in ("mean", "covariance", "log_likelihood", "nis"):
+        getattr(merged, name)[..., place] = getattr(streamed, name)
+    return merged
+
+
+def _in_order(measured: pa.Table, names: list[str]) -> NDArray[np.float64]:
+    """Return y (m, N) in the order of (key, time, application)."""
+    count = len(measured.column_names) - 2
+    y = np.array([measured.column(f"y{i}").to_numpy().astype(np.float64) for i in range(count)])
+    return y[:, order_rows(codes(measured.column("key"), names), measured.column("time").to_numpy(), y, None)]
+
+
+def _batches(ours: pa.Table) -> dict[int, MicroBatch]:
+    found = ours.group_by("batch_id").aggregate([("event_time", "count"), ("event_time", "min")]).to_pylist()
+    return {
+        row["batch_id"]: MicroBatch(row["event_time_count"], round(row["event_time_min"].timestamp() * 1e6))
+        for row in found
+    }
+
+
+def _lists(matrix: NDArray[np.float64]) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(
+        pa.array(np.ascontiguousarray(matrix.T).ravel()), matrix.shape[0]
+    )

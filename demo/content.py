@@ -1,0 +1,114 @@
+"""Choose and prepare what the report shows, from what the check found."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from numpy.typing import NDArray
+
+from demo.check import Checked
+from demo.compare import Differences
+from demo.figures import Marks, Nis, Series
+from demo.report import number
+
+BEFORE_US = 30 * 86_400 * 1_000_000
+"""How much of history the report draws before the hand-over."""
+
+RARE_ROWS = 60
+"""About how many rows in the drawn time the rare route has."""
+
+
+def choose_routes(checked: Checked) -> list[int]:
+    """Return the keys to draw: each origin's busiest route, and one that is rare."""
+    drawn = checked.rows.time >= checked.since - BEFORE_US
+    flown = drawn & np.isfinite(checked.y[0])
+    counts = np.bincount(checked.rows.key[flown], minlength=len(checked.names))
+    chosen: list[int] = []
+    seen: set[str] = set()
+    for key in np.argsort(-counts, kind="stable").tolist():
+        origin, dest = json.loads(checked.names[key])
+        if origin not in seen and dest not in seen:
+            seen |= {origin, dest}
+            chosen.append(key)
+        if len(chosen) == 3:
+            break
+    rare = np.argsort(np.abs(counts - RARE_ROWS), kind="stable")
+    return [*chosen, *[key for key in rare.tolist() if key not in chosen][:1]]
+
+
+def route_series(checked: Checked, key: int) -> Series:
+    """Return a route's rows in the drawn time."""
+    rows = checked.rows
+    index = np.flatnonzero((rows.key == key) & (rows.time >= checked.since - BEFORE_US))
+    mean, covariance = rows.mean[:, index], rows.covariance[:, index]
+    H = checked.H[0]
+    n = len(H)
+    estimate = np.sum(H[:, None] * mean, axis=0)
+    variance = np.sum(np.outer(H, H).reshape(n * n, 1) * covariance, axis=0)
+    measured = checked.y[0, index]
+    # What is left after the update has the sign that the innovation had before it, and NIS its square.
+    normalised = np.sign(measured - estimate) * np.sqrt(rows.nis[index])
+    origin, dest = json.loads(checked.names[key])
+    title = f"{origin} to {dest} · {int(np.isfinite(measured).sum()):,} flights"
+    return Series(title, rows.time[index], measured, estimate, np.sqrt(variance), normalised)
+
+
+def nis_of(checked: Checked) -> Nis:
+    """Return the NIS of all rows in which anything was measured."""
+    seen = np.flatnonzero(np.isfinite(checked.rows.nis))
+    components = np.isfinite(checked.y[:, seen]).sum(axis=0)
+    return Nis(checked.spec.name, checked.rows.nis[seen], components, checked.rows.time[seen])
+
+
+def outside_share(nis: Nis, since: int) -> tuple[float, float]:
+    """Return the shares of rows, in history and in the stream, whose NIS is above its 95 % bound."""
+    from scipy.stats import chi2
+
+    bounds = np.array(
+        [np.inf, *(chi2.ppf(0.95, d) for d in range(1, int(nis.components.max(initial=1)) + 1))]
+    )
+    outside = nis.values > bounds[nis.components]
+    streamed = nis.time >= since
+    return _share(outside[~streamed]), _share(outside[streamed])
+
+
+def share_sentence(checked: Checked) -> str:
+    """Say which share of a model's rows is outside the bound."""
+    history, stream = outside_share(nis_of(checked), checked.since)
+    return f"{checked.spec.name}: {history:.1%} of history and {stream:.1%} of the stream are outside it."
+
+
+def marks_of(checked: Checked, batch: int | None) -> Marks:
+    """Return where the hand-over was, and where the micro-batch began in which the driver was killed."""
+    micro_batch = None if batch is None else checked.batches.get(batch)
+    return Marks(checked.since, None if micro_batch is None else micro_batch.first)
+
+
+def parity_rows(checked: list[Checked]) -> list[dict[str, str]]:
+    """Return the parity table: for each model its estimates and its keys' last states."""
+    rows: list[dict[str, str]] = []
+    for one in checked:
+        rows.append(_parity(f"{one.spec.name}: estimates", one.estimates, "rows"))
+        rows.append(_parity(f"{one.spec.name}: last states", one.states, "keys"))
+    return rows
+
+
+def _parity(name: str, found: Differences, what: str) -> dict[str, str]:
+    largest = {column: number(value) for column, value in found.largest.items()}
+    other = sum(found.unequal.values())
+    return {
+        "compared": name,
+        "number": f"{found.compared:,} {what}",
+        "only in batch": f"{found.missing:,}",
+        "only in stream": f"{found.surplus:,}",
+        "mean": largest.get("mean", ""),
+        "covariance": largest.get("covariance", ""),
+        "log-likelihood": largest.get("log_likelihood", ""),
+        "NIS": largest.get("nis", "–"),
+        "other unequal": f"{other:,}",
+    }
+
+
+def _share(outside: NDArray[np.bool_]) -> float:
+    return float(outside.mean()) if outside.size else float("nan")

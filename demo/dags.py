@@ -1,0 +1,189 @@
+"""Run DAGs in processes of their own, with an Airflow of the demo's own, and follow what drivers say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NoReturn
+
+import psutil
+
+from jobs.errors import RUN_FAILED, UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+POLL_SECONDS = 0.2
+RUN_SECONDS = 600.0
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The demo's own folder: files to land, warehouse, Airflow, logs, result and report."""
+
+    root: Path
+
+    @property
+    def landing(self) -> Path:
+        """Return where the files to land are."""
+        return self.root / "landing"
+
+    @property
+    def warehouse(self) -> Path:
+        """Return the root of the tables."""
+        return self.root / "warehouse"
+
+    @property
+    def logs(self) -> Path:
+        """Return where each process writes what it says."""
+        return self.root / "logs"
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the DAG runs: nothing of an Airflow that the user has gets in."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")}
+        path = [str(Path(sys.executable).parent), kept.get("PATH", "")]
+        return {
+            **kept,
+            "PATH": os.pathsep.join(path),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")])),
+            "PYTHONUNBUFFERED": "1",
+            "NO_COLOR": "1",
+            "AIRFLOW_HOME": str(self.root / "airflow"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
+            "KALMAN_WAREHOUSE": str(self.warehouse),
+            "KALMAN_MODELS": str(ROOT / "models"),
+        }
+
+
+class DagRunner:
+    """A process that runs one model's DAGs, one after the other."""
+
+    def __init__(self, place: Place, model: str) -> None:
+        self.model = model
+        self.log = place.logs / f"dags-{model}.log"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "demo.dag_runner"],
+                cwd=place.root,
+                env=place.environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self.verb = ""
+        self._state: str | None = "success"
+        self._from = 0
+
+    def start(self, verb: str, conf: dict[str, object]) -> None:
+        """Begin a run of the model's DAG for `verb`."""
+        asked, answers = self._process.stdin, self._process.stdout
+        assert asked is not None and answers is not None
+        self.verb, self._state = verb, None
+        self._from = self.log.stat().st_size
+        asked.write(json.dumps([f"kalman_{verb}__{self.model}", conf]) + "\n")
+        asked.flush()
+        threading.Thread(target=self._answer, args=(answers,), daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Tell if a run goes on."""
+        return self._state is None
+
+    @property
+    def failed(self) -> bool:
+        """Tell if the last run has ended, and not well."""
+        return self._state not in (None, "success")
+
+    def told(self) -> str:
+        """Return the last thing that the driver said about its work."""
+        said = re.compile(rf"{self.verb} {self.model}: (?:0 · )?(.*?)(?: · \d+ s)?(?: +\[airflow\..*)?$")
+        lines = tail(self.log, self._from)
+        found = next((match for line in reversed(lines) if (match := said.search(line))), None)
+        if found is not None:
+            return f"{self.model}: {found[1]}"
+        submitted = any("Spark-Submit cmd" in line for line in lines)
+        return f"{self.model}: {'Spark starts' if submitted else 'Airflow starts'}"
+
+    def wait(self, watch: Callable[[], object] = lambda: None) -> None:
+        """Wait for the run's end.
+
+        Raises:
+            UserError: it failed, or did not end.
+        """
+        until = time.monotonic() + RUN_SECONDS
+        while self.running:
+            watch()
+            if time.monotonic() > until:
+                raise UserError(
+                    f"the {self.verb} DAG of {self.model} does not end: see {self.log}", RUN_FAILED
+                )
+            time.sleep(POLL_SECONDS)
+        if self.failed:
+            self.fail()
+
+    def fail(self) -> NoReturn:
+        """Raise what made the run fail, as far as its log says it.
+
+        Raises:
+            UserError: always.
+        """
+        said = [line.partition("error: ")[2] for line in tail(self.log, self._from) if "error: " in line]
+        why = f": {said[-1][:300]}" if said else ""
+        raise UserError(f"the {self.verb} DAG of {self.model} failed{why} (see {self.log})", RUN_FAILED)
+
+    def kill(self) -> None:
+        """End the process and all below it, also those that left its session."""
+        kill_tree(self._process)
+
+    def _answer(self, answers: IO[str]) -> None:
+        self._state = answers.readline().strip() or "ended"
+
+
+def start(place: Place, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process of the demo whose output goes to `log`."""
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            command, cwd=place.root, env=place.environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+
+
+def kill_tree(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    """Kill a process and all below it."""
+    if process.poll() is not None:
+        return
+    try:
+        top = psutil.Process(process.pid)
+        family = [*top.children(recursive=True), top]
+    except psutil.NoSuchProcess:
+        return
+    for one in family:
+        try:
+            one.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    process.wait()
+
+
+def tail(log: Path, first: int = 0, size: int = 32_768) -> list[str]:
+    """Return the last lines of a log, of what was written from byte `first` on, without colours."""
+    if not log.exists():
+        return []
+    with log.open("rb") as stream:
+        stream.seek(max(first, log.stat().st_size - size))
+        return _COLOURS.sub("", stream.read().decode(errors="replace")).splitlines()
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that has words in it."""
+    return next((line.strip() for line in reversed(tail(log)) if line.strip()), "")
