@@ -96,7 +96,7 @@ def write_days(file: Path, days: range, *bad: str) -> None:
 
 
 def run_dag(tiny: Tiny, dag_id: str, day: int, conf: dict[str, Any] | None = None) -> dict[str, str]:
-    """Run a DAG once for the interval of a day, each task on local Spark; return the state each task ended in."""
+    """Run a DAG once for the interval of a day, on local Spark; return the state that each task ended in."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in tiny.environment().items():
             patch.setenv(name, value)
