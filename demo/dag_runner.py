@@ -1,9 +1,9 @@
 """Run DAGs one after the other in this process: `python -m demo.dag_runner`.
 
-Airflow is configured by the environment. A line of JSON on standard input, `["DAG_ID", {CONF}]`, asks for
-a run; the state in which it ended is the answer on standard output. A run is what `airflow dags test` makes,
-but for two things: Airflow starts once for all of them, and a task that fails is not tried again, because the demo
-kills drivers on purpose and chooses itself when the DAG is to run again.
+Airflow is configured by the environment. A line of JSON on standard input, `["DAG_ID", {CONF}]`, asks for a
+run; the state in which it ended is the answer on standard output. A run is what `airflow dags test` makes,
+but for two things: Airflow starts once for all of them, and a task that fails is not tried again, because
+the demo kills drivers on purpose and chooses itself when the DAG is to run again.
 """
 
 from __future__ import annotations

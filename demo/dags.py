@@ -22,6 +22,7 @@ from jobs.errors import RUN_FAILED, UserError
 ROOT = Path(__file__).resolve().parent.parent
 POLL_SECONDS = 0.2
 RUN_SECONDS = 600.0
+_NAMES = re.compile(r"learning [^:]*: ")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -111,7 +112,7 @@ class DagRunner:
         lines = tail(self.log, self._from)
         found = next((match for line in reversed(lines) if (match := said.search(line))), None)
         if found is not None:
-            return f"{self.model}: {found[1]}"
+            return f"{self.model}: {_NAMES.sub('learning: ', found[1])}"
         submitted = any("Spark-Submit cmd" in line for line in lines)
         return f"{self.model}: {'Spark starts' if submitted else 'Airflow starts'}"
 

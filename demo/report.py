@@ -53,10 +53,10 @@ def page(content: Content) -> str:
     sections = [
         _section(
             "Estimates across the hand-over",
-            "Time in the air of some routes: the busiest of each airport, and a rare one. Blue is history, as "
-            "pretrain filtered it; orange is what the stream put out; the dashed line is where its driver was "
-            "killed with SIGKILL inside a micro-batch. The band is that of the route's level, around which "
-            "the flights scatter.",
+            "Time in the air of some routes: each airport's busiest, and a rare one. Blue is history, as "
+            "pretrain filtered it; orange is what the stream put out; the dashed line is where its driver "
+            "was killed with SIGKILL inside a micro-batch. The band is that of the route's level, around "
+            "which the flights scatter.",
             _picture(
                 draw_estimates(content.series, content.marks, content.unit), "Estimates and measurements"
             ),
