@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from kalman.run import KeyStates, Outputs, initial_states, run
-from kalman.types import Filter
 from numpy.typing import NDArray
 
 from jobs.keys import match
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Layout, Records, concat
+from kalman.run import KeyStates, Outputs, initial_states, run
+from kalman.types import Filter
 
 _STATE = ("event_time", "count", "log_likelihood", "values")
 
@@ -23,8 +23,15 @@ class Advanced(NamedTuple):
     outputs: Outputs
 
 
-def advance(kernel: Filter, layout: Layout, known: Records, keyed: KeyedRows, unit: float,
-            apply_late: bool = False, begin: NDArray[np.float64] | None = None) -> Advanced:
+def advance(
+    kernel: Filter,
+    layout: Layout,
+    known: Records,
+    keyed: KeyedRows,
+    unit: float,
+    apply_late: bool = False,
+    begin: NDArray[np.float64] | None = None,
+) -> Advanced:
     """Apply rows to the states of their keys; keys that are not known begin at the model's initial distribution.
 
     Args:
@@ -58,15 +65,22 @@ def advance(kernel: Filter, layout: Layout, known: Records, keyed: KeyedRows, un
         return Advanced(kept, outputs)
     newcomers = keyed.keys.take(born)
     states = {name: getattr(after, name)[..., born] for name in _STATE}
-    joined = concat([kept, Records({**newcomers.arrays, **states}, newcomers.text)]) if kept.size else Records(
-        {**newcomers.arrays, **states}, newcomers.text
+    joined = (
+        concat([kept, Records({**newcomers.arrays, **states}, newcomers.text)])
+        if kept.size
+        else Records({**newcomers.arrays, **states}, newcomers.text)
     )
     ordered = joined if kept.size == 0 else joined.take(np.argsort(joined.arrays["route"], kind="stable"))
     return Advanced(ordered, outputs)
 
 
-def _gather(kernel: Filter, known: Records, at: NDArray[np.int64], new: NDArray[np.bool_],
-            begin: NDArray[np.float64] | None) -> KeyStates:
+def _gather(
+    kernel: Filter,
+    known: Records,
+    at: NDArray[np.int64],
+    new: NDArray[np.bool_],
+    begin: NDArray[np.float64] | None,
+) -> KeyStates:
     """Return the states of keys at positions `at` of the known ones, and states to begin with where they are new."""
     fresh = initial_states(kernel, len(at))
     if begin is not None:

@@ -23,5 +23,7 @@ def matrix(column: pa.ListArray, width: int, name: str) -> NDArray[np.float64]:
     size = len(column)
     lengths = np.diff(column.offsets.to_numpy()) if size else np.empty(0, np.int32)
     if column.null_count or (lengths != width).any():
-        raise ValueError(f"a snapshot row's {name} has not {width} numbers: the snapshot is of another model, or damaged")
+        raise ValueError(
+            f"a snapshot row's {name} has not {width} numbers: the snapshot is of another model, or damaged"
+        )
     return np.ascontiguousarray(column.flatten().to_numpy(zero_copy_only=False).reshape(size, width).T)

@@ -32,7 +32,8 @@ class Checkpoint:
         self.path = path
         self._jvm: Any = spark._jvm
         root = self._jvm.org.apache.hadoop.fs.Path(path)
-        self._files: Any = root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        session: Any = spark._jsparkSession
+        self._files: Any = root.getFileSystem(session.sessionState().newHadoopConf())
 
     def last_commit(self) -> int | None:
         """Return the last committed micro-batch, or None if none has been."""

@@ -1,4 +1,4 @@
-"""Pack what a filter put out into binary values inside the stateful operator, and unpack them into the table's columns."""
+"""Pack a filter's output into binary values inside the stateful operator; unpack them into the table's columns."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from kalman.flags import FLAGS
-from kalman.run import Outputs
 from numpy.typing import NDArray
 
+from jobs.arrow_lists import lists
 from jobs.keys import KeyKind, columns_of, integer_keys
 from jobs.packed_rows import KeyedRows
-from jobs.arrow_lists import lists
 from jobs.packets import Column, Layout, Records
+from kalman.flags import FLAGS
+from kalman.run import Outputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -116,7 +116,16 @@ def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
 def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     n, layout = fmt.states, fmt.layout
     full = None if fmt.diagonal else full_of_packed(n)
-    names = ["key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags", *(x for x, _ in fmt.extra)]
+    names = [
+        "key",
+        "event_time",
+        "mean",
+        "covariance",
+        "log_likelihood",
+        "nis",
+        "flags",
+        *(x for x, _ in fmt.extra),
+    ]
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -1,8 +1,8 @@
 """Keep the lineages of streams: which one is live for a model, where it began, and which driver holds it.
 
 A generation has one checkpoint for life. Its row carries a lease: the driver that holds it, an epoch that rises with
-every driver, and a heartbeat. Two drivers that start at once both try to write themselves into the row; Delta commits one,
-and on a local file system a lock that dies with its process decides even before that.
+every driver, and a heartbeat. Two drivers that start at once both try to write themselves into the row; Delta
+commits one, and on a local file system a lock that dies with its process decides even before that.
 """
 
 from __future__ import annotations
@@ -111,7 +111,11 @@ def begin(warehouse: Warehouse, manifest: Manifest, partitions: int, blocks: int
         target.merge(source.alias("s"), "t.model = s.model AND t.generation = s.generation")
         .whenMatchedUpdate(
             "s.action = 'retire'",
-            {"status": F.lit(RETIRED), "retired_at": F.current_timestamp(), "owner": F.lit(None).cast("string")},
+            {
+                "status": F.lit(RETIRED),
+                "retired_at": F.current_timestamp(),
+                "owner": F.lit(None).cast("string"),
+            },
         )
         .whenNotMatchedInsert("s.action = 'begin'", {**columns, "created_at": F.current_timestamp()})
     )
@@ -157,8 +161,11 @@ def refuse_if_driven(generation: Generation) -> None:
         UserError: it names that driver.
     """
     holder = Owner.parse(generation.owner)
-    if holder is not None and holder.alive(generation.heartbeat):
-        raise _taken(generation.model, f"process {holder.pid} on {holder.host} drives generation {generation.generation}")
+    if holder is not None and holder.alive_after_waiting(generation.heartbeat):
+        raise _taken(
+            generation.model,
+            f"process {holder.pid} on {holder.host} drives generation {generation.generation}",
+        )
 
 
 def beat(warehouse: Warehouse, generation: Generation) -> bool:
@@ -167,7 +174,9 @@ def beat(warehouse: Warehouse, generation: Generation) -> bool:
 
     mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
     _update(warehouse, mine, {"heartbeat": F.current_timestamp()})
-    now = next((one for one in all_of(warehouse, generation.model) if one.generation == generation.generation), None)
+    now = next(
+        (one for one in all_of(warehouse, generation.model) if one.generation == generation.generation), None
+    )
     return now is not None and now.epoch == generation.epoch and now.owner == generation.owner
 
 
@@ -179,7 +188,11 @@ def release(warehouse: Warehouse, generation: Generation, error: str | None = No
     _update(
         warehouse,
         mine,
-        {"owner": F.lit(None).cast("string"), "heartbeat": F.current_timestamp(), "last_error": F.lit(error).cast("string")},
+        {
+            "owner": F.lit(None).cast("string"),
+            "heartbeat": F.current_timestamp(),
+            "last_error": F.lit(error).cast("string"),
+        },
     )
 
 
@@ -210,7 +223,9 @@ def stream_lock(root: str, model: str) -> Iterator[None]:
 
 
 def _taken(model: str, who: str) -> UserError:
-    return UserError(f"the stream of {model} is taken: {who}; one driver at a time, so this one stops", ALREADY_RUNNING)
+    return UserError(
+        f"the stream of {model} is taken: {who}; one driver at a time, so this one stops", ALREADY_RUNNING
+    )
 
 
 @contextmanager
@@ -246,8 +261,9 @@ def check_unchanged(generation: Generation, fingerprint: str, version: int) -> N
         else f"its spec has changed since generation {generation.generation} began, under the same version {version}"
     )
     raise UserError(
-        f"the stream of {generation.model} cannot go on: {what}, so its state would mean something else. Put the old spec "
-        f"back, or pretrain the new one and start a new generation with `stream --model {generation.model} --adopt SNAPSHOT`",
+        f"the stream of {generation.model} cannot go on: {what}, so its state would mean something else. Put "
+        f"the old spec back, or pretrain the new one and start a new generation with "
+        f"`stream --model {generation.model} --adopt SNAPSHOT`",
         RUN_FAILED,
     )
 

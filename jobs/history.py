@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from kalman.types import Filter
 from numpy.typing import NDArray
 
 from jobs.advance import advance
@@ -16,13 +15,14 @@ from jobs.packed_rows import KeyedRows, RowFormat, pack_rows, unpack_rows
 from jobs.routing import make_routing
 from jobs.snapshots import STATE_ROWS, state_rows
 from jobs.state_blocks import state_layout
+from kalman.types import Filter
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 ROWS_A_BUCKET = 500_000
 MIN_BUCKETS = 4
-"""The number of buckets comes from the data alone, never from the machine, so that sums over them are the same anywhere."""
+"""The number of buckets comes from the data, never from the machine, so that sums over them are the same anywhere."""
 
 
 Begin = Callable[[KeyedRows], NDArray[np.float64]]
@@ -35,17 +35,16 @@ class Batch(NamedTuple):
     unit: float
 
 
-def bucket_rows(spark: SparkSession, frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
+def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
     """Pack rows and bring each bucket's packets into a partition of their own.
 
     Args:
-        spark: the session.
         frame: measurement rows.
         fmt: what they are made of.
         count: how many they are, for the number of buckets.
     """
     buckets = max(MIN_BUCKETS, -(-count // ROWS_A_BUCKET))
-    routing = make_routing(spark, buckets, 1)
+    routing = make_routing(buckets, 1)
     return pack_rows(frame, fmt, routing).repartition(buckets, "bucket")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.errors import UserError
-from jobs.parse_rows import CORRUPT, REASON, checked_rows, key_types_of, measurement_columns
+from jobs.parse_rows import CORRUPT, REASON, check_types, checked_rows, key_types_of, measurement_columns
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -35,13 +35,16 @@ MEASUREMENT_PROPERTIES = {
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What became of one file."""
+    """What became of one file.
+
+    rows: that fit; reasons: how many rows were quarantined now for which reason; version: of the measurements
+    table, None if the file had been landed before.
+    """
 
     path: str
     rows: int
-    quarantined: int
     reasons: dict[str, int]
-    version: int | None  # None: it had been landed before
+    version: int | None
 
 
 def run(settings: Settings, model: str, inputs: list[str]) -> Report:
@@ -77,7 +80,9 @@ def find_files(inputs: list[str]) -> list[str]:
         if "://" in text:
             raise UserError(f"{text}: only files of this machine or of a mounted file system can be landed")
         if path.is_dir():
-            names = sorted(str(p) for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.name[0] not in "._")
+            names = sorted(
+                str(p) for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.name[0] not in "._"
+            )
         elif path.is_file():
             names = [str(path)]
         else:
@@ -108,11 +113,17 @@ def land(warehouse: Warehouse, spec: ModelSpec, path: str, raw: DataFrame) -> La
         by_reason = {row[REASON]: row for row in counts.collect()}
         good = by_reason.pop(None, None)
         reasons = {reason: int(row["rows"]) for reason, row in sorted(by_reason.items())}
-        if reasons:
-            _quarantine(warehouse, spec, rows, path, digest, application)
+        if reasons and not _quarantine(warehouse, spec, rows, path, digest, application):
+            reasons = {}
         if good is None:
-            return Landed(path, 0, sum(reasons.values()), reasons, None)
-        detail = {"file": path, "sha256": digest, "rows": good["rows"], "min_time": good["first"], "max_time": good["last"]}
+            return Landed(path, 0, reasons, None)
+        detail = {
+            "file": path,
+            "sha256": digest,
+            "rows": good["rows"],
+            "min_time": good["first"],
+            "max_time": good["last"],
+        }
         accepted = rows.filter(F.col(REASON).isNull()).drop(REASON, "_payload")
         accepted = accepted.withColumn("_origin", F.lit(path)).withColumn("_landed_at", F.current_timestamp())
         before = warehouse.latest_version(table)
@@ -120,7 +131,7 @@ def land(warehouse: Warehouse, spec: ModelSpec, path: str, raw: DataFrame) -> La
         accepted = accepted.coalesce(max(1, int(good["rows"]) // 2_000_000))
         warehouse.append(accepted, table, (application, 1), {"userMetadata": json.dumps(detail)})
         after = warehouse.latest_version(table)
-        return Landed(path, int(good["rows"]), sum(reasons.values()), reasons, after if after > before else None)
+        return Landed(path, int(good["rows"]), reasons, after if after > before else None)
     finally:
         rows.unpersist()
 
@@ -142,7 +153,10 @@ def _prepare(warehouse: Warehouse, spec: ModelSpec, schema: StructType) -> tuple
     return table, types
 
 
-def _quarantine(warehouse: Warehouse, spec: ModelSpec, rows: DataFrame, path: str, digest: str, application: str) -> None:
+def _quarantine(
+    warehouse: Warehouse, spec: ModelSpec, rows: DataFrame, path: str, digest: str, application: str
+) -> bool:
+    """Write the rows that do not fit; False if they had been written before."""
     from pyspark.sql import functions as F
 
     warehouse.create("quarantine", QUARANTINE)
@@ -156,7 +170,9 @@ def _quarantine(warehouse: Warehouse, spec: ModelSpec, rows: DataFrame, path: st
         F.lit(None).cast("string").alias("generation"),
         F.current_timestamp().alias("quarantined_at"),
     )
+    before = warehouse.latest_version("quarantine")
     warehouse.append(rejected.coalesce(1), "quarantine", (application, 1))
+    return warehouse.latest_version("quarantine") > before
 
 
 def _read(warehouse: Warehouse, path: str, spec: ModelSpec) -> DataFrame:
@@ -172,8 +188,13 @@ def _read(warehouse: Warehouse, path: str, spec: ModelSpec) -> DataFrame:
             header = spark.read.option("header", True).csv(path).columns
             schema = StructType([StructField(name, StringType()) for name in (*header, CORRUPT)])
             frame = spark.read.schema(schema).csv(
-                path, header=True, columnNameOfCorruptRecord=CORRUPT, mode="PERMISSIVE", escape='"',
-                ignoreLeadingWhiteSpace=False, ignoreTrailingWhiteSpace=False,
+                path,
+                header=True,
+                columnNameOfCorruptRecord=CORRUPT,
+                mode="PERMISSIVE",
+                escape='"',
+                ignoreLeadingWhiteSpace=False,
+                ignoreTrailingWhiteSpace=False,
             )
     except PySparkException as error:
         raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0][:200]})") from error
@@ -181,8 +202,10 @@ def _read(warehouse: Warehouse, path: str, spec: ModelSpec) -> DataFrame:
     absent = [name for name in spec.columns if name not in columns]
     if absent:
         raise UserError(
-            f"{path}: there is no column {', '.join(absent)}, which model {spec.name} needs (it has {', '.join(columns)})"
+            f"{path}: there is no column {', '.join(absent)}, which model {spec.name} needs "
+            f"(it has {', '.join(columns)})"
         )
+    check_types(path, frame.schema, spec)
     return frame
 
 
@@ -198,17 +221,21 @@ def _digest(path: str) -> str:
 
 def _report(spec: ModelSpec, landed: list[Landed]) -> Report:
     new = [one for one in landed if one.version is not None]
-    rows, quarantined = sum(one.rows for one in new), sum(one.quarantined for one in landed)
+    rows = sum(one.rows for one in new)
     reasons: dict[str, int] = {}
     for one in landed:
         for reason, count in one.reasons.items():
             reasons[reason] = reasons.get(reason, 0) + count
+    quarantined = sum(reasons.values())
     before = sum(1 for one in landed if one.version is None and one.rows)
     lines = [f"landed {rows:,} rows of {len(new)} files for {spec.name}"]
     if before:
         lines.append(f"{before} files had been landed before and changed nothing")
     if quarantined:
-        lines.append(f"quarantined {quarantined:,} rows: " + "; ".join(f"{n:,} {r}" for r, n in sorted(reasons.items())))
+        lines.append(
+            f"quarantined {quarantined:,} rows: "
+            + "; ".join(f"{n:,} {r}" for r, n in sorted(reasons.items()))
+        )
     versions = [one.version for one in new if one.version is not None]
     if versions:
         lines.append(f"the measurements table is at version {versions[-1]}")

@@ -149,7 +149,9 @@ def match(known: Records, keys: Records) -> NDArray[np.int64]:
     found = np.where(known_route[inside] == route, inside, -1)
     if "check" in known.arrays:
         known_check, check = known.arrays["check"], keys.arrays["check"]
-        for i in np.flatnonzero((found >= 0) & (known_check[found] != check)):  # shared routes: about one in 10^9
+        for i in np.flatnonzero(
+            (found >= 0) & (known_check[found] != check)
+        ):  # shared routes: about one in 10^9
             last = np.searchsorted(known_route, route[i], "right")
             same = np.flatnonzero(known_check[at[i] : last] == check[i])
             found[i] = at[i] + same[0] if len(same) else -1

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 REASON = "late: older than the key's state"
 
 
-def late_quarantine(packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int) -> DataFrame:
+def late_quarantine(
+    packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int
+) -> DataFrame:
     """Unpack late measurement rows and give them the quarantine's columns; the payload is the row as JSON."""
     from pyspark.sql import functions as F
 

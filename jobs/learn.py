@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from kalman.learning import Learning, fit, learnable
-from kalman.run import SortedRows
-from kalman.types import Filter
 from numpy.typing import NDArray
 
 from jobs.errors import RUN_FAILED, UserError
-from jobs.history import Batch, each_bucket
+from jobs.history import Batch, Begin, each_bucket
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Column, Layout, Records
 from jobs.spec import Learn
+from kalman.learning import Learning, fit, learnable
+from kalman.run import SortedRows
+from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Evaluation = tuple[float, NDArray[np.float64]]
+Evaluation = tuple[float, NDArray[np.float64], int]
+"""Log-likelihood, its gradient (p,), and how many rows were used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,10 @@ def learn_pooled(
 
         def objective(theta: NDArray[np.float64]) -> Evaluation:
             nonlocal evaluations
-            value, gradient = _evaluate(rows, problem, theta, batch)
+            value, gradient, used = _evaluate(rows, problem, theta, batch)
             evaluations += 1
             say(f"learning {', '.join(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}")
-            return value, gradient
+            return value, gradient, used
 
         result = fit(objective, problem.start, learn.max_iterations)
         return Learned(
@@ -107,25 +108,22 @@ def learn_pooled(
         rows.unpersist()
 
 
-def learn_each_key(
-    problem: Learning, kernel: Filter, keyed: KeyedRows, window: Window, pooled: NDArray[np.float64], unit: float
-) -> NDArray[np.float64]:
-    """Return the states (size, K) in which the keys of a bucket begin: each with parameters of its own.
+def each_key_learner(
+    definition: dict[str, Any], kernel: Filter, window: Window, pooled: NDArray[np.float64], unit: float
+) -> Begin:
+    """Return what gives the keys of a bucket the states in which they begin: each with parameters of its own.
 
     A key's parameters are drawn towards the pooled ones, the more the fewer rows it has in the window.
     """
-    keys = keyed.keys.size
-    kept = np.flatnonzero(window.holds(keyed.rows.time))
-    rows = SortedRows(keyed.rows.key[kept], keyed.rows.time[kept], keyed.rows.y[:, kept], keyed.rows.u[:, kept])
-    found = problem.fit_keys(rows, keys, unit, pooled)
-    states = kernel.initial(keys)
-    first = 0
-    for name, shape in kernel.fields.items():
-        width = int(np.prod(shape))
-        if name == "parameters":
-            states[first : first + width] = found.parameters
-        first += width
-    return states
+
+    def begin(keyed: KeyedRows) -> NDArray[np.float64]:
+        keys, rows = keyed.keys.size, keyed.rows
+        kept = np.flatnonzero(window.holds(rows.time))
+        part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
+        found = learnable(definition).fit_keys(part, keys, unit, pooled)
+        return kernel.with_parameters(kernel.initial(keys), found.parameters)
+
+    return begin
 
 
 def _layout(batch: Batch) -> Layout:
@@ -153,30 +151,45 @@ def _window_rows(packed: DataFrame, batch: Batch, window: Window, share: float) 
         packet = layout.encode(Records(arrays, None))
         order = int(keyed.keys.arrays["route"][0] >> np.uint64(1))
         yield pa.RecordBatch.from_arrays(
-            [pa.array([order]), pa.array([len(kept)]), pa.array([packet], pa.binary())], ["place", "rows", "payload"]
+            [pa.array([order]), pa.array([len(kept)]), pa.array([packet], pa.binary())],
+            ["place", "rows", "payload"],
         )
 
     return packed.mapInArrow(each_bucket(batch.rows, work), "place bigint, rows bigint, payload binary")
 
 
 def _evaluate(rows: DataFrame, problem: Learning, theta: NDArray[np.float64], batch: Batch) -> Evaluation:
-    """Return log-likelihood and gradient at `theta`, summed over buckets in an order that is always the same."""
+    """Return the evaluation at `theta`, summed over buckets in an order that is always the same."""
     layout, unit = _layout(batch), batch.unit
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for one in batches:
-            for place, payload in zip(one.column("place").to_pylist(), one.column("payload").to_pylist(), strict=True):
+            for place, payload in zip(
+                one.column("place").to_pylist(), one.column("payload").to_pylist(), strict=True
+            ):
                 arrays = layout.decode(payload).arrays
                 ordered = SortedRows(
-                    arrays["key"], arrays["time"], arrays["y"], arrays.get("u", np.empty((0, len(arrays["key"]))))
+                    arrays["key"],
+                    arrays["time"],
+                    arrays["y"],
+                    arrays.get("u", np.empty((0, len(arrays["key"])))),
                 )
-                value, gradient, _ = problem.value_and_gradient(theta, ordered, int(arrays["key"][-1]) + 1, unit)
+                value, gradient, used = problem.value_and_gradient(
+                    theta, ordered, int(arrays["key"][-1]) + 1, unit
+                )
                 yield pa.RecordBatch.from_arrays(
-                    [pa.array([place]), pa.array([value]), pa.array([gradient.tolist()], pa.list_(pa.float64()))],
-                    ["place", "value", "gradient"],
+                    [
+                        pa.array([place]),
+                        pa.array([value]),
+                        pa.array([gradient.tolist()], pa.list_(pa.float64())),
+                        pa.array([used]),
+                    ],
+                    ["place", "value", "gradient", "used"],
                 )
 
-    parts = sorted(rows.mapInArrow(work, "place bigint, value double, gradient array<double>").collect())
+    parts = sorted(
+        rows.mapInArrow(work, "place bigint, value double, gradient array<double>, used bigint").collect()
+    )
     value = sum(part["value"] for part in parts)
     gradient = np.sum([part["gradient"] for part in parts], axis=0)
-    return value, gradient
+    return value, gradient, sum(part["used"] for part in parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 import uuid
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ LEASE_SECONDS = 90.0
 """A driver on another machine counts as dead when its heartbeat is older than this."""
 
 HEARTBEAT_SECONDS = 30.0
+ORPHAN_SECONDS = 60.0
+"""How long a start waits for the Spark process of a driver that was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,9 @@ class Owner:
     def this_process(cls, jvm: int) -> Owner:
         """Return this very process, whose Spark runs in process `jvm`."""
         pid = os.getpid()
-        return cls(socket.gethostname(), pid, _started(pid) or 0.0, jvm, _started(jvm) or 0.0, uuid.uuid4().hex)
+        return cls(
+            socket.gethostname(), pid, _started(pid) or 0.0, jvm, _started(jvm) or 0.0, uuid.uuid4().hex
+        )
 
     @classmethod
     def parse(cls, text: str | None) -> Owner | None:
@@ -50,6 +55,19 @@ class Owner:
         if heartbeat is None:
             return False
         return (datetime.now(UTC) - heartbeat).total_seconds() < LEASE_SECONDS
+
+    def alive_after_waiting(self, heartbeat: datetime | None) -> bool:
+        """Tell if the driver still runs, once a driver that was killed has had the time to be gone altogether.
+
+        Spark's process notices that its Python is gone and ends by itself; until then it could still write.
+        """
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while self.alive(heartbeat):
+            orphan = self.host == socket.gethostname() and _started(self.pid) != self.started
+            if not orphan or time.monotonic() > deadline:
+                return True
+            time.sleep(0.2)
+        return False
 
 
 def _started(pid: int) -> float | None:

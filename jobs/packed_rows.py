@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from kalman.run import SortedRows
 
 from jobs.keys import KeyKind, group, identity_arrays, identity_expressions, text_of
 from jobs.order import order_rows
 from jobs.packets import Column, Layout, Records, concat
 from jobs.routing import Routing, bucket_of
+from kalman.run import SortedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,7 +35,11 @@ class RowFormat(NamedTuple):
     @property
     def layout(self) -> Layout:
         """Return the layout of a packet of rows."""
-        columns = [*self.kind.identity_columns, Column("time", "<i8"), Column("y", "<f8", len(self.measurement))]
+        columns = [
+            *self.kind.identity_columns,
+            Column("time", "<i8"),
+            Column("y", "<f8", len(self.measurement)),
+        ]
         if self.control:
             columns.append(Column("u", "<f8", len(self.control)))
         return Layout(tuple(columns), text=not self.kind.integer)
@@ -55,8 +59,13 @@ def select_columns(frame: DataFrame, fmt: RowFormat) -> DataFrame:
     """Select what is packed: identity, time in microseconds, measurements and controls, in that order."""
     from pyspark.sql import functions as F
 
-    numbers = [F.col(f"`{name}`").cast("double").alias(f"n{i}") for i, name in enumerate(fmt.measurement + fmt.control)]
-    keyed = frame.select(text_of(fmt.kind).alias("_text"), F.unix_micros(F.col(f"`{fmt.time}`")).alias("time"), *numbers)
+    numbers = [
+        F.col(f"`{name}`").cast("double").alias(f"n{i}")
+        for i, name in enumerate(fmt.measurement + fmt.control)
+    ]
+    keyed = frame.select(
+        text_of(fmt.kind).alias("_text"), F.unix_micros(F.col(f"`{fmt.time}`")).alias("time"), *numbers
+    )
     names = [f"n{i}" for i in range(len(numbers))]
     return keyed.select(*identity_expressions(fmt.kind, F.col("_text")), "time", *names)
 
@@ -66,7 +75,9 @@ def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     return select_columns(frame, fmt).mapInArrow(_packer(fmt, routing), PACKED)
 
 
-def _packer(fmt: RowFormat, routing: Routing) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _packer(
+    fmt: RowFormat, routing: Routing
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     layout, labels = fmt.layout, np.asarray(routing.labels, np.int32)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -84,7 +95,9 @@ def _packer(fmt: RowFormat, routing: Routing) -> Callable[[Iterator[pa.RecordBat
                 stops = [*starts[1:], len(order)]
                 parts = [layout.encode(ordered.slice(a, b)) for a, b in zip(starts, stops, strict=True)]
                 present = labels[present]
-            yield pa.RecordBatch.from_arrays([pa.array(present, pa.int32()), pa.array(parts, pa.binary())], PACKED_NAMES)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(present, pa.int32()), pa.array(parts, pa.binary())], PACKED_NAMES
+            )
 
     return pack
 
@@ -101,7 +114,9 @@ def _records(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     values = np.empty((m + c, batch.num_rows))
     for i in range(m + c):
         column = batch.column(f"n{i}")
-        values[i] = column.to_numpy(zero_copy_only=False)  # Arrow gives null as NaN, which is what missing means here
+        values[i] = column.to_numpy(
+            zero_copy_only=False
+        )  # Arrow gives null as NaN, which is what missing means here
     arrays["y"] = values[:m]
     if c:
         arrays["u"] = values[m:]
@@ -120,5 +135,7 @@ def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
     keys = Records({c.name: records.arrays[c.name] for c in fmt.kind.identity_columns}, records.text)
     return KeyedRows(
         keys.take(order[grouped.first]),
-        SortedRows(grouped.code, time[order], np.ascontiguousarray(y[:, order]), np.ascontiguousarray(u[:, order])),
+        SortedRows(
+            grouped.code, time[order], np.ascontiguousarray(y[:, order]), np.ascontiguousarray(u[:, order])
+        ),
     )

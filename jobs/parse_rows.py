@@ -1,15 +1,16 @@
 """Check raw rows against a model's spec in Spark: typed columns, or the reason why a row does not fit.
 
-The rules are those of the offline command (`jobs.rows`), as docs/models.md lists them; both read times by the one regular
-expression of `jobs.times`.
+The rules are those of the offline command (`jobs.rows`), as docs/models.md lists them; both read times by the one
+regular expression of `jobs.times`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobs.errors import UserError
 from jobs.spec import ModelSpec
-from jobs.times import EPOCH_FORMATS, PARTS, time_pattern
+from jobs.times import EPOCH_FORMATS, MAX_US, MIN_US, PARTS, time_pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -55,6 +56,37 @@ def checked_rows(raw: DataFrame, spec: ModelSpec, key_types: dict[str, str]) -> 
     return raw.select(F.coalesce(*reasons).alias(REASON), payload.alias("_payload"), *values)
 
 
+def check_types(path: str, schema: StructType, spec: ModelSpec) -> None:
+    """Refuse a file with a column whose type can never hold what the spec says of it.
+
+    Raises:
+        UserError: it names the column, and what to do.
+    """
+    for role, names in (("key", spec.key), ("measurement", spec.measurement), ("control", spec.control)):
+        for name in names:
+            kind = schema[name].dataType.simpleString()
+            nested = kind.startswith(("array", "map", "struct", "variant")) or kind == "void"
+            if nested or (
+                role != "key" and kind in ("boolean", "binary", "date", "timestamp", "timestamp_ntz")
+            ):
+                raise UserError(
+                    f"{path}: {role} column '{name}' holds {kind}; give "
+                    f"{'text or numbers' if role == 'key' else 'numbers'}"
+                )
+    kind = schema[spec.time].dataType
+    simple = kind.simpleString()
+    if simple in ("timestamp", "timestamp_ntz", "date") or _is_text(kind):
+        return
+    numeric = simple in ("tinyint", "smallint", "int", "bigint", "float", "double") or simple.startswith(
+        "decimal"
+    )
+    if not (numeric and spec.time_format in EPOCH_FORMATS):
+        raise UserError(
+            f"{path}: time column '{spec.time}' holds {simple}; set time_format to one of "
+            f"{', '.join(EPOCH_FORMATS)}, or give times"
+        )
+
+
 def measurement_columns(spec: ModelSpec, key_types: dict[str, str]) -> str:
     """Return the columns of the model's measurements table as DDL."""
     keys = [f"`{name}` {key_types[name]}" for name in spec.key]
@@ -81,6 +113,8 @@ def _key(name: str, kind: DataType, wanted: str) -> tuple[Column, Column]:
     missing = raw.isNull()
     if _is_text(kind):
         missing = missing | (raw == "")
+    elif kind.simpleString() in ("float", "double"):
+        missing = missing | F.isnan(raw)
     reason = F.when(missing, F.lit(f"key {name}: missing")).when(
         value.isNull(), F.lit(f"key {name}: not a whole number")
     )
@@ -95,8 +129,8 @@ def _number(role: str, name: str, kind: DataType, missing_values: list[str]) -> 
     if _is_text(kind):
         words = [word.strip().lower() for word in missing_values]
         missing = raw.isNull() | F.lower(text).isin(words)
-        number = F.when(~missing & text.rlike(f"^{_NUMBER}$"), text.try_cast("double"))
-        infinite = text.rlike(f"^{_INFINITE}$") | F.coalesce(F.abs(number) == float("inf"), F.lit(False))
+        number = F.when(~missing & text.rlike(rf"^{_NUMBER}\z"), text.try_cast("double"))
+        infinite = text.rlike(rf"^{_INFINITE}\z") | F.coalesce(F.abs(number) == float("inf"), F.lit(False))
     else:
         number = raw.try_cast("double")
         missing = raw.isNull() | F.isnan(number)
@@ -105,6 +139,8 @@ def _number(role: str, name: str, kind: DataType, missing_values: list[str]) -> 
     reason = F.when(~missing & infinite, F.lit(f"{role} {name}: not finite")).when(
         ~missing & number.isNull(), F.lit(f"{role} {name}: not a number")
     )
+    if role == "control":  # a missing measurement has a meaning; a missing input has none
+        reason = reason.when(missing, F.lit(f"{role} {name}: missing"))
     return value, reason
 
 
@@ -122,12 +158,13 @@ def _time(spec: ModelSpec, kind: DataType) -> tuple[Column, Column]:
         scale = EPOCH_FORMATS[spec.time_format]
         text = F.trim(raw.cast("string") if _is_text(kind) else raw.try_cast("decimal(38,9)").cast("string"))
         micros = (text.try_cast("decimal(38,9)") * F.lit(scale)).try_cast("bigint")
-        value = F.when(text.rlike(r"^[+-]?[0-9]{1,18}([.][0-9]*)?$"), F.timestamp_micros(micros))
+        value = F.when(text.rlike(r"^[+-]?[0-9]{1,18}([.][0-9]*)?\z"), F.timestamp_micros(micros))
     elif _is_text(kind):
         value = _written_time(F.trim(raw), spec)
     else:
         value = F.lit(None).cast("timestamp")
     missing = raw.isNull() | (raw == "") if _is_text(kind) else raw.isNull()
+    value = F.when(F.unix_micros(value).between(MIN_US, MAX_US), value)
     reason = F.when(missing, F.lit(f"time {name}: missing")).when(
         value.isNull(), F.lit(f"time {name}: not a time")
     )
@@ -139,7 +176,7 @@ def _written_time(text: Column, spec: ModelSpec) -> Column:
     from pyspark.sql import functions as F
 
     pattern = time_pattern(spec.time_format)
-    whole = f"^(?:{pattern.regex})$"
+    whole = rf"^(?:{pattern.regex})\z"
 
     def part(name: str, default: str) -> Column:
         if name not in pattern.groups:
@@ -151,12 +188,25 @@ def _written_time(text: Column, spec: ModelSpec) -> Column:
         part(name, {"zone": "", "month": "1", "day": "1"}.get(name, "0")) for name in PARTS
     )
     offset = F.regexp_replace(zone, r"^([+-][0-9]{2}):?([0-9]{2})?$", "$1:$2")
-    offset = F.when(zone == "Z", F.lit("+00:00")).when(F.length(offset) == 4, F.concat(offset, F.lit("00"))).otherwise(offset)
-    within = (zone == "") | (zone == "Z") | (
-        (F.substring(offset, 2, 2).try_cast("int") * 60 + F.substring(offset, 5, 2).try_cast("int") <= 18 * 60)
-        & (F.substring(offset, 5, 2).try_cast("int") <= 59)
+    offset = (
+        F.when(zone == "Z", F.lit("+00:00"))
+        .when(F.length(offset) == 4, F.concat(offset, F.lit("00")))
+        .otherwise(offset)
     )
-    seconds = F.concat(second, F.lit("."), F.substring(F.rpad(fraction, 6, "0"), 1, 6)).try_cast("decimal(16,6)")
+    within = (
+        (zone == "")
+        | (zone == "Z")
+        | (
+            (
+                F.substring(offset, 2, 2).try_cast("int") * 60 + F.substring(offset, 5, 2).try_cast("int")
+                <= 18 * 60
+            )
+            & (F.substring(offset, 5, 2).try_cast("int") <= 59)
+        )
+    )
+    seconds = F.concat(second, F.lit("."), F.substring(F.rpad(fraction, 6, "0"), 1, 6)).try_cast(
+        "decimal(16,6)"
+    )
     moment = F.try_make_timestamp(
         year.try_cast("int"),
         month.try_cast("int"),

@@ -14,7 +14,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Cut(NamedTuple):
-    """A position, and the event time (microseconds) before which rows count; None: all rows up to the position count."""
+    """A position, and the event time (microseconds) before which rows count; None: all up to the position count."""
 
     version: int
     before: int | None
@@ -109,4 +109,6 @@ def _commit(version: int, operation: str, metadata: str | None) -> Commit:
     if metadata:
         detail = json.loads(metadata)
         return Commit(version, detail["min_time"], detail["max_time"], True)
-    return Commit(version, None, None, operation not in ("WRITE", "STREAMING UPDATE", "MERGE", "UPDATE", "DELETE"))
+    return Commit(
+        version, None, None, operation not in ("WRITE", "STREAMING UPDATE", "MERGE", "UPDATE", "DELETE")
+    )

@@ -20,12 +20,9 @@ from jobs.spec import ModelSpec, load_spec
 from jobs.tables import Warehouse, need_measurements
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from pyspark.sql import DataFrame
 
     from jobs.learn import Learned, Window
-    from jobs.packed_rows import KeyedRows
     from jobs.snapshots import Manifest
 
 
@@ -76,13 +73,12 @@ def snapshot_at(
     warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut, window: Window, progress: Progress
 ) -> tuple[Manifest, Learned | None]:
     """Return the snapshot of a model at a cut, made unless it is there; and what was learned if it was made now."""
-    import kalman
     from pyspark.sql import functions as F
 
+    import kalman
     from jobs.history import Batch, bucket_rows, final_states
     from jobs.keys import key_kind
-    from jobs.learn import learn_each_key, learn_pooled
-    from kalman.learning import learnable
+    from jobs.learn import each_key_learner, learn_pooled
     from jobs.packed_rows import RowFormat
     from jobs.snapshots import Manifest, find, write
 
@@ -98,7 +94,7 @@ def snapshot_at(
     progress.note(f"{count:,} rows")
     fmt = RowFormat(key_kind(spec.key, frame.schema), spec.time, tuple(spec.measurement), tuple(spec.control))
     batch = Batch(fmt, spec.unit_us)
-    packed = bucket_rows(warehouse.spark, frame, fmt, count).persist()
+    packed = bucket_rows(frame, fmt, count).persist()
     try:
         learned = None
         if spec.learn is not None and count:
@@ -124,12 +120,7 @@ def snapshot_at(
         )
         begin = None
         if spec.learn is not None and spec.learn.scope == "key" and learned is not None:
-            each = (learnable(spec.definition()), kernel, window, learned.theta, spec.unit_us)
-
-            def begin(keyed: KeyedRows) -> NDArray[np.float64]:
-                problem, start, span, theta, unit = each
-                return learn_each_key(problem, start, keyed, span, theta, unit)
-
+            begin = each_key_learner(spec.definition(), kernel, window, learned.theta, spec.unit_us)
         return write(warehouse, manifest, final_states(packed, kernel, batch, begin)), learned
     finally:
         packed.unpersist()
@@ -151,8 +142,9 @@ def snapshot_id(spec: ModelSpec, table: str, cut: Cut, window: Window) -> str:
 
 def _window(spec: ModelSpec, frame: DataFrame, window: Window) -> Window:
     """Fill in the window's start from the spec: so long before its end, or before the last row."""
-    from jobs.learn import Window
     from pyspark.sql import functions as F
+
+    from jobs.learn import Window
 
     if spec.learn is None or spec.learn.window_us is None or window.first is not None:
         return window
@@ -169,7 +161,9 @@ def _report(spec: ModelSpec, manifest: Manifest, learned: Learned | None, second
         place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
     lines = [f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, {manifest.rows:,} rows, {place}"]
     if learned is not None:
-        values = ", ".join(f"{name} = {json.dumps(_rounded(value))}" for name, value in learned.parameters.items())
+        values = ", ".join(
+            f"{name} = {json.dumps(_rounded(value))}" for name, value in learned.parameters.items()
+        )
         end = "converged" if learned.converged else "stopped before it converged"
         lines.append(f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})")
     elif manifest.parameters:

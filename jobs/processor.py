@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from kalman.types import Filter
 from numpy.typing import NDArray
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.advance import advance
 from jobs.estimates import EstimateFormat, pack_estimates
@@ -21,6 +20,7 @@ from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
 from jobs.packets import Records, concat
 from jobs.routing import block_of
 from jobs.state_blocks import StateFormat
+from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState, TimerValues

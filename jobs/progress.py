@@ -29,7 +29,13 @@ class Progress:
             return self
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                SpinnerColumn,
+                TextColumn,
+                TimeElapsedColumn,
+            )
             from rich.progress import Progress as Bar
 
             columns = (
@@ -55,7 +61,9 @@ class Progress:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self.done, detail=detail)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._finished.set()
         if self._bar is not None:
             self._bar.stop()

@@ -32,7 +32,8 @@ class Report:
         elif self.renderable is not None:
             from rich.console import Console
 
-            Console(file=out, soft_wrap=False).print(self.renderable)
+            # A log has no width of its own: what is read there is not cut to 80 columns.
+            Console(file=out, width=None if out.isatty() else 160).print(self.renderable)
         else:
             for line in self.lines:
                 print(line, file=out)

@@ -7,13 +7,10 @@ their routes, and a bucket's state read block after block is sorted without sort
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _SHIFTS = (30, 27, 31)
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -76,20 +73,35 @@ def block_of(route: NDArray[np.uint64], blocks: int) -> NDArray[np.int64]:
     return (((route >> _HALF) * np.uint64(blocks)) >> _HALF).astype(np.int64)
 
 
-def make_routing(spark: SparkSession, buckets: int, blocks: int) -> Routing:
-    """Find one group label for each of `buckets` hash partitions."""
-    from pyspark.sql import functions as F
+def make_routing(buckets: int, blocks: int) -> Routing:
+    """Find one group label for each of `buckets` partitions of Spark's hash partitioning."""
+    labels: dict[int, int] = {}
+    label = 0
+    while len(labels) < buckets:
+        labels.setdefault(partition_of(label, buckets), label)
+        label += 1
+    return Routing(tuple(labels[partition] for partition in range(buckets)), blocks)
 
-    candidates = (
-        spark.range(64 * buckets + 1024, numPartitions=1)
-        .select(F.col("id").cast("int").alias("label"))
-        .select("label", F.pmod(F.hash("label"), F.lit(buckets)).alias("partition"))
-        .groupBy("partition")
-        .agg(F.min("label").alias("label"))
-        .orderBy("partition")
-        .collect()
-    )
-    labels = tuple(int(row["label"]) for row in candidates)
-    if len(labels) != buckets:
-        raise AssertionError(f"found labels for {len(labels)} of {buckets} partitions")
-    return Routing(labels, blocks)
+
+def partition_of(label: int, partitions: int) -> int:
+    """Return the partition to which Spark sends a row whose grouping key is the one integer `label`.
+
+    Spark partitions by 32-bit MurmurHash3 of the key with seed 42.
+
+    References:
+        Appleby, MurmurHash3 (x86, 32 bits), for one block of four bytes.
+    """
+    mask = 0xFFFFFFFF
+    k = _rotated(label * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
+    h = (_rotated(42 ^ k, 13) * 5 + 0xE6546B64) & mask
+    h ^= 4
+    h = (h ^ h >> 16) * 0x85EBCA6B & mask
+    h = (h ^ h >> 13) * 0xC2B2AE35 & mask
+    h ^= h >> 16
+    signed = h - (1 << 32) if h >> 31 else h
+    return signed % partitions
+
+
+def _rotated(value: int, bits: int) -> int:
+    """Rotate 32 bits to the left."""
+    return (value << bits | value >> (32 - bits)) & 0xFFFFFFFF

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from kalman.types import Filter
 from numpy.typing import NDArray
 
 from jobs.arrow_lists import lists, matrix
@@ -20,6 +19,7 @@ from jobs.packets import Layout, Records
 from jobs.processor import SEED
 from jobs.routing import Routing, bucket_of
 from jobs.tables import MANIFESTS, SNAPSHOTS, Warehouse, utc
+from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -103,7 +103,9 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manife
     )
     where = f"model = '{manifest.model}' AND snapshot_id = '{manifest.snapshot_id}'"
     with warehouse.lock("snapshots"):
-        rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(warehouse.path("snapshots"))
+        rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(
+            warehouse.path("snapshots")
+        )
         version = warehouse.latest_version("snapshots")
     count, checksum, total = measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version))
     row = {
@@ -201,18 +203,21 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
         count, checksum, _ = measure(rows)
     except PySparkException as error:
         raise UserError(
-            f"the rows of snapshot {manifest.snapshot_id} cannot be read: {str(error).splitlines()[0][:200]}", 1
+            f"the rows of snapshot {manifest.snapshot_id} cannot be read: {str(error).splitlines()[0][:200]}",
+            1,
         ) from error
     if (count, checksum) != (manifest.key_count, manifest.checksum):
         raise UserError(
-            f"snapshot {manifest.snapshot_id} is damaged: {count} keys with checksum {checksum}, where its manifest says "
-            f"{manifest.key_count} with {manifest.checksum}; start from another snapshot or pretrain again",
+            f"snapshot {manifest.snapshot_id} is damaged: {count} keys with checksum {checksum}, where its manifest "
+            f"says {manifest.key_count} with {manifest.checksum}; start from another snapshot or pretrain again",
             1,
         )
     return rows
 
 
-def seed_packets(rows: DataFrame, kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing) -> DataFrame:
+def seed_packets(
+    rows: DataFrame, kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing
+) -> DataFrame:
     """Pack a snapshot's rows for the stream's initial state: (bucket, packet of state records)."""
     from pyspark.sql import functions as F
 
@@ -244,8 +249,14 @@ def _seeder(
             arrays = identity_arrays({name: batch.column(name).to_numpy() for name in names})
             for name in ("event_time", "count", "log_likelihood"):
                 arrays[name] = batch.column(name).to_numpy()
-            extras = {name: matrix(batch.column(f"x{i}"), width, name) for i, (name, width) in enumerate(widths.items())}
-            mean, covariance = matrix(batch.column("mean"), n, "mean"), matrix(batch.column("covariance"), n * n, "covariance")
+            extras = {
+                name: matrix(batch.column(f"x{i}"), width, name)
+                for i, (name, width) in enumerate(widths.items())
+            }
+            mean, covariance = (
+                matrix(batch.column("mean"), n, "mean"),
+                matrix(batch.column("covariance"), n * n, "covariance"),
+            )
             arrays["values"] = kernel.restore(mean, covariance, extras)
             records = Records(arrays, None if kind.integer else batch.column("text"))
             bucket = bucket_of(arrays["route"], len(labels))
@@ -275,5 +286,9 @@ def _map(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:
 def _manifest(row: Row) -> Manifest:
     values = utc(row.asDict())
     return Manifest(
-        **{**values, "parameters": json.loads(values["parameters"] or "{}"), "position": json.loads(values["position"])}
+        **{
+            **values,
+            "parameters": json.loads(values["parameters"] or "{}"),
+            "position": json.loads(values["position"]),
+        }
     )

@@ -13,7 +13,7 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 """What Spark's JVM prints."""
 
 ARROW_ROWS = 131_072
-"""Rows in one Arrow batch. Each batch is packed into one binary row a bucket, so larger ones mean fewer, longer rows."""
+"""Rows in one Arrow batch. A batch is packed into one binary row a bucket: larger ones mean fewer, longer rows."""
 
 
 def spark_conf() -> dict[str, str]:

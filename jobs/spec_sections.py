@@ -15,6 +15,8 @@ _DURATION_REMEDY = "write a number and one of ms, s, min, h, d, w, such as 90d o
 
 
 class Section(BaseModel):
+    """A part of a spec: an unknown field or a value of another type is an error."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 

@@ -61,8 +61,14 @@ def state_layout(kind: KeyKind, size: int) -> Layout:
     return Layout(columns, text=not kind.integer)
 
 
-def state_format(model: str, version: int, states: list[str], fields: Mapping[str, tuple[int, ...]], kind: KeyKind,
-                 size: int) -> StateFormat:
+def state_format(
+    model: str,
+    version: int,
+    states: list[str],
+    fields: Mapping[str, tuple[int, ...]],
+    kind: KeyKind,
+    size: int,
+) -> StateFormat:
     """Return how the states of a model's version are stored."""
     meaning = {
         "model": model,
@@ -78,8 +84,11 @@ def state_format(model: str, version: int, states: list[str], fields: Mapping[st
 def _difference(found: bytes, wanted: bytes) -> str:
     """Say in a sentence how two headers differ."""
     have, want = json.loads(found), json.loads(wanted)
-    parts = [f"{name} is {have.get(name)!r}, not {want[name]!r}" for name in want if have.get(name) != want[name]]
+    parts = [
+        f"{name} is {have.get(name)!r}, not {want[name]!r}" for name in want if have.get(name) != want[name]
+    ]
     return (
-        "the checkpoint holds the state of something else: " + "; ".join(parts)
+        "the checkpoint holds the state of something else: "
+        + "; ".join(parts)
         + ". Start a new generation from a snapshot of this version (stream --adopt SNAPSHOT)"
     )

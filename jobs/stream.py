@@ -2,13 +2,14 @@
 
 No live generation: one begins from the newest good snapshot, positioned exactly behind it. A live one: its checkpoint
 goes on. `--adopt` begins a new generation from a snapshot and retires the old one. Killed at any moment, the next
-start goes on from the last committed micro-batch; rows that were half written are not seen, and none is lost or doubled.
+start goes on from the last committed micro-batch; rows that were half written are not seen, none is lost or doubled.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from jobs.tables import Warehouse, measurements, need_measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from jobs.generations import Generation
     from jobs.sink import Totals
@@ -85,7 +86,9 @@ class _Driver:
             with _heartbeat(self.warehouse, generation, self.stop) as lost, self._progress() as progress:
                 totals = self._run(generation, manifest, progress)
             if lost.is_set():
-                raise UserError(f"generation {generation.generation} was taken over by another driver", RUN_FAILED)
+                raise UserError(
+                    f"generation {generation.generation} was taken over by another driver", RUN_FAILED
+                )
             return self._report(generation, began, totals)
         except BaseException as problem:
             error = str(problem).splitlines()[0][:500] if str(problem) else type(problem).__name__
@@ -147,7 +150,8 @@ class _Driver:
         else:
             rate = rows / seconds if seconds else 0.0
             lines.append(
-                f"estimated {rows:,} rows in {batches} micro-batches, {seconds:.1f} s ({rate:,.0f} rows/s), up to version {version}"
+                f"estimated {rows:,} rows in {batches} micro-batches, {seconds:.1f} s ({rate:,.0f} rows/s), "
+                f"up to version {version}"
             )
         if late:
             lines.append(f"quarantined {late:,} rows that were older than their key's state")
@@ -185,7 +189,10 @@ def _choose(warehouse: Warehouse, spec: ModelSpec, adopt: str | None) -> tuple[G
     generations.check_unchanged(live, spec.fingerprint(), spec.version)
     manifest = snapshots.find(warehouse, live.snapshot_id)
     if manifest is None:
-        raise UserError(f"the manifest of snapshot {live.snapshot_id}, from which {live.generation} began, is missing", RUN_FAILED)
+        raise UserError(
+            f"the manifest of snapshot {live.snapshot_id}, from which {live.generation} began, is missing",
+            RUN_FAILED,
+        )
     return live, manifest, False
 
 
@@ -204,8 +211,8 @@ def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manif
         )
     if manifest.cut is not None:
         raise UserError(
-            f"--adopt {snapshot_id}: it is history before {manifest.cut:%Y-%m-%d %H:%M} UTC only; rows after that, up to "
-            f"version {manifest.version}, would be lost. Pretrain up to a version instead"
+            f"--adopt {snapshot_id}: it is history before {manifest.cut:%Y-%m-%d %H:%M} UTC only; rows after that, "
+            f"up to version {manifest.version}, would be lost. Pretrain up to a version instead"
         )
     return manifest
 
@@ -239,7 +246,6 @@ def _start(
 ) -> tuple[StreamingQuery, Totals]:
     """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet."""
     import kalman
-
     from jobs import snapshots
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import EstimateFormat
@@ -258,7 +264,7 @@ def _start(
     state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
     diagonal = spec.outputs.covariance == "diagonal"
     out = EstimateFormat(kind, len(spec.states), diagonal, tuple(kernel.outputs.items()))
-    routing = make_routing(spark, generation.partitions, generation.blocks)
+    routing = make_routing(generation.partitions, generation.blocks)
     plan = Plan(kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply")
     spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
 
@@ -273,7 +279,11 @@ def _start(
     sink = Sink(warehouse, generation, rows, out, told)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
     writer = writer.option("checkpointLocation", generation.checkpoint)
-    writer = writer.trigger(availableNow=True) if seconds is None else writer.trigger(processingTime=f"{seconds} seconds")
+    writer = (
+        writer.trigger(availableNow=True)
+        if seconds is None
+        else writer.trigger(processingTime=f"{seconds} seconds")
+    )
     return writer.start(), sink.totals
 
 
@@ -289,14 +299,14 @@ def _source(spark: SparkSession, warehouse: Warehouse, spec: ModelSpec, generati
 
 def _await(query: StreamingQuery, stop: threading.Event) -> None:
     """Wait for the query's end; on a stop signal let the running micro-batch finish first."""
-    while query.isActive and not stop.is_set():
-        query.awaitTermination(POLL_SECONDS)
+    while query.isActive and not stop.wait(POLL_SECONDS):
+        pass
     if query.isActive:
         running = query.status["isTriggerActive"]
         before = _last_batch(query)
         waited = 0.0
         while running and query.isActive and _last_batch(query) == before and waited < FINISH_SECONDS:
-            query.awaitTermination(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
             running = query.status["isTriggerActive"]
         query.stop()
@@ -330,7 +340,9 @@ def _stop_signal() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _heartbeat(warehouse: Warehouse, generation: Generation, stop: threading.Event) -> Iterator[threading.Event]:
+def _heartbeat(
+    warehouse: Warehouse, generation: Generation, stop: threading.Event
+) -> Iterator[threading.Event]:
     """Renew the lease from a thread of its own; a lease that was lost stops the stream."""
     from jobs import generations
     from jobs.owners import HEARTBEAT_SECONDS

@@ -53,8 +53,13 @@ class Warehouse:
 
         return DeltaTable.isDeltaTable(self.spark, self.path(table))
 
-    def create(self, table: str, columns: str, partition_by: tuple[str, ...] = (),
-               properties: Mapping[str, str] | None = None) -> None:
+    def create(
+        self,
+        table: str,
+        columns: str,
+        partition_by: tuple[str, ...] = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         """Make a table unless it is there."""
         from delta.tables import DeltaTable
         from pyspark.sql.types import StructType
@@ -62,7 +67,9 @@ class Warehouse:
         if self.exists(table):
             return
         builder = DeltaTable.createIfNotExists(self.spark).location(self.path(table))
-        builder = builder.addColumns(StructType.fromDDL(columns))
+        fields = StructType.fromDDL(columns)
+        assert isinstance(fields, StructType)
+        builder = builder.addColumns(fields)
         if partition_by:
             builder = builder.partitionedBy(*partition_by)
         for name, value in (properties or {}).items():
@@ -80,13 +87,19 @@ class Warehouse:
     def latest_version(self, table: str) -> int:
         """Return the newest version of a table: its log has a file a version."""
         jvm: Any = self.spark._jvm
+        session: Any = self.spark._jsparkSession
         log = jvm.org.apache.hadoop.fs.Path(self.path(table), "_delta_log")
-        files = log.getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
+        files = log.getFileSystem(session.sessionState().newHadoopConf())
         names = [status.getPath().getName() for status in files.listStatus(log)]
         return max(int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit())
 
-    def append(self, frame: DataFrame, table: str, transaction: tuple[str, int] | None = None,
-               options: Mapping[str, str] | None = None) -> None:
+    def append(
+        self,
+        frame: DataFrame,
+        table: str,
+        transaction: tuple[str, int] | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         """Append rows in one commit; with a `transaction` (application, number), once however often it is tried."""
         writer = frame.write.format("delta").mode("append")
         if transaction is not None:

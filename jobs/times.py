@@ -132,8 +132,12 @@ class TimeParser:
             return None
         if zone is not None:
             offset = _offset(zone)
-            return None if offset is None else wall_us(moment) - offset
-        return local_us(moment, self._zone)
+            if offset is None:
+                return None
+            value = wall_us(moment) - offset
+        else:
+            value = local_us(moment, self._zone)
+        return value if MIN_US <= value <= MAX_US else None
 
 
 def wall_us(moment: datetime) -> int:

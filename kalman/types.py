@@ -99,3 +99,7 @@ class Filter(Protocol):
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
         """Return the state of which `snapshot` gave these parts, bit for bit."""
         ...
+
+    def with_parameters(self, state: Array, parameters: Array) -> Array:
+        """Return the state with each key's own learned parameters (d, K) in its field `parameters`."""
+        ...

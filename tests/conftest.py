@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
+# Every JVM that a test starts, also in a process of its own: a quick compiler and no code generation.
+os.environ["SPARK_CONF_DIR"] = str(ROOT / "tests" / "spark-conf")
+os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 MASTER = "local[2,4]"  # two slots, and a task may fail three times before its job does
 
 

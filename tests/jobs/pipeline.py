@@ -1,0 +1,164 @@
+"""A small pipeline to write tests with: land, pretrain, stream, look; each step is the real verb on real tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+import kalman
+from jobs import ingest, pretrain, snapshots, stream
+from jobs.estimates import EstimateFormat, unpack_estimates
+from jobs.history import Batch, bucket_rows, packed_estimates
+from jobs.keys import key_kind
+from jobs.packed_rows import RowFormat
+from jobs.report import Report
+from jobs.session import spark_session
+from jobs.settings import Settings
+from jobs.spec import ModelSpec, load_spec
+from jobs.tables import Warehouse, estimates, measurements
+
+MASTER = "local[2,4]"
+ORDER = ["key", "event_time", "log_likelihood"]
+
+
+class Pipeline:
+    """One model in a warehouse of its own."""
+
+    def __init__(self, folder: Path, spec: dict[str, Any]) -> None:
+        self.folder = folder
+        models = folder / "models"
+        models.mkdir(parents=True, exist_ok=True)
+        self.write_spec(spec)
+        self.settings = Settings.load(
+            warehouse=str(folder / "warehouse"), models=models, master=MASTER, quiet=True
+        )
+        self.name = spec["name"]
+        self.files = 0
+
+    def write_spec(self, spec: dict[str, Any]) -> None:
+        (self.folder / "models" / f"{spec['name']}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
+
+    @property
+    def spec(self) -> ModelSpec:
+        return load_spec(self.name, self.settings.models, deep=True)
+
+    @property
+    def warehouse(self) -> Warehouse:
+        return Warehouse(
+            spark_session(self.settings, "tests", {"spark.sql.shuffle.partitions": "2"}),
+            self.settings.warehouse,
+        )
+
+    def land(self, *frames: pd.DataFrame, suffix: str = ".parquet") -> Report:
+        """Land each frame as a file of its own."""
+        paths = []
+        for frame in frames:
+            path = self.folder / f"landing-{self.files:04d}{suffix}"
+            self.files += 1
+            if suffix == ".parquet":
+                frame.to_parquet(path, index=False)
+            else:
+                frame.to_csv(path, index=False)
+            paths.append(str(path))
+        return ingest.run(self.settings, self.name, paths)
+
+    def pretrain(self, **options: Any) -> Report:
+        return pretrain.run(self.settings, self.name, **options)
+
+    def stream(self, **options: Any) -> Report:
+        return stream.run(self.settings, self.name, **options)
+
+    def estimates(self, generation: str | None = None) -> pd.DataFrame:
+        """Return the estimates table, ordered, with lists as tuples."""
+        frame = self.warehouse.read(estimates(self.name))
+        if generation is not None:
+            frame = frame.filter(frame["generation"] == generation)
+        return ordered(frame.toPandas())
+
+    def batch(self, version: int | None = None, parameters: dict[str, Any] | None = None) -> pd.DataFrame:
+        """Filter all measurements in one uninterrupted batch pass."""
+        spec, warehouse = self.spec, self.warehouse
+        frame = warehouse.read(measurements(self.name), version).select(*spec.columns)
+        fmt = RowFormat(
+            key_kind(spec.key, frame.schema), spec.time, tuple(spec.measurement), tuple(spec.control)
+        )
+        kernel = kalman.build(spec.definition(), parameters or {})
+        packed = bucket_rows(frame, fmt, frame.count())
+        out = EstimateFormat(
+            fmt.kind, len(spec.states), spec.outputs.covariance == "diagonal", tuple(kernel.outputs.items())
+        )
+        return ordered(
+            unpack_estimates(packed_estimates(packed, kernel, Batch(fmt, spec.unit_us), out), out).toPandas()
+        )
+
+    def snapshot(self, identity: str) -> pd.DataFrame:
+        return (
+            snapshots.read_rows(self.warehouse, identity, self.name)
+            .toPandas()
+            .sort_values("key", ignore_index=True)
+        )
+
+
+def ordered(frame: pd.DataFrame) -> pd.DataFrame:
+    for name in ("mean", "covariance"):
+        frame[name] = [tuple(value) for value in frame[name]]
+    return frame.sort_values([*ORDER, "mean"], ignore_index=True)
+
+
+def assert_bit_equal(found: pd.DataFrame, expected: pd.DataFrame, columns: Sequence[str] = ()) -> None:
+    """Check that two sets of estimates have the same rows with the same bits."""
+    assert len(found) == len(expected)
+    for name in columns or ("key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags"):
+        left, right = found[name], expected[name]
+        differ = ~((left == right) | (left.isna() & right.isna()))
+        assert not differ.any(), (
+            f"{differ.sum()} of {len(found)} rows differ in {name}, first:\n"
+            f"{found[differ].head(3).to_string()}\n{expected[differ].head(3).to_string()}"
+        )
+
+
+def since(estimates: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the estimates from the first of these rows on."""
+    later = estimates["event_time"] >= rows["at"].min().tz_localize(None)
+    return estimates.loc[later].reset_index(drop=True)
+
+
+def random_walk_spec(name: str = "walk", **changes: Any) -> dict[str, Any]:
+    """Return a small model with two measurements, irregular time and a correlated noise."""
+    return {
+        "name": name,
+        "version": 1,
+        "key": ["id"],
+        "time": "at",
+        "time_unit": "minute",
+        "measurement": ["a", "b"],
+        "states": ["level", "slope"],
+        "process": {"kind": "local_linear_trend", "level_variance": 0.5, "slope_variance": 0.01},
+        "observation": {"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[1.0, 0.3], [0.3, 2.0]]},
+        "initial": {"mean": [0.0, 0.0], "covariance": [[10.0, 0.0], [0.0, 1.0]]},
+        "stream": {"max_files_per_batch": 1, "partitions": 2, "keys_per_block": 8},
+        **changes,
+    }
+
+
+def random_rows(
+    days: int, keys: int = 60, rows: int = 150, seed: int = 0, text: bool = False
+) -> list[pd.DataFrame]:
+    """Return a frame a day: random gaps, missing components, rows of one time, keys that come and go."""
+    rng = np.random.default_rng(seed)
+    frames = []
+    for day in range(days):
+        alive = np.arange(day * keys // (2 * days), keys // 2 + day * keys // (2 * days) + 1)
+        number = rng.choice(alive, rows)
+        minute = np.sort(rng.integers(0, 24 * 60, rows))
+        values = rng.normal(size=(2, rows)) + number / 10
+        values[rng.random((2, rows)) < 0.15] = np.nan
+        at = pd.Timestamp("2024-03-01", tz="UTC") + pd.to_timedelta(day * 24 * 60 + minute, "min")
+        ids = np.array([f"key {n} ü" for n in number]) if text else number
+        frames.append(pd.DataFrame({"id": ids, "at": at.as_unit("us"), "a": values[0], "b": values[1]}))
+    return frames

@@ -1,0 +1,74 @@
+"""Run verbs as processes of their own, and kill them where it hurts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import cli_environment
+from tests.jobs.pipeline import Pipeline
+
+PATIENCE = 240.0
+
+
+class Driver:
+    """A verb that runs as a process of its own, in a session of its own."""
+
+    def __init__(self, pipeline: Pipeline, *arguments: str) -> None:
+        environment = cli_environment(
+            Path(pipeline.settings.warehouse), {"KALMAN_MODELS": str(pipeline.settings.models)}
+        )
+        self.log = pipeline.folder / f"driver-{time.monotonic_ns()}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "jobs.cli", *arguments],
+                cwd=pipeline.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def wait_for(self, what: Callable[[], object]) -> None:
+        """Wait until something is so; the process must not end before."""
+        deadline = time.monotonic() + PATIENCE
+        while not what():
+            assert self.process.poll() is None, f"it ended before: {self.said()}"
+            assert time.monotonic() < deadline, f"it never came: {self.said()}"
+            time.sleep(0.01)
+
+    def kill(self, whole_group: bool = True) -> None:
+        """Send SIGKILL: to the Python driver and Spark's JVM together, or to the Python driver alone."""
+        if whole_group:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        else:
+            self.process.kill()
+        self.process.wait()
+
+    def terminate(self) -> int:
+        """Send SIGTERM to the driver and return its exit code."""
+        self.process.terminate()
+        return self.finish()
+
+    def finish(self) -> int:
+        """Wait for the end and return the exit code."""
+        return self.process.wait(timeout=PATIENCE)
+
+    def said(self) -> str:
+        """Return what it printed."""
+        return self.log.read_text()
+
+    def python_workers(self) -> list[psutil.Process]:
+        """Return the Python workers that Spark runs for the driver."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        return [one for one in family if one.is_running() and "pyspark.daemon" in " ".join(one.cmdline())][1:]
+
+
+def files(folder: str | Path) -> set[str]:
+    """Return the names of a folder's finished files; none if it is not there."""
+    path = Path(folder)
+    return {name for name in os.listdir(path) if name[0] not in "._"} if path.is_dir() else set()

@@ -1,0 +1,135 @@
+"""The step that batch and stream share: cut and split as you like, every bit of the result is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import kalman
+from jobs.advance import advance
+from jobs.estimates import EstimateFormat, diagonal_of_packed, full_of_packed, pack_estimates
+from jobs.keys import KeyKind
+from jobs.packed_rows import RowFormat, unpack_rows
+from jobs.packets import Records
+from jobs.routing import route_of
+from jobs.state_blocks import state_layout
+
+UNIT = 1e6
+DEFINITION = {
+    "filter": "linear",
+    "states": ["level", "slope"],
+    "measurement": ["a", "b"],
+    "control": [],
+    "process": {"kind": "local_linear_trend", "level_variance": 0.5, "slope_variance": 0.1},
+    "observation": {"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[1.0, 0.2], [0.2, 2.0]]},
+    "initial": {"mean": [0.0, 0.0], "covariance": [[10.0, 0.0], [0.0, 1.0]]},
+    "learn": None,
+}
+INTEGER = RowFormat(KeyKind(("id",), ("bigint",), True), "at", ("a", "b"), ())
+TEXT = RowFormat(KeyKind(("id",), ("string",), False), "at", ("a", "b"), ())
+
+
+def packet(fmt: RowFormat, keys: np.ndarray, time: np.ndarray, y: np.ndarray) -> bytes:
+    arrays = {"route": route_of(keys), "time": time, "y": y}
+    text = None
+    if not fmt.kind.integer:
+        arrays["check"] = keys * 7
+        text = pa.array([f"k{key}" for key in keys], pa.string())
+    return fmt.layout.encode(Records(arrays, text))
+
+
+def some_rows(size: int = 400, keys: int = 30, seed: int = 1):  # noqa: ANN201
+    rng = np.random.default_rng(seed)
+    y = rng.normal(size=(2, size))
+    y[rng.random((2, size)) < 0.2] = np.nan
+    time = np.sort(rng.integers(0, 50, size)) * 1_000_000  # many rows of one time
+    return rng.integers(0, keys, size), time, y
+
+
+@pytest.mark.parametrize("fmt", [INTEGER, TEXT], ids=["integer keys", "text keys"])
+def test_any_cut_into_batches_and_packets_gives_the_same_bits(fmt: RowFormat) -> None:
+    kernel = kalman.build(DEFINITION)
+    layout = state_layout(fmt.kind, kernel.size)
+    keys, time, y = some_rows()
+    whole = advance(kernel, layout, layout.empty(), unpack_rows([packet(fmt, keys, time, y)], fmt), UNIT)
+
+    rng = np.random.default_rng(2)
+    known = layout.empty()
+    # Cut where the time changes: rows of one key and one time have to come together to be ordered.
+    for low, high in ((-1, 9), (9, 10), (10, 33), (33, 60)):
+        inside = np.flatnonzero((time > low * 1_000_000) & (time <= high * 1_000_000))
+        inside = rng.permutation(inside)
+        packets = [
+            packet(fmt, keys[part], time[part], y[:, part]) for part in np.array_split(inside, 3) if len(part)
+        ]
+        known = advance(kernel, layout, known, unpack_rows(packets, fmt), UNIT).records
+        known = layout.decode(layout.encode(known))
+    for name, array in whole.records.arrays.items():
+        np.testing.assert_array_equal(known.arrays[name], array, err_msg=name)
+    assert (np.diff(known.arrays["route"].astype(object)) > 0).all()
+
+
+def test_a_late_row_is_refused_or_taken_as_the_policy_says() -> None:
+    kernel = kalman.build(DEFINITION)
+    layout = state_layout(INTEGER.kind, kernel.size)
+    one = np.zeros(1, np.int64)
+    y = np.ones((2, 1))
+    first = advance(
+        kernel, layout, layout.empty(), unpack_rows([packet(INTEGER, one, one + 5_000_000, y)], INTEGER), UNIT
+    )
+    late = unpack_rows([packet(INTEGER, one, one + 4_000_000, y)], INTEGER)
+    refused = advance(kernel, layout, first.records, late, UNIT)
+    assert refused.outputs.late.all()
+    np.testing.assert_array_equal(refused.records.arrays["values"], first.records.arrays["values"])
+    taken = advance(kernel, layout, first.records, late, UNIT, apply_late=True)
+    assert not taken.outputs.late.any()
+    assert taken.records.arrays["count"][0] == 2
+    assert taken.records.arrays["event_time"][0] == 5_000_000
+    at_once = unpack_rows([packet(INTEGER, one, one + 5_000_000, y)], INTEGER)
+    expected = advance(kernel, layout, first.records, at_once, UNIT)
+    np.testing.assert_array_equal(taken.records.arrays["values"], expected.records.arrays["values"])
+
+
+def test_a_key_whose_only_row_was_refused_gets_no_state() -> None:
+    kernel = kalman.build(DEFINITION)
+    layout = state_layout(INTEGER.kind, kernel.size)
+    keys, time = np.array([1, 2]), np.zeros(2, np.int64)
+    y = np.array([[np.inf, 1.0], [1.0, 1.0]])
+    result = advance(
+        kernel, layout, layout.empty(), unpack_rows([packet(INTEGER, keys, time, y)], INTEGER), UNIT
+    )
+    np.testing.assert_array_equal(result.records.arrays["route"], route_of(np.array([2])))
+    assert sorted(result.outputs.flag.tolist())[0] == 0
+    assert sorted(result.outputs.flag.tolist())[1] > 0
+
+
+def test_estimates_are_packed_for_accepted_rows_alone() -> None:
+    kernel = kalman.build(DEFINITION)
+    layout = state_layout(TEXT.kind, kernel.size)
+    one = np.zeros(1, np.int64)
+    y = np.ones((2, 1))
+    first = advance(
+        kernel, layout, layout.empty(), unpack_rows([packet(TEXT, one, one + 5_000_000, y)], TEXT), UNIT
+    )
+    keys, time = np.array([0, 0, 3]), np.array([4_000_000, 6_000_000, 1_000_000])
+    rows = unpack_rows([packet(TEXT, keys, time, np.ones((2, 3)))], TEXT)
+    result = advance(kernel, layout, first.records, rows, UNIT)
+    fmt = EstimateFormat(TEXT.kind, 2, diagonal=True, extra=())
+    ((count, payload),) = pack_estimates(fmt, rows, result.outputs)
+    read = fmt.layout.decode(payload)
+    assert count == read.size == 2
+    assert read.text is not None
+    assert sorted(read.text.to_pylist()) == ["k0", "k3"]
+    assert sorted(read.arrays["time"].tolist()) == [1_000_000, 6_000_000]
+    kept = np.flatnonzero(~result.outputs.late)
+    np.testing.assert_array_equal(read.arrays["covariance"], result.outputs.covariance[[0, 2]][:, kept])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_packed_triangles_unfold(n: int) -> None:
+    full = np.arange(n * n).reshape(n, n)
+    full = full + full.T
+    packed = full[np.tril_indices(n)]
+    np.testing.assert_array_equal(packed[full_of_packed(n)].reshape(n, n), full)
+    np.testing.assert_array_equal(packed[diagonal_of_packed(n)], np.diag(full))
