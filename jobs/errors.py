@@ -50,7 +50,7 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
         lines, code = [" ".join(str(error).split())], INPUT_ERROR
     else:
         where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
-        lines, code = [f"{type(error).__name__}: {_first_line(error)}{where}"], RUN_FAILED
+        lines, code = [f"{type(error).__name__}: {first_line(error)}{where}"], RUN_FAILED
     for line in lines:
         print(f"error: {line}", file=out)
     return code
@@ -63,7 +63,8 @@ def _is_model_error(error: BaseException) -> bool:
     return isinstance(kind, type) and isinstance(error, kind)
 
 
-def _first_line(error: BaseException, limit: int = 300) -> str:
+def first_line(error: BaseException, limit: int = 300) -> str:
+    """Return the first line that an exception says, cut to `limit` characters."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     return text if len(text) <= limit else text[: limit - 3] + "..."
 

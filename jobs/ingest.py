@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.errors import UserError
+from jobs.errors import UserError, first_line
 from jobs.parse_rows import CORRUPT, REASON, check_types, checked_rows, key_types_of, measurement_columns
 from jobs.progress import Progress
 from jobs.report import Report
@@ -177,6 +177,7 @@ def _quarantine(
 
 def _read(warehouse: Warehouse, path: str, spec: ModelSpec) -> DataFrame:
     """Open a file and check that it has the spec's columns."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -196,8 +197,8 @@ def _read(warehouse: Warehouse, path: str, spec: ModelSpec) -> DataFrame:
                 ignoreLeadingWhiteSpace=False,
                 ignoreTrailingWhiteSpace=False,
             )
-    except PySparkException as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0][:200]})") from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
     columns = [name for name in frame.columns if name != CORRUPT]
     absent = [name for name in spec.columns if name not in columns]
     if absent:

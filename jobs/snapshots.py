@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.arrow_lists import lists, matrix
-from jobs.errors import UserError
+from jobs.errors import UserError, first_line
 from jobs.keys import KeyKind, identity_arrays, identity_expressions, integer_keys
 from jobs.packets import Layout, Records
 from jobs.processor import SEED
@@ -203,7 +203,7 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
         count, checksum, _ = measure(rows)
     except PySparkException as error:
         raise UserError(
-            f"the rows of snapshot {manifest.snapshot_id} cannot be read: {str(error).splitlines()[0][:200]}",
+            f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
             1,
         ) from error
     if (count, checksum) != (manifest.key_count, manifest.checksum):

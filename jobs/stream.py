@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from jobs.errors import RUN_FAILED, UserError
+from jobs.errors import RUN_FAILED, UserError, first_line
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -91,7 +91,7 @@ class _Driver:
                 )
             return self._report(generation, began, totals)
         except BaseException as problem:
-            error = str(problem).splitlines()[0][:500] if str(problem) else type(problem).__name__
+            error = first_line(problem, 500)
             raise
         finally:
             generations.release(self.warehouse, generation, error)
