@@ -27,9 +27,10 @@ def run(settings: Settings, model: str | None = None) -> Report:
     """
     from jobs import generations, snapshots
     from jobs.session import spark_session
+    from jobs.spark_conf import glance_conf
 
     names = [load_spec(model, settings.models).name] if model else _spec_names(settings)
-    spark = spark_session(settings, "status")
+    spark = spark_session(settings, "status", glance_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     manifests, lineages = snapshots.all_of(warehouse), generations.all_of(warehouse)
     if model is None:
