@@ -82,6 +82,8 @@ class Tiny(NamedTuple):
             "KALMAN_MODELS": str(self.models),
             "KALMAN_WAREHOUSE": str(self.warehouse),
             "KALMAN_SHUFFLE_PARTITIONS": "2",
+            # Each run is a JVM of its own that lives for seconds: the full compiler would cost more than it saves.
+            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         }
 
 

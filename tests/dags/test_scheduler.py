@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 from tests.dags.conftest import FIRST_DAY, ROOT, ROWS_A_DAY, Tiny
@@ -31,8 +31,8 @@ T = TypeVar("T")
 class Airflow:
     """A running Airflow and its API."""
 
-    def __init__(self, environment: dict[str, str], home: Path) -> None:
-        self.environment, self.home = environment, home
+    def __init__(self, environment: dict[str, str], home: Path, script: subprocess.Popen[bytes]) -> None:
+        self.environment, self.home, self.script = environment, home, script
         self.address = f"http://127.0.0.1:{environment['KALMAN_AIRFLOW_PORT']}"
         self.token = ""
 
@@ -49,6 +49,18 @@ class Airflow:
             login = {"username": "admin", "password": passwords["admin"]}
             self.token = self._call("/auth/token", login, "POST")["access_token"]
         return self._call(f"/api/v2{path}", body, method or ("GET" if body is None else "POST"))
+
+    def processes(self) -> list[str]:
+        """Return the commands of everything that was started by this Airflow and still runs."""
+        found = []
+        for one in psutil.process_iter(["pid", "status", "cmdline"]):
+            try:
+                ours = one.environ().get("KALMAN_AIRFLOW_HOME") == str(self.home)
+            except psutil.Error:
+                continue
+            if ours and one.pid != self.script.pid and one.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(one.info["cmdline"] or [])[:200])
+        return found
 
     def switch_on(self, dag_id: str) -> None:
         """Unpause a DAG."""
@@ -120,9 +132,9 @@ def airflow(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ai
             return "Ctrl-C stops Airflow" in said.read_text()
 
         wait_for(ready, 400, "Airflow")
-        yield Airflow(environment, home)
+        yield Airflow(environment, home, process)
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         process.wait(60)
 
 
@@ -199,3 +211,16 @@ def test_a_pool_that_is_missing_is_named(airflow: Airflow) -> None:
     wait_for(lambda: airflow.api(task)["state"] == "scheduled", 60, "the task")
     reasons = [one["reason"] for one in airflow.api(f"{task}/dependencies")["dependencies"]]
     assert "Tasks using non-existent pool 'kalman_stream__tiny' will not be scheduled" in reasons
+
+
+def test_stopping_ends_everything_also_a_running_task(airflow: Airflow) -> None:
+    body = {"logical_date": (FIRST_DAY + timedelta(days=9)).isoformat()}
+    run = airflow.api(f"{PRETRAIN}/dagRuns", body)["dag_run_id"]
+    task = f"{PRETRAIN}/dagRuns/{run}/taskInstances/pretrain"
+    wait_for(lambda: airflow.api(task)["state"] == "running", 120, "the task")
+    wait_for(lambda: any("pretrain.py" in command for command in airflow.processes()), 120, "its driver")
+    airflow.script.terminate()
+    time.sleep(1)
+    airflow.script.terminate()  # a person who is in a hurry
+    assert airflow.script.wait(60) == 0
+    wait_for(lambda: not airflow.processes(), 20, f"the end of {airflow.processes()}")
