@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from demo.dags import POLL_SECONDS, ROOT, DagRunner, Place, kill_tree, last_line, start
 from demo.display import Display, Phase
@@ -30,7 +31,7 @@ from demo.flights import COLUMNS, HAND_OVER, Landing, flights_to_files
 from demo.killer import Checkpoint, Killed, Killer
 from demo.rates import busy_rate
 from demo.result import problems_of, result_of, summary
-from jobs.errors import RUN_FAILED, UserError, show
+from jobs.errors import RUN_FAILED, Terminated, UserError, show
 from jobs.report import plain
 from jobs.settings import DEFAULT_MASTER, Settings
 
@@ -298,6 +299,11 @@ def run(folder: Path, days: int | None = None, seed: int = SEED) -> dict[str, An
         return demo.report(checked)
 
 
+def _terminate(number: int, frame: Any) -> NoReturn:
+    """End as after Ctrl-C, so that no driver is left running."""
+    raise Terminated
+
+
 def main() -> int:
     """Run the demo from the command line and return its exit code."""
     parser = argparse.ArgumentParser(
@@ -310,9 +316,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.days is not None and not 5 <= options.days <= 61:
         parser.error("--days must be from 5 to 61")
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         result = run(options.folder, options.days, options.seed)
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, Terminated) as error:
         return show(error)
     print("\n" + "\n".join(summary(result)))
     for problem in problems_of(result):

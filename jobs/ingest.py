@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+SMALL_BYTES = 64 << 20
+"""Files of less than this, together, are landed before compiling anything would have paid for itself."""
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 MEASUREMENT_PROPERTIES = {
     # A stream that was stopped for months must still find every version after its position.
@@ -54,10 +56,12 @@ def run(settings: Settings, model: str, inputs: list[str]) -> Report:
         UserError: a file cannot be read or lacks a column; nothing has been landed then.
     """
     from jobs.session import spark_session
+    from jobs.spark_conf import glance_conf
 
     spec = load_spec(model, settings.models)
     files = find_files(inputs)
-    spark = spark_session(settings, f"ingest {spec.name}")
+    small = sum(_size(path) for path in files) < SMALL_BYTES
+    spark = spark_session(settings, f"ingest {spec.name}", glance_conf() if small else None)
     warehouse = Warehouse(spark, settings.warehouse)
     frames = {path: _read(warehouse, path, spec) for path in files}
     landed: list[Landed] = []
@@ -210,10 +214,18 @@ def _read(warehouse: Warehouse, path: str, spec: ModelSpec) -> DataFrame:
     return frame
 
 
+def _files_of(path: str) -> list[Path]:
+    """Return the files of a landed file: itself, or the parts of a folder that Spark wrote under such a name."""
+    return [Path(path)] if Path(path).is_file() else sorted(p for p in Path(path).rglob("*") if p.is_file())
+
+
+def _size(path: str) -> int:
+    return sum(file.stat().st_size for file in _files_of(path))
+
+
 def _digest(path: str) -> str:
     digest = hashlib.sha256()
-    files = [Path(path)] if Path(path).is_file() else sorted(p for p in Path(path).rglob("*") if p.is_file())
-    for file in files:
+    for file in _files_of(path):
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
