@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jobs.errors import UserError
 from jobs.spec import ModelSpec
-from jobs.times import EPOCH_FORMATS, MAX_US, MIN_US, PARTS, time_pattern
+from jobs.times import EPOCH_FORMATS, MAX_US, MIN_US, PARTS, TimePattern, time_pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 REASON = "_reason"
 CORRUPT = "_corrupt"
 _NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
+_PARTS, _TIME = "_parts", "_time"
+_SEPARATOR = "\x1f"  # in no part of a time
 _INFINITE = r"(?i)[+-]?inf(inity)?"
 
 
@@ -36,6 +38,7 @@ def checked_rows(raw: DataFrame, spec: ModelSpec, key_types: dict[str, str]) -> 
     from pyspark.sql import functions as F
 
     schema = raw.schema
+    staged = _with_time(raw, spec)
     reasons: list[Column] = []
     if CORRUPT in schema.names:
         reasons.append(F.when(F.col(CORRUPT).isNotNull(), F.lit("row: not as many fields as the header")))
@@ -53,7 +56,7 @@ def checked_rows(raw: DataFrame, spec: ModelSpec, key_types: dict[str, str]) -> 
             values.append(value.alias(name))
             reasons.append(reason)
     payload = F.to_json(F.struct(*[F.col(f"`{name}`") for name in schema.names]))
-    return raw.select(F.coalesce(*reasons).alias(REASON), payload.alias("_payload"), *values)
+    return staged.select(F.coalesce(*reasons).alias(REASON), payload.alias("_payload"), *values)
 
 
 def check_types(path: str, schema: StructType, spec: ModelSpec) -> None:
@@ -144,11 +147,30 @@ def _number(role: str, name: str, kind: DataType, missing_values: list[str]) -> 
     return value, reason
 
 
-def _time(spec: ModelSpec, kind: DataType) -> tuple[Column, Column]:
+def _with_time(raw: DataFrame, spec: ModelSpec) -> DataFrame:
+    """Add `_time`: the row's time, null where it is none.
+
+    It is a column of its own, and so are the parts of a written time, because Spark writes an expression out wherever
+    it is used: one row's text would go through the regular expression dozens of times.
+    """
     from pyspark.sql import functions as F
 
-    name = spec.time
-    raw = F.col(f"`{name}`")
+    column, kind = F.col(f"`{spec.time}`"), raw.schema[spec.time].dataType
+    if _is_text(kind) and spec.time_format not in EPOCH_FORMATS:
+        pattern = time_pattern(spec.time_format)
+        whole, text = rf"^(?:{pattern.regex})\z", F.trim(column)
+        groups = _SEPARATOR.join(f"${number}" for number in range(1, len(pattern.groups) + 1))
+        parts = F.split(F.regexp_replace(text, whole, groups), _SEPARATOR)
+        raw = raw.withColumn(_PARTS, F.when(text.rlike(whole), parts))
+        return raw.withColumn(_TIME, _written_time(spec, pattern))
+    return raw.withColumn(_TIME, _stored_time(spec, kind))
+
+
+def _stored_time(spec: ModelSpec, kind: DataType) -> Column:
+    """Read a time that is stored as one, or as a number."""
+    from pyspark.sql import functions as F
+
+    raw = F.col(f"`{spec.time}`")
     simple = kind.simpleString()
     if simple == "timestamp":
         value = raw
@@ -159,10 +181,16 @@ def _time(spec: ModelSpec, kind: DataType) -> tuple[Column, Column]:
         text = F.trim(raw.cast("string") if _is_text(kind) else raw.try_cast("decimal(38,9)").cast("string"))
         micros = (text.try_cast("decimal(38,9)") * F.lit(scale)).try_cast("bigint")
         value = F.when(text.rlike(r"^[+-]?[0-9]{1,18}([.][0-9]*)?\z"), F.timestamp_micros(micros))
-    elif _is_text(kind):
-        value = _written_time(F.trim(raw), spec)
     else:
         value = F.lit(None).cast("timestamp")
+    return value
+
+
+def _time(spec: ModelSpec, kind: DataType) -> tuple[Column, Column]:
+    from pyspark.sql import functions as F
+
+    name = spec.time
+    raw, value = F.col(f"`{name}`"), F.col(_TIME)
     missing = raw.isNull() | (raw == "") if _is_text(kind) else raw.isNull()
     value = F.when(F.unix_micros(value).between(MIN_US, MAX_US), value)
     reason = F.when(missing, F.lit(f"time {name}: missing")).when(
@@ -171,17 +199,14 @@ def _time(spec: ModelSpec, kind: DataType) -> tuple[Column, Column]:
     return value, reason
 
 
-def _written_time(text: Column, spec: ModelSpec) -> Column:
-    """Read a time by the spec's pattern; null where it is none."""
+def _written_time(spec: ModelSpec, pattern: TimePattern) -> Column:
+    """Put a time together from the parts that the pattern found in its text; null where it did not match."""
     from pyspark.sql import functions as F
-
-    pattern = time_pattern(spec.time_format)
-    whole = rf"^(?:{pattern.regex})\z"
 
     def part(name: str, default: str) -> Column:
         if name not in pattern.groups:
             return F.lit(default)
-        found = F.regexp_extract(text, whole, pattern.groups[name])
+        found = F.col(_PARTS)[pattern.groups[name] - 1]
         return F.when(found == "", F.lit(default)).otherwise(found)
 
     year, month, day, hour, minute, second, fraction, zone = (
@@ -216,4 +241,4 @@ def _written_time(text: Column, spec: ModelSpec) -> Column:
         seconds,
         F.when(zone == "", F.lit(spec.time_zone)).otherwise(offset),
     )
-    return F.when(text.rlike(whole) & within & (second.try_cast("int") < 60), moment)
+    return F.when(F.col(_PARTS).isNotNull() & within & (second.try_cast("int") < 60), moment)

@@ -65,14 +65,14 @@ def run(
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
-        manifest, learned = snapshot_at(warehouse, spec, table, cut, window, progress)
-    return _report(spec, manifest, learned, time.monotonic() - started)
+        manifest, learned, made = snapshot_at(warehouse, spec, table, cut, window, progress)
+    return _report(spec, manifest, learned, made, time.monotonic() - started)
 
 
 def snapshot_at(
     warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut, window: Window, progress: Progress
-) -> tuple[Manifest, Learned | None]:
-    """Return the snapshot of a model at a cut, made unless it is there; and what was learned if it was made now."""
+) -> tuple[Manifest, Learned | None, bool]:
+    """Return the snapshot of a model at a cut, what was learned for it now, and if it was made now."""
     from pyspark.sql import functions as F
 
     import kalman
@@ -89,7 +89,7 @@ def snapshot_at(
     identity = snapshot_id(spec, table, cut, window)
     found = find(warehouse, identity)
     if found is not None:
-        return found, None
+        return found, None, False
     count = frame.count()
     progress.note(f"{count:,} rows")
     fmt = RowFormat(key_kind(spec.key, frame.schema), spec.time, tuple(spec.measurement), tuple(spec.control))
@@ -121,7 +121,8 @@ def snapshot_at(
         begin = None
         if spec.learn is not None and spec.learn.scope == "key" and learned is not None:
             begin = each_key_learner(spec.definition(), kernel, window, learned.theta, spec.unit_us)
-        return write(warehouse, manifest, final_states(packed, kernel, batch, begin)), learned
+        states = final_states(packed, kernel, batch, begin)
+        return write(warehouse, manifest, states), learned, True
     finally:
         packed.unpersist()
 
@@ -155,7 +156,9 @@ def _window(spec: ModelSpec, frame: DataFrame, window: Window) -> Window:
     return window if end is None else Window(end - spec.learn.window_us, window.last)
 
 
-def _report(spec: ModelSpec, manifest: Manifest, learned: Learned | None, seconds: float) -> Report:
+def _report(
+    spec: ModelSpec, manifest: Manifest, learned: Learned | None, made: bool, seconds: float
+) -> Report:
     place = f"measurements version {manifest.version}"
     if manifest.cut is not None:
         place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
@@ -166,14 +169,15 @@ def _report(spec: ModelSpec, manifest: Manifest, learned: Learned | None, second
         )
         end = "converged" if learned.converged else "stopped before it converged"
         lines.append(f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})")
-    elif manifest.parameters:
-        lines.append("it had been committed before")
+    if not made:
+        lines.append("it had been committed before: the same inputs give the same snapshot")
     lines.append(f"{seconds:.1f} s")
     return Report(
         lines,
         {
             "model": spec.name,
             "model_version": spec.version,
+            "made": made,
             "snapshot": manifest.snapshot_id,
             "keys": manifest.key_count,
             "rows": manifest.rows,

@@ -351,7 +351,11 @@ def _heartbeat(
 
     def renew() -> None:
         while not done.wait(HEARTBEAT_SECONDS):
-            if not generations.beat(warehouse, generation):
+            try:
+                held = generations.beat(warehouse, generation)
+            except Exception:  # one that fails must not end the stream; the next one tells
+                continue
+            if not held:
                 lost.set()
                 stop.set()
                 return
