@@ -76,19 +76,18 @@ def test_each_key_learns_its_own_and_the_stream_goes_on_with_them(tmp_path: Path
     # An independent pass: each key's rows of the last day, from its state and parameters in the snapshot.
     kernel = kalman.build(pipeline.spec.definition(), report.data["parameters"])
     estimates = pipeline.estimates()
-    for row in found.itertuples():
-        mine = days[2][days[2]["id"] == int(str(row.key))]
-        if mine.empty:
+    for row in found.to_dict("records"):
+        mine = days[2].loc[days[2]["id"] == int(row["key"])]
+        if len(mine) == 0:
             continue
         rows, _ = sorted_rows(mine)
-        mean, covariance = np.array(row.mean)[:, None], np.array(row.covariance)[:, None]
-        values = kernel.restore(
-            mean, covariance, {n: np.array(v)[:, None] for n, v in dict(row.extras).items()}
-        )
-        time = np.array([pd.Timestamp(str(row.event_time)).value // 1000])
-        state = kalman.KeyStates(values, time, np.array([row.state_index]), np.array([row.log_likelihood]))
-        _, out = kalman.run(kernel, state, rows, UNIT)
-        streamed = estimates[estimates["key"] == row.key].sort_values(["event_time"], kind="stable")
+        mean, covariance = np.array(row["mean"])[:, None], np.array(row["covariance"])[:, None]
+        extras = {name: np.array(value)[:, None] for name, value in dict(row["extras"]).items()}
+        values = kernel.restore(mean, covariance, extras)
+        time = np.array([pd.Timestamp(row["event_time"]).value // 1000])
+        count, total = np.array([row["state_index"]]), np.array([row["log_likelihood"]])
+        _, out = kalman.run(kernel, kalman.KeyStates(values, time, count, total), rows, UNIT)
+        streamed = estimates.loc[estimates["key"] == row["key"]]
         assert sorted(streamed["log_likelihood"]) == sorted(out.log_likelihood)
 
 
