@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, NoReturn, Self
 
 import psutil
 
@@ -21,7 +22,7 @@ from jobs.errors import RUN_FAILED, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 POLL_SECONDS = 0.2
-RUN_SECONDS = 600.0
+RUN_SECONDS = 1800.0
 _NAMES = re.compile(r"learning [^:]*: ")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -47,8 +48,12 @@ class Place:
         """Return where each process writes what it says."""
         return self.root / "logs"
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment of the DAG runs: nothing of an Airflow that the user has gets in."""
+    def database(self, model: str) -> Path:
+        """Return Airflow's database for a model's DAG runs: SQLite does not bear two that run at the same time."""
+        return self.root / "airflow" / f"{model}.db"
+
+    def environment(self, model: str) -> dict[str, str]:
+        """Return the environment of a model's DAG runs: nothing of an Airflow that the user has gets in."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")}
         path = [str(Path(sys.executable).parent), kept.get("PATH", "")]
         return {
@@ -61,6 +66,7 @@ class Place:
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.database(model)}",
             "KALMAN_WAREHOUSE": str(self.warehouse),
             "KALMAN_MODELS": str(ROOT / "models"),
         }
@@ -76,7 +82,7 @@ class DagRunner:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "demo.dag_runner"],
                 cwd=place.root,
-                env=place.environment(),
+                env=place.environment(model),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -151,12 +157,41 @@ class DagRunner:
         self._state = answers.readline().strip() or "ended"
 
 
-def start(place: Place, command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process of the demo whose output goes to `log`."""
-    with log.open("wb") as out:
-        return subprocess.Popen(
-            command, cwd=place.root, env=place.environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
+class AirflowSetup:
+    """The making of Airflow's databases, as a process: `wait` for it, or leave the context and it ends."""
+
+    def __init__(self, place: Place, models: tuple[str, ...]) -> None:
+        self.log = place.logs / "airflow-db.log"
+        self._databases = [place.database(model) for model in models]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "airflow", "db", "migrate"],
+                cwd=place.root,
+                env=place.environment(models[0]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        kill_tree(self._process)
+
+    def wait(self) -> None:
+        """Wait until there is a database for each model.
+
+        Raises:
+            UserError: Airflow could not make one.
+        """
+        if self._process.wait() != 0:
+            said = next(
+                (line.strip() for line in reversed(tail(self.log)) if line.strip()), "it said nothing"
+            )
+            raise UserError(f"Airflow was not set up: {said} (see {self.log})", RUN_FAILED)
+        for other in self._databases[1:]:
+            shutil.copyfile(self._databases[0], other)
 
 
 def kill_tree(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
@@ -183,8 +218,3 @@ def tail(log: Path, first: int = 0, size: int = 32_768) -> list[str]:
     with log.open("rb") as stream:
         stream.seek(max(first, log.stat().st_size - size))
         return _COLOURS.sub("", stream.read().decode(errors="replace")).splitlines()
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a log that has words in it."""
-    return next((line.strip() for line in reversed(tail(log)) if line.strip()), "")

@@ -25,7 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from demo.dags import POLL_SECONDS, ROOT, DagRunner, Place, kill_tree, last_line, start
+from demo.dags import POLL_SECONDS, ROOT, AirflowSetup, DagRunner, Place
 from demo.display import Display, Phase
 from demo.flights import COLUMNS, HAND_OVER, Landing, flights_to_files
 from demo.killer import Checkpoint, Killed, Killer
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MODELS = tuple(COLUMNS)
 PHASES = 8
-FIRST_BATCH_SECONDS = 240.0
+FIRST_BATCH_SECONDS = 600.0
 """How long a stream may take to plan what has landed, before the demo gives up."""
 
 SEED = 2013
@@ -63,17 +63,12 @@ class Demo:
         """Write the files to land, while Airflow makes its database."""
         with self.display.phase("Write the flights as files, set up Airflow") as phase:
             phase.note("reading the flights")
-            log = self.place.logs / "airflow-db.log"
-            migrate = start(self.place, [sys.executable, "-m", "demo.airflow_home"], log)
-            try:
+            with AirflowSetup(self.place, MODELS) as airflow:
                 # A process of its own: reading the flights would hold up the display.
                 with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                     self.landing = pool.submit(flights_to_files, self.place.landing, self.days).result()
                 phase.note("Airflow makes its database")
-                if migrate.wait() != 0:
-                    raise UserError(f"Airflow was not set up: {last_line(log)} (see {log})", RUN_FAILED)
-            finally:
-                kill_tree(migrate)
+                airflow.wait()
             self.runners = [DagRunner(self.place, model) for model in MODELS]
             one = self.landing[MODELS[0]]
             phase.result(f"{one.history_rows:,} flights of history, {one.day_rows:,} to stream")
