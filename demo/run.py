@@ -91,7 +91,7 @@ class Demo:
                 runner.start("stream", {"trigger": "1"})
             killers = {model: Killer(self.place.warehouse, model, self.seed) for model in MODELS}
             count = len(self.landing[MODELS[0]].days)
-            armed = random.Random(self.seed).randint(count // 5, max(count // 5, count // 3))
+            armed = random.Random(self.seed).randint(2, max(3, count // 5))
             landed = 0
             try:
                 phase.note(lambda: self._stream_detail(landed, count))
