@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml $(LOCK)
 	$(BIN)/python -m jobs.jars
 	@touch $@
 
-demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, check it (under 10 minutes)
+demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, check it
 	$(BIN)/python -m demo.run
 
 test: setup ## Run the tests (all but the soak)

@@ -6,7 +6,9 @@ landing it again, or again after a run that was killed in between, changes nothi
 
 from __future__ import annotations
 
+import csv
 import glob
+import gzip
 import hashlib
 import json
 from dataclasses import dataclass
@@ -190,8 +192,7 @@ def _read(warehouse: Warehouse, path: str, spec: ModelSpec) -> DataFrame:
         if path.endswith(".parquet"):
             frame = spark.read.parquet(path)
         else:
-            header = spark.read.option("header", True).csv(path).columns
-            schema = StructType([StructField(name, StringType()) for name in (*header, CORRUPT)])
+            schema = StructType([StructField(name, StringType()) for name in (*_header(path), CORRUPT)])
             frame = spark.read.schema(schema).csv(
                 path,
                 header=True,
@@ -212,6 +213,29 @@ def _read(warehouse: Warehouse, path: str, spec: ModelSpec) -> DataFrame:
         )
     check_types(path, frame.schema, spec)
     return frame
+
+
+def _header(path: str) -> list[str]:
+    """Return the column names of a CSV file. Spark would start a job to find them.
+
+    Raises:
+        UserError: the file has none, names one twice, or is no text.
+    """
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig")
+            if path.endswith(".gz")
+            else open(path, encoding="utf-8-sig", newline="") as text
+        ):
+            header = next((row for row in csv.reader(text) if row), None)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
+    if header is None:
+        raise UserError(f"{path}: is empty")
+    for name in header:
+        if header.count(name) > 1:
+            raise UserError(f"{path}: column '{name}' is there twice; rename one of them")
+    return header
 
 
 def _files_of(path: str) -> list[Path]:

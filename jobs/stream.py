@@ -51,11 +51,12 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW, adopt: str
     """
     from jobs.generations import stream_lock
     from jobs.session import spark_session
+    from jobs.spark_conf import interpreted_conf
 
     spec = load_spec(model, settings.models, deep=True)
     seconds = _trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name), _stop_signal() as stop:
-        spark = spark_session(settings, f"stream {spec.name}")
+        spark = spark_session(settings, f"stream {spec.name}", interpreted_conf())
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
         driver = _Driver(settings, warehouse, spec, seconds, stop)
