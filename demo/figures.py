@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+P = ParamSpec("P")
 HISTORY, STREAM, MEASURED, KILL = "#2563a8", "#d9700a", "#8a94a3", "#b3123b"
 INK, FAINT = "#1f2733", "#d9dee6"
 BAND = 1.959964  # standard deviations on each side that hold 95 % of a normal distribution
@@ -68,6 +71,20 @@ class Marks(NamedTuple):
     killed: int | None
 
 
+def _styled(draw: Callable[P, str]) -> Callable[P, str]:
+    """Draw in our style, from the figure's making to its saving."""
+
+    @functools.wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> str:
+        import matplotlib.pyplot as plt
+
+        with plt.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+@_styled
 def draw_estimates(series: list[Series], marks: Marks, unit: str) -> str:
     """Draw each key's estimate with its 95 % band over the measurements."""
     figure, axes = _grid(len(series), width=11.0, height=2.35)
@@ -92,21 +109,21 @@ def draw_estimates(series: list[Series], marks: Marks, unit: str) -> str:
     return _png(figure)
 
 
+@_styled
 def draw_innovations(series: list[Series], marks: Marks) -> str:
     """Draw each key's normalised innovations over time, and beside them how they are distributed."""
     import matplotlib.pyplot as plt
 
-    with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(
-            len(series),
-            2,
-            figsize=(11.0, 1.9 * len(series) + 0.7),
-            sharex="col",
-            sharey="row",
-            squeeze=False,
-            width_ratios=[4, 1],
-            layout="constrained",
-        )
+    figure, grid = plt.subplots(
+        len(series),
+        2,
+        figsize=(11.0, 1.9 * len(series) + 0.7),
+        sharex="col",
+        sharey="row",
+        squeeze=False,
+        width_ratios=[4, 1],
+        layout="constrained",
+    )
     x = np.linspace(-5, 5, 201)
     for (left, right), one in zip(grid, series, strict=True):
         seen = np.isfinite(one.normalised)
@@ -134,20 +151,20 @@ def draw_innovations(series: list[Series], marks: Marks) -> str:
     return _png(figure)
 
 
+@_styled
 def draw_nis(models: list[Nis], marks: Marks) -> str:
     """Draw, for each model, how NIS is distributed and which share of each week is outside the 95 % bound."""
     import matplotlib.pyplot as plt
     from scipy.stats import chi2
 
-    with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(
-            len(models),
-            2,
-            figsize=(11.0, 2.7 * len(models)),
-            squeeze=False,
-            width_ratios=[2, 3],
-            layout="constrained",
-        )
+    figure, grid = plt.subplots(
+        len(models),
+        2,
+        figsize=(11.0, 2.7 * len(models)),
+        squeeze=False,
+        width_ratios=[2, 3],
+        layout="constrained",
+    )
     for (left, right), one in zip(grid, models, strict=True):
         degrees = int(one.components.max(initial=1))
         whole = one.components == degrees
@@ -200,10 +217,9 @@ def weekly_share(one: Nis, outside: NDArray[np.bool_], counted: NDArray[np.bool_
 def _grid(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     import matplotlib.pyplot as plt
 
-    with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(
-            count, 1, figsize=(width, height * count + 0.6), sharex=True, squeeze=False, layout="constrained"
-        )
+    figure, grid = plt.subplots(
+        count, 1, figsize=(width, height * count + 0.6), sharex=True, squeeze=False, layout="constrained"
+    )
     return figure, list(grid[:, 0])
 
 
