@@ -1,6 +1,6 @@
 """The linear Kalman filter over many keys."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -13,18 +13,13 @@ from kalman.diffuse import covariance as diffuse_covariance
 from kalman.diffuse import predict as predict_diffuse
 from kalman.diffuse import rows_of
 from kalman.entries import Entry, Matrix, Vector
-from kalman.packing import pack, packed_index, packed_size, unpack
+from kalman.layout import StateLayout, Target, in_blocks
+from kalman.packing import packed_index, packed_size
 from kalman.recursions import choose, predict
 from kalman.straight_line import Program, Symbol, Tape
 from kalman.structures import Parameter, Structure, Values
 from kalman.types import Array, Rows, Step
 from kalman.update import Scalar, presence, update
-
-BLOCK = 4096
-"""Keys worked on at a time, so that the temporaries stay in the processor's cache (32 kB each).
-
-Measured at n=2, m=1, one thread: see docs/decisions/0002.
-"""
 
 
 class Parts(NamedTuple):
@@ -37,7 +32,7 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LinearFilter:
+class LinearFilter(StateLayout):
     """A linear Gaussian model and its exact filter.
 
     parameters    all of them with their values: the process's and R
@@ -68,23 +63,6 @@ class LinearFilter:
             fields["parameters"] = (len(self.pooled),)
         return fields
 
-    @property
-    def outputs(self) -> Mapping[str, int]:
-        """Nothing beyond mean and covariance."""
-        return {}
-
-    @property
-    def size(self) -> int:
-        """Number of floats in a key's state."""
-        return list(self.places.values())[-1].stop
-
-    @cached_property
-    def places(self) -> dict[str, slice]:
-        """Where each field is in a key's state."""
-        ends = np.cumsum([shape[0] for shape in self.fields.values()]).tolist()
-        starts = [0, *ends[:-1]]
-        return {name: slice(a, b) for name, a, b in zip(self.fields, starts, ends, strict=True)}
-
     @cached_property
     def pooled(self) -> tuple[float, ...]:
         """The values, as in `parameters` of the state, that a new key starts with."""
@@ -98,12 +76,6 @@ class LinearFilter:
         """Return the state (size, keys) of keys that have no row yet."""
         start = np.array([*self.mean, *self.covariance, *self.diffuse, *self.pooled])
         return np.repeat(start[:, None], keys, axis=1)
-
-    def with_parameters(self, state: Array, parameters: Array) -> Array:
-        """Return the state with each key's own parameters (p, K), ordered as `own` with packed entries."""
-        state = state.copy()
-        state[self.places["parameters"]] = parameters
-        return state
 
     def split(self, state: Sequence[Entry], diffuse: bool) -> Parts:
         """Return the parts of a state (size rows); its diffuse part only where some key has one."""
@@ -150,36 +122,9 @@ class LinearFilter:
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and what the rows said."""
-        keys = state.shape[1]
-        after = np.empty((self.size, keys))
-        said = Step(np.empty(keys), np.empty(keys), np.zeros(keys, np.uint8), {})
-        checks = np.empty((2, min(keys, BLOCK)))
-        with np.errstate(all="ignore"):  # what goes wrong ends in a flag
-            for start in range(0, keys, BLOCK):
-                block = slice(start, min(start + BLOCK, keys))
-                part = Rows(rows.dt[block], rows.first[block], rows.y[:, block], rows.u[:, block])
-                self._step_block(
-                    state[:, block],
-                    part,
-                    after[:, block],
-                    said.log_likelihood[block],
-                    said.nis[block],
-                    said.flag[block],
-                    checks[:, : block.stop - start],
-                )
-        return after, said
+        return in_blocks(state, rows, self.outputs, self._step_block)
 
-    def _step_block(
-        self,
-        state: Array,
-        rows: Rows,
-        after: Array,
-        log_likelihood: Array,
-        nis: Array,
-        flag: np.ndarray,
-        checks: Array,
-    ) -> None:
-        """Write the state after the rows, and what they said, into the given arrays."""
+    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
         presents = presence(rows.y)
         first = rows.which_first()
         diffuse = self.is_diffuse(state)
@@ -187,17 +132,14 @@ class LinearFilter:
         program = step_program(self, presents[0] is not None, case, diffuse)
         masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
         buffers = np.empty((program.buffers, state.shape[1]))
-        program([*state, rows.dt, *rows.u, *rows.y, *masks], buffers, [*after, log_likelihood, nis, *checks])
+        checks = np.empty((2, state.shape[1]))
+        outputs = [*target.state, target.log_likelihood, target.nis, *checks]
+        program([*state, rows.dt, *rows.u, *rows.y, *masks], buffers, outputs)
         if np.isfinite(checks[0]).all() and not (checks[1] < 0.0).any():
             return
         prior = self.predicted(self.split(list(state), diffuse), rows.dt, list(rows.u), first)
         updated = update(*prior[:3], self.H, prior.values["R"], list(rows.y), presents)
-        codes = self._judge(after, checks[0], prior.P, updated.scalars, rows)
-        flag[:] = codes
-        bad = codes != flags.WELL
-        after[:, bad] = state[:, bad]
-        log_likelihood[bad] = np.nan
-        nis[bad] = np.nan
+        target.leave(state, self._judge(target.state, checks[0], prior.P, updated.scalars, rows))
 
     def _judge(
         self, after: Array, total: Array, P: Vector, scalars: Sequence[Scalar], rows: Rows
@@ -227,17 +169,6 @@ class LinearFilter:
             infinite = np.array([np.copysign(np.inf, part) for part in packed])
             covariance = np.where(np.array(packed) == 0.0, covariance, infinite)
         return mean, covariance
-
-    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
-        """Return mean (n, K), row-major covariance (n*n, K) without its diffuse part, other fields."""
-        places = self.places
-        extras = {name: state[place] for name, place in places.items() if name not in ("mean", "covariance")}
-        return state[places["mean"]], unpack(state[places["covariance"]]), extras
-
-    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
-        others = [np.asarray(extras[name], float) for name in list(self.fields)[2:]]
-        return np.concatenate([np.asarray(mean, float), pack(np.asarray(covariance, float)), *others])
 
 
 @lru_cache(maxsize=64)

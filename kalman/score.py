@@ -8,7 +8,8 @@ import numpy as np
 from kalman import flags
 from kalman.adjoint import Adjoint, along, before_prediction, before_update, transition_slope
 from kalman.entries import Entry
-from kalman.linear import BLOCK, LinearFilter
+from kalman.layout import BLOCK
+from kalman.linear import LinearFilter
 from kalman.packing import packed_size
 from kalman.run import SortedRows, rounds
 from kalman.straight_line import Program, Symbol, Tape
