@@ -14,9 +14,10 @@ import numpy as np
 from scipy.optimize import minimize
 
 from kalman import constraints
+from kalman.definition import learn_request, natural
 from kalman.linear import LinearFilter
 from kalman.quasi_newton import maximise_each
-from kalman.registry import build, learn_request, natural
+from kalman.registry import build
 from kalman.run import SortedRows
 from kalman.score import score
 from kalman.structures import Parameter

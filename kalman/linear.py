@@ -1,12 +1,13 @@
 """The linear Kalman filter over many keys."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kalman import definition as definitions
 from kalman import flags
 from kalman.checks import Numbers
 from kalman.diffuse import covariance as diffuse_covariance
@@ -169,6 +170,24 @@ class LinearFilter(StateLayout):
             infinite = np.array([np.copysign(np.inf, part) for part in packed])
             covariance = np.where(np.array(packed) == 0.0, covariance, infinite)
         return mean, covariance
+
+
+def build_linear(definition: definitions.Definition, learned: Mapping[str, Any]) -> LinearFilter:
+    """Return the linear filter of a definition. Raises ModelError."""
+    states = definitions.names("states", definition.get("states"))
+    measurements = len(definitions.names("measurement", definition.get("measurement")))
+    controls = len(definitions.names("control", definition.get("control") or (), empty=True))
+    process = definitions.process(definition, len(states), controls)
+    H, R = definitions.observation(definition.get("observation"), process, measurements)
+    all_parameters = definitions.parameters(process, R, learned)
+    own = ()
+    names, scope = definitions.learn_request(definition, all_parameters)
+    if scope == "key":
+        own = tuple(parameter.name for parameter in all_parameters if parameter.name in names)
+    mean, covariance, diffuse = definitions.initial(definition.get("initial"), len(states))
+    return LinearFilter(
+        states, measurements, controls, process, H, all_parameters, mean, covariance, diffuse, own
+    )
 
 
 @lru_cache(maxsize=64)

@@ -3,13 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kalman import checks, structures
-from kalman.linear import LinearFilter
-from kalman.packing import packed_index, packed_size, symmetric
-from kalman.structures import Parameter
+from kalman.definition import Definition
+from kalman.linear import build_linear
 from kalman.types import Filter, ModelError
-
-Definition = Mapping[str, Any]
 
 
 def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -> Filter:
@@ -24,143 +20,5 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
     return FILTERS[kind](definition, parameters or {})
 
 
-def build_linear(definition: Definition, learned: Mapping[str, Any]) -> LinearFilter:
-    """Return the linear filter of a definition. Raises ModelError."""
-    states = _names("states", definition.get("states"))
-    measurements = len(_names("measurement", definition.get("measurement")))
-    controls = len(_names("control", definition.get("control") or (), empty=True))
-    process = structures.parse("process", definition.get("process"), controls)
-    if process.size != len(states):
-        raise ModelError(
-            "states",
-            f"{len(states)} named, but the process has {process.size}",
-            f"name {process.size} states",
-        )
-    if controls and not process.controlled:
-        raise ModelError(
-            "control", "the process does not use it", "use an explicit process with B, or remove control"
-        )
-    H, R = _observation(definition.get("observation"), process, measurements)
-    all_parameters = tuple(
-        _replaced(parameter, learned) for parameter in (*process.parameters, Parameter("R", "covariance", R))
-    )
-    unknown = set(learned) - {parameter.name for parameter in all_parameters}
-    if unknown:
-        raise ModelError(
-            f"parameters.{sorted(unknown)[0]}",
-            "the model has no such parameter",
-            f"it has {', '.join(p.name for p in all_parameters)}",
-        )
-    own = ()
-    names, scope = learn_request(definition, all_parameters)
-    if scope == "key":
-        own = tuple(parameter.name for parameter in all_parameters if parameter.name in names)
-    mean, covariance, diffuse = _initial(definition.get("initial"), len(states))
-    return LinearFilter(
-        states, measurements, controls, process, H, all_parameters, mean, covariance, diffuse, own
-    )
-
-
 FILTERS: dict[str, Callable[[Definition, Mapping[str, Any]], Filter]] = {"linear": build_linear}
 """What builds each kind of filter. A new kind is one more entry."""
-
-
-def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the names to learn, in the order of the model's parameters, and the scope: pooled or key."""
-    learn = definition.get("learn")
-    if learn is None:
-        return (), "pooled"
-    if not isinstance(learn, Mapping):
-        raise ModelError("learn", f"{learn!r} is not a mapping", "write parameters under it, or remove it")
-    scope = learn.get("scope") or "pooled"
-    if scope not in ("pooled", "key"):
-        raise ModelError("learn.scope", f"{scope!r} is not known", "choose pooled or key")
-    wanted = learn.get("parameters") or ()
-    if not isinstance(wanted, (list, tuple)):
-        raise ModelError("learn.parameters", f"{wanted!r} is not a list", "list names of parameters")
-    known = [parameter.name for parameter in parameters]
-    for i, name in enumerate(wanted):
-        if name not in known:
-            raise ModelError(
-                f"learn.parameters[{i}]",
-                f"the model has no parameter {name!r}",
-                f"choose from {', '.join(known)}",
-            )
-    return tuple(name for name in known if name in wanted), scope
-
-
-def natural(parameter: Parameter) -> Any:
-    """Return a parameter's value as a definition writes it: a number, or rows of a matrix."""
-    if parameter.kind == "covariance":
-        return [[float(entry) for entry in row] for row in symmetric(parameter.value)]
-    return float(parameter.value[0])
-
-
-def _replaced(parameter: Parameter, learned: Mapping[str, Any]) -> Parameter:
-    """Return the parameter with its learned value, if there is one."""
-    if parameter.name not in learned:
-        return parameter
-    field, value = f"parameters.{parameter.name}", learned[parameter.name]
-    if parameter.kind == "covariance":
-        size = len(symmetric(parameter.value))
-        return parameter._replace(value=checks.covariance(field, value, size))
-    if parameter.kind == "positive":
-        return parameter._replace(value=(checks.positive(field, value, zero=True),))
-    return parameter._replace(value=(checks.number(field, value),))
-
-
-def _names(field: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
-    if isinstance(value, (list, tuple)) and (value or empty) and all(isinstance(v, str) and v for v in value):
-        for i, name in enumerate(value):
-            if name in value[:i]:
-                raise ModelError(f"{field}[{i}]", f"{name} is named twice", "name each once")
-        return tuple(value)
-    raise ModelError(field, f"{value!r} is not a list of names", "write a list such as [level]")
-
-
-def _observation(
-    definition: Any, process: structures.Structure, measurements: int
-) -> tuple[checks.Numbers, Any]:
-    """Return H and packed R."""
-    checks.known("observation", definition, ("H", "R"))
-    n = process.size
-    if definition.get("H") is not None:
-        H = checks.matrix("observation.H", definition["H"], measurements, n)
-    elif process.observes is not None and len(process.observes) == measurements:
-        H = process.observes
-    else:
-        raise ModelError(
-            "observation.H",
-            f"is missing, and the process does not say how {measurements} measurements see its {n} states",
-            f"write a matrix of {measurements} rows and {n} columns",
-        )
-    R = checks.covariance("observation.R", checks.needed("observation", definition, "R"), measurements)
-    return H, R
-
-
-def _initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Return mean, packed covariance and diffuse factor of the state at a key's first row."""
-    checks.known("initial", definition, ("mean", "covariance", "diffuse"))
-    diffuse = definition.get("diffuse")
-    flags = [diffuse or False] * n if diffuse is None or isinstance(diffuse, bool) else diffuse
-    if not isinstance(flags, (list, tuple)) or len(flags) != n or not all(isinstance(a, bool) for a in flags):
-        raise ModelError(
-            "initial.diffuse", f"{diffuse!r} is not true or false", f"write one, or a list of {n}"
-        )
-    if all(flags) and "mean" not in definition and "covariance" not in definition:
-        mean, covariance = (0.0,) * n, (0.0,) * packed_size(n)
-    else:
-        mean = checks.vector("initial.mean", checks.needed("initial", definition, "mean"), n)
-        covariance = checks.covariance(
-            "initial.covariance", checks.needed("initial", definition, "covariance"), n
-        )
-    if not any(flags):
-        return mean, covariance, ()
-    for i in range(n):
-        if flags[i] and any(covariance[packed_index(i, j)] != 0.0 for j in range(n)):
-            raise ModelError(
-                f"initial.covariance[{i}]",
-                "this state is diffuse and has a covariance too",
-                "write zeros in its row",
-            )
-    return mean, covariance, tuple(float(i == j) for i in range(n) for j in range(n) if flags[j])
