@@ -30,6 +30,7 @@ $(STAMP): pyproject.toml $(LOCK)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[demo,dev]'
 	@$(BIN)/python -m pip check
 	$(BIN)/python -m jobs.jars
+	$(BIN)/python -m jobs.class_archive
 	@touch $@
 
 demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, check it

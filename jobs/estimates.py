@@ -100,9 +100,10 @@ def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
     )
     rows = packed.select("payload").mapInArrow(_unpacker(fmt), schema)
     text = F.col("key").cast("string")
+    alone = [name.casefold() for name in fmt.kind.columns] == ["key"]  # the text stands for the column too
     return rows.select(
         text.alias("key"),
-        *columns_of(fmt.kind, F.col("key")),
+        *([] if alone else columns_of(fmt.kind, F.col("key"))),
         F.timestamp_micros("event_time").alias("event_time"),
         "mean",
         "covariance",

@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from jobs.class_archive import archive_conf
+
 LOGGING = Path(__file__).with_name("log4j2.properties")
 """What Spark's JVM prints."""
 
@@ -38,7 +40,7 @@ def spark_conf() -> dict[str, str]:
         "spark.sql.shuffle.partitions": os.environ.get("KALMAN_SHUFFLE_PARTITIONS", "8"),
         # Micro-batches are small and their plans are fixed by hand: adaptive planning would only add time.
         "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+        **archive_conf(f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.streaming.metricsEnabled": "false",
     }

@@ -36,6 +36,8 @@ OUTPUT_COLUMNS = (
     "smoothed_mean",
     "smoothed_covariance",
 )
+# Columns of the estimates table that no key column may be called; `key` is the key as text.
+ESTIMATE_COLUMNS = ("event_time", "flags", "model_version", "generation", "batch_id")
 
 
 class ModelSpec(Section):
@@ -119,9 +121,10 @@ class ModelSpec(Section):
                 "states",
             )
         reserved = {*OUTPUT_COLUMNS, *pairs, *(f"mean_{state}" for state in self.states)}
-        for field, names in (("key", self.key), ("time", [self.time])):
+        of_keys = {*reserved, *ESTIMATE_COLUMNS, *(["key"] if len(self.key) > 1 else [])}
+        for field, names, taken in (("key", self.key, of_keys), ("time", [self.time], reserved)):
             for name in names:
-                if name.casefold() in {word.casefold() for word in reserved}:
+                if name.casefold() in {word.casefold() for word in taken}:
                     raise wrong(
                         f"'{name}' is the name of an output column", "rename the column in the data", field
                     )

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
-# Every JVM that a test starts, also in a process of its own: a quick compiler and no code generation.
-os.environ["SPARK_CONF_DIR"] = str(ROOT / "tests" / "spark-conf")
-os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Every JVM that a test starts, also in a process of its own. Tests move a few hundred rows: compiling plans to Java,
+# and Java with the optimising compiler, costs far more than it saves.
+os.environ["SPARK_SUBMIT_OPTS"] = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false "
+    "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+)
 MASTER = "local[2,4]"  # two slots, and a task may fail three times before its job does
 
 
