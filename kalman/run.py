@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kalman.types import Array, Filter, Rows
+from kalman.types import Array, Filter, Rows, Step
 
 Integers = npt.NDArray[np.int64]
 
@@ -110,20 +110,45 @@ def initial_states(model: Filter, keys: int) -> KeyStates:
     )
 
 
-def run(model: Filter, states: KeyStates, rows: SortedRows, unit: float) -> tuple[KeyStates, Outputs]:
+class Taken(NamedTuple):
+    """One round as it was taken, for those who look on while `run` runs.
+
+    place  where its rows are in the order of the rounds; keys: where its keys are among `Rounds.keys`
+    before (size, K) states before the rows, a view that does not outlive the call; rows; step
+    """
+
+    place: slice
+    keys: slice
+    before: Array
+    rows: Rows
+    step: Step
+
+
+def late_rows(states: KeyStates, rows: SortedRows) -> npt.NDArray[np.bool_]:
+    """Return which rows (N,) are older than their key's state."""
+    return (states.count[rows.key] > 0) & (rows.time < states.event_time[rows.key])
+
+
+def run(
+    model: Filter,
+    states: KeyStates,
+    rows: SortedRows,
+    unit: float,
+    look: Callable[[Taken], None] | None = None,
+) -> tuple[KeyStates, Outputs]:
     """Return the keys after the rows, and what the filter says after each row.
 
     unit: microseconds in the model's unit of time. A row before its key's event_time is late and not applied.
     A flagged row leaves its key as it was, its event time included, so that the next row is predicted from
     the last good one. A key's results do not depend, in any bit, on the other keys or on how its rows are
-    cut into calls.
+    cut into calls. `look` is shown every round; the rounds are those of the rows that are not late.
     """
-    late = (states.count[rows.key] > 0) & (rows.time < states.event_time[rows.key])
+    late = late_rows(states, rows)
     if late.any():
         kept = np.flatnonzero(~late)
         part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
-        states, outputs = run(model, states, part, unit)
-        return states, _spread(outputs, kept, late)
+        states, outputs = run(model, states, part, unit, look)
+        return states, spread(outputs, kept, late)
     plan = rounds(rows.key)
     time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
     values = states.values[:, plan.keys]
@@ -134,7 +159,10 @@ def run(model: Filter, states: KeyStates, rows: SortedRows, unit: float) -> tupl
         prefix = slice(0, part.stop - part.start)
         first = count[prefix] == 0
         dt = np.where(first, 0, time[part] - event_time[prefix]) / unit
-        after, said = model.step(values[:, prefix], Rows(dt, first, y[:, part], u[:, part]))
+        taken = Rows(dt, first, y[:, part], u[:, part])
+        after, said = model.step(values[:, prefix], taken)
+        if look is not None:
+            look(Taken(part, prefix, values[:, prefix], taken, said))
         outputs.mean[:, part], outputs.covariance[:, part] = model.moments(after)
         outputs.log_likelihood[part], outputs.nis[part], outputs.flag[part] = said[:3]
         for name, value in said.extra.items():
@@ -181,16 +209,17 @@ def _picked(outputs: Outputs, place: Integers) -> Outputs:
     return _each(outputs, pick)
 
 
-def _spread(outputs: Outputs, kept: Integers, late: np.ndarray) -> Outputs:
+def spread(outputs: Outputs, kept: Integers, late: np.ndarray) -> Outputs:
     """Return outputs for all rows, of which those `kept` were applied and the others are late."""
+    return _each(outputs, lambda array: among(array, kept, len(late)))._replace(late=late)
 
-    def spread(array: np.ndarray) -> np.ndarray:
-        fill = np.nan if array.dtype == np.float64 else 0
-        full = np.full((*array.shape[:-1], len(late)), fill, array.dtype)
-        full[..., kept] = array
-        return full
 
-    return _each(outputs, spread)._replace(late=late)
+def among(array: np.ndarray, kept: Integers, rows: int) -> np.ndarray:
+    """Return values of all `rows`, those of the rows `kept` as given and NaN (or 0) for the others."""
+    fill = np.nan if array.dtype == np.float64 else 0
+    full = np.full((*array.shape[:-1], rows), fill, array.dtype)
+    full[..., kept] = array
+    return full
 
 
 def _each(outputs: Outputs, change: Callable[[np.ndarray], np.ndarray]) -> Outputs:

@@ -1,0 +1,80 @@
+"""Fixed-interval smoothing of any filter that says how its state and the next go together.
+
+References: Rauch, Tung and Striebel (1965); for non-linear models Särkkä (2008), equations 26-28.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from kalman.entries import Entry, dot, plus
+from kalman.ldl import factor, solve
+from kalman.packing import packed_size, symmetric
+from kalman.types import Array, Rows
+
+
+class Prediction(NamedTuple):
+    """The state just before a row's measurement, and how it goes together with the one after the row before.
+
+    mean (n, K), covariance (n(n+1)/2, K) packed, cross (n, n, K): cov(x before, x now), P F' where linear
+    """
+
+    mean: Array
+    covariance: Array
+    cross: Array
+
+
+@runtime_checkable
+class Smoothable(Protocol):
+    """What a filter offers to be smoothed, beside `Filter`."""
+
+    def prediction(self, state: Array, rows: Rows) -> Prediction:
+        """Return the prediction from the states (size, K) before the rows; what is said of a first row is not used."""
+        ...
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed covariance."""
+        ...
+
+
+@dataclass(frozen=True)
+class CrossSmoother:
+    """The smoother of a filter with a `prediction`. What it carries back is the next state, smoothed."""
+
+    model: Smoothable
+
+    def begin(self, values: Array) -> Array:
+        """Return the last states, which are smoothed as they are."""
+        return np.concatenate(self.model.moments(values))
+
+    def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed covariance (p, K) given all rows."""
+        n = _states(len(later))
+        return later[:n], later[n:]
+
+    def back(self, before: Array, rows: Rows, later: Array) -> Array:
+        """Return the smoothed states before the rows, from those after them."""
+        m, P = self.model.moments(before)
+        n = len(m)
+        with np.errstate(all="ignore"):  # only flagged rows can go wrong, and they are left out
+            prediction = self.model.prediction(before, rows)
+            gap = [a - b for a, b in zip(later[:n], prediction.mean, strict=True)]
+            less = [a - b for a, b in zip(later[n:], prediction.covariance, strict=True)]
+            factors = factor(list(prediction.covariance))
+            G = [solve(factors, list(row)) for row in prediction.cross]
+            mean = [plus(a, dot(row, gap)) for a, row in zip(m, G, strict=True)]
+            full = symmetric(less)
+            covariance: list[Entry] = []
+            for i in range(n):
+                half = [dot(G[i], column) for column in full]
+                covariance += [plus(P[len(covariance) + j], dot(G[j], half)) for j in range(i + 1)]
+        earlier = np.array([np.broadcast_to(a, before.shape[1:]) for a in (*mean, *covariance)])
+        return np.where(rows.first, later, earlier)
+
+
+def _states(depth: int) -> int:
+    n = 1
+    while n + packed_size(n) < depth:
+        n += 1
+    return n

@@ -1,0 +1,87 @@
+"""Fixed-interval smoothing: every row's state given all rows of its key, those after it too."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kalman import flags
+from kalman.linear import LinearFilter
+from kalman.moment_smoother import MomentSmoother
+from kalman.rts import CrossSmoother, Smoothable
+from kalman.run import KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run, spread
+from kalman.types import Array, Filter, ModelError, Rows
+
+
+class Smoothed(NamedTuple):
+    """State given all rows of its key, for each of N rows: mean (n, N), packed covariance (p, N).
+
+    NaN where the row is late. A flagged row has that of its key's last good row, whose state it repeats.
+    """
+
+    mean: Array
+    covariance: Array
+
+
+class Smoother(Protocol):
+    """Takes what later rows say of K keys' states back, a row at a time, as an array (depth, K)."""
+
+    def begin(self, values: Array) -> Array:
+        """Return what is carried at the end, where the keys are in these states (size, K)."""
+        ...
+
+    def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed covariance of the states after a row, given the later rows too."""
+        ...
+
+    def back(self, before: Array, rows: Rows, later: Array) -> Array:
+        """Return what is carried before the rows, when `later` is after them and `before` the states then."""
+        ...
+
+
+def smoother(model: Filter) -> Smoother:
+    """Return what smooths a filter's states. Raises ModelError where the filter cannot be smoothed."""
+    if isinstance(model, LinearFilter):
+        return MomentSmoother(model)
+    if isinstance(model, Smoothable):
+        return CrossSmoother(model)
+    raise ModelError(
+        "filter", "its states cannot be smoothed", "choose linear, extended, unscented or cubature to smooth"
+    )
+
+
+def smooth(
+    model: Filter, states: KeyStates, rows: SortedRows, unit: float
+) -> tuple[KeyStates, Outputs, Smoothed]:
+    """Return what `run` returns, and each row's state given all of these rows of its key.
+
+    Exact for the linear filter, whatever the time steps, control, missing components and diffuse start;
+    approximate as the filter itself is for the others. Takes memory for one state a row.
+    Raises ModelError where the filter cannot be smoothed.
+
+    References: Durbin and Koopman (2012), chapters 4 and 5; Rauch, Tung and Striebel (1965).
+    """
+    backwards = smoother(model)
+    late = late_rows(states, rows)
+    if late.any():
+        kept = np.flatnonzero(~late)
+        part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
+        states, outputs, smoothed = smooth(model, states, part, unit)
+        whole = Smoothed(*(among(array, kept, len(late)) for array in smoothed))
+        return states, spread(outputs, kept, late), whole
+    history: list[Taken] = []
+
+    def keep(taken: Taken) -> None:
+        history.append(taken._replace(before=taken.before.copy()))
+
+    plan = rounds(rows.key)
+    states, outputs = run(model, states, rows, unit, keep)
+    values = states.values[:, plan.keys]
+    later = backwards.begin(values)
+    mean, covariance = np.empty_like(outputs.mean), np.empty_like(outputs.covariance)
+    while history:
+        place, keys, before, taken, step = history.pop()
+        mean[:, place], covariance[:, place] = backwards.smoothed(values[:, keys], later[:, keys])
+        earlier = backwards.back(before, taken, later[:, keys])
+        later[:, keys] = np.where(step.flag == flags.WELL, earlier, later[:, keys])
+        values[:, keys] = before
+    return states, outputs, Smoothed(mean[:, plan.place], covariance[:, plan.place])
