@@ -194,9 +194,12 @@ def filter_(
     model: Model,
     input: Annotated[str, typer.Option(help="Rows to filter: a .csv or .parquet file.", show_default=False)],
     output: Annotated[str, typer.Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
+    smooth: Annotated[
+        bool, typer.Option("--smooth", help="Also give each row's state given all rows of its key.")
+    ] = False,
 ) -> None:
     """Try a model on a file, without Spark: one output row for each input row."""
-    _run(ctx, "filter", model, input, output)
+    _run(ctx, "filter", model, input, output, smooth=smooth)
 
 
 @app.command()

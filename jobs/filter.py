@@ -1,7 +1,7 @@
 """Run a model over a file without Spark, for trying it out: the same step function as in batch and stream.
 
 The command writes one row for each input row, in input order: key and time as they came, mean, covariance,
-log-likelihood, NIS and flag.
+log-likelihood, NIS and flag; with --smooth also the state given all rows of its key.
 """
 
 from __future__ import annotations
@@ -45,8 +45,15 @@ class Estimates(NamedTuple):
     extra: dict[str, Floats]
 
 
-def run(settings: Settings, model: str, input: str, output: str) -> Report:
+def run(settings: Settings, model: str, input: str, output: str, smooth: bool = False) -> Report:
     """Filter the rows of a file with a model and write what comes out to another.
+
+    Args:
+        settings: of this process.
+        model: a model's name, or its spec's path.
+        input: a .csv or .parquet file.
+        output: a .csv or .parquet file to be written.
+        smooth: also give each row's state given all rows of its key; takes memory for one state a row.
 
     Raises:
         UserError: the model, the input or the output cannot be used; no output is left then.
@@ -63,7 +70,7 @@ def run(settings: Settings, model: str, input: str, output: str) -> Report:
         raise UserError(f"{target}: is the input itself; give another output")
     source = read(source_path, spec.columns)
     rows = parse(spec, source, input)
-    estimates = filter_rows(spec, rows)
+    estimates = filter_rows(spec, rows, smooth)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
     if target.suffix.lower() == ".parquet" and source_path.suffix.lower() == ".csv":
         # Text is all that a CSV file can say of a time; Parquet has a type for it.
@@ -72,13 +79,33 @@ def run(settings: Settings, model: str, input: str, output: str) -> Report:
     return _report(spec, input, output, rows, estimates, perf_counter() - start)
 
 
-def filter_rows(spec: ModelSpec, rows: ParsedRows) -> Estimates:
-    """Filter rows that are in any order; the rejected ones are left out."""
+def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Estimates:
+    """Filter rows that are in any order, and `smooth` them; the rejected ones are left out.
+
+    Raises:
+        UserError: the model's filter cannot be smoothed.
+    """
     good = np.flatnonzero(rows.reason == None)  # noqa: E711 - elementwise
     model = kalman.build(spec.definition())
     order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
     sorted_rows = kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
-    _, out = kalman.run(model, kalman.initial_states(model, rows.keys), sorted_rows, spec.unit_us)
+    states = kalman.initial_states(model, rows.keys)
+    n = len(spec.states)
+    places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
+    smoothed: dict[str, Floats] = {}
+    if smooth:
+        from kalman.smoothing import smooth as smooth_rows
+
+        try:
+            _, out, given_all = smooth_rows(model, states, sorted_rows, spec.unit_us)
+        except kalman.ModelError as error:
+            raise UserError(f"--smooth: {spec.name}: {error}") from error
+        smoothed = {
+            "smoothed_mean": given_all.mean,
+            "smoothed_covariance": given_all.covariance[places],
+        }
+    else:
+        _, out = kalman.run(model, states, sorted_rows, spec.unit_us)
     total = len(rows.reason)
 
     def back(values: Floats) -> Floats:
@@ -91,8 +118,6 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows) -> Estimates:
     flag = np.full(total, None, dtype=object)
     flag[order] = np.array(kalman.FLAGS, dtype=object)[out.flag]
     flag[~applied] = np.array([f"rejected: {said}" for said in rows.reason[~applied]], dtype=object)
-    n = len(spec.states)
-    places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
     return Estimates(
         applied,
         back(out.mean),
@@ -100,7 +125,7 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows) -> Estimates:
         back(out.log_likelihood),
         back(out.nis),
         flag,
-        {name: back(values) for name, values in out.extra.items()},
+        {name: back(values) for name, values in (out.extra | smoothed).items()},
     )
 
 
@@ -115,22 +140,28 @@ def write(path: Path, states: list[str], columns: dict[str, pa.Array], estimates
     applied = estimates.applied
     table = dict(columns)
     if path.suffix.lower() == ".csv":
-        names = {
-            "mean": [f"mean_{state}" for state in states],
-            "covariance": [f"covariance_{a}_{b}" for a in states for b in states],
-        }
         for field, values in lists.items():
-            table |= {name: arrays.numbers(row) for name, row in zip(names[field], values, strict=True)}
+            table |= _flat(field, values, states)
     else:
         table |= {field: arrays.vectors(values, applied) for field, values in lists.items()}
     table |= {field: arrays.numbers(values) for field, values in tail.items()}
     table["flag"] = arrays.texts(list(estimates.flag))
     for field, values in estimates.extra.items():
         if path.suffix.lower() == ".csv":
-            table |= {f"{field}_{index}": arrays.numbers(row) for index, row in enumerate(values)}
+            table |= _flat(field, values, states)
         else:
             table[field] = arrays.vectors(values, applied)
     _whole(path, _writer(path, pa.table(table)))
+
+
+def _flat(field: str, values: Floats, states: list[str]) -> dict[str, pa.Array]:
+    """Return the columns of a list (d, N) in CSV: a state's or a pair's name after the field's, or a number."""
+    parts = [str(index) for index in range(len(values))]
+    if field.endswith("mean") and len(values) == len(states):
+        parts = states
+    elif field.endswith("covariance") and len(values) == len(states) ** 2:
+        parts = [f"{a}_{b}" for a in states for b in states]
+    return {f"{field}_{part}": arrays.numbers(row) for part, row in zip(parts, values, strict=True)}
 
 
 def _writer(path: Path, table: pa.Table) -> Callable[[Path], None]:

@@ -120,7 +120,8 @@ class ModelSpec(Section):
                 "rename one",
                 "states",
             )
-        reserved = {*OUTPUT_COLUMNS, *pairs, *(f"mean_{state}" for state in self.states)}
+        flat = [*pairs, *(f"mean_{state}" for state in self.states)]
+        reserved = {*OUTPUT_COLUMNS, *flat, *(f"smoothed_{name}" for name in flat)}
         of_keys = {*reserved, *ESTIMATE_COLUMNS, *(["key"] if len(self.key) > 1 else [])}
         for field, names, taken in (("key", self.key, of_keys), ("time", [self.time], reserved)):
             for name in names:

@@ -17,7 +17,8 @@ import numpy as np
 
 from kalman.diffuse import covariance as outer
 from kalman.entries import Entry, Matrix, Vector, apply, dot, minus, over, plus, times
-from kalman.linear import BLOCK, LinearFilter
+from kalman.layout import BLOCK
+from kalman.linear import LinearFilter
 from kalman.packing import packed_index, packed_size, symmetric
 from kalman.recursions import choose, congruence
 from kalman.straight_line import Program, Symbol, Tape
@@ -183,7 +184,9 @@ def _seen(N: Vector, h: Vector, g: Vector, c: Entry) -> list[Entry]:
 def before_prediction(later: Later, F: Matrix, predicted: np.ndarray | None) -> Later:
     """Return what is known before a transition F; `predicted` is (K,) bool, None when every key was."""
     turned = [list(column) for column in zip(*F, strict=True)]
-    moved = Later(*(apply(turned, part) if k in (0, 2) else congruence(turned, part) for k, part in enumerate(later)))
+    moved = Later(
+        *(apply(turned, part) if k in (0, 2) else congruence(turned, part) for k, part in enumerate(later))
+    )
     if predicted is None:
         return moved
     return Later(*(choose(predicted, a, b) for a, b in zip(moved, later, strict=True)))

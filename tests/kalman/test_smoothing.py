@@ -24,9 +24,7 @@ class Joint(NamedTuple):
     covariances: np.ndarray  # (N, n, n), infinite where nothing determines the state
 
 
-def joint(
-    definition: dict[str, Any], H: np.ndarray, y: np.ndarray, dt: np.ndarray, u: np.ndarray
-) -> Joint:
+def joint(definition: dict[str, Any], H: np.ndarray, y: np.ndarray, dt: np.ndarray, u: np.ndarray) -> Joint:
     """Every state given every measurement: y (N, m), dt (N,), u (N, c), from one big Gaussian.
 
     Diffuse states at the start are unknown constants with a flat prior (Harvey 1989, section 3.4.3).
@@ -249,11 +247,10 @@ class Predicting:
         m, P = predict(parts.m, parts.P, transition)
         K = state.shape[1]
         Pf = full(np.array([np.broadcast_to(a, K) for a in parts.P]))
-        n = len(m)
         F = np.array([[np.broadcast_to(a, K) for a in row] for row in transition.F])
         cross = np.einsum("kij,ljk->ilk", Pf, F)
-        spread = [np.array([np.broadcast_to(a, K) for a in part]) for part in (m, P)]
-        return Prediction(*spread, cross.reshape(n, n, K))
+        mean, covariance = (np.array([np.broadcast_to(a, K) for a in part]) for part in (m, P))
+        return Prediction(mean, covariance, cross)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,59 @@
+"""`filter --smooth`: the two columns it adds, in both formats, and which rows have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import filter as filter_command
+from jobs.settings import Settings
+from tests.jobs.test_filter import MODELS, filtered, nile, random_rows, two_states
+
+__all__ = ["nile"]
+
+
+def smoothed(model: str | Path, source: Path, output: Path) -> None:
+    filter_command.run(Settings.load(models=MODELS), str(model), str(source), str(output), smooth=True)
+
+
+def test_nile_gives_the_published_numbers(nile: Path, tmp_path: Path) -> None:
+    """Durbin and Koopman (2012), figure 2.2, here with a prior of variance 1e7."""
+    model = tmp_path / "diffuse.yaml"
+    text = (MODELS / "nile.yaml").read_text()
+    prior = next(line for line in text.splitlines() if line.startswith("initial:"))
+    model.write_text(text.replace(prior, "initial: {diffuse: true}"))
+    smoothed(model, nile, tmp_path / "out.csv")
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert list(out)[-3:] == ["flag", "smoothed_mean_level", "smoothed_covariance_level_level"]
+    assert out.smoothed_mean_level[[0, 49]].tolist() == pytest.approx([1111.668319, 834.763259], abs=5e-7)
+    variances = out.smoothed_covariance_level_level[[0, 49]].tolist()
+    assert variances == pytest.approx([4032.157942, 2326.756870], abs=5e-7)
+
+
+def test_the_filters_columns_stay_as_they_are_and_rejected_rows_have_nulls(tmp_path: Path) -> None:
+    rows = random_rows(80)
+    rows["a"] = rows["a"].astype(object)
+    rows.loc[5, "a"] = "seven"
+    rows.to_csv(tmp_path / "in.csv", index=False)
+    model = two_states(tmp_path)
+    filtered(model, tmp_path / "in.csv", tmp_path / "plain.parquet")
+    smoothed(model, tmp_path / "in.csv", tmp_path / "out.parquet")
+    smoothed(model, tmp_path / "in.csv", tmp_path / "out.csv")
+    plain, out = pq.read_table(tmp_path / "plain.parquet"), pq.read_table(tmp_path / "out.parquet")
+    assert out.select(plain.column_names).equals(plain)
+    means, covariances = (out[f"smoothed_{name}"].to_pylist() for name in ("mean", "covariance"))
+    assert means[5] is None and covariances[5] is None
+    exact: Any = {"float_precision": "round_trip"}
+    flat = pd.read_csv(tmp_path / "out.csv", **exact).drop(index=5)
+    names = ["smoothed_mean_x", "smoothed_mean_y"]
+    np.testing.assert_array_equal(flat[names].to_numpy(), [mean for mean in means if mean])
+    names = [f"smoothed_covariance_{a}_{b}" for a in "xy" for b in "xy"]
+    np.testing.assert_array_equal(flat[names].to_numpy(), [P for P in covariances if P])
+    last = rows.drop(index=5).groupby(["site", "sensor"])["at"].idxmax().tolist()
+    for row in last:  # nothing comes after it
+        np.testing.assert_allclose(means[row], out["mean"].to_pylist()[row], rtol=1e-14)
