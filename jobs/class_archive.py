@@ -1,4 +1,4 @@
-"""Keep the classes that our jobs load in an archive that Java maps into memory, so that each command starts in half the time.
+"""Keep the classes that our jobs load in an archive that Java maps into memory: each command starts in half the time.
 
 A Spark of ours loads some 20,000 classes, and reading and verifying them is most of a short command. Set-up runs a
 tiny model through ingest, pretrain, stream and status once, and Java writes what that loaded into the archive
@@ -114,9 +114,10 @@ def _run(scratch: Path) -> None:
     for name, rows in (("first", _ROWS[:20]), ("second", [*_ROWS[20:], _BAD_ROW])):
         (scratch / f"{name}.csv").write_text("\n".join([_HEADER, *rows, ""]), encoding="utf-8")
     settings = Settings.load(str(scratch / "warehouse"), models, "local[2]", quiet=True)
-    options = spark_conf()["spark.driver.extraJavaOptions"]
+    options = [spark_conf()["spark.driver.extraJavaOptions"], _QUIET]
+    options += ["-XX:TieredStopAtLevel=1", f"-XX:ArchiveClassesAtExit={scratch / _ARCHIVE}"]
     recording = {
-        "spark.driver.extraJavaOptions": f"{options} {_QUIET} -XX:TieredStopAtLevel=1 -XX:ArchiveClassesAtExit={scratch / _ARCHIVE}",
+        "spark.driver.extraJavaOptions": " ".join(options),
         "spark.driver.extraClassPath": _class_path(),
         "spark.sql.shuffle.partitions": "2",
     }

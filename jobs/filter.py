@@ -22,7 +22,8 @@ from jobs import arrays
 from jobs.errors import UserError
 from jobs.order import order_rows
 from jobs.report import Report
-from jobs.rows import ParsedRows, check_format, parse, read
+from jobs.row_files import read
+from jobs.rows import ParsedRows, parse
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
 
@@ -61,7 +62,8 @@ def run(settings: Settings, model: str, input: str, output: str, smooth: bool = 
     start = perf_counter()
     spec = load_spec(model, settings.models, deep=True)
     source_path, target = Path(input), Path(output)
-    check_format(target)
+    if target.suffix.lower() not in (".csv", ".parquet"):
+        raise UserError(f"{target}: the file's ending must be .csv or .parquet")
     if not target.parent.is_dir():
         raise UserError(f"{target}: there is no folder {target.parent} to write it to")
     if target.is_dir():
@@ -69,10 +71,12 @@ def run(settings: Settings, model: str, input: str, output: str, smooth: bool = 
     if target.exists() and source_path.exists() and os.path.samefile(source_path, target):
         raise UserError(f"{target}: is the input itself; give another output")
     source = read(source_path, spec.columns)
+    if source.rows == 0:
+        raise UserError(f"{source_path}: has no rows")
     rows = parse(spec, source, input)
     estimates = filter_rows(spec, rows, smooth)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
-    if target.suffix.lower() == ".parquet" and source_path.suffix.lower() == ".csv":
+    if target.suffix.lower() == ".parquet" and source_path.suffix.lower() != ".parquet":
         # Text is all that a CSV file can say of a time; Parquet has a type for it.
         written[spec.time] = arrays.times(rows.time, estimates.applied)
     write(target, spec.states, written, estimates)

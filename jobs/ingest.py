@@ -6,27 +6,42 @@ landing it again, or again after a run that was killed in between, changes nothi
 
 from __future__ import annotations
 
-import csv
 import glob
-import gzip
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.checked_rows import (
+    PAYLOAD,
+    REASON,
+    KeyTypes,
+    check_rows,
+    checked_frame,
+    key_types_of,
+    measurement_columns,
+    refuse_types,
+)
 from jobs.errors import UserError, first_line
-from jobs.parse_rows import CORRUPT, REASON, check_types, checked_rows, key_types_of, measurement_columns
 from jobs.progress import Progress
 from jobs.report import Report
+from jobs.row_files import CORRUPT, read, read_schema
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
 from jobs.tables import QUARANTINE, Warehouse, measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
+IN_DRIVER_BYTES = 16 << 20
+"""A file up to this size is read in the driver: that takes less than the Spark jobs that would read it elsewhere."""
 SMALL_BYTES = 64 << 20
 """Files of less than this, together, are landed before compiling anything would have paid for itself."""
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -62,14 +77,15 @@ def run(settings: Settings, model: str, inputs: list[str]) -> Report:
 
     spec = load_spec(model, settings.models)
     files = find_files(inputs)
+    schemas = [_schema(spec, path) for path in files]
     small = sum(_size(path) for path in files) < SMALL_BYTES
     spark = spark_session(settings, f"ingest {spec.name}", glance_conf() if small else None)
     warehouse = Warehouse(spark, settings.warehouse)
-    frames = {path: _read(warehouse, path, spec) for path in files}
+    key_types = _prepare(warehouse, spec, schemas[0])
     landed: list[Landed] = []
     with Progress(f"ingest {spec.name}", len(files), quiet=settings.quiet) as progress:
-        for path, frame in frames.items():
-            landed.append(land(warehouse, spec, path, frame))
+        for path in files:
+            landed.append(land(warehouse, spec, path, key_types))
             progress.advance(1, f"{sum(one.rows for one in landed):,} rows")
     return _report(spec, landed)
 
@@ -102,14 +118,42 @@ def find_files(inputs: list[str]) -> list[str]:
     return list(dict.fromkeys(str(Path(name).absolute()) for name in found))
 
 
-def land(warehouse: Warehouse, spec: ModelSpec, path: str, raw: DataFrame) -> Landed:
+def land(warehouse: Warehouse, spec: ModelSpec, path: str, key_types: KeyTypes) -> Landed:
     """Land one file's rows: quarantine first, then measurements, each at most once."""
+    digest = _digest(path)
+    if Path(path).is_file() and _size(path) <= IN_DRIVER_BYTES:
+        return _land_here(warehouse, spec, path, digest, key_types)
+    return _land_there(warehouse, spec, path, digest, key_types)
+
+
+def _land_here(warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes) -> Landed:
+    """Land a small file, read and checked in this process."""
+    source = read(Path(path))
+    checked = check_rows(spec, source, key_types, path)
+    fits = pc.is_null(checked.column(REASON))
+    good = pa.Table.from_batches([checked.filter(fits).drop_columns([REASON, PAYLOAD])])
+    bad = pa.Table.from_batches([checked.filter(pc.invert(fits)).select([REASON, PAYLOAD])])
+    times = np.asarray(good.column(spec.time).cast(pa.int64()))
+    span = (int(times.min()), int(times.max())) if len(times) else None
+    spark = warehouse.spark
+    return _commit(
+        warehouse,
+        spec,
+        (path, digest),
+        # One slice: a file is one commit of one file, so that its rows stay together and in order in a micro-batch.
+        lambda: spark.createDataFrame(good).coalesce(1),
+        lambda: spark.createDataFrame(bad).coalesce(1),
+        dict(Counter(bad.column(REASON).to_pylist())),
+        len(good),
+        span,
+    )
+
+
+def _land_there(warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes) -> Landed:
+    """Land a large file, read and checked by Spark's workers."""
     from pyspark.sql import functions as F
 
-    table, types = _prepare(warehouse, spec, raw.schema)
-    digest = _digest(path)
-    application = f"ingest-{spec.name}-{digest}"
-    rows = checked_rows(raw, spec, types).persist()
+    rows = checked_frame(_frame(warehouse, spec, path), spec, key_types, path).persist()
     try:
         counts = rows.groupBy(REASON).agg(
             F.count("*").alias("rows"),
@@ -118,71 +162,102 @@ def land(warehouse: Warehouse, spec: ModelSpec, path: str, raw: DataFrame) -> La
         )
         by_reason = {row[REASON]: row for row in counts.collect()}
         good = by_reason.pop(None, None)
-        reasons = {reason: int(row["rows"]) for reason, row in sorted(by_reason.items())}
-        if reasons and not _quarantine(warehouse, spec, rows, path, digest, application):
-            reasons = {}
-        if good is None:
-            return Landed(path, 0, reasons, None)
-        detail = {
-            "file": path,
-            "sha256": digest,
-            "rows": good["rows"],
-            "min_time": good["first"],
-            "max_time": good["last"],
-        }
-        accepted = rows.filter(F.col(REASON).isNull()).drop(REASON, "_payload")
-        accepted = accepted.withColumn("_origin", F.lit(path)).withColumn("_landed_at", F.current_timestamp())
-        before = warehouse.latest_version(table)
-        # A file is one commit of few files, so that its rows stay together and in order in a micro-batch.
-        accepted = accepted.coalesce(max(1, int(good["rows"]) // 2_000_000))
-        warehouse.append(accepted, table, (application, 1), {"userMetadata": json.dumps(detail)})
-        after = warehouse.latest_version(table)
-        return Landed(path, int(good["rows"]), reasons, after if after > before else None)
+        count = 0 if good is None else int(good["rows"])
+        return _commit(
+            warehouse,
+            spec,
+            (path, digest),
+            lambda: (
+                rows.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD).coalesce(max(1, count // 2_000_000))
+            ),
+            lambda: rows.filter(F.col(REASON).isNotNull()).select(REASON, PAYLOAD).coalesce(1),
+            {reason: int(row["rows"]) for reason, row in by_reason.items()},
+            count,
+            None if good is None else (good["first"], good["last"]),
+        )
     finally:
         rows.unpersist()
 
 
-def _prepare(warehouse: Warehouse, spec: ModelSpec, schema: StructType) -> tuple[str, dict[str, str]]:
-    """Make the measurements table if it is not there, and return it with the types of its key columns."""
-    table = measurements(spec.name)
-    if warehouse.exists(table):
-        have = {field.name: field.dataType.simpleString() for field in warehouse.read(table).schema.fields}
-        absent = [name for name in spec.columns if name not in have]
-        if absent:
-            raise UserError(
-                f"the measurements table of {spec.name} has no column {', '.join(absent)}, which its spec names: "
-                f"give a model with other columns another name"
-            )
-        return table, {name: have[name] for name in spec.key}
-    types = key_types_of(spec, schema)
-    warehouse.create(table, measurement_columns(spec, types), properties=MEASUREMENT_PROPERTIES)
-    return table, types
-
-
-def _quarantine(
-    warehouse: Warehouse, spec: ModelSpec, rows: DataFrame, path: str, digest: str, application: str
-) -> bool:
-    """Write the rows that do not fit; False if they had been written before."""
+def _commit(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    file: tuple[str, str],
+    accepted: Callable[[], DataFrame],
+    rejected: Callable[[], DataFrame],
+    reasons: dict[str, int],
+    rows: int,
+    span: tuple[int, int] | None,
+) -> Landed:
+    """Commit what does not fit, then what fits; what had been committed before is passed over."""
     from pyspark.sql import functions as F
 
-    warehouse.create("quarantine", QUARANTINE)
-    rejected = rows.filter(F.col(REASON).isNotNull()).select(
-        F.lit(spec.name).alias("model"),
-        F.col("_payload").alias("payload"),
-        F.col(REASON).alias("reason"),
-        F.lit(path).alias("source"),
-        F.lit(json.dumps({"file": path, "sha256": digest})).alias("position"),
-        F.lit(None).cast("bigint").alias("batch_id"),
-        F.lit(None).cast("string").alias("generation"),
-        F.current_timestamp().alias("quarantined_at"),
+    path, digest = file
+    transaction = (f"ingest-{spec.name}-{digest}", 1)
+    if reasons:
+        warehouse.create("quarantine", QUARANTINE)
+        frame = rejected().select(
+            F.lit(spec.name).alias("model"),
+            F.col(PAYLOAD).alias("payload"),
+            F.col(REASON).alias("reason"),
+            F.lit(path).alias("source"),
+            F.lit(json.dumps({"file": path, "sha256": digest})).alias("position"),
+            F.lit(None).cast("bigint").alias("batch_id"),
+            F.lit(None).cast("string").alias("generation"),
+            F.current_timestamp().alias("quarantined_at"),
+        )
+        if _append(warehouse, frame, "quarantine", transaction) is None:
+            reasons = {}
+    if span is None:
+        return Landed(path, 0, reasons, None)
+    frame = accepted().withColumn("_origin", F.lit(path)).withColumn("_landed_at", F.current_timestamp())
+    detail = {"file": path, "sha256": digest, "rows": rows, "min_time": span[0], "max_time": span[1]}
+    version = _append(
+        warehouse, frame, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)}
     )
-    before = warehouse.latest_version("quarantine")
-    warehouse.append(rejected.coalesce(1), "quarantine", (application, 1))
-    return warehouse.latest_version("quarantine") > before
+    return Landed(path, rows, dict(sorted(reasons.items())), version)
 
 
-def _read(warehouse: Warehouse, path: str, spec: ModelSpec) -> DataFrame:
-    """Open a file and check that it has the spec's columns."""
+def _append(
+    warehouse: Warehouse,
+    frame: DataFrame,
+    table: str,
+    transaction: tuple[str, int],
+    options: dict[str, str] | None = None,
+) -> int | None:
+    """Append rows once and return the version that has them, None if they had been there before."""
+    before = warehouse.latest_version(table)
+    warehouse.append(frame, table, transaction, options)
+    after = warehouse.latest_version(table)
+    return after if after > before else None
+
+
+def _prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
+    """Make the measurements table if it is not there, and return the types of its key columns."""
+    table = measurements(spec.name)
+    if not warehouse.exists(table):
+        types = key_types_of(spec, schema)
+        warehouse.create(table, measurement_columns(spec, types), properties=MEASUREMENT_PROPERTIES)
+        return types
+    have = {field.name: field.dataType.simpleString() for field in warehouse.read(table).schema.fields}
+    absent = [name for name in spec.columns if name not in have]
+    if absent:
+        raise UserError(
+            f"the measurements table of {spec.name} has no column {', '.join(absent)}, which its spec names: "
+            f"give a model with other columns another name"
+        )
+    return {name: have[name] for name in spec.key}
+
+
+def _schema(spec: ModelSpec, path: str) -> pa.Schema:
+    """Return a file's columns after checking that they can be those of the spec."""
+    schema = read_schema(Path(path), spec.columns)
+    refuse_types(spec, schema, path)
+    return schema
+
+
+def _frame(warehouse: Warehouse, spec: ModelSpec, path: str) -> DataFrame:
+    """Let Spark read a file."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StringType, StructField, StructType
@@ -190,52 +265,21 @@ def _read(warehouse: Warehouse, path: str, spec: ModelSpec) -> DataFrame:
     spark = warehouse.spark
     try:
         if path.endswith(".parquet"):
-            frame = spark.read.parquet(path)
-        else:
-            schema = StructType([StructField(name, StringType()) for name in (*_header(path), CORRUPT)])
-            frame = spark.read.schema(schema).csv(
-                path,
-                header=True,
-                columnNameOfCorruptRecord=CORRUPT,
-                mode="PERMISSIVE",
-                escape='"',
-                ignoreLeadingWhiteSpace=False,
-                ignoreTrailingWhiteSpace=False,
-            )
+            return spark.read.parquet(path)
+        names = read_schema(Path(path), spec.columns).names
+        return spark.read.schema(
+            StructType([StructField(name, StringType()) for name in (*names, CORRUPT)])
+        ).csv(
+            path,
+            header=True,
+            columnNameOfCorruptRecord=CORRUPT,
+            mode="PERMISSIVE",
+            escape='"',
+            ignoreLeadingWhiteSpace=False,
+            ignoreTrailingWhiteSpace=False,
+        )
     except (PySparkException, Py4JJavaError) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
-    columns = [name for name in frame.columns if name != CORRUPT]
-    absent = [name for name in spec.columns if name not in columns]
-    if absent:
-        raise UserError(
-            f"{path}: there is no column {', '.join(absent)}, which model {spec.name} needs "
-            f"(it has {', '.join(columns)})"
-        )
-    check_types(path, frame.schema, spec)
-    return frame
-
-
-def _header(path: str) -> list[str]:
-    """Return the column names of a CSV file. Spark would start a job to find them.
-
-    Raises:
-        UserError: the file has none, names one twice, or is no text.
-    """
-    try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8-sig")
-            if path.endswith(".gz")
-            else open(path, encoding="utf-8-sig", newline="") as text
-        ):
-            header = next((row for row in csv.reader(text) if row), None)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
-    if header is None:
-        raise UserError(f"{path}: is empty")
-    for name in header:
-        if header.count(name) > 1:
-            raise UserError(f"{path}: column '{name}' is there twice; rename one of them")
-    return header
 
 
 def _files_of(path: str) -> list[Path]:

@@ -1,16 +1,14 @@
-"""Read rows of a model from a CSV or Parquet file and turn them into numbers, or say why not.
+"""Turn raw rows into numbers, or say why not.
 
-The rules are those of docs/models.md, "What a row may hold"; `ingest` applies the same ones in Spark.
+The rules are those of docs/models.md, "What a row may hold".
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
-from pathlib import Path
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -20,11 +18,10 @@ from numpy.typing import NDArray
 
 from jobs import arrays
 from jobs.errors import UserError
+from jobs.row_files import Source
 from jobs.spec import ModelSpec
-from jobs.spec_errors import closest
 from jobs.times import EPOCH_FORMATS, MAX_US, MIN_US, TimeParser, local_us
 
-FORMATS = (".csv", ".parquet")
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -32,14 +29,6 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 _OK, _NOT_A_NUMBER, _NOT_FINITE = 0, 1, 2
 _SAID = {_NOT_A_NUMBER: "not a number", _NOT_FINITE: "not finite"}
-
-
-class Source(NamedTuple):
-    """What a file holds: `columns` by name, each of N rows, and (N,) which rows are `misshapen`."""
-
-    columns: dict[str, pa.Array]
-    misshapen: NDArray[np.bool_]
-    rows: int
 
 
 class ParsedRows(NamedTuple):
@@ -59,38 +48,6 @@ class ParsedRows(NamedTuple):
     reason: NDArray[np.object_]
 
 
-def check_format(path: Path) -> str:
-    """Return the file ending.
-
-    Raises:
-        UserError: it is neither .csv nor .parquet.
-    """
-    ending = path.suffix.lower()
-    if ending not in FORMATS:
-        raise UserError(f"{path}: the file's ending must be .csv or .parquet")
-    return ending
-
-
-def read(path: Path, columns: Sequence[str]) -> Source:
-    """Read the named columns; CSV fields stay text, an empty one is null.
-
-    Raises:
-        UserError: the file cannot be read, is not what its ending says, has no rows, or lacks a column.
-    """
-    ending = check_format(path)
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; give one file")
-    try:
-        source = _read_csv(path, columns) if ending == ".csv" else _read_parquet(path, columns)
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    if source.rows == 0:
-        raise UserError(f"{path}: has no rows")
-    return source
-
-
 def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     """Turn the columns into numbers; each row keeps the first reason why it cannot be used.
 
@@ -98,72 +55,15 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
         UserError: a column's type cannot hold what the spec says of it.
     """
     reason = np.full(source.rows, None, dtype=object)
-    _reject(reason, source.misshapen, "row: not as many fields as the header")
+    reject(reason, source.misshapen, "row: not as many fields as the header")
     key, keys = _keys(spec, source, file, reason)
     time = _times(spec, source.columns[spec.time], file, reason)
     missing = {text.strip(" ").casefold() for text in spec.missing_values}
     y = _numbers(spec.measurement, "measurement", source, missing, file, reason)
     u = _numbers(spec.control, "control", source, missing, file, reason)
     for name, values in zip(spec.control, u, strict=True):
-        _reject(reason, np.isnan(values), f"control {name}: missing")
+        reject(reason, np.isnan(values), f"control {name}: missing")
     return ParsedRows(key, keys, time, y, u, reason)
-
-
-def _read_csv(path: Path, wanted: Sequence[str]) -> Source:
-    # Python's reader and not Arrow's: one row with a field too many must not end the whole file.
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            reader = csv.reader(text)
-            header = next((row for row in reader if row), None)
-            if header is None:
-                raise UserError(f"{path}: is empty")
-            _check_columns(path, header, wanted)
-            rows = [row for row in reader if row]
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
-    except csv.Error as error:
-        raise UserError(f"{path}: is not CSV ({error})") from error
-    misshapen = np.fromiter((len(row) != len(header) for row in rows), bool, len(rows))
-    columns: dict[str, pa.Array] = {}
-    for name in wanted:
-        place = header.index(name)
-        if misshapen.any():
-            values = [(row[place] or None) if place < len(row) else None for row in rows]
-        else:
-            values = [row[place] or None for row in rows]
-        columns[name] = arrays.texts(values)
-    return Source(columns, misshapen, len(rows))
-
-
-def _read_parquet(path: Path, wanted: Sequence[str]) -> Source:
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            _check_columns(path, file.schema_arrow.names, wanted)
-            table = file.read(columns=list(wanted)).combine_chunks()
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path}: is not a Parquet file ({str(error).splitlines()[0]})") from error
-    columns = {name: _plain_type(table.column(name)) for name in wanted}
-    return Source(columns, np.zeros(table.num_rows, dtype=bool), table.num_rows)
-
-
-def _plain_type(column: pa.ChunkedArray) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
-        column = column.cast(pa.string())
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-
-
-def _check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in have:
-            hint = closest(name, have)
-            listed = ", ".join(have[:20]) + (", ..." if len(have) > 20 else "")
-            raise UserError(f"{path}: there is no column '{name}'; {hint or f'columns are {listed}'}")
-        if list(have).count(name) > 1:
-            raise UserError(f"{path}: column '{name}' is there twice; rename one of them")
 
 
 def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_]) -> tuple[Ints, int]:
@@ -182,7 +82,7 @@ def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_
             bad |= np.array([text == "" for text in encoded.dictionary.to_pylist()] or [True])[part]
         elif pa.types.is_floating(column.type):
             bad |= np.isnan(arrays.to_numpy(column.cast(pa.float64()), math.nan))
-        _reject(reason, bad, f"key {name}: missing")
+        reject(reason, bad, f"key {name}: missing")
         # Made dense after every column, so that the product of the columns' sizes cannot overflow.
         values, codes = np.unique(codes * max(len(encoded.dictionary), 1) + part, return_inverse=True)
         count = len(values)
@@ -215,8 +115,8 @@ def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.obje
         raise UserError(
             f"{file}: time column '{spec.time}' holds {kind}; it must hold timestamps, dates or text"
         )
-    _reject(reason, missing, f"time {spec.time}: missing")
-    _reject(reason, ~known, f"time {spec.time}: not a time")
+    reject(reason, missing, f"time {spec.time}: missing")
+    reject(reason, ~known, f"time {spec.time}: not a time")
     return micros
 
 
@@ -257,10 +157,10 @@ def _numbers(
             values = np.array([value for value, _ in parsed] + [math.nan])[places]
             codes = np.array([code for _, code in parsed] + [_OK])[places]
             for code, said in _SAID.items():
-                _reject(reason, codes == code, f"{what} {name}: {said}")
+                reject(reason, codes == code, f"{what} {name}: {said}")
         elif _is_number(kind):
             values = arrays.to_numpy(column.cast(pa.float64(), safe=False), math.nan)
-            _reject(reason, np.isinf(values), f"{what} {name}: {_SAID[_NOT_FINITE]}")
+            reject(reason, np.isinf(values), f"{what} {name}: {_SAID[_NOT_FINITE]}")
         elif pa.types.is_null(kind):
             values = np.full(source.rows, np.nan)
         else:
@@ -290,7 +190,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
-def _reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], said: str) -> None:
+def reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], said: str) -> None:
     """Give `said` to the bad rows that have no reason yet."""
     if bad.any():
         bad = bad & (reason == None)  # noqa: E711 - elementwise

@@ -414,7 +414,7 @@ def test_dates_and_epochs_in_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("in.txt", "x", "ending must be .csv or .parquet"),
+        ("in.txt", "x", "ending must be .csv"),
         ("in.csv", "", "is empty"),
         ("in.csv", "river,at,volume\n", "has no rows"),
         (
@@ -442,7 +442,7 @@ def test_paths_that_cannot_be_used(nile: Path, tmp_path: Path) -> None:
     for source, output, said in (
         (tmp_path / "none.csv", tmp_path / "out.csv", "there is no such file"),
         (tmp_path / "folder.csv", tmp_path / "out.csv", "is a folder"),
-        (nile, tmp_path / "out.json", "ending must be .csv or .parquet"),
+        (nile, tmp_path / "out.json", "ending must be .csv"),
         (nile, tmp_path / "no" / "out.csv", "there is no folder"),
         (nile, tmp_path / "folder.csv", "is a folder"),
         (nile, nile, "is the input itself"),

@@ -55,9 +55,9 @@ def test_a_refusal_comes_before_anything_is_landed(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     good = random_rows(1)[0]
     for bad, message in (
-        (good.rename(columns={"b": "c"}), "there is no column b"),
-        (good.assign(a=True), "measurement column 'a' holds boolean"),
-        (good.assign(at=1), "time column 'at' holds bigint; set time_format"),
+        (good.rename(columns={"b": "c"}), "there is no column 'b'"),
+        (good.assign(a=True), "measurement column 'a' holds bool"),
+        (good.assign(at=1), "time column 'at' holds numbers \\(int64\\); set time_format"),
     ):
         with pytest.raises(UserError, match=message):
             pipeline.land(good, bad)
