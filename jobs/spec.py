@@ -67,7 +67,7 @@ class ModelSpec(Section):
     )
     measurement: Names = Field(description="the measured columns, in the order of the rows of H")
     control: list[str] = Field(
-        default=[], description="columns of known inputs, in the order of the columns of B"
+        default=[], description="columns of known inputs: the columns of B, or entries by name"
     )
     filter: str = Field(
         default="linear", pattern=r"^[a-z][a-z0-9_]*$", description="the kind of filter", examples=["linear"]

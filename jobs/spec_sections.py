@@ -26,10 +26,12 @@ class Process(Section):
     model_config = ConfigDict(extra="allow")
 
     kind: str = Field(
-        description="explicit (F, Q, optional B; one step a row), or a structure in closed form over the "
+        description="explicit (F, Q, optional B, offset; one step a row), or a structure in closed form over the "
         "time between rows: random_walk (variance), local_linear_trend (level_variance, slope_variance), "
-        "constant_velocity (acceleration_variance), ornstein_uhlenbeck (rate, variance, mean), "
-        "sum (parts: a list of these)",
+        "damped_trend (level_variance, slope_variance, damping), constant_velocity (acceleration_variance), "
+        "constant_acceleration (jerk_variance), ornstein_uhlenbeck (rate, variance, mean), "
+        "seasonal_trigonometric (period, variance, harmonics), seasonal_dummy (period, variance; one step a row), "
+        "continuous (A, diffusion, optional B, offset), sum (parts: a list of these)",
         examples=["explicit", "random_walk", "local_linear_trend", "ornstein_uhlenbeck", "sum"],
     )
 
@@ -41,8 +43,13 @@ class Observation(Section):
         extra="allow",
         json_schema_extra={
             "properties": {
-                "H": {"type": "array", "description": "measurement matrix, a row for each measurement"},
+                "H": {
+                    "type": "array",
+                    "description": "measurement matrix, a row each; an entry is a number or a control column",
+                },
                 "R": {"type": "array", "description": "covariance of the measurement noise"},
+                "offset": {"type": "array", "description": "what is added to H x, one entry a measurement"},
+                "noise_scale": {"description": "a number or a control column that R is multiplied by"},
             }
         },
     )

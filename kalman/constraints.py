@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kalman.columns import numbers
 from kalman.entries import Entry
 from kalman.packing import packed_index, symmetric
-from kalman.structures import Parameter
+from kalman.structure import Parameter
 from kalman.types import ModelError
 
 
@@ -24,13 +25,14 @@ def free_entries(parameter: Parameter) -> list[int]:
 
 def start(parameter: Parameter, field: str) -> list[float]:
     """Return the free numbers of a parameter's value. Raises ModelError where it has none."""
+    entries = numbers(parameter.value)
     if parameter.kind == "real":
-        return [parameter.value[0]]
+        return [entries[0]]
     if parameter.kind == "positive":
-        if parameter.value[0] <= 0.0:
+        if entries[0] <= 0.0:
             raise ModelError(field, "it starts at zero and cannot be learned", "start it above zero")
-        return [math.log(parameter.value[0])]
-    full = np.array(symmetric(parameter.value))
+        return [math.log(entries[0])]
+    full = np.array(symmetric(entries))
     linked = full != 0.0
     if not linked.any():
         raise ModelError(

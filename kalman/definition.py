@@ -1,9 +1,10 @@
 """Read the parts that the definitions of several kinds of filters share; each mistake is named by its field."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from kalman import checks, structures
+from kalman import checks, columns, structures
+from kalman.inputs import noise_scale
 from kalman.packing import packed_index, packed_size, symmetric
 from kalman.structures import Parameter
 from kalman.types import ModelError
@@ -11,22 +12,26 @@ from kalman.types import ModelError
 Definition = Mapping[str, Any]
 
 
-def process(definition: Definition, states: int, controls: int) -> structures.Structure:
-    """Return the process of a definition, checked against its number of states and controls."""
+def process(definition: Definition, states: int, controls: Sequence[str]) -> structures.Structure:
+    """Return the process of a definition, checked against its number of states and the names of its controls."""
     found = structures.parse("process", definition.get("process"), controls)
     if found.size != states:
         raise ModelError(
             "states", f"{states} named, but the process has {found.size}", f"name {found.size} states"
         )
-    if controls and not found.controlled:
-        raise ModelError(
-            "control", "the process does not use it", "use an explicit process with B, or remove control"
-        )
+    used = {controls[i] for i in columns.used(found)} | set(_texts(definition.get("observation")))
+    for name in () if found.controlled else controls:
+        if name not in used:
+            raise ModelError(
+                "control",
+                f"the model does not use it: {name}",
+                "name it as an entry of a matrix, use a process with B, or remove it from control",
+            )
     return found
 
 
 def parameters(
-    process: structures.Structure, R: tuple[float, ...], learned: Mapping[str, Any]
+    process: structures.Structure, R: tuple[columns.Cell, ...], learned: Mapping[str, Any]
 ) -> tuple[Parameter, ...]:
     """Return the parameters of a process and R, with learned values in place of the written ones."""
     all_parameters = tuple(
@@ -63,14 +68,22 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
                 f"the model has no parameter {name!r}",
                 f"choose from {', '.join(known)}",
             )
+    varying = {parameter.name for parameter in parameters if columns.used(parameter.value)}
+    for i, name in enumerate(wanted):
+        if name in varying:
+            raise ModelError(
+                f"learn.parameters[{i}]",
+                f"{name} comes from a column",
+                "learn others, or write it as numbers and let the column be its noise_scale",
+            )
     return tuple(name for name in known if name in wanted), scope
 
 
 def natural(parameter: Parameter) -> Any:
     """Return a parameter's value as a definition writes it: a number, or rows of a matrix."""
     if parameter.kind == "covariance":
-        return [[float(entry) for entry in row] for row in symmetric(parameter.value)]
-    return float(parameter.value[0])
+        return [[float(entry) for entry in row] for row in symmetric(columns.numbers(parameter.value))]
+    return float(columns.numbers(parameter.value)[0])
 
 
 def replaced(parameter: Parameter, learned: Mapping[str, Any]) -> Parameter:
@@ -96,14 +109,24 @@ def names(field: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
     raise ModelError(field, f"{value!r} is not a list of names", "write a list such as [level]")
 
 
+class Observation(NamedTuple):
+    """How a definition says that the state is measured: H, packed R, offset (() for none), what scales R."""
+
+    H: columns.Cells
+    R: tuple[columns.Cell, ...]
+    offset: tuple[columns.Cell, ...]
+    noise_scale: columns.Cell
+
+
 def observation(
-    definition: Any, process: structures.Structure, measurements: int
-) -> tuple[checks.Numbers, Any]:
-    """Return H and packed R."""
-    checks.known("observation", definition, ("H", "R"))
+    definition: Any, process: structures.Structure, measurements: int, controls: Sequence[str]
+) -> Observation:
+    """Return how the state is measured; entries may come from the controls."""
+    field = "observation"
+    checks.known(field, definition, ("H", "R", "offset", "noise_scale"))
     n = process.size
     if definition.get("H") is not None:
-        H = checks.matrix("observation.H", definition["H"], measurements, n)
+        H = columns.matrix("observation.H", definition["H"], measurements, n, controls)
     elif process.observes is not None and len(process.observes) == measurements:
         H = process.observes
     else:
@@ -112,8 +135,11 @@ def observation(
             f"is missing, and the process does not say how {measurements} measurements see its {n} states",
             f"write a matrix of {measurements} rows and {n} columns",
         )
-    R = checks.covariance("observation.R", checks.needed("observation", definition, "R"), measurements)
-    return H, R
+    R = columns.covariance("observation.R", checks.needed(field, definition, "R"), measurements, controls)
+    offset = ()
+    if definition.get("offset") is not None:
+        offset = columns.vector("observation.offset", definition["offset"], measurements, controls)
+    return Observation(H, R, offset, noise_scale(field, definition, controls))
 
 
 def initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
@@ -142,3 +168,15 @@ def initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ..
                 "write zeros in its row",
             )
     return mean, covariance, tuple(float(i == j) for i in range(n) for j in range(n) if flags[j])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a definition's part."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)

@@ -9,11 +9,11 @@ import numpy as np
 
 from kalman import definition as definitions
 from kalman import flags
-from kalman.checks import Numbers
+from kalman.columns import Cell, Cells, Column, numbers, psd, resolve, resolve_matrix, used
 from kalman.diffuse import covariance as diffuse_covariance
 from kalman.diffuse import predict as predict_diffuse
 from kalman.diffuse import rows_of
-from kalman.entries import Entry, Matrix, Vector
+from kalman.entries import Entry, Matrix, Vector, minus, times
 from kalman.layout import StateLayout, Target, in_blocks
 from kalman.packing import packed_index, packed_size
 from kalman.recursions import choose, predict
@@ -32,26 +32,44 @@ class Parts(NamedTuple):
     values: Values
 
 
+class Observed(NamedTuple):
+    """How a row's measurement depends on the state: y = H x + offset + v, v ~ N(0, R), as entries."""
+
+    H: Matrix
+    R: Vector
+    offset: Vector
+
+    def centred(self, y: Vector) -> list[Entry]:
+        """Return y - offset."""
+        return [minus(a, b) for a, b in zip(y, self.offset, strict=True)]
+
+
 @dataclass(frozen=True)
 class LinearFilter(StateLayout):
     """A linear Gaussian model and its exact filter.
+
+    An entry of H, R, `offset` and of the process may be a Column, and is then each row's value of that control.
 
     parameters    all of them with their values: the process's and R
     own           names of those that each key has for itself, in its state
     mean, covariance (packed), diffuse (factor, row-major, () when the start is proper): the state at a
                   key's first row
+    offset        of the measurement, () for none
+    noise_scale   what R is multiplied by
     """
 
     states: tuple[str, ...]
     measurements: int
     controls: int
     process: Structure
-    H: Numbers
+    H: Cells
     parameters: tuple[Parameter, ...]
     mean: tuple[float, ...]
     covariance: tuple[float, ...]
     diffuse: tuple[float, ...] = ()
     own: tuple[str, ...] = ()
+    offset: tuple[Cell, ...] = ()
+    noise_scale: Cell = 1.0
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -67,10 +85,10 @@ class LinearFilter(StateLayout):
     @cached_property
     def pooled(self) -> tuple[float, ...]:
         """The values, as in `parameters` of the state, that a new key starts with."""
-        return tuple(value for p in self.parameters if p.name in self.own for value in p.value)
+        return tuple(value for p in self.parameters if p.name in self.own for value in numbers(p.value))
 
     @cached_property
-    def _constants(self) -> dict[str, Sequence[Entry]]:
+    def _constants(self) -> dict[str, Sequence[Cell]]:
         return {p.name: p.value for p in self.parameters}
 
     def initial(self, keys: int) -> Array:
@@ -86,7 +104,7 @@ class LinearFilter(StateLayout):
             rows = iter(state[places["parameters"]])
             # an entry that the pooled matrix has as zero is zero for every key, and stays structure
             own = {
-                p.name: [_structural(p, a, next(rows)) for a in p.value]
+                p.name: [_structural(p, a, next(rows)) for a in numbers(p.value)]
                 for p in self.parameters
                 if p.name in self.own
             }
@@ -121,6 +139,36 @@ class LinearFilter(StateLayout):
                 A_next = [choose(first, a, b) for a, b in zip(A, A_next, strict=True)]
         return Parts(m_next, P_next, A_next, values)
 
+    def observed(self, u: Vector, values: Values) -> Observed:
+        """Return how the rows' measurements depend on the state."""
+        (scale,) = resolve([self.noise_scale], u)
+        return Observed(
+            resolve_matrix(self.H, u),
+            [times(scale, r) for r in resolve(values["R"], u)],
+            resolve(self.offset or (0.0,) * self.measurements, u),
+        )
+
+    def guard(self, u: Vector, values: Values, first: np.ndarray | bool) -> Entry | None:
+        """Return an entry that is zero or more where the columns give covariances; None where there is no need."""
+        guards: list[Entry] = [] if first is True else self.process.guards(u)
+        if isinstance(first, np.ndarray | Symbol):
+            guards = [np.where(first, 0.0, a) for a in guards]
+        if isinstance(self.noise_scale, Column):
+            guards += resolve([self.noise_scale], u)
+        if used(self._constants["R"]):
+            guards.append(psd(resolve(values["R"], u)))
+        if not guards:
+            return None
+        lowest = guards[0]
+        for a in guards[1:]:
+            lowest = np.minimum(lowest, a)
+        return lowest
+
+    @cached_property
+    def _seen(self) -> list[int]:
+        """Controls that a row's measurement depends on, on a first row too."""
+        return sorted(used([self.H, self._constants["R"], self.offset, self.noise_scale]))
+
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and what the rows said."""
         return in_blocks(state, rows, self.outputs, self._step_block)
@@ -139,11 +187,20 @@ class LinearFilter(StateLayout):
         if np.isfinite(checks[0]).all() and not (checks[1] < 0.0).any():
             return
         prior = self.predicted(self.split(list(state), diffuse), rows.dt, list(rows.u), first)
-        updated = update(*prior[:3], self.H, prior.values["R"], list(rows.y), presents)
-        target.leave(state, self._judge(target.state, checks[0], prior.P, updated.scalars, rows))
+        u, y = list(rows.u), list(rows.y)
+        seen = self.observed(u, prior.values)
+        updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
+        guard = self.guard(u, prior.values, first)
+        target.leave(state, self._judge(target.state, checks[0], prior.P, updated.scalars, rows, guard))
 
     def _judge(
-        self, after: Array, total: Array, P: Vector, scalars: Sequence[Scalar], rows: Rows
+        self,
+        after: Array,
+        total: Array,
+        P: Vector,
+        scalars: Sequence[Scalar],
+        rows: Rows,
+        guard: Entry | None,
     ) -> np.ndarray:
         """Return a flag for each key; a variance below zero by rounding becomes zero."""
         not_psd = np.zeros(len(total), bool)
@@ -158,8 +215,16 @@ class LinearFilter(StateLayout):
         wrong = np.isinf(rows.y).any(axis=0) | ~np.isfinite(rows.dt)
         if self.controls:
             wrong |= ~np.isfinite(rows.u).all(axis=0) & ~rows.first
-        reasons = [wrong, singular, ~np.isfinite(total), not_psd]
-        codes = [flags.NON_FINITE, flags.SINGULAR_INNOVATION, flags.OVERFLOW, flags.NOT_PSD]
+            wrong |= ~np.isfinite(rows.u[self._seen]).all(axis=0)
+        impossible = np.zeros(len(total), bool) if guard is None else ~np.greater_equal(guard, 0.0)
+        reasons = [wrong, impossible, singular, ~np.isfinite(total), not_psd]
+        codes = [
+            flags.NON_FINITE,
+            flags.NOT_PSD,
+            flags.SINGULAR_INNOVATION,
+            flags.OVERFLOW,
+            flags.NOT_PSD,
+        ]
         return np.select(reasons, codes, flags.WELL).astype(np.uint8)
 
     def moments(self, state: Array) -> tuple[Array, Array]:
@@ -176,18 +241,19 @@ def build_linear(definition: definitions.Definition, learned: Mapping[str, Any])
     """Return the linear filter of a definition. Raises ModelError."""
     states = definitions.names("states", definition.get("states"))
     measurements = len(definitions.names("measurement", definition.get("measurement")))
-    controls = len(definitions.names("control", definition.get("control") or (), empty=True))
+    controls = definitions.names("control", definition.get("control") or (), empty=True)
     process = definitions.process(definition, len(states), controls)
-    H, R = definitions.observation(definition.get("observation"), process, measurements)
+    H, R, offset, scale = definitions.observation(
+        definition.get("observation"), process, measurements, controls
+    )
     all_parameters = definitions.parameters(process, R, learned)
     own = ()
     names, scope = definitions.learn_request(definition, all_parameters)
     if scope == "key":
         own = tuple(parameter.name for parameter in all_parameters if parameter.name in names)
-    mean, covariance, diffuse = definitions.initial(definition.get("initial"), len(states))
-    return LinearFilter(
-        states, measurements, controls, process, H, all_parameters, mean, covariance, diffuse, own
-    )
+    start = definitions.initial(definition.get("initial"), len(states))
+    size = (states, measurements, len(controls))
+    return LinearFilter(*size, process, H, all_parameters, *start, own, offset, scale)
 
 
 @lru_cache(maxsize=64)
@@ -203,7 +269,8 @@ def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse
     is_first: Any = tape.symbol(boolean=True) if first is None else first
     presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
     prior = model.predicted(model.split(state, diffuse), dt, u, is_first)
-    updated = update(*prior[:3], model.H, prior.values["R"], y, presents)
+    seen = model.observed(u, prior.values)
+    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
     places = model.places
     after = [*updated.m, *updated.P, *state[places["covariance"].stop :]]
     if updated.A is not None:
@@ -214,6 +281,9 @@ def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse
     lowest = updated.P[0]
     for i in range(1, len(model.states)):
         lowest = np.minimum(lowest, updated.P[packed_index(i, i)])
+    guard = model.guard(u, prior.values, is_first)
+    if guard is not None:
+        lowest = np.where(np.greater_equal(guard, 0.0) & np.isfinite(guard), lowest, -1.0)
     masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
     outputs = [*after, updated.log_likelihood, updated.nis, total, lowest]
     return Program(tape, [*state, dt, *u, *y, *masks], outputs)

@@ -239,7 +239,8 @@ def _back_program(model: LinearFilter, missing: bool, first: bool | None, diffus
     presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
     parts = model.split(state, diffuse)
     prior = model.predicted(parts, dt, u, is_first)
-    updated = update(*prior[:3], model.H, prior.values["R"], y, presents)
+    seen = model.observed(u, prior.values)
+    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
     later = _later(symbols, len(model.states))
     later = before_update(later, updated.scalars, updated.noise.G, updated.noise.d)
     if first is not True:

@@ -7,7 +7,8 @@ import numpy as np
 
 from kalman import flags
 from kalman.adjoint import Adjoint, along, before_prediction, before_update, transition_slope
-from kalman.entries import Entry
+from kalman.columns import resolve
+from kalman.entries import Entry, times
 from kalman.layout import BLOCK
 from kalman.linear import LinearFilter
 from kalman.packing import packed_size
@@ -135,12 +136,13 @@ def _program(
     presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
     parts = model.split(state, diffuse)
     prior = model.predicted(parts, dt, u, is_first)
-    R = prior.values["R"]
-    updated = update(*prior[:3], model.H, R, y, presents)
+    seen = model.observed(u, prior.values)
+    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
     later = Adjoint(adjoint[:n], adjoint[n : n + p], adjoint[n + p :] if diffuse else None)
-    here, by_R = before_update(later, updated, R)
+    here, by_R = before_update(later, updated, seen.R)
+    (scale,) = resolve([model.noise_scale], u)
     start = here
-    slopes: dict[str, list[Entry]] = {"R": by_R}
+    slopes: dict[str, list[Entry]] = {"R": [times(scale, a) for a in by_R]}
     if first is not True:
         moved = None if first is False else ~is_first
         transition = model.process.transition(dt, u, parts.values)
@@ -148,7 +150,9 @@ def _program(
         slope = transition_slope(here, parts.m, parts.P, parts.A, transition.F)
         for name in names:
             if name != "R":
-                steps = [along(slope, tangent) for tangent in model.process.tangents(name, dt, parts.values)]
+                steps = [
+                    along(slope, tangent) for tangent in model.process.tangents(name, dt, u, parts.values)
+                ]
                 slopes[name] = steps if moved is None else [np.where(moved, a, 0.0) for a in steps]
     C = start.C if start.C is not None else adjoint[n + p :]
     flat = [

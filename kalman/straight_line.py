@@ -35,6 +35,20 @@ class Tape:
         self.operations.append((name, operands, result))
         return result
 
+    def call(self, function: Callable[..., Any], count: int, operands: Sequence[Any]) -> list[Any]:
+        """Add a call of a function of arrays (K,) that returns (count, K), elementwise; return its rows."""
+        whole = self.note("call", (function, *operands), False)
+        return [self.note("item", (whole, k), False) for k in range(count)]
+
+
+def called(function: Callable[..., Any], count: int, operands: Sequence[Any]) -> list[Any]:
+    """Return the rows of function(*operands), of shape (count, K): now, or noted where an operand is a symbol.
+
+    For what a straight line cannot say, such as loops whose length depends on the numbers.
+    """
+    tape = next((a.tape for a in operands if isinstance(a, Symbol)), None)
+    return list(function(*operands)) if tape is None else tape.call(function, count, operands)
+
 
 class Symbol(NDArrayOperatorsMixin):
     """Stands for an array (K,) that is not known yet."""
@@ -83,11 +97,21 @@ class Program:
         free: list[str] = []
         self.buffers = 0
         lines: list[str] = []
+        functions: dict[str, Any] = {}
         for at, (function, args, result) in enumerate(tape.operations):
             if id(result) not in needed:
                 continue
-            operands = ", ".join(names[id(a)] if isinstance(a, Symbol) else repr(float(a)) for a in args)
-            if function == "where" or result.boolean:
+            calls = function == "call"
+            if calls:
+                functions[f"f{at}"] = args[0]
+                function = f"f{at}"
+            operands = ", ".join(
+                names[id(a)] if isinstance(a, Symbol) else repr(float(a)) for a in args[calls:]
+            )
+            if function == "item":
+                names[id(result)] = f"x{at}"
+                lines.append(f"x{at} = {names[id(args[0])]}[{args[1]}]")
+            elif function == "where" or result.boolean or calls:
                 names[id(result)] = f"x{at}"
                 lines.append(f"x{at} = {function}({operands})")
             else:
@@ -110,7 +134,8 @@ class Program:
                 lines.append(f"o{k}[:] = {name}")
         arguments += [*(f"b{i}" for i in range(self.buffers)), *(f"o{k}" for k in range(len(outputs)))]
         self.source = f"def line({', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in lines)
-        scope: dict[str, Any] = {name: getattr(np, name) for name, _, _ in tape.operations}
+        named = {name for name, _, _ in tape.operations} - {"call", "item"}
+        scope: dict[str, Any] = {name: getattr(np, name) for name in named} | functions
         scope.update(inf=np.inf, nan=np.nan)
         # made of operation names, our own variable names and numbers, nothing else
         exec(compile(self.source, "<straight line>", "exec"), scope)

@@ -19,6 +19,29 @@ def random_process(rng: np.random.Generator, kind: str, n: int, c: int) -> dict[
         return {"kind": kind, "level_variance": rng.uniform(0.1, 2), "slope_variance": rng.uniform(0.1, 2)}
     if kind == "constant_velocity":
         return {"kind": kind, "acceleration_variance": rng.uniform(0.1, 2), "dimensions": n // 2}
+    if kind == "constant_acceleration":
+        return {"kind": kind, "jerk_variance": rng.uniform(0.001, 0.02), "dimensions": n // 3}
+    if kind == "damped_trend":
+        names = ("level_variance", "slope_variance", "damping")
+        return {"kind": kind, **{name: rng.uniform(0.1, 2) for name in names}}
+    if kind == "seasonal_trigonometric":
+        return {
+            "kind": kind,
+            "period": rng.uniform(2, 12),
+            "variance": rng.uniform(0.1, 2),
+            "harmonics": n // 2,
+        }
+    if kind == "seasonal_dummy":
+        return {"kind": kind, "period": n + 1, "variance": rng.uniform(0.1, 2)}
+    if kind == "continuous":
+        A = rng.normal(size=(n, n))
+        A -= (np.linalg.eigvals(A).real.max() + rng.uniform(0.05, 1)) * np.eye(n)
+        return {
+            "kind": kind,
+            "A": A.tolist(),
+            "diffusion": random_covariance(rng, n),
+            "offset": rng.normal(size=n).tolist(),
+        }
     if kind == "ornstein_uhlenbeck":
         return {
             "kind": kind,
@@ -40,13 +63,26 @@ def random_process(rng: np.random.Generator, kind: str, n: int, c: int) -> dict[
     return process
 
 
-SIZES = {"random_walk": 1, "local_linear_trend": 2, "constant_velocity": 4, "ornstein_uhlenbeck": 1, "sum": 3}
+SIZES = {
+    "random_walk": 1,
+    "local_linear_trend": 2,
+    "damped_trend": 2,
+    "constant_velocity": 4,
+    "constant_acceleration": 3,
+    "ornstein_uhlenbeck": 1,
+    "seasonal_trigonometric": 4,
+    "continuous": 3,
+    "sum": 3,
+}
+"""The structures that know the time, and how many states they have here."""
+STEPS = {"seasonal_dummy": 3}
+"""Those that take one step a row, besides `explicit`."""
 
 
 def random_definition(
     rng: np.random.Generator, kind: str, n: int = 2, m: int = 1, c: int = 0
 ) -> dict[str, Any]:
-    n = SIZES.get(kind, n)
+    n = (SIZES | STEPS).get(kind, n)
     H = rng.normal(size=(m, n))
     H[rng.random((m, n)) < 0.2] = 0.0
     return {

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.linalg import expm
 
 import kalman
 from kalman.packing import unpack
@@ -13,6 +14,46 @@ class Truth(NamedTuple):
     covariances: np.ndarray  # (N, n, n)
     log_likelihoods: np.ndarray  # (N,)
     nis: np.ndarray  # (N,), NaN where nothing was observed
+
+
+def rates(process: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A, diffusion and drift of a structure as a stochastic differential equation."""
+    kind = process["kind"]
+    if kind == "continuous":
+        A = np.array(process["A"], float)
+        return A, np.array(process["diffusion"], float), np.array(process.get("offset", np.zeros(len(A))))
+    if kind == "damped_trend":
+        A = np.array([[0.0, 1.0], [0.0, -process["damping"]]])
+        return A, np.diag([process["level_variance"], process["slope_variance"]]), np.zeros(2)
+    if kind == "constant_acceleration":
+        eye = np.eye(process.get("dimensions", 1))
+        A, D = np.diag([1.0, 1.0], 1), np.diag([0.0, 0.0, process["jerk_variance"]])
+        return np.kron(eye, A), np.kron(eye, D), np.zeros(3 * len(eye))
+    turns = np.diag(np.arange(1, process["harmonics"] + 1) * 2 * np.pi / process["period"])
+    n = 2 * len(turns)
+    return np.kron(turns, [[0, 1], [-1, 0]]), process["variance"] * np.eye(n), np.zeros(n)
+
+
+CONTINUOUS = dict.fromkeys(
+    ("continuous", "damped_trend", "constant_acceleration", "seasonal_trigonometric"), rates
+)
+
+
+def van_loan(
+    A: np.ndarray, D: np.ndarray, drift: np.ndarray, dt: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """F, Q and offset by one exponential of a block matrix each (Van Loan 1978, theorem 1)."""
+    n = len(A)
+    steps = max(1, int(np.ceil(dt * np.abs(A).sum())))  # exp(-A h) would swamp exp(A h) over a long h
+    h = dt / steps
+    block = expm(np.block([[-A, D], [np.zeros((n, n)), A.T]]) * h)
+    f = block[n:, n:].T
+    q = f @ block[:n, n:]
+    c = expm(np.block([[A, drift[:, None]], [np.zeros((1, n + 1))]]) * h)[:n, n]
+    F, Q, offset = np.eye(n), np.zeros((n, n)), np.zeros(n)
+    for _ in range(steps):
+        F, Q, offset = f @ F, f @ Q @ f.T + q, f @ offset + c
+    return F, (Q + Q.T) / 2, offset
 
 
 def transition_of(process: dict[str, Any], dt: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -36,6 +77,13 @@ def transition_of(process: dict[str, Any], dt: float) -> tuple[np.ndarray, np.nd
         d = process.get("dimensions", 1)
         eye = np.eye(d)
         return np.kron(eye, F), np.kron(eye, process["acceleration_variance"] * integrated), np.zeros(2 * d)
+    if kind in CONTINUOUS:
+        return van_loan(*CONTINUOUS[kind](process), dt)
+    if kind == "seasonal_dummy":
+        n = process["period"] - 1
+        F, Q = np.diag(np.ones(n - 1), -1), np.zeros((n, n))
+        F[0], Q[0, 0] = -1.0, process["variance"]
+        return F, Q, np.zeros(n)
     parts = [transition_of(part, dt) for part in process["parts"]]
     n = sum(len(c) for _, _, c in parts)
     F, Q, at = np.zeros((n, n)), np.zeros((n, n)), 0

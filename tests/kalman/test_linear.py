@@ -7,10 +7,10 @@ from statsmodels.datasets import nile
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
-from tests.kalman.models import SIZES, random_definition, random_rows
+from tests.kalman.models import SIZES, STEPS, random_definition, random_rows
 from tests.kalman.oracles import UNIT, diffuse_joint, full, joint, run_one, textbook, transition_of
 
-KINDS = ["explicit", *SIZES]
+KINDS = ["explicit", *SIZES, *STEPS]
 
 
 @pytest.mark.parametrize("kind", KINDS)

