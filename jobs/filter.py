@@ -160,6 +160,8 @@ def write(path: Path, states: list[str], columns: dict[str, pa.Array], estimates
 
 def _flat(field: str, values: Floats, states: list[str]) -> dict[str, pa.Array]:
     """Return the columns of a list (d, N) in CSV: a state's or a pair's name after the field's, or a number."""
+    if len(values) == 1 and not field.endswith(("mean", "covariance")):
+        return {field: arrays.numbers(values[0])}
     parts = [str(index) for index in range(len(values))]
     if field.endswith("mean") and len(values) == len(states):
         parts = states

@@ -18,7 +18,18 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_valid
 
 from jobs import yaml_text
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
-from jobs.spec_sections import Airflow, Initial, Learn, Names, Observation, Outputs, Process, Section, Stream
+from jobs.spec_sections import (
+    Airflow,
+    Initial,
+    Learn,
+    Names,
+    Observation,
+    Outputs,
+    Process,
+    Section,
+    Smoothing,
+    Stream,
+)
 from jobs.times import EPOCH_FORMATS, UNIT_US, time_pattern
 
 __all__ = ["ModelSpec", "SpecError", "load_all", "load_spec", "schema", "spec_files"]
@@ -35,6 +46,9 @@ OUTPUT_COLUMNS = (
     "mode_probabilities",
     "smoothed_mean",
     "smoothed_covariance",
+    "lagged_mean",
+    "lagged_covariance",
+    "lagged_age",
 )
 # Columns of the estimates table that no key column may be called; `key` is the key as text.
 ESTIMATE_COLUMNS = ("event_time", "flags", "model_version", "generation", "batch_id")
@@ -77,6 +91,9 @@ class ModelSpec(Section):
     observation: Observation = Field(description="how it is measured, such as {H: [[1.0]], R: [[1.0]]}")
     initial: Initial = Field(description="{mean: [...], covariance: [[...]]} or {diffuse: true}")
     learn: Learn | None = Field(default=None, description="what pretrain learns; null: nothing")
+    smoothing: Smoothing | None = Field(
+        default=None, description="fixed-lag smoothing of a linear filter; null: none"
+    )
     outputs: Outputs = Field(default_factory=Outputs, description="what each estimate carries")
     late: Literal["quarantine", "apply"] = Field(
         default="quarantine", description="what becomes of a row older than its key's state in the stream"
@@ -121,7 +138,11 @@ class ModelSpec(Section):
                 "states",
             )
         flat = [*pairs, *(f"mean_{state}" for state in self.states)]
-        reserved = {*OUTPUT_COLUMNS, *flat, *(f"smoothed_{name}" for name in flat)}
+        reserved = {
+            *OUTPUT_COLUMNS,
+            *flat,
+            *(f"{when}_{name}" for when in ("smoothed", "lagged") for name in flat),
+        }
         of_keys = {*reserved, *ESTIMATE_COLUMNS, *(["key"] if len(self.key) > 1 else [])}
         for field, names, taken in (("key", self.key, of_keys), ("time", [self.time], reserved)):
             for name in names:
@@ -165,7 +186,16 @@ class ModelSpec(Section):
 
     def definition(self) -> dict[str, Any]:
         """Return what `kalman.build` takes, as plain Python."""
-        fields = {"filter", "states", "measurement", "control", "process", "observation", "initial"}
+        fields = {
+            "filter",
+            "states",
+            "measurement",
+            "control",
+            "process",
+            "observation",
+            "initial",
+            "smoothing",
+        }
         result = self.model_dump(include=fields, exclude_none=True)
         result["learn"] = self.learn and self.learn.model_dump(include={"parameters", "scope"})
         return result

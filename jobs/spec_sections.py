@@ -102,6 +102,17 @@ class Learn(Section):
         return self
 
 
+class Smoothing(Section):
+    """Each row's state once more, when more rows of its key have come."""
+
+    lag: int = Field(
+        ge=1,
+        le=500,
+        description="rows after which a row's state is given again, as the lagged_ outputs of the row that "
+        "comes so many rows later",
+    )
+
+
 class Outputs(Section):
     """What each estimate carries."""
 

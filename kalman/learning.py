@@ -220,7 +220,7 @@ def _select(rows: SortedRows, which: np.ndarray, keys: int) -> SortedRows:
 
 
 def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:
-    model = build(definition, parameters)
+    model = build({**definition, "smoothing": None}, parameters)  # a fixed lag changes no likelihood
     if not isinstance(model, LinearFilter):
         raise ModelError(
             "learn.parameters",

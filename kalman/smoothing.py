@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from kalman import flags
+from kalman.fixed_lag import FixedLagFilter
 from kalman.linear import LinearFilter
 from kalman.moment_smoother import MomentSmoother
 from kalman.rts import CrossSmoother, Smoothable
@@ -42,6 +43,8 @@ def smoother(model: Filter) -> Smoother:
     """Return what smooths a filter's states. Raises ModelError where the filter cannot be smoothed."""
     if isinstance(model, LinearFilter):
         return MomentSmoother(model)
+    if isinstance(model, FixedLagFilter):
+        return MomentSmoother(model.linear)
     if isinstance(model, Smoothable):
         return CrossSmoother(model)
     raise ModelError(

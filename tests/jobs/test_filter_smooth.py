@@ -57,3 +57,20 @@ def test_the_filters_columns_stay_as_they_are_and_rejected_rows_have_nulls(tmp_p
     last = rows.drop(index=5).groupby(["site", "sensor"])["at"].idxmax().tolist()
     for row in last:  # nothing comes after it
         np.testing.assert_allclose(means[row], out["mean"].to_pylist()[row], rtol=1e-14)
+
+
+def test_a_fixed_lag_comes_with_the_later_row(tmp_path: Path) -> None:
+    random_rows(60).to_csv(tmp_path / "in.csv", index=False)
+    model = two_states(tmp_path)
+    model.write_text(model.read_text() + "smoothing: {lag: 2}\n")
+    filtered(model, tmp_path / "in.csv", tmp_path / "out.csv")
+    filtered(model, tmp_path / "in.csv", tmp_path / "out.parquet")
+    out, lists = pd.read_csv(tmp_path / "out.csv"), pq.read_table(tmp_path / "out.parquet")
+    assert [name for name in out if str(name).startswith("lagged")] == [
+        *("lagged_mean_x", "lagged_mean_y"),
+        *(f"lagged_covariance_{a}_{b}" for a in "xy" for b in "xy"),
+        "lagged_age",
+    ]
+    assert out["lagged_age"].isna().sum() == 2 * len(out.groupby(["site", "sensor"]))
+    ages = [age for (age,) in lists["lagged_age"].to_pylist()]
+    np.testing.assert_allclose(ages, out["lagged_age"])

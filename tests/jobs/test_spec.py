@@ -153,6 +153,7 @@ def test_the_guide_has_every_field() -> None:
         ({"time_zone": "America/New_york_"}, "did you mean 'America/New_York'?"),
         ({"time_format": "%d/%m/%Q"}, "time_format: '%d/%m/%Q' is not a time format: %Q is not known"),
         ({"time_format": "%d/%m"}, "%Y is missing"),
+        ({"smoothing": {"lag": 0}}, "smoothing.lag: 0 is too small; give a number from 1"),
         ({"late": "drop"}, "late: 'drop' is not known; use one of quarantine, apply"),
         (
             {"outputs": {"covariance": "diag"}},
