@@ -29,6 +29,11 @@ def numbers(values: NDArray[np.float64]) -> pa.Array:
     return _primitive(pa.float64(), np.ascontiguousarray(values), ~np.isnan(values))
 
 
+def integers(values: NDArray[np.int64]) -> pa.Array:
+    """Return N integers."""
+    return _primitive(pa.int64(), np.ascontiguousarray(values), np.ones(len(values), dtype=bool))
+
+
 def times(micros: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
     """Return N UTC times; null where not `valid`."""
     return _primitive(pa.timestamp("us", "UTC"), np.ascontiguousarray(micros), valid)

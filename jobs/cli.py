@@ -203,6 +203,41 @@ def filter_(
 
 
 @app.command()
+def forecast(
+    ctx: typer.Context,
+    model: Model,
+    input: Annotated[
+        str, typer.Option(help="The rows until now: a .csv or .parquet file.", show_default=False)
+    ],
+    output: Annotated[str, typer.Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="How many steps ahead of each key's newest row.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="Up to this time (ISO 8601) in steps of --every; without it at this time alone."),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(help="A step, such as 1h. With --steps by default the median time between rows."),
+    ] = None,
+    probability: Annotated[float, typer.Option(help="With which a value is between the bounds.")] = 0.95,
+) -> None:
+    """Forecast the keys of a file, without Spark: state and measurement at times to come."""
+    _run(
+        ctx,
+        "forecast",
+        model,
+        input,
+        output,
+        steps=steps,
+        until=until,
+        every=every,
+        probability=probability,
+    )
+
+
+@app.command()
 def schema(ctx: typer.Context) -> None:
     """Print the JSON schema of model specs."""
     _run(ctx, "schema")

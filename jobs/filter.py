@@ -89,10 +89,8 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
     Raises:
         UserError: the model's filter cannot be smoothed.
     """
-    good = np.flatnonzero(rows.reason == None)  # noqa: E711 - elementwise
     model = kalman.build(spec.definition())
-    order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
-    sorted_rows = kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
+    order, sorted_rows = in_order(rows)
     states = kalman.initial_states(model, rows.keys)
     n = len(spec.states)
     places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
@@ -131,6 +129,13 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
         flag,
         {name: back(values) for name, values in (out.extra | smoothed).items()},
     )
+
+
+def in_order(rows: ParsedRows) -> tuple[NDArray[np.int64], kalman.SortedRows]:
+    """Return where the rows that are not rejected are in the order in which they are applied, and those rows."""
+    good = np.flatnonzero(rows.reason == None)  # noqa: E711 - elementwise
+    order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
+    return order, kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
 
 
 def write(path: Path, states: list[str], columns: dict[str, pa.Array], estimates: Estimates) -> None:
