@@ -6,9 +6,7 @@ log-likelihood, NIS and flag; with --smooth also the state given all rows of its
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -22,6 +20,7 @@ from jobs import arrays
 from jobs.errors import UserError
 from jobs.order import order_rows
 from jobs.report import Report
+from jobs.result_files import check_target, lists, save
 from jobs.row_files import read
 from jobs.rows import ParsedRows, parse
 from jobs.settings import Settings
@@ -62,14 +61,7 @@ def run(settings: Settings, model: str, input: str, output: str, smooth: bool = 
     start = perf_counter()
     spec = load_spec(model, settings.models, deep=True)
     source_path, target = Path(input), Path(output)
-    if target.suffix.lower() not in (".csv", ".parquet"):
-        raise UserError(f"{target}: the file's ending must be .csv or .parquet")
-    if not target.parent.is_dir():
-        raise UserError(f"{target}: there is no folder {target.parent} to write it to")
-    if target.is_dir():
-        raise UserError(f"{target}: is a folder; give a file's name")
-    if target.exists() and source_path.exists() and os.path.samefile(source_path, target):
-        raise UserError(f"{target}: is the input itself; give another output")
+    check_target(target, source_path)
     source = read(source_path, spec.columns)
     if source.rows == 0:
         raise UserError(f"{source_path}: has no rows")
@@ -144,56 +136,24 @@ def write(path: Path, states: list[str], columns: dict[str, pa.Array], estimates
     Raises:
         UserError: it cannot be written.
     """
-    lists = {"mean": estimates.mean, "covariance": estimates.covariance}
-    tail = {"log_likelihood": estimates.log_likelihood, "nis": estimates.nis}
-    applied = estimates.applied
     table = dict(columns)
-    if path.suffix.lower() == ".csv":
-        for field, values in lists.items():
-            table |= _flat(field, values, states)
-    else:
-        table |= {field: arrays.vectors(values, applied) for field, values in lists.items()}
-    table |= {field: arrays.numbers(values) for field, values in tail.items()}
+    for field, values in (("mean", estimates.mean), ("covariance", estimates.covariance)):
+        table |= lists(path, field, values, estimates.applied, _parts(field, len(values), states))
+    table["log_likelihood"] = arrays.numbers(estimates.log_likelihood)
+    table["nis"] = arrays.numbers(estimates.nis)
     table["flag"] = arrays.texts(list(estimates.flag))
     for field, values in estimates.extra.items():
-        if path.suffix.lower() == ".csv":
-            table |= _flat(field, values, states)
-        else:
-            table[field] = arrays.vectors(values, applied)
-    _whole(path, _writer(path, pa.table(table)))
+        table |= lists(path, field, values, estimates.applied, _parts(field, len(values), states))
+    save(path, table)
 
 
-def _flat(field: str, values: Floats, states: list[str]) -> dict[str, pa.Array]:
-    """Return the columns of a list (d, N) in CSV: a state's or a pair's name after the field's, or a number."""
-    if len(values) == 1 and not field.endswith(("mean", "covariance")):
-        return {field: arrays.numbers(values[0])}
-    parts = [str(index) for index in range(len(values))]
-    if field.endswith("mean") and len(values) == len(states):
-        parts = states
-    elif field.endswith("covariance") and len(values) == len(states) ** 2:
-        parts = [f"{a}_{b}" for a in states for b in states]
-    return {f"{field}_{part}": arrays.numbers(row) for part, row in zip(parts, values, strict=True)}
-
-
-def _writer(path: Path, table: pa.Table) -> Callable[[Path], None]:
-    if path.suffix.lower() == ".parquet":
-        import pyarrow.parquet as pq
-
-        return lambda temporary: pq.write_table(table, temporary)
-    from pyarrow import csv
-
-    return lambda temporary: csv.write_csv(table, temporary, csv.WriteOptions(quoting_style="needed"))
-
-
-def _whole(path: Path, save: Callable[[Path], None]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        save(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+def _parts(field: str, width: int, states: list[str]) -> list[str] | None:
+    """Return what each of a list's numbers is called in CSV: a state, a pair of states, or a number."""
+    if field.endswith("mean") and width == len(states):
+        return states
+    if field.endswith("covariance") and width == len(states) ** 2:
+        return [f"{a}_{b}" for a in states for b in states]
+    return None if width == 1 else [str(index) for index in range(width)]
 
 
 def _report(

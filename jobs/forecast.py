@@ -23,7 +23,8 @@ from jobs.errors import UserError
 from jobs.filter import in_order
 from jobs.report import Report
 from jobs.result_files import check_target, lists, save
-from jobs.rows import ParsedRows, parse, read
+from jobs.row_files import read
+from jobs.rows import ParsedRows, parse
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
 from jobs.times import MAX_US, TimeParser, duration_us
@@ -74,6 +75,8 @@ def run(
     check_target(target, source_path)
     end, length = _asked(spec, steps, until, every, probability)
     source = read(source_path, spec.columns)
+    if source.rows == 0:
+        raise UserError(f"{source_path}: has no rows")
     rows = parse(spec, source, input)
     order, sorted_rows = in_order(rows)
     kernel = kalman.build(spec.definition())

@@ -34,10 +34,15 @@ def check_target(target: Path, source: Path) -> None:
 
 
 def lists(
-    path: Path, field: str, values: Floats, valid: NDArray[np.bool_], parts: Sequence[str]
+    path: Path, field: str, values: Floats, valid: NDArray[np.bool_], parts: Sequence[str] | None
 ) -> dict[str, pa.Array]:
-    """Return the columns of values (d, N): one of lists in Parquet, one for each of d parts in CSV."""
-    if path.suffix.lower() == ".csv":
+    """Return the columns of values (d, N): one of lists in Parquet, one for each of d parts in CSV.
+
+    Without parts (and d = 1) the column in CSV is called as the field.
+    """
+    if path.suffix.lower() == ".csv" and parts is None:
+        return {field: arrays.numbers(values[0])}
+    if path.suffix.lower() == ".csv" and parts is not None:
         return {f"{field}_{part}": arrays.numbers(row) for part, row in zip(parts, values, strict=True)}
     return {field: arrays.vectors(values, valid)}
 
