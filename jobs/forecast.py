@@ -84,7 +84,7 @@ def run(
     places, states = _begun(rows, order, states)
     ahead = _times(sorted_rows, states, steps, end, length, int(spec.unit_us))
     kept = np.flatnonzero(ahead.wanted.any(axis=0))
-    some = kalman.KeyStates(states.values[:, kept], *(part[kept] for part in states[1:]))
+    some = states.take(kept)
     time = ahead.time[:, kept]
     dt = np.diff(time, axis=0, prepend=some.event_time[None]) / spec.unit_us
     try:
@@ -158,8 +158,7 @@ def _begun(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Int
     if len(begun) == 0:
         raise UserError("no row of the input could be applied: there is nothing to forecast from")
     begun = begun[np.argsort(earliest[begun])]
-    which = codes[begun]
-    return earliest[begun], kalman.KeyStates(states.values[:, which], *(part[which] for part in states[1:]))
+    return earliest[begun], states.take(codes[begun])
 
 
 def _times(
@@ -198,7 +197,7 @@ def _write(
     probability: float,
 ) -> None:
     """Write a row for each key and wanted time, the keys' rows together."""
-    step, key = (index.T[wanted.T] for index in np.indices(wanted.shape))
+    key, step = np.nonzero(wanted.T)
     flag = expected.flag[step, key]
     well = flag == 0
     columns = {name: values.take(arrays.integers(key)) for name, values in keys.items()}

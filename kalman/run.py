@@ -29,6 +29,11 @@ class KeyStates(NamedTuple):
     count: Integers
     log_likelihood: Array
 
+    def take(self, which: Integers) -> "KeyStates":
+        """Return where some of the keys stand, in the order asked for."""
+        values, event_time, count, log_likelihood = self
+        return KeyStates(values[:, which], event_time[which], count[which], log_likelihood[which])
+
 
 class SortedRows(NamedTuple):
     """N rows, sorted by key and, within a key, by time.

@@ -168,7 +168,7 @@ def test_running_consistency_is_the_weighted_sum_and_goes_on_from_its_state():
     assert after.low[-1] == pytest.approx(chi2.ppf(0.025, degrees) / degrees, rel=1e-9)
     state = begin_running(1)
     for i in own:
-        state = add_running(state, nis[i : i + 1], count[i : i + 1], 0.9)
+        state = add_running(state, nis[i : i + 1], count[i : i + 1] * 1.0, 0.9)
     same(judge_running(state).ratio, after.ratio[-1:])
     assert np.isnan(running_consistency(key[:1], np.array([np.nan]), count[:1]).ratio[0])
 
