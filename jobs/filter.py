@@ -162,7 +162,7 @@ def _report(
     applied = estimates.applied
     rejected = Counter(str(said) for said in rows.reason[~applied])
     flagged = Counter(str(flag) for flag in estimates.flag[applied] if flag is not None)
-    observed = np.isfinite(estimates.nis)
+    observed = np.isfinite(estimates.nis) & (estimates.flag == None)  # noqa: E711 - elementwise
     components = int((~np.isnan(rows.y[:, observed])).sum())
     ratio = float(estimates.nis[observed].sum()) / components if components else None
     data: dict[str, Any] = {

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_valid
 
 from jobs import yaml_text
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
+from jobs.spec_options import Adaptive, Robust
 from jobs.spec_sections import (
     Airflow,
     Initial,
@@ -36,6 +37,20 @@ __all__ = ["ModelSpec", "SpecError", "load_all", "load_spec", "schema", "spec_fi
 
 TimeUnit = Literal["microsecond", "millisecond", "second", "minute", "hour", "day", "week"]
 DEFAULT_MISSING = ("", "NA", "NaN", "null")
+# The fields that `kalman.build` reads, besides `learn`; in those of NUMERIC 1 and 1.0 are one number.
+DEFINITION = (
+    "filter",
+    "states",
+    "measurement",
+    "control",
+    "process",
+    "observation",
+    "initial",
+    "robust",
+    "adaptive",
+    "smoothing",
+)
+NUMERIC = {"process", "observation", "initial", "robust", "adaptive"}
 # Columns of the `filter` command's output beside those of the key and the time.
 OUTPUT_COLUMNS = (
     "mean",
@@ -44,6 +59,7 @@ OUTPUT_COLUMNS = (
     "nis",
     "flag",
     "mode_probabilities",
+    "weights",
     "smoothed_mean",
     "smoothed_covariance",
     "lagged_mean",
@@ -90,6 +106,8 @@ class ModelSpec(Section):
     process: Process = Field(description="how the state moves, such as {kind: random_walk, variance: 1.0}")
     observation: Observation = Field(description="how it is measured, such as {H: [[1.0]], R: [[1.0]]}")
     initial: Initial = Field(description="{mean: [...], covariance: [[...]]} or {diffuse: true}")
+    robust: Robust | None = Field(default=None, description="outliers: gate, student_t or huber, fading")
+    adaptive: Adaptive | None = Field(default=None, description="noise that follows the innovations: R, Q")
     learn: Learn | None = Field(default=None, description="what pretrain learns; null: nothing")
     smoothing: Smoothing | None = Field(
         default=None, description="fixed-lag smoothing of a linear filter; null: none"
@@ -186,17 +204,7 @@ class ModelSpec(Section):
 
     def definition(self) -> dict[str, Any]:
         """Return what `kalman.build` takes, as plain Python."""
-        fields = {
-            "filter",
-            "states",
-            "measurement",
-            "control",
-            "process",
-            "observation",
-            "initial",
-            "smoothing",
-        }
-        result = self.model_dump(include=fields, exclude_none=True)
+        result = self.model_dump(include=set(DEFINITION), exclude_none=True)
         result["learn"] = self.learn and self.learn.model_dump(include={"parameters", "scope"})
         return result
 
@@ -210,7 +218,7 @@ class ModelSpec(Section):
             **self.definition(),
             **self.model_dump(include={"name", "version", "key", "time", "time_unit"}),
         }
-        for field in ("process", "observation", "initial"):
+        for field in NUMERIC & meaning.keys():
             meaning[field] = _floats(meaning[field])
         return hashlib.sha256(_canonical(meaning).encode()).hexdigest()
 

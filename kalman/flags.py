@@ -5,6 +5,7 @@ NON_FINITE = 1
 SINGULAR_INNOVATION = 2
 NOT_PSD = 3
 OVERFLOW = 4
+GATED = 5
 
 FLAGS: tuple[str | None, ...] = (
     None,
@@ -12,4 +13,5 @@ FLAGS: tuple[str | None, ...] = (
     "singular_innovation",  # the innovation's variance is zero or less: the measurement cannot be weighed
     "not_psd",  # the covariance lost its sign beyond what rounding explains
     "overflow",  # the state or the likelihood left the range of float64
+    "gated",  # the measurement is farther from its prediction than the gate lets in
 )

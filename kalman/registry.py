@@ -6,6 +6,7 @@ from typing import Any
 from kalman.definition import Definition
 from kalman.fixed_lag import fixed_lag
 from kalman.linear import build_linear
+from kalman.robust_linear import build_robust_linear
 from kalman.types import Filter, ModelError
 
 
@@ -13,13 +14,25 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
     """Return the filter that a definition describes, with learned `parameters` in place of the written ones.
 
     The definition has the keys of a model spec: filter, states, measurement, control, process, observation,
-    initial, learn, smoothing. Raises ModelError, which names the field.
+    initial, learn, robust, adaptive, smoothing. Raises ModelError, which names the field.
     """
     kind = definition.get("filter", "linear")
     if not isinstance(kind, str) or kind not in FILTERS:
         raise ModelError("filter", f"{kind!r} is not a filter", f"choose one of {', '.join(FILTERS)}")
-    return fixed_lag(definition, FILTERS[kind](definition, parameters or {}))
+    builders = FILTERS
+    for section in ("robust", "adaptive"):
+        if definition.get(section) is not None:
+            builders = ROBUST
+            if kind not in ROBUST:
+                remedy = f"remove it, or use {', '.join(ROBUST)}"
+                raise ModelError(section, f"the {kind} filter has none", remedy)
+    return fixed_lag(definition, builders[kind](definition, parameters or {}))
 
 
-FILTERS: dict[str, Callable[[Definition, Mapping[str, Any]], Filter]] = {"linear": build_linear}
+Builder = Callable[[Definition, Mapping[str, Any]], Filter]
+
+FILTERS: dict[str, Builder] = {"linear": build_linear}
 """What builds each kind of filter. A new kind is one more entry."""
+
+ROBUST: dict[str, Builder] = {"linear": build_robust_linear}
+"""What builds a kind of filter with a section `robust` or `adaptive`."""

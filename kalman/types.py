@@ -49,7 +49,8 @@ class Step(NamedTuple):
     """What one row said about each of K keys.
 
     log_likelihood (K,) of the row, with its constant; 0 when nothing was observed, NaN when flagged
-    nis            (K,) normalised innovation squared; NaN when nothing was predicted and observed
+    nis            (K,) normalised innovation squared; NaN when nothing was predicted and observed, or when
+                   flagged, unless the flag is that the NIS is beyond the gate
     flag           (K,) uint8, a code of `kalman.flags`; a flagged key's state is as it was before the row
     extra          name -> (d, K), what the filter says beyond mean and covariance
     """

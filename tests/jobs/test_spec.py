@@ -118,7 +118,7 @@ def test_the_guide_has_every_field() -> None:
     table = guide.split("## All fields")[1].split("\n## ")[0]
     for name, field in ModelSpec.model_fields.items():
         inner = [name]
-        if name in ("learn", "outputs", "stream"):
+        if name in ("learn", "outputs", "stream", "robust", "adaptive"):
             kind: Any = field.annotation
             section = kind if isinstance(kind, type) else kind.__args__[0]
             inner = [f"{name}.{part}" for part in section.model_fields]
@@ -265,6 +265,8 @@ def test_problems_of_all_files_come_together(tmp_path: Path) -> None:
         ({"process": {"kind": "random_walk", "variance": -1.0}}, "process.variance: -1.0 is not"),
         ({"observation": {"H": [[1.0]], "R": [[-1.0]]}}, "observation.R: it is not positive semidefinite"),
         ({"filter": "lineer"}, "filter: 'lineer' is not a filter; did you mean 'linear'?"),
+        ({"robust": {"gate": {"probability": 2}}}, "robust.gate.probability: 2.0 is not below 1"),
+        ({"adaptive": {"R": 1.5}}, "adaptive.R: 1.5 is not below 1"),
         (
             {"learn": {"parameters": ["S"]}},
             "learn.parameters[0]: the model has no parameter 'S'; choose from Q, R",
@@ -307,6 +309,8 @@ def test_the_fingerprint_follows_the_meaning_alone() -> None:
         {"observation": {"H": [[1.0]], "R": [[15098.0]]}},
         {"initial": {"diffuse": True}},
         {"learn": {"parameters": ["R"]}},
+        {"robust": {"huber": {}}},
+        {"adaptive": {"R": 0.1}},
     ):
         assert ModelSpec(**changed(**other)).fingerprint() != own, other
 

@@ -1,0 +1,63 @@
+"""The sections of a model spec that change how a filter takes a row."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from jobs.spec_sections import Number, Section
+
+
+class Gate(Section):
+    """Leave out rows that are too far from what was predicted."""
+
+    probability: Number | None = Field(
+        default=None, description="let in what this part of good rows stays within, such as 0.99 (chi-square)"
+    )
+    threshold: Number | None = Field(
+        default=None, description="or: the largest NIS that is let in, such as 9.2"
+    )
+    limit: int | None = Field(
+        default=None, ge=1, description="after so many gated rows in a row the next is let in; null: never"
+    )
+
+
+class StudentT(Section):
+    """Measurement noise with the heavy tails of Student's t, one weight for all components of a row."""
+
+    degrees: Number = Field(description="degrees of freedom, such as 4; the fewer, the heavier the tails")
+    iterations: int = Field(default=10, ge=1, description="steps of the variational update")
+
+
+class Huber(Section):
+    """Huber's M-estimate: a weight for each component, full up to a threshold."""
+
+    threshold: Number = Field(
+        default=1.345, description="standard deviations of noise that count in full; 1.345 is 95 % efficient"
+    )
+    iterations: int = Field(default=10, ge=1, description="steps of the reweighting, for several components")
+
+
+class Robust(Section):
+    """What keeps outliers from leading the filter astray."""
+
+    gate: Gate | None = Field(
+        default=None, description="flag rows beyond a limit of their NIS and leave them out"
+    )
+    student_t: StudentT | None = Field(default=None, description="Student-t noise, {degrees: 4}")
+    huber: Huber | None = Field(default=None, description="Huber weights, {threshold: 1.345}")
+    fading: Number | None = Field(
+        default=None,
+        ge=1.0,
+        description="alpha of a fading memory: the predicted covariance is alpha^2 F P F' + Q, once a row",
+    )
+
+
+class Adaptive(Section):
+    """Noise that follows the innovations, key by key."""
+
+    R: Number | None = Field(
+        default=None, gt=0.0, description="part of the way that R moves with a row, such as 0.02; null: fixed"
+    )
+    Q: Number | None = Field(
+        default=None, gt=0.0, description="the same for the process noise: Q, or a structure's variances"
+    )

@@ -1,0 +1,53 @@
+"""The offline command with robust updates, adaptive noise and several modes: flags, and columns of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jobs.filter import run
+from jobs.report import Report
+from jobs.settings import Settings
+
+HEAD = """
+name: m
+version: 1
+key: [k]
+time: at
+measurement: [y]
+states: [level]
+initial: {mean: [0.0], covariance: [[10.0]]}
+"""
+WALK = """
+process: {kind: random_walk, variance: 1.0e-4}
+observation: {R: [[1.0]]}
+"""
+VALUES = [0.1, -0.2, 0.3, 90.0, 0.0, "", 0.2]
+
+
+def filtered(folder: Path, text: str, output: str = "out.csv") -> tuple[Report, pd.DataFrame]:
+    (folder / "m.yaml").write_text(HEAD + text)
+    rows = [f"a,2024-01-01T00:00:{second:02},{value}\n" for second, value in enumerate(VALUES)]
+    (folder / "in.csv").write_text("k,at,y\n" + "".join(rows))
+    report = run(Settings.load(models=folder), "m", str(folder / "in.csv"), str(folder / output))
+    read = pd.read_parquet if output.endswith("parquet") else pd.read_csv
+    return report, read(folder / output)
+
+
+def test_a_gate_flags_the_outlier_and_keeps_it_out_of_the_report(tmp_path: Path) -> None:
+    report, out = filtered(tmp_path, WALK + "robust: {gate: {probability: 0.999}}")
+    assert out.flag.tolist()[3] == "gated" and out.flag.isna().sum() == 6
+    assert out.nis[3] > 1000 and pd.isna(out.log_likelihood[3])
+    assert out.mean_level[3] == out.mean_level[2]
+    assert report.data["flagged_by_reason"] == {"gated": 1} and report.data["nis_per_component"] < 2
+
+
+@pytest.mark.parametrize("noise", ["student_t: {degrees: 4}", "huber: {}"])
+def test_weights_are_written(tmp_path: Path, noise: str) -> None:
+    _, out = filtered(tmp_path, WALK + f"robust: {{{noise}}}\nadaptive: {{R: 0.05}}")
+    assert out.weights[3] < 0.05 and out.weights[[0, 1, 2, 4, 6]].min() > 0.5 and pd.isna(out.weights[5])
+    assert out.flag.isna().all() and abs(out.mean_level[6]) < 1
+    _, out = filtered(tmp_path, WALK + f"robust: {{{noise}}}", "out.parquet")
+    assert out.weights[3][0] < 0.05
