@@ -61,6 +61,8 @@ class Place:
             "PATH": os.pathsep.join(path),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")])),
             "PYTHONUNBUFFERED": "1",
+            # For a minute of work at a time Java's optimising compiler does not pay.
+            "SPARK_SUBMIT_OPTS": kept.get("SPARK_SUBMIT_OPTS") or "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "NO_COLOR": "1",
             "AIRFLOW_HOME": str(self.root / "airflow"),
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),

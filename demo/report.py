@@ -171,7 +171,8 @@ padding: 1.25rem; margin-bottom: 1.25rem; } img { width: 100%; height: auto; dis
 overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric:
 tabular-nums; } th, td { padding: .45rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
 white-space: nowrap; } th:first-child, td:first-child { text-align: left; } th { color: var(--soft);
-font-weight: 600; white-space: normal; vertical-align: bottom; } tr:last-child td { border-bottom: 0; } .time td:first-child { width: 1%; padding-right:
-1.5rem; } .time .n { width: 1%; } .time .bar { padding-left: 1rem; } .time i { display: block; height:
-.7rem; min-width: 2px; border-radius: 3px; background: var(--accent); opacity: .75; }
+font-weight: 600; white-space: normal; vertical-align: bottom; } tr:last-child td {
+border-bottom: 0; } .time td:first-child { width: 1%; padding-right: 1.5rem; } .time .n { width: 1%; } .time .bar {
+padding-left: 1rem; } .time i { display: block; height: .7rem;
+min-width: 2px; border-radius: 3px; background: var(--accent); opacity: .75; }
 """

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from jobs.errors import RUN_FAILED, UserError, first_line, show
 from jobs.jars import jar_folder, jar_paths
@@ -127,10 +128,9 @@ def _run(scratch: Path) -> None:
     ingest.run(settings, "warm_up", [str(scratch / "second.csv")])
     stream.run(settings, "warm_up")
     status.run(settings)
-    gateway = SparkContext._gateway
-    assert gateway is not None
+    gateway: Any = SparkContext._gateway
     spark.stop()
-    java = gateway.proc
+    java: Any = gateway.proc
     gateway.shutdown()
     java.stdin.close()
     java.wait(_SECONDS)

@@ -1,24 +1,15 @@
-"""Keep the lineages of streams: which one is live for a model, where it began, and which driver holds it.
-
-A generation has one checkpoint for life. Its row carries a lease: the driver that holds it, an epoch that rises with
-every driver, and a heartbeat. Two drivers that start at once both try to write themselves into the row; Delta
-commits one, and on a local file system a lock that dies with its process decides even before that.
-"""
+"""Keep the lineages of streams: which one is live for a model, and where it began; one checkpoint for life each."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
-from jobs.owners import Owner
 from jobs.tables import GENERATIONS, Warehouse, utc
 
 if TYPE_CHECKING:
@@ -119,127 +110,33 @@ def begin(warehouse: Warehouse, manifest: Manifest, partitions: int, blocks: int
         )
         .whenNotMatchedInsert("s.action = 'begin'", {**columns, "created_at": F.current_timestamp()})
     )
-    with _one_of_two(made.model), warehouse.lock("generations"):
+    with one_of_two(made.model), warehouse.lock("generations"):
         if len(all_of(warehouse, manifest.model)) != len(known):
-            raise _taken(manifest.model, "another driver has just begun a generation")
+            raise taken(manifest.model, "another driver has just begun a generation")
         merge.execute()
     return made
 
 
-def acquire(warehouse: Warehouse, generation: Generation, owner: Owner) -> Generation:
-    """Write `owner` into the generation's lease.
-
-    Raises:
-        UserError: another driver that still runs holds it, or took it at the same moment.
-    """
-    from pyspark.sql import functions as F
-
-    refuse_if_driven(generation)
-    mine = F.col("generation") == generation.generation
-    same = F.col("epoch") == generation.epoch
-    with _one_of_two(generation.model):
-        _update(
-            warehouse,
-            mine & same & (F.col("status") == LIVE),
-            {
-                "owner": F.lit(owner.text()),
-                "epoch": F.lit(generation.epoch + 1).cast("bigint"),
-                "heartbeat": F.current_timestamp(),
-                "last_error": F.lit(None).cast("string"),
-            },
-        )
-    now = next(one for one in all_of(warehouse, generation.model) if one.generation == generation.generation)
-    if now.owner != owner.text():
-        raise _taken(generation.model, f"another driver has just taken generation {generation.generation}")
-    return now
-
-
-def refuse_if_driven(generation: Generation) -> None:
-    """Refuse a generation that a driver still holds.
-
-    Raises:
-        UserError: it names that driver.
-    """
-    holder = Owner.parse(generation.owner)
-    if holder is not None and holder.alive_after_waiting(generation.heartbeat):
-        raise _taken(
-            generation.model,
-            f"process {holder.pid} on {holder.host} drives generation {generation.generation}",
-        )
-
-
-def beat(warehouse: Warehouse, generation: Generation) -> bool:
-    """Renew the heartbeat; False if the lease is no longer this driver's."""
-    from pyspark.sql import functions as F
-
-    mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
-    _update(warehouse, mine, {"heartbeat": F.current_timestamp()})
-    now = next(
-        (one for one in all_of(warehouse, generation.model) if one.generation == generation.generation), None
-    )
-    return now is not None and now.epoch == generation.epoch and now.owner == generation.owner
-
-
-def release(warehouse: Warehouse, generation: Generation, error: str | None = None) -> None:
-    """Give the lease back, with the error that ended the driver if one did."""
-    from pyspark.sql import functions as F
-
-    mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
-    _update(
-        warehouse,
-        mine,
-        {
-            "owner": F.lit(None).cast("string"),
-            "heartbeat": F.current_timestamp(),
-            "last_error": F.lit(error).cast("string"),
-        },
-    )
-
-
-@contextmanager
-def stream_lock(root: str, model: str) -> Iterator[None]:
-    """Hold the model's stream on this machine; the lock dies with the process, however it dies.
-
-    Raises:
-        UserError: another process holds it.
-    """
-    if "://" in root:
-        yield
-        return
-    folder = Path(root, "_locks")
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f"stream-{model}.lock", "a+") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            handle.seek(0)
-            holder = handle.read().strip() or "unknown"
-            raise _taken(model, f"process {holder} of this machine drives it") from error
-        handle.seek(0)
-        handle.truncate()
-        handle.write(str(os.getpid()))
-        handle.flush()
-        yield
-
-
-def _taken(model: str, who: str) -> UserError:
+def taken(model: str, who: str) -> UserError:
+    """Return the refusal of a driver that came second."""
     return UserError(
         f"the stream of {model} is taken: {who}; one driver at a time, so this one stops", ALREADY_RUNNING
     )
 
 
 @contextmanager
-def _one_of_two(model: str) -> Iterator[None]:
+def one_of_two(model: str) -> Iterator[None]:
     """Turn the conflict of two commits into the refusal of the later one."""
     from delta.exceptions import DeltaConcurrentModificationException
 
     try:
         yield
     except DeltaConcurrentModificationException as error:
-        raise _taken(model, "another driver has just changed its generations") from error
+        raise taken(model, "another driver has just changed its generations") from error
 
 
-def _update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None:
+def update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None:
+    """Set columns of the generations that meet a condition, in one commit."""
     from delta.tables import DeltaTable
 
     with warehouse.lock("generations"):

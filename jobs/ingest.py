@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jobs.checked_rows import (
     PAYLOAD,
@@ -130,9 +129,10 @@ def _land_here(warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, ke
     """Land a small file, read and checked in this process."""
     source = read(Path(path))
     checked = check_rows(spec, source, key_types, path)
-    fits = pc.is_null(checked.column(REASON))
+    rejected = checked.column(REASON).is_valid()
+    bad = pa.Table.from_batches([checked.filter(rejected).select([REASON, PAYLOAD])])
+    fits = checked.column(REASON).is_null()
     good = pa.Table.from_batches([checked.filter(fits).drop_columns([REASON, PAYLOAD])])
-    bad = pa.Table.from_batches([checked.filter(pc.invert(fits)).select([REASON, PAYLOAD])])
     times = np.asarray(good.column(spec.time).cast(pa.int64()))
     span = (int(times.min()), int(times.max())) if len(times) else None
     spark = warehouse.spark

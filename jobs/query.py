@@ -1,0 +1,113 @@
+"""The streaming query of a generation: from its measurements through the filter's state into the sink."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from jobs.generations import Generation
+from jobs.sink import Sink, Totals
+from jobs.spec import ModelSpec
+from jobs.tables import Warehouse, measurements
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from jobs.snapshots import Manifest
+
+POLL_SECONDS = 0.2
+FINISH_SECONDS = 120.0
+"""How long a stop waits for the running micro-batch before it interrupts it (which loses nothing)."""
+
+
+def start_query(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    generation: Generation,
+    manifest: Manifest,
+    seconds: float | None,
+    told: Callable[[Totals], None],
+) -> tuple[StreamingQuery, Totals]:
+    """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet."""
+    import kalman
+    from jobs import snapshots
+    from jobs.checkpoints import Checkpoint
+    from jobs.estimates import EstimateFormat
+    from jobs.keys import key_kind
+    from jobs.packed_rows import RowFormat, pack_rows
+    from jobs.processor import OUTPUT, FilterProcessor, Plan
+    from jobs.routing import make_routing
+    from jobs.state_blocks import state_format
+
+    spark = warehouse.spark
+    table = measurements(spec.name)
+    kernel = kalman.build(spec.definition(), manifest.parameters)
+    kind = key_kind(spec.key, warehouse.read(table).schema)
+    rows = RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control))
+    state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
+    diagonal = spec.outputs.covariance == "diagonal"
+    out = EstimateFormat(kind, len(spec.states), diagonal, tuple(kernel.outputs.items()))
+    routing = make_routing(generation.partitions, generation.blocks)
+    plan = Plan(kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply")
+    spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
+
+    seeds = None
+    if Checkpoint(spark, generation.checkpoint).last_commit() is None:
+        # The state begins in micro-batch 0, which may be tried many times: the snapshot is pinned, never "the newest".
+        pinned = snapshots.verify(warehouse, manifest)
+        seeds = snapshots.seed_packets(pinned, kernel, kind, state.layout, routing).groupBy("bucket")
+    source = _source(spark, warehouse, spec, generation)
+    operator = pack_rows(source.select(*spec.columns), rows, routing).groupBy("bucket")
+    packets = operator.transformWithStateInPandas(FilterProcessor(plan), OUTPUT, "Append", "None", seeds)
+    sink = Sink(warehouse, generation, rows, out, told)
+    writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
+    writer = writer.option("checkpointLocation", generation.checkpoint)
+    writer = (
+        writer.trigger(availableNow=True)
+        if seconds is None
+        else writer.trigger(processingTime=f"{seconds} seconds")
+    )
+    return writer.start(), sink.totals
+
+
+def _source(spark: SparkSession, warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> DataFrame:
+    """Return the measurements behind the generation's snapshot as a stream."""
+    reader = spark.readStream.format("delta").option("startingVersion", generation.start_version + 1)
+    if spec.stream.max_files_per_batch is not None:
+        reader = reader.option("maxFilesPerTrigger", spec.stream.max_files_per_batch)
+    if spec.stream.max_bytes_per_batch is not None:
+        reader = reader.option("maxBytesPerTrigger", spec.stream.max_bytes_per_batch)
+    return reader.load(warehouse.path(measurements(spec.name)))
+
+
+def await_end(query: StreamingQuery, stop: threading.Event) -> None:
+    """Wait for the query's end; on a stop signal let the running micro-batch finish first."""
+    while query.isActive and not stop.wait(POLL_SECONDS):
+        pass
+    if query.isActive:
+        running = query.status["isTriggerActive"]
+        before = _last_batch(query)
+        waited = 0.0
+        while running and query.isActive and _last_batch(query) == before and waited < FINISH_SECONDS:
+            time.sleep(POLL_SECONDS)
+            waited += POLL_SECONDS
+            running = query.status["isTriggerActive"]
+        query.stop()
+    problem = query.exception()
+    if problem is not None:
+        raise problem
+
+
+def _last_batch(query: StreamingQuery) -> int:
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the line of an error that says most: the innermost exception raised in Python, else the first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if line.startswith(("jobs.", "kalman.", "ValueError", "StateMismatch"))]
+    return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:600]
