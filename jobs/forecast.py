@@ -145,7 +145,9 @@ def _asked(
 def _explicit(definition: Any) -> bool:
     """Tell whether some process in a definition takes one step a row."""
     if isinstance(definition, Mapping):
-        return definition.get("kind") == "explicit" or any(map(_explicit, definition.values()))
+        return definition.get("kind") in ("explicit", "seasonal_dummy") or any(
+            map(_explicit, definition.values())
+        )
     return isinstance(definition, list) and any(map(_explicit, definition))
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_valid
 
 from jobs import yaml_text
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
-from jobs.spec_options import Adaptive, Robust
+from jobs.spec_options import NEEDS, OPTIONS, Adaptive, Lms, Nlms, Rls, Robust
 from jobs.spec_sections import (
     Airflow,
     Initial,
@@ -49,8 +49,9 @@ DEFINITION = (
     "robust",
     "adaptive",
     "smoothing",
+    *OPTIONS,
 )
-NUMERIC = {"process", "observation", "initial", "robust", "adaptive"}
+NUMERIC = {"process", "observation", "initial", "robust", "adaptive", *OPTIONS}
 # Columns of the `filter` command's output beside those of the key and the time.
 OUTPUT_COLUMNS = (
     "mean",
@@ -103,9 +104,18 @@ class ModelSpec(Section):
         default="linear", pattern=r"^[a-z][a-z0-9_]*$", description="the kind of filter", examples=["linear"]
     )
     states: Names = Field(description="the states' names, in the order of the mean")
-    process: Process = Field(description="how the state moves, such as {kind: random_walk, variance: 1.0}")
-    observation: Observation = Field(description="how it is measured, such as {H: [[1.0]], R: [[1.0]]}")
-    initial: Initial = Field(description="{mean: [...], covariance: [[...]]} or {diffuse: true}")
+    process: Process | None = Field(
+        default=None, description="how the state moves, such as {kind: random_walk, variance: 1.0}"
+    )
+    observation: Observation | None = Field(
+        default=None, description="how it is measured, such as {H: [[1.0]], R: [[1.0]]}"
+    )
+    initial: Initial | None = Field(
+        default=None, description="{mean: [...], covariance: [[...]]} or {diffuse: true}"
+    )
+    rls: Rls | None = Field(default=None, description="options of filter: rls")
+    lms: Lms | None = Field(default=None, description="options of filter: lms")
+    nlms: Nlms | None = Field(default=None, description="options of filter: nlms")
     robust: Robust | None = Field(default=None, description="outliers: gate, student_t or huber, fading")
     adaptive: Adaptive | None = Field(default=None, description="noise that follows the innovations: R, Q")
     learn: Learn | None = Field(default=None, description="what pretrain learns; null: nothing")
@@ -128,10 +138,27 @@ class ModelSpec(Section):
             _check_columns(names, field)
         _check_columns([self.time], "time")
         _check_columns(self.states, "states", what="state")
+        self._check_sections()
         self._check_disjoint()
         self._check_outputs()
         self._check_times()
         return self
+
+    def _check_sections(self) -> None:
+        for field in NEEDS.get(self.filter, ("process", "observation", "initial")):
+            if getattr(self, field) is None:
+                what = type(self).model_fields[field].description or ""
+                raise wrong("is missing", f"add it: {what}", field)
+        for field in OPTIONS:
+            if getattr(self, field) is not None and self.filter != field:
+                raise wrong(f"is for filter: {field}", f"remove it, or write filter: {field}", field)
+        if (
+            self.initial is not None
+            and self.initial.covariance is None
+            and self.filter not in ("lms", "nlms")
+        ):
+            if self.initial.diffuse is not True:
+                raise wrong("says too little", "give `mean` and `covariance`, or `diffuse: true`", "initial")
 
     def _check_disjoint(self) -> None:
         taken: dict[str, str] = {}

@@ -61,3 +61,44 @@ class Adaptive(Section):
     Q: Number | None = Field(
         default=None, gt=0.0, description="the same for the process noise: Q, or a structure's variances"
     )
+
+
+class Rls(Section):
+    """Recursive least squares."""
+
+    forgetting: Number = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="what each row counts less than the next, such as 0.99; 1: nothing is lost",
+    )
+    delta: Number | None = Field(
+        default=None,
+        gt=0,
+        description="begin with coefficients near zero, as by a ridge penalty; null: exact start",
+    )
+
+
+class Lms(Section):
+    """Least mean squares."""
+
+    step: Number = Field(gt=0, description="how far a row's error moves the coefficients, such as 0.01")
+
+
+class Nlms(Section):
+    """Normalised least mean squares."""
+
+    step: Number = Field(
+        default=0.5, gt=0, lt=2, description="share of a row's error that is taken out, below 2"
+    )
+    epsilon: Number = Field(default=1e-6, ge=0, description="added to |h|^2, against division by zero")
+
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "rls": (),
+    "lms": ("lms",),
+    "nlms": (),
+}
+"""Sections that a kind of filter must have; for the kinds not named here, process, observation and initial."""
+OPTIONS = ("rls", "lms", "nlms")
+"""Sections that hold the options of the filter they are named after."""

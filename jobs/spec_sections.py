@@ -71,7 +71,7 @@ class Initial(Section):
         if self.diffuse is True:
             if self.mean is not None or self.covariance is not None:
                 raise wrong("gives both `diffuse: true` and a mean or covariance", "keep one of them")
-        elif self.mean is None or self.covariance is None:
+        elif self.covariance is not None and self.mean is None:
             raise wrong("says too little", "give `mean` and `covariance`, or `diffuse: true`")
         return self
 

@@ -19,15 +19,21 @@ def process(definition: Definition, states: int, controls: Sequence[str]) -> str
         raise ModelError(
             "states", f"{states} named, but the process has {found.size}", f"name {found.size} states"
         )
-    used = {controls[i] for i in columns.used(found)} | set(_texts(definition.get("observation")))
-    for name in () if found.controlled else controls:
-        if name not in used:
+    texts = set(_texts(definition.get("observation")))
+    named = {i for i, name in enumerate(controls) if name in texts}
+    check_controls(() if found.controlled else controls, columns.used(found) | named)
+    return found
+
+
+def check_controls(controls: Sequence[str], used: set[int]) -> None:
+    """Raise ModelError unless every control is among the used ones."""
+    for i, name in enumerate(controls):
+        if i not in used:
             raise ModelError(
                 "control",
                 f"the model does not use it: {name}",
                 "name it as an entry of a matrix, use a process with B, or remove it from control",
             )
-    return found
 
 
 def parameters(

@@ -127,7 +127,8 @@ class FixedLagFilter(StateLayout):
             F = linear.process.transition(rows.dt, list(rows.u), parts.values).F
             moved = _moved(_pushed(lags, parts.m, parts.P, parts.A), F, rows.dt)
             lags = moved if first is False else _chosen(first, lags, moved)
-        updated = update(*prior[:3], linear.H, prior.values["R"], list(rows.y), presents)
+        seen = linear.observed(list(rows.u), prior.values)
+        updated = update(*prior[:3], seen.H, seen.R, seen.centred(list(rows.y)), presents)
         for scalar, h, r in zip(updated.scalars, updated.noise.G, updated.noise.d, strict=True):
             lags = _told(lags, scalar, h, r)
         V = list(lags.V)

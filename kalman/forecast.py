@@ -41,16 +41,18 @@ class Measuring(Protocol):
         ...
 
 
-def measured(model: Filter, state: Array) -> tuple[Array, Array]:
+def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array, Array]:
     """Return the mean (m, K) and packed covariance of a measurement that finds the keys in these states.
+
+    u (c, K) is the control of that row, which a linear model may need for entries that come from columns.
 
     The covariance has the measurement's noise in it, and is infinite where the state is still diffuse.
     Raises ModelError where the filter does not say.
     """
     if isinstance(model, FixedLagFilter):
-        return measured(model.linear, state[: model.linear.size])
+        return measured(model.linear, state[: model.linear.size], u)
     if isinstance(model, LinearFilter):
-        return _linear(model, state)
+        return _linear(model, state, u)
     if isinstance(model, Measuring):
         return model.measured(state)
     raise ModelError("filter", "it does not say what it expects to measure", "choose another filter")
@@ -88,7 +90,9 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
         values, said = model.step(values, Rows(np.where(first, 0.0, dt[s]), first, missing, u[s]))
         flag = np.where(flag == flags.WELL, said.flag, flag)
         good = flag == flags.WELL
-        for kept, found in zip(result, (*model.moments(values), *measured(model, values)), strict=False):
+        for kept, found in zip(
+            result, (*model.moments(values), *measured(model, values, u[s])), strict=False
+        ):
             kept[:, s] = np.where(good, found, np.nan)
         result.flag[s] = flag
     return result
@@ -110,20 +114,21 @@ def variances(covariance: Array) -> Array:
     return covariance[[packed_index(i, i) for i in range(order_of(len(covariance)))]]
 
 
-def _linear(model: LinearFilter, state: Array) -> tuple[Array, Array]:
-    """Return mean and packed covariance of H x + v."""
+def _linear(model: LinearFilter, state: Array, u: Array | None) -> tuple[Array, Array]:
+    """Return mean and packed covariance of H x + offset + v."""
     diffuse, keys = model.is_diffuse(state), state.shape[1]
     parts = model.split(list(state), diffuse)
-    R = parts.values["R"]
-    mean = apply(model.H, parts.m)
-    covariance = [plus(a, r) for a, r in zip(congruence(model.H, parts.P), R, strict=True)]
+    controls = np.full((model.controls, keys), np.nan) if u is None else u
+    H, R, offset = model.observed(list(controls), parts.values)
+    mean = [plus(a, b) for a, b in zip(apply(H, parts.m), offset, strict=True)]
+    covariance = [plus(a, r) for a, r in zip(congruence(H, parts.P), R, strict=True)]
     if diffuse:
         A = rows_of(list(state[model.places["diffuse"]]), len(model.states))
         reach = [np.sqrt(dot(row, row)) for row in A]
         seen: list[list[Entry]] = []
-        for h in model.H:
+        for h in H:
             b = [dot(h, column) for column in zip(*A, strict=True)]
-            size = dot([abs(a) for a in h], reach)
+            size = dot([abs(a) if isinstance(a, float) else np.abs(a) for a in h], reach)
             real = np.greater(np.sqrt(dot(b, b)), TOLERANCE * np.asarray(size))
             seen.append([np.where(real, a, 0.0) for a in b])
         for i in range(len(seen)):

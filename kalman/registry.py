@@ -6,6 +6,8 @@ from typing import Any
 from kalman.definition import Definition
 from kalman.fixed_lag import fixed_lag
 from kalman.linear import build_linear
+from kalman.lms import build_lms, build_nlms
+from kalman.rls import build_rls
 from kalman.robust_linear import build_robust_linear
 from kalman.types import Filter, ModelError
 
@@ -31,7 +33,12 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
 
 Builder = Callable[[Definition, Mapping[str, Any]], Filter]
 
-FILTERS: dict[str, Builder] = {"linear": build_linear}
+FILTERS: dict[str, Builder] = {
+    "linear": build_linear,
+    "rls": build_rls,
+    "lms": build_lms,
+    "nlms": build_nlms,
+}
 """What builds each kind of filter. A new kind is one more entry."""
 
 ROBUST: dict[str, Builder] = {"linear": build_robust_linear}

@@ -60,7 +60,7 @@ class Symbol(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> "Symbol":
         if method != "__call__" or options or ufunc.nout != 1:
             raise TypeError(f"{ufunc.__name__}.{method} is not elementwise")
-        truth = all(isinstance(a, bool) or (isinstance(a, Symbol) and a.boolean) for a in operands)
+        truth = all(isinstance(a, bool | np.bool_) or (isinstance(a, Symbol) and a.boolean) for a in operands)
         boolean = truth or ufunc.types[-1].endswith("?") or ufunc.__name__ in COMPARISONS
         return self.tape.note(ufunc.__name__, operands, boolean)
 
@@ -105,9 +105,7 @@ class Program:
             if calls:
                 functions[f"f{at}"] = args[0]
                 function = f"f{at}"
-            operands = ", ".join(
-                names[id(a)] if isinstance(a, Symbol) else repr(float(a)) for a in args[calls:]
-            )
+            operands = ", ".join(names[id(a)] if isinstance(a, Symbol) else _written(a) for a in args[calls:])
             if function == "item":
                 names[id(result)] = f"x{at}"
                 lines.append(f"x{at} = {names[id(args[0])]}[{args[1]}]")
@@ -153,3 +151,8 @@ class Program:
     def __call__(self, inputs: Sequence[Any], buffers: np.ndarray, outputs: Iterable[np.ndarray]) -> None:
         """Run it. inputs in the order given at the start; buffers (self.buffers, K); outputs rows (K,)."""
         self._line(*inputs, *buffers, *outputs)
+
+
+def _written(a: Any) -> str:
+    """Return a constant operand as Python writes it."""
+    return repr(bool(a) if isinstance(a, bool | np.bool_) else float(a))

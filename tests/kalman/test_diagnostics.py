@@ -60,7 +60,7 @@ def test_normalised_innovations_are_those_of_the_textbook(kind):
         here = rows.key == key
         dt = np.diff(rows.time[here], prepend=0) / UNIT
         truth = textbook_innovations(definition, rows.y[:, here].T, dt, rows.u[:, here].T)
-        np.testing.assert_allclose(white[:, here].T, truth, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(white[:, here].T, truth, rtol=1e-9, atol=1e-9)
     some = np.isfinite(outputs.nis)
     np.testing.assert_allclose(np.nansum(white[:, some] ** 2, axis=0), outputs.nis[some], rtol=1e-9)
 
