@@ -52,6 +52,18 @@ class Checkpoint:
         version, index = int(offset["reservoirVersion"]), int(offset["index"])
         return Progressed(batch, version - 1, index > _BASE_INDEX)
 
+    def has(self, batch: int) -> bool:
+        """Tell if a micro-batch is committed and its offsets are still there."""
+        return all(
+            self._files.exists(self._jvm.org.apache.hadoop.fs.Path(self.path, f"{folder}/{batch}"))
+            for folder in ("commits", "offsets")
+        )
+
+    def ends_with(self, batch: int) -> int | None:
+        """Return the version of the measurements that a micro-batch ends with; None if it ends within one."""
+        offset = self.offset(batch)
+        return int(offset["reservoirVersion"]) - 1 if int(offset["index"]) <= _BASE_INDEX else None
+
     def offset(self, batch: int) -> dict[str, Any]:
         """Return the source's offset at the end of a micro-batch."""
         lines = self._read(f"offsets/{batch}").splitlines()

@@ -180,6 +180,21 @@ def stream(
 
 
 @app.command()
+def export(
+    ctx: typer.Context,
+    model: Model,
+    generation: Annotated[
+        str | None, typer.Option(help="A generation; by default the live one.", show_default=False)
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=0, help="A committed micro-batch; by default the last.")
+    ] = None,
+) -> None:
+    """Take a snapshot of a stream's state at the end of a micro-batch; the stream is not disturbed."""
+    _run(ctx, "export", model, generation=generation, batch=batch)
+
+
+@app.command()
 def status(
     ctx: typer.Context,
     model: Annotated[str | None, typer.Option(help="Only this model.", show_default=False)] = None,

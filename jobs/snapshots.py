@@ -18,6 +18,7 @@ from jobs.keys import KeyKind, identity_arrays, identity_expressions, integer_ke
 from jobs.packets import Layout, Records
 from jobs.processor import SEED
 from jobs.routing import Routing, bucket_of
+from jobs.spec import ModelSpec
 from jobs.tables import MANIFESTS, SNAPSHOTS, Warehouse, utc
 from kalman.types import Filter
 
@@ -45,6 +46,7 @@ class Manifest:
     checksum: str
     rows: int
     snapshots_version: int
+    spec: str
     status: str = GOOD
     cut: datetime | None = None
     learn_from: datetime | None = None
@@ -57,6 +59,10 @@ class Manifest:
     def version(self) -> int:
         """Return the version of the measurements table up to which, and including, rows are reflected."""
         return int(self.position["version"])
+
+    def model_spec(self) -> ModelSpec:
+        """Return the spec as it was when the snapshot was made: what its states mean."""
+        return ModelSpec.model_validate_json(self.spec)
 
 
 def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.RecordBatch]:
@@ -125,6 +131,7 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manife
         "rows": total,
         "snapshots_version": version,
         "status": GOOD,
+        "spec": manifest.spec,
     }
     schema = warehouse.read("manifests").schema
     frame = warehouse.spark.createDataFrame([row], schema).withColumn("committed_at", F.current_timestamp())
