@@ -79,6 +79,7 @@ def snapshot_at(
     from jobs.history import Batch, bucket_rows, final_states
     from jobs.keys import key_kind
     from jobs.learn import each_key_learner, learn_pooled
+    from jobs.model_functions import ship
     from jobs.packed_rows import RowFormat
     from jobs.snapshots import Manifest, find, write
 
@@ -103,6 +104,7 @@ def snapshot_at(
         parameters: dict[str, Any] = {} if learned is None else learned.parameters
         progress.note(f"filtering {count:,} rows")
         kernel = kalman.build(spec.definition(), parameters)
+        ship(warehouse.spark, spec.definition())
         manifest = Manifest(
             snapshot_id=identity,
             model=spec.name,

@@ -37,6 +37,7 @@ def start_query(
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import EstimateFormat
     from jobs.keys import key_kind
+    from jobs.model_functions import ship
     from jobs.packed_rows import RowFormat, pack_rows
     from jobs.processor import OUTPUT, FilterProcessor, Plan
     from jobs.routing import make_routing
@@ -45,6 +46,7 @@ def start_query(
     spark = warehouse.spark
     table = measurements(spec.name)
     kernel = kalman.build(spec.definition(), manifest.parameters)
+    ship(spark, spec.definition())
     kind = key_kind(spec.key, warehouse.read(table).schema)
     rows = RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control))
     state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, cast
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
 from jobs import yaml_text
+from jobs.model_functions import named_functions
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
 from jobs.spec_options import NEEDS, OPTIONS, Adaptive, Lms, Nlms, Rls, Robust
 from jobs.spec_sections import (
@@ -30,6 +31,7 @@ from jobs.spec_sections import (
     Section,
     Smoothing,
     Stream,
+    Unscented,
 )
 from jobs.times import EPOCH_FORMATS, UNIT_US, time_pattern
 
@@ -101,8 +103,17 @@ class ModelSpec(Section):
         default=[], description="columns of known inputs: the columns of B, or entries by name"
     )
     filter: str = Field(
-        default="linear", pattern=r"^[a-z][a-z0-9_]*$", description="the kind of filter", examples=["linear"]
+        default="linear",
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="the kind of filter",
+        examples=["linear", "extended", "unscented", "cubature"],
     )
+    form: Literal["covariance", "square_root", "information"] | None = Field(
+        default=None,
+        description="what the filter works in: covariance (null), square_root (factors and rotations, for badly scaled "
+        "models), information (linear and extended, for many more measurements than states)",
+    )
+    unscented: Unscented | None = Field(default=None, description="the points of filter: unscented")
     states: Names = Field(description="the states' names, in the order of the mean")
     process: Process | None = Field(
         default=None, description="how the state moves, such as {kind: random_walk, variance: 1.0}"
@@ -232,6 +243,10 @@ class ModelSpec(Section):
     def definition(self) -> dict[str, Any]:
         """Return what `kalman.build` takes, as plain Python."""
         result = self.model_dump(include=set(DEFINITION), exclude_none=True)
+        if self.form not in (None, "covariance"):
+            result["form"] = self.form
+        if self._source is not None and any(named_functions(result)):
+            result["folder"] = str(self._source.resolve().parent)  # one more place to look for functions
         result["learn"] = self.learn and self.learn.model_dump(include={"parameters", "scope"})
         return result
 
@@ -239,10 +254,11 @@ class ModelSpec(Section):
         """Return the SHA-256, in hex, of everything that gives the stored state its meaning.
 
         Name, version, columns, time unit, filter, states, process, observation, initial distribution and
-        what is learned count; the description, how text is parsed, and how the model is run do not.
+        what is learned count; the description, how text is parsed, and how the model is run do not. Functions count
+        by their names alone.
         """
         meaning = {
-            **self.definition(),
+            **{field: value for field, value in self.definition().items() if field != "folder"},
             **self.model_dump(include={"name", "version", "key", "time", "time_unit"}),
         }
         for field in NUMERIC & meaning.keys():

@@ -100,5 +100,5 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "nlms": (),
 }
 """Sections that a kind of filter must have; for the kinds not named here, process, observation and initial."""
-OPTIONS = ("rls", "lms", "nlms")
+OPTIONS = ("unscented", "rls", "lms", "nlms")
 """Sections that hold the options of the filter they are named after."""

@@ -31,8 +31,10 @@ class Process(Section):
         "damped_trend (level_variance, slope_variance, damping), constant_velocity (acceleration_variance), "
         "constant_acceleration (jerk_variance), ornstein_uhlenbeck (rate, variance, mean), "
         "seasonal_trigonometric (period, variance, harmonics), seasonal_dummy (period, variance; one step a row), "
-        "continuous (A, diffusion, optional B, offset), sum (parts: a list of these)",
-        examples=["explicit", "random_walk", "local_linear_trend", "ornstein_uhlenbeck", "sum"],
+        "continuous (A, diffusion, optional B, offset), sum (parts: a list of these); "
+        "or function (f: module:function of x, dt, u; Q, or q: module:function of dt; optional jacobian) for extended, "
+        "unscented and cubature filters",
+        examples=["explicit", "function", "random_walk", "local_linear_trend", "ornstein_uhlenbeck", "sum"],
     )
 
 
@@ -50,6 +52,8 @@ class Observation(Section):
                 "R": {"type": "array", "description": "covariance of the measurement noise"},
                 "offset": {"type": "array", "description": "what is added to H x, one entry a measurement"},
                 "noise_scale": {"description": "a number or a control column that R is multiplied by"},
+                "h": {"type": "string", "description": "in place of H: module:function of the state x"},
+                "jacobian": {"type": "string", "description": "module:function of x, the slope of h"},
             }
         },
     )
@@ -74,6 +78,18 @@ class Initial(Section):
         elif self.covariance is not None and self.mean is None:
             raise wrong("says too little", "give `mean` and `covariance`, or `diffuse: true`")
         return self
+
+
+class Unscented(Section):
+    """Where the points of the unscented filter are and what they weigh: lambda = alpha^2 (n + kappa) - n."""
+
+    alpha: Number = Field(default=1.0, gt=0.0, description="how far out the points are")
+    beta: Number = Field(
+        default=0.0, description="what is known of the kurtosis; 2 suits a Gaussian and small alpha"
+    )
+    kappa: Number = Field(
+        default=2.0, description="moves the points out and weighs the centre; above minus n"
+    )
 
 
 class Learn(Section):

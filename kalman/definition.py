@@ -1,7 +1,7 @@
 """Read the parts that the definitions of several kinds of filters share; each mistake is named by its field."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kalman import checks, columns, structures
 from kalman.inputs import noise_scale
@@ -10,6 +10,13 @@ from kalman.structures import Parameter
 from kalman.types import ModelError
 
 Definition = Mapping[str, Any]
+
+
+class Parametric(Protocol):
+    """A process, as far as its parameters go."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]: ...
 
 
 def process(definition: Definition, states: int, controls: Sequence[str]) -> structures.Structure:
@@ -37,7 +44,7 @@ def check_controls(controls: Sequence[str], used: set[int]) -> None:
 
 
 def parameters(
-    process: structures.Structure, R: tuple[columns.Cell, ...], learned: Mapping[str, Any]
+    process: Parametric, R: tuple[columns.Cell, ...], learned: Mapping[str, Any]
 ) -> tuple[Parameter, ...]:
     """Return the parameters of a process and R, with learned values in place of the written ones."""
     all_parameters = tuple(
@@ -128,6 +135,12 @@ def observation(
     definition: Any, process: structures.Structure, measurements: int, controls: Sequence[str]
 ) -> Observation:
     """Return how the state is measured; entries may come from the controls."""
+    if isinstance(definition, Mapping) and definition.get("h") is not None:
+        raise ModelError(
+            "observation.h",
+            "this filter takes no function",
+            "write H, or choose filter: extended, unscented or cubature",
+        )
     field = "observation"
     checks.known(field, definition, ("H", "R", "offset", "noise_scale"))
     n = process.size

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kalman.build_gaussian import build_any_linear, build_cubature, build_extended, build_unscented
 from kalman.definition import Definition
 from kalman.fixed_lag import fixed_lag
-from kalman.linear import build_linear
 from kalman.lms import build_lms, build_nlms
 from kalman.rls import build_rls
 from kalman.robust_linear import build_robust_linear
@@ -21,6 +21,8 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
     kind = definition.get("filter", "linear")
     if not isinstance(kind, str) or kind not in FILTERS:
         raise ModelError("filter", f"{kind!r} is not a filter", f"choose one of {', '.join(FILTERS)}")
+    if definition.get("form") not in (None, "covariance") and kind not in FORMED:
+        raise ModelError("form", f"the {kind} filter has none", f"remove it, or use {', '.join(FORMED)}")
     builders = FILTERS
     for section in ("robust", "adaptive"):
         if definition.get(section) is not None:
@@ -28,13 +30,23 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
             if kind not in ROBUST:
                 remedy = f"remove it, or use {', '.join(ROBUST)}"
                 raise ModelError(section, f"the {kind} filter has none", remedy)
+            if definition.get("form") not in (None, "covariance"):
+                raise ModelError(section, "goes with the covariance form only", "remove it, or form")
     return fixed_lag(definition, builders[kind](definition, parameters or {}))
 
 
 Builder = Callable[[Definition, Mapping[str, Any]], Filter]
 
+FORMED: dict[str, Builder] = {
+    "linear": build_any_linear,
+    "extended": build_extended,
+    "unscented": build_unscented,
+    "cubature": build_cubature,
+}
+"""What builds each kind of filter that has a `form`."""
+
 FILTERS: dict[str, Builder] = {
-    "linear": build_linear,
+    **FORMED,
     "rls": build_rls,
     "lms": build_lms,
     "nlms": build_nlms,

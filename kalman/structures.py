@@ -213,6 +213,12 @@ def parse(field: str, definition: Any, controls: Sequence[str] = ()) -> Structur
     if not isinstance(definition, Mapping) or "kind" not in definition:
         raise ModelError(f"{field}.kind", "is missing", f"choose one of {kinds}")
     kind = definition["kind"]
+    if kind == "function":
+        raise ModelError(
+            f"{field}.kind",
+            "this filter takes no function",
+            f"choose filter: extended, unscented or cubature, or one of {kinds}",
+        )
     if not isinstance(kind, str) or kind not in STRUCTURES:
         raise ModelError(f"{field}.kind", f"{kind!r} is not a process structure", f"choose one of {kinds}")
     if definition.get("noise_scale") is not None:

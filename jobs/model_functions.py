@@ -1,0 +1,78 @@
+"""The functions that a spec names as `module:function`: where they come from, and how Spark's workers get them.
+
+Only their names are in specs, in what is sent to workers, and in fingerprints.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FIELDS = ("f", "h", "q", "jacobian")
+"""Fields of a process or an observation that name a function."""
+
+
+def named_functions(definition: Any) -> Iterator[str]:
+    """Yield every `module:function` that a definition names, however deep."""
+    if isinstance(definition, Mapping):
+        for field, value in definition.items():
+            if field in FIELDS and isinstance(value, str):
+                yield value
+            else:
+                yield from named_functions(value)
+    elif isinstance(definition, (list, tuple)):
+        for value in definition:
+            yield from named_functions(value)
+
+
+def files_to_ship(definition: Mapping[str, Any]) -> list[Path]:
+    """Return the files of the modules that a definition's functions come from, but for installed packages.
+
+    A package outside of them is put into a zip file in a temporary folder. A module's own imports of modules beside it
+    are not followed: make a package of them.
+
+    Raises:
+        ModelError: a function is not there.
+    """
+    from kalman.named import find, module_file
+
+    folder = definition.get("folder")
+    files: dict[Path, None] = {}
+    for name in named_functions(definition):
+        find(name, folder)
+        file = module_file(name, folder)
+        if file is not None and not _installed(file):
+            files[file] = None
+    return [_zipped(file) if file.is_dir() else file for file in files]
+
+
+def ship(spark: SparkSession, definition: Mapping[str, Any]) -> None:
+    """Give the files of a definition's functions to the session's workers.
+
+    Raises:
+        ModelError: a function is not there.
+    """
+    for file in files_to_ship(definition):
+        spark.sparkContext.addPyFile(str(file))
+
+
+def _installed(file: Path) -> bool:
+    """Tell whether a file is part of what is installed with the Python that the workers run too."""
+    own = Path(__file__).resolve().parents[1]
+    paths = sysconfig.get_paths()
+    places = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places += [own / "kalman", own / "jobs"]
+    return any(file.resolve().is_relative_to(place) for place in places)
+
+
+def _zipped(package: Path) -> Path:
+    place = Path(tempfile.mkdtemp(prefix="kalman-functions-"))
+    archive = shutil.make_archive(str(place / package.name), "zip", package.parent, package.name)
+    return Path(archive)

@@ -1,0 +1,145 @@
+"""Functions that a model names as `module:function`: found, imported, and pickled as their name alone.
+
+A module is looked for on the Python path, then in the current folder, then in the folder of the spec.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kalman.types import ModelError
+
+_private: dict[tuple[str, int], ModuleType] = {}
+"""Modules loaded from files that a plain `import` would not find, by file and time of its last change."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A function by its name `module:function`; `folder` is one more place to look for the module."""
+
+    name: str
+    folder: str | None = None
+
+    def __reduce__(self) -> Any:  # without the function itself, which is found again where it is used
+        return Named, (self.name, self.folder)
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """Return the function. Raises ModelError."""
+        return find(self.name, self.folder)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def find(name: str, folder: str | None = None, field: str = "function") -> Callable[..., Any]:
+    """Return the function `module:function`. Raises ModelError about `field`."""
+    module_name, colon, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
+    parts = [*module_name.split("."), *attribute.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise ModelError(field, f"{name!r} does not name a function", "write module:function")
+    try:
+        value: Any = load(module_name, folder)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not (module_name + ".").startswith(error.name + "."):
+            raise ModelError(
+                field, f"module {module_name} needs {error.name}, which is not there", "install it"
+            ) from error
+        places = f"on the Python path, in {os.getcwd()}" + (f", in {folder}" if folder else "")
+        raise ModelError(
+            field, f"there is no module {module_name} (looked {places})", "put its file into one of them"
+        ) from error
+    except Exception as error:
+        raise ModelError(
+            field, f"module {module_name} cannot be imported: {_said(error)}", "mend the module"
+        ) from error
+    for part in attribute.split("."):
+        value = getattr(value, part, None)
+    if not callable(value):
+        raise ModelError(
+            field, f"module {module_name} has no function {attribute}", "name one that it defines"
+        )
+    return value
+
+
+def load(name: str, folder: str | None = None) -> ModuleType:
+    """Import a module, also from the current folder or from `folder`.
+
+    Two folders may each have a module of one name: each file is a module of its own.
+    """
+    places = [os.getcwd(), *([folder] if folder else [])]
+    importlib.invalidate_caches()
+    on_path = PathFinder.find_spec(name)
+    found = on_path if _is_file(on_path) else PathFinder.find_spec(name, places)
+    if "." in name or name in sys.builtin_module_names or not _is_file(found) or found is None:
+        with _also_on_the_path(places):
+            return importlib.import_module(name)
+    loaded = sys.modules.get(name)
+    if found is on_path and (loaded is None or _same_file(loaded, found)):
+        return importlib.import_module(name)
+    return _load_file(name, str(found.origin))
+
+
+def _load_file(name: str, file: str) -> ModuleType:
+    """Load a file without a place among the imported modules, where another of its name may be."""
+    key = (file, os.stat(file).st_mtime_ns)
+    if key not in _private:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        before = sys.modules.get(name)
+        sys.modules[name] = module  # some of what runs in a module looks it up
+        try:
+            with _also_on_the_path([os.path.dirname(file)]):  # for the modules beside it
+                spec.loader.exec_module(module)
+        finally:
+            del sys.modules[name]
+            if before is not None:
+                sys.modules[name] = before
+        _private[key] = module
+    return _private[key]
+
+
+def module_file(name: str, folder: str | None = None) -> Path | None:
+    """Return the file, or a package's folder, from which `module:function` comes; None where it has none."""
+    top = load(name.partition(":")[0].partition(".")[0], folder)
+    file = getattr(top, "__file__", None)
+    if file is None:
+        return None
+    return Path(file).parent if hasattr(top, "__path__") else Path(file)
+
+
+@contextmanager
+def _also_on_the_path(places: list[str]) -> Iterator[None]:
+    added = [place for place in places if place not in sys.path]
+    sys.path.extend(added)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for place in added:
+            if place in sys.path:
+                sys.path.remove(place)
+
+
+def _is_file(found: ModuleSpec | None) -> bool:
+    """Tell whether a module is one file, not a package."""
+    return found is not None and found.has_location and not found.submodule_search_locations
+
+
+def _same_file(module: ModuleType, found: ModuleSpec) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is None or os.path.realpath(file) == os.path.realpath(str(found.origin))
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

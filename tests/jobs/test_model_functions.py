@@ -1,0 +1,127 @@
+"""Functions that a spec names: through the filter command, in the fingerprint, and on the way to Spark's workers."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jobs import model_functions
+from jobs.filter import run
+from jobs.settings import Settings
+from jobs.spec import ModelSpec, SpecError, load_spec
+
+FUNCTIONS = """
+import numpy as np
+
+def move(x, dt, u):
+    return np.array([x[0] + dt * x[1], x[1]])
+
+def distance(x):
+    return np.sqrt(1.0 + x[:1] ** 2)
+"""
+SPEC: dict[str, Any] = {
+    "name": "car",
+    "version": 1,
+    "key": ["car"],
+    "time": "at",
+    "measurement": ["distance"],
+    "filter": "unscented",
+    "states": ["place", "speed"],
+    "process": {"kind": "function", "f": "car_functions:move", "Q": [[0.01, 0.0], [0.0, 0.01]]},
+    "observation": {"h": "car_functions:distance", "R": [[0.04]]},
+    "initial": {"mean": [2.0, 1.0], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
+}
+ROWS = """car,at,distance
+a,2020-01-01T00:00:00,2.3
+a,2020-01-01T00:00:01,3.2
+a,2020-01-01T00:00:03,
+b,2020-01-01T00:00:00,2.0
+"""
+
+
+def spec_in(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "car_functions.py").write_text(FUNCTIONS)
+    path = folder / "car.yaml"
+    path.write_text(yaml.safe_dump({**SPEC, **changes}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"form": "square_root"},
+        {"filter": "cubature"},
+        {"filter": "extended", "form": "information"},
+        {"unscented": {"alpha": 0.5, "beta": 2, "kappa": 0}},
+    ],
+)
+def test_functions_beside_the_spec_are_found(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = spec_in(tmp_path / "models", **changes)
+    (tmp_path / "rows.csv").write_text(ROWS)
+    report = run(Settings.load(), str(path), str(tmp_path / "rows.csv"), str(tmp_path / "out.csv"))
+    assert report.data["flagged"] == 0 and report.data["rows"] == 4
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    header = [name.strip('"') for name in lines[0].split(",")]
+    last = dict(zip(header, lines[3].split(","), strict=True))
+    assert 3 < float(last["mean_place"]) < 7 and float(last["log_likelihood"]) == 0 and last["nis"] == ""
+
+
+def test_what_is_wrong_with_a_function_names_its_line(tmp_path: Path) -> None:
+    path = spec_in(tmp_path, observation={"h": "car_functions:distanse", "R": [[0.04]]})
+    with pytest.raises(SpecError, match=r"car.yaml:\d+: observation.h: module car_functions has no function"):
+        load_spec(path, deep=True)
+
+
+def test_the_fingerprint_holds_names_and_forms_not_places(tmp_path: Path) -> None:
+    own = load_spec(spec_in(tmp_path / "one"))
+    assert own.fingerprint() == load_spec(spec_in(tmp_path / "two")).fingerprint()
+    assert own.fingerprint() == load_spec(spec_in(tmp_path / "three", form="covariance")).fingerprint()
+    assert own.definition()["folder"] == str(tmp_path / "one")
+    others: list[dict[str, Any]] = [
+        {"form": "square_root"},
+        {"unscented": {"kappa": 1.0}},
+        {"filter": "cubature"},
+    ]
+    for number, change in enumerate(others):
+        assert load_spec(spec_in(tmp_path / f"other{number}", **change)).fingerprint() != own.fingerprint()
+    assert "folder" not in ModelSpec(**SPEC).definition()
+
+
+class Context:
+    """Stands for a Spark session: it remembers what it is told to ship."""
+
+    def __init__(self) -> None:
+        self.sparkContext = self
+        self.files: list[str] = []
+
+    def addPyFile(self, path: str) -> None:  # noqa: N802
+        self.files.append(path)
+
+
+def test_workers_get_the_files_of_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = load_spec(spec_in(tmp_path / "models")).definition()
+    spark: Any = Context()
+    model_functions.ship(spark, definition)
+    assert spark.files == [str(tmp_path / "models" / "car_functions.py")]
+
+    package = tmp_path / "models" / "car_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "moves.py").write_text(FUNCTIONS)
+    definition["modes"] = [{"process": {"f": "car_package.moves:move"}}]
+    files = model_functions.files_to_ship(definition)
+    assert len(files) == 2 and files[1].name == "car_package.zip"
+    names = zipfile.ZipFile(files[1]).namelist()
+    assert "car_package/moves.py" in names and "car_package/__init__.py" in names
+
+
+def test_installed_functions_and_models_without_any_ship_nothing() -> None:
+    assert model_functions.files_to_ship({"process": {"f": "scipy.special:expit"}}) == []
+    assert model_functions.files_to_ship({"process": {"F": [[1.0]]}, "observation": {"H": [[1.0]]}}) == []
+    assert list(model_functions.named_functions(SPEC)) == ["car_functions:move", "car_functions:distance"]
