@@ -69,7 +69,7 @@ def _normalised(model: Filter, taken: Taken) -> Array:
     """Return the normalised innovations (m, K) of one round."""
     y = taken.rows.y
     predicted, _ = model.step(taken.before, taken.rows._replace(y=np.full_like(y, np.nan)))
-    mean, covariance = measured(model, predicted)
+    mean, covariance = measured(model, predicted, taken.rows.u)
     known = ~np.isnan(y) & np.isfinite(variances(covariance)) & (taken.step.flag == 0)
     with np.errstate(all="ignore"):  # what is not known is left out
         factors = factor(list(covariance), list(known))

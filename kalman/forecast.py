@@ -36,25 +36,27 @@ class Forecast(NamedTuple):
 class Measuring(Protocol):
     """What a filter offers so that its measurements can be forecast and judged, beside `Filter`."""
 
-    def measured(self, state: Array) -> tuple[Array, Array]:
-        """Return the mean (m, K) and packed covariance of a measurement of these states (size, K)."""
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
+        """Return the mean (m, K) and packed covariance of a measurement of these states (size, K).
+
+        u (c, K): the control of the measurement's row, in case the measurement depends on it.
+        """
         ...
 
 
-def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array, Array]:
+def measured(model: Filter, state: Array, u: Array) -> tuple[Array, Array]:
     """Return the mean (m, K) and packed covariance of a measurement that finds the keys in these states.
 
-    u (c, K) is the control of that row, which a linear model may need for entries that come from columns.
-
-    The covariance has the measurement's noise in it, and is infinite where the state is still diffuse.
-    Raises ModelError where the filter does not say.
+    u (c, K) is the control of its row: a measurement may depend on columns. The covariance has the
+    measurement's noise in it, and is infinite where the state is still diffuse. Raises ModelError where the
+    filter does not say.
     """
     if isinstance(model, FixedLagFilter):
         return measured(model.linear, state[: model.linear.size], u)
     if isinstance(model, LinearFilter):
         return _linear(model, state, u)
     if isinstance(model, Measuring):
-        return model.measured(state)
+        return model.measured(state, u)
     raise ModelError("filter", "it does not say what it expects to measure", "choose another filter")
 
 
@@ -114,12 +116,11 @@ def variances(covariance: Array) -> Array:
     return covariance[[packed_index(i, i) for i in range(order_of(len(covariance)))]]
 
 
-def _linear(model: LinearFilter, state: Array, u: Array | None) -> tuple[Array, Array]:
+def _linear(model: LinearFilter, state: Array, u: Array) -> tuple[Array, Array]:
     """Return mean and packed covariance of H x + offset + v."""
     diffuse, keys = model.is_diffuse(state), state.shape[1]
     parts = model.split(list(state), diffuse)
-    controls = np.full((model.controls, keys), np.nan) if u is None else u
-    H, R, offset = model.observed(list(controls), parts.values)
+    H, R, offset = model.observed(list(u), parts.values)
     mean = [plus(a, b) for a, b in zip(apply(H, parts.m), offset, strict=True)]
     covariance = [plus(a, r) for a, r in zip(congruence(H, parts.P), R, strict=True)]
     if diffuse:

@@ -18,11 +18,15 @@ from kalman.diagnostics import (
     nees,
     running_consistency,
 )
-from tests.kalman.models import SIZES, random_definition, random_rows, same
+from kalman.forecast import forecast
+from kalman.smoothing import smooth
+from tests.kalman.models import random_definition, random_rows, same
 from tests.kalman.oracles import UNIT, full, run_one, transition_of
+from tests.kalman.test_columns import definition as columns_definition
+from tests.kalman.test_columns import random_inputs
 from tests.kalman.test_linear import NILE, nile_model
 
-KINDS = ["explicit", *SIZES]
+KINDS = ["explicit", "constant_velocity", "sum"]
 
 
 def innovate(definition, rows, keys):
@@ -46,7 +50,8 @@ def textbook_innovations(definition, y, dt, u):
         v = y[k, seen] - h @ x
         result[k, seen] = np.linalg.solve(np.linalg.cholesky(S), v)
         K = P @ h.T @ np.linalg.inv(S)
-        x, P = x + K @ v, P - K @ S @ K.T
+        L = np.eye(len(x)) - K @ h
+        x, P = x + K @ v, L @ P @ L.T + K @ R[np.ix_(seen, seen)] @ K.T
     return result
 
 
@@ -190,3 +195,28 @@ def test_nees_where_nothing_is_known_and_where_all_is():
     mean, truth = np.zeros((2, 3)), np.array([[1.0, 1.0, 0.0], [2.0, 2.0, 3.0]])
     covariance = np.array([[1.0, np.inf, 0.0], [0.0, np.inf, 0.0], [4.0, np.inf, 9.0]])
     np.testing.assert_allclose(nees(mean, covariance, truth), [2.0, np.nan, 1.0])
+
+
+def test_columns_in_the_measurement_count():
+    """NIS is the sum of squares of the innovations, and a lag and a forecast use each row's own matrices too."""
+    rng = np.random.default_rng(8)
+    model = columns_definition(rng)
+    rows = random_inputs(rng, model)
+    outputs, white = innovate(model, rows, 8)
+    some = np.isfinite(outputs.nis)
+    np.testing.assert_allclose(np.nansum(white[:, some] ** 2, axis=0), outputs.nis[some], rtol=1e-9)
+    lagged, plain = kalman.build({**model, "smoothing": {"lag": 2}}), kalman.build(model)
+    _, said = kalman.run(lagged, kalman.initial_states(lagged, 8), rows, UNIT)
+    key = int(np.argmax(np.bincount(rows.key)))
+    here = np.flatnonzero(rows.key == key)
+    cut = kalman.SortedRows(*(a[..., here[:4]] for a in rows))
+    states, _, smoothed = smooth(plain, kalman.initial_states(plain, 8), cut, UNIT)
+    np.testing.assert_allclose(said.extra["lagged_mean"][:, here[3]], smoothed.mean[:, 1], rtol=1e-9)
+    u = np.repeat(rows.u[:, here[:1], None], 8, axis=1).transpose(2, 0, 1)
+    ahead = forecast(plain, states, np.ones((1, 8)), u)
+    a, b, noise, spread, bias, _ = u[0, :, 0]
+    H, R = np.array([[1.0, b], [a, 0.5]]), spread * np.array([[noise, 0.2], [0.2, 1.5]])
+    mean, P = ahead.mean[:, 0, key], full(ahead.covariance[:, :, key])[0]
+    np.testing.assert_allclose(ahead.measurement_mean[:, 0, key], H @ mean + [bias, -1.0], rtol=1e-10)
+    S = full(ahead.measurement_covariance[:, :, key])[0]
+    np.testing.assert_allclose(S, H @ P @ H.T + R, rtol=1e-10)
