@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import base64
-import functools
 import io
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from jobs.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, STYLE, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-P = ParamSpec("P")
-HISTORY, STREAM, MEASURED, KILL = "#2563a8", "#d9700a", "#8a94a3", "#b3123b"
-INK, FAINT = "#1f2733", "#d9dee6"
-BAND = 1.959964  # standard deviations on each side that hold 95 % of a normal distribution
-STYLE: dict[Any, Any] = {
-    "font.size": 9.5,
-    "axes.edgecolor": "#aab3bf",
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "figure.dpi": 160,
-}
+HISTORY, STREAM, KILL = ESTIMATE, SMOOTHED, BOUND
 
 
 class Series(NamedTuple):
@@ -71,20 +49,7 @@ class Marks(NamedTuple):
     killed: int | None
 
 
-def _styled(draw: Callable[P, str]) -> Callable[P, str]:
-    """Draw in our style, from the figure's making to its saving."""
-
-    @functools.wraps(draw)
-    def styled(*args: P.args, **kwargs: P.kwargs) -> str:
-        import matplotlib.pyplot as plt
-
-        with plt.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return styled
-
-
-@_styled
+@styled
 def draw_estimates(series: list[Series], marks: Marks, unit: str) -> str:
     """Draw each key's estimate with its 95 % band over the measurements."""
     figure, axes = _grid(len(series), width=11.0, height=2.35)
@@ -109,7 +74,7 @@ def draw_estimates(series: list[Series], marks: Marks, unit: str) -> str:
     return _png(figure)
 
 
-@_styled
+@styled
 def draw_innovations(series: list[Series], marks: Marks) -> str:
     """Draw each key's normalised innovations over time, and beside them how they are distributed."""
     import matplotlib.pyplot as plt
@@ -151,7 +116,7 @@ def draw_innovations(series: list[Series], marks: Marks) -> str:
     return _png(figure)
 
 
-@_styled
+@styled
 def draw_nis(models: list[Nis], marks: Marks) -> str:
     """Draw, for each model, how NIS is distributed and which share of each week is outside the 95 % bound."""
     import matplotlib.pyplot as plt

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs import arrays
+from jobs.consistency import Fit, fit, watch
 from jobs.errors import UserError
 from jobs.order import order_rows
 from jobs.report import Report
@@ -33,7 +34,7 @@ class Estimates(NamedTuple):
     """What the filter says of N input rows, in input order; NaN where a row was not applied.
 
     mean (n, N), covariance (n*n, N) row by row, log_likelihood (N,), nis (N,), flag (N,) text or None,
-    extra name -> (d, N).
+    extra name -> (d, N); fit: how the model suits the keys, None where the filter does not say.
     """
 
     applied: NDArray[np.bool_]
@@ -43,6 +44,7 @@ class Estimates(NamedTuple):
     nis: Floats
     flag: NDArray[np.object_]
     extra: dict[str, Floats]
+    fit: Fit | None = None
 
 
 def run(settings: Settings, model: str, input: str, output: str, smooth: bool = False) -> Report:
@@ -86,12 +88,13 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
     states = kalman.initial_states(model, rows.keys)
     n = len(spec.states)
     places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
+    look = watch(model, states, sorted_rows)
     smoothed: dict[str, Floats] = {}
     if smooth:
         from kalman.smoothing import smooth as smooth_rows
 
         try:
-            _, out, given_all = smooth_rows(model, states, sorted_rows, spec.unit_us)
+            _, out, given_all = smooth_rows(model, states, sorted_rows, spec.unit_us, look)
         except kalman.ModelError as error:
             raise UserError(f"--smooth: {spec.name}: {error}") from error
         smoothed = {
@@ -99,7 +102,8 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
             "smoothed_covariance": given_all.covariance[places],
         }
     else:
-        _, out = kalman.run(model, states, sorted_rows, spec.unit_us)
+        _, out = kalman.run(model, states, sorted_rows, spec.unit_us, look)
+    judged = None if look is None else fit(sorted_rows.key, out, rows.keys, look.normalised())
     total = len(rows.reason)
 
     def back(values: Floats) -> Floats:
@@ -120,6 +124,7 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
         back(out.nis),
         flag,
         {name: back(values) for name, values in (out.extra | smoothed).items()},
+        judged,
     )
 
 
@@ -178,6 +183,7 @@ def _report(
         "flagged_by_reason": dict(flagged.most_common()),
         "log_likelihood": float(np.nansum(estimates.log_likelihood)),
         "nis_per_component": ratio,
+        **({} if estimates.fit is None else estimates.fit.data),
         "seconds": round(seconds, 3),
     }
     lines = [
@@ -185,6 +191,7 @@ def _report(
         f"in {seconds:.2f} s -> {output}",
         f"log-likelihood {data['log_likelihood']:.6f}"
         + ("" if ratio is None else f", NIS per measured component {ratio:.3f} (1 is expected)"),
+        *([] if estimates.fit is None else estimates.fit.lines),
         f"rejected {data['rejected']:,}, flagged {data['flagged']:,}",
     ]
     for what, counts in (("rejected", rejected), ("flagged", flagged)):

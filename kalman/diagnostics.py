@@ -9,11 +9,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtrc, chdtri
 
+from kalman import flags
 from kalman.entries import dot, minus, times
+from kalman.fixed_lag import FixedLagFilter
 from kalman.forecast import measured, variances
+from kalman.layout import BLOCK
 from kalman.ldl import factor, whiten
 from kalman.run import Integers, KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run
-from kalman.types import Array, Filter
+from kalman.types import Array, Filter, Rows
 
 
 class Consistency(NamedTuple):
@@ -45,32 +48,75 @@ class Running(NamedTuple):
     variance: Array
 
 
+class Watch:
+    """Notes the normalised innovations while `run` or `smooth` goes through rows: what they are shown as `look`.
+
+    In a right model they are independent N(0, 1). Component i of a row is normalised given those before it in
+    the row.
+    """
+
+    def __init__(self, model: Filter, states: KeyStates, rows: SortedRows) -> None:
+        """Prepare for rows from where the keys stand. Raises ModelError where the filter cannot be judged."""
+        few = np.zeros(0, np.int64)
+        measured(model, states.take(few).values, rows.u[:, :0])  # what it cannot say it says now
+        self._model = model
+        self._kept = np.flatnonzero(~late_rows(states, rows))
+        self._rows = len(rows.key)
+        self._place = rounds(rows.key[self._kept]).place
+        self._found = np.full((model.measurements, len(self._kept)), np.nan)
+        self._waiting: list[Taken] = []
+        self._size = 0
+
+    def __call__(self, taken: Taken) -> None:
+        """Note one round."""
+        self._waiting.append(taken._replace(before=taken.before.copy()))
+        self._size += len(taken.rows.dt)
+        if self._size >= BLOCK:
+            self._work()
+
+    def _work(self) -> None:
+        """Work out the rounds that wait, all at once: rows do not care which others are in the same call."""
+        if not self._waiting:
+            return
+        before = np.concatenate([taken.before for taken in self._waiting], axis=1)
+        rows = Rows(
+            *(np.concatenate(parts, axis=-1) for parts in zip(*(t.rows for t in self._waiting), strict=True))
+        )
+        flag = np.concatenate([taken.step.flag for taken in self._waiting])
+        found, at = _normalised(self._model, before, rows, flag), 0
+        for place in (taken.place for taken in self._waiting):
+            width = place.stop - place.start
+            self._found[:, place] = found[:, at : at + width]
+            at += width
+        self._waiting, self._size = [], 0
+
+    def normalised(self) -> Array:
+        """Return the normalised innovations (m, N).
+
+        NaN where a component is missing or nothing was predicted (the state it sees is still diffuse), and
+        where a row is late or flagged.
+        """
+        self._work()
+        return among(self._found[:, self._place], self._kept, self._rows)
+
+
 def innovations(
     model: Filter, states: KeyStates, rows: SortedRows, unit: float
 ) -> tuple[KeyStates, Outputs, Array]:
-    """Return what `run` returns, and the normalised innovations (m, N), independent N(0, 1) in a right model.
-
-    Component i of a row is normalised given those before it in the row. NaN where it is missing or nothing
-    was predicted (the state it sees is still diffuse), and where the row is late or flagged.
-    Raises ModelError where the filter does not say what it expects to measure.
-    """
-    kept = np.flatnonzero(~late_rows(states, rows))
-    normalised = np.full((model.measurements, len(kept)), np.nan)
-
-    def look(taken: Taken) -> None:
-        normalised[:, taken.place] = _normalised(model, taken)
-
-    states, outputs = run(model, states, rows, unit, look)
-    place = rounds(rows.key[kept]).place
-    return states, outputs, among(normalised[:, place], kept, len(rows.key))
+    """Return what `run` returns, and the normalised innovations (m, N) as `Watch` notes them."""
+    watch = Watch(model, states, rows)
+    states, outputs = run(model, states, rows, unit, watch)
+    return states, outputs, watch.normalised()
 
 
-def _normalised(model: Filter, taken: Taken) -> Array:
-    """Return the normalised innovations (m, K) of one round."""
-    y = taken.rows.y
-    predicted, _ = model.step(taken.before, taken.rows._replace(y=np.full_like(y, np.nan)))
-    mean, covariance = measured(model, predicted, taken.rows.u)
-    known = ~np.isnan(y) & np.isfinite(variances(covariance)) & (taken.step.flag == 0)
+def _normalised(model: Filter, before: Array, rows: Rows, flag: npt.NDArray[np.uint8]) -> Array:
+    """Return the normalised innovations (m, K) of one row for each key."""
+    y = rows.y
+    if isinstance(model, FixedLagFilter):
+        model, before = model.linear, before[: model.linear.size]
+    predicted, _ = model.step(before, rows._replace(y=np.full_like(y, np.nan)))
+    mean, covariance = measured(model, predicted, rows.u)
+    known = ~np.isnan(y) & np.isfinite(variances(covariance)) & (flag == flags.WELL)
     with np.errstate(all="ignore"):  # what is not known is left out
         factors = factor(list(covariance), list(known))
         v = [np.where(has, a - b, 0.0) for a, b, has in zip(y, mean, known, strict=True)]

@@ -13,6 +13,7 @@ from kalman.fixed_lag import FixedLagFilter
 from kalman.linear import LinearFilter
 from kalman.packing import order_of, packed_index, packed_size
 from kalman.recursions import congruence
+from kalman.robust_linear import RobustLinearFilter
 from kalman.run import KeyStates
 from kalman.types import Array, Filter, ModelError, Rows
 
@@ -53,6 +54,8 @@ def measured(model: Filter, state: Array, u: Array) -> tuple[Array, Array]:
     """
     if isinstance(model, FixedLagFilter):
         return measured(model.linear, state[: model.linear.size], u)
+    if isinstance(model, RobustLinearFilter):
+        return measured(model.base, state[: model.base.size], u)
     if isinstance(model, LinearFilter):
         return _linear(model, state, u)
     if isinstance(model, Measuring):

@@ -1,5 +1,6 @@
 """Fixed-interval smoothing: every row's state given all rows of its key, those after it too."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -53,9 +54,13 @@ def smoother(model: Filter) -> Smoother:
 
 
 def smooth(
-    model: Filter, states: KeyStates, rows: SortedRows, unit: float
+    model: Filter,
+    states: KeyStates,
+    rows: SortedRows,
+    unit: float,
+    look: Callable[[Taken], None] | None = None,
 ) -> tuple[KeyStates, Outputs, Smoothed]:
-    """Return what `run` returns, and each row's state given all of these rows of its key.
+    """Return what `run` returns, and each row's state given all of these rows of its key; `look` as in `run`.
 
     Exact for the linear filter, whatever the time steps, control, missing components and diffuse start;
     approximate as the filter itself is for the others. Takes memory for one state a row.
@@ -68,12 +73,14 @@ def smooth(
     if late.any():
         kept = np.flatnonzero(~late)
         part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
-        states, outputs, smoothed = smooth(model, states, part, unit)
+        states, outputs, smoothed = smooth(model, states, part, unit, look)
         whole = Smoothed(*(among(array, kept, len(late)) for array in smoothed))
         return states, spread(outputs, kept, late), whole
     history: list[Taken] = []
 
     def keep(taken: Taken) -> None:
+        if look is not None:
+            look(taken)
         history.append(taken._replace(before=taken.before.copy()))
 
     plan = rounds(rows.key)

@@ -25,6 +25,7 @@ from tests.kalman.oracles import UNIT, full, run_one, transition_of
 from tests.kalman.test_columns import definition as columns_definition
 from tests.kalman.test_columns import random_inputs
 from tests.kalman.test_linear import NILE, nile_model
+from tests.kalman.test_run import keep
 
 KINDS = ["explicit", "constant_velocity", "sum"]
 
@@ -173,7 +174,7 @@ def test_running_consistency_is_the_weighted_sum_and_goes_on_from_its_state():
     assert after.low[-1] == pytest.approx(chi2.ppf(0.025, degrees) / degrees, rel=1e-9)
     state = begin_running(1)
     for i in own:
-        state = add_running(state, nis[i : i + 1], count[i : i + 1] * 1.0, 0.9)
+        state = add_running(state, nis[i : i + 1], count[i : i + 1].astype(float), 0.9)
     same(judge_running(state).ratio, after.ratio[-1:])
     assert np.isnan(running_consistency(key[:1], np.array([np.nan]), count[:1]).ratio[0])
 
@@ -209,7 +210,7 @@ def test_columns_in_the_measurement_count():
     _, said = kalman.run(lagged, kalman.initial_states(lagged, 8), rows, UNIT)
     key = int(np.argmax(np.bincount(rows.key)))
     here = np.flatnonzero(rows.key == key)
-    cut = kalman.SortedRows(*(a[..., here[:4]] for a in rows))
+    cut = keep(rows, here[:4])
     states, _, smoothed = smooth(plain, kalman.initial_states(plain, 8), cut, UNIT)
     np.testing.assert_allclose(said.extra["lagged_mean"][:, here[3]], smoothed.mean[:, 1], rtol=1e-9)
     u = np.repeat(rows.u[:, here[:1], None], 8, axis=1).transpose(2, 0, 1)

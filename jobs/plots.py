@@ -1,0 +1,147 @@
+"""Draw what a filter does: estimates with their band, normalised innovations, NIS against chi-square.
+
+Each function draws into the axes that it is given; `figure` puts one key's three pictures together. Needs
+matplotlib (`pip install kalman-pipeline[demo]`), which is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Floats = NDArray[np.float64]
+
+ESTIMATE, SMOOTHED, MEASURED, BOUND = "#2563a8", "#d9700a", "#8a94a3", "#b3123b"
+INK, FAINT = "#1f2733", "#d9dee6"
+BAND = 1.959964  # standard deviations on each side that hold 95 % of a normal distribution
+STYLE: dict[Any, Any] = {
+    "font.size": 9.5,
+    "axes.edgecolor": "#aab3bf",
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "figure.dpi": 160,
+}
+
+
+class Line(NamedTuple):
+    """An estimate over time and the standard deviation of it, (N,) each, as `label` in a colour."""
+
+    mean: Floats
+    deviation: Floats
+    label: str = "estimate, 95 % band"
+    colour: str = ESTIMATE
+
+
+def styled(draw: Callable[P, T]) -> Callable[P, T]:
+    """Draw in our style, from the figure's making to its saving."""
+
+    @wraps(draw)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> T:
+        import matplotlib.pyplot as plt
+
+        with plt.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return inner
+
+
+def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Line]) -> None:
+    """Draw estimates with their 95 % bands over the measurements (N,), NaN where there is none.
+
+    An estimate of infinite deviation has no band. time: (N,) numbers or datetime64.
+    """
+    ax.plot(time, measured, ".", color=MEASURED, markersize=3, alpha=0.6, zorder=1, label="measured")
+    for mean, deviation, label, colour in lines:
+        half = np.where(np.isfinite(deviation), BAND * deviation, np.nan)
+        ax.fill_between(time, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0, zorder=2)
+        ax.plot(time, mean, color=colour, linewidth=1.1, zorder=3, label=label)
+    ax.legend(loc="best", fontsize=8.5)
+
+
+def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: float = 5.5) -> None:
+    """Draw normalised innovations (N,) over time, with the bounds that hold 95 % of them in a right model."""
+    seen = np.isfinite(normalised)
+    ax.plot(time[seen], normalised[seen], ".", color=ESTIMATE, markersize=3, alpha=0.7)
+    for level in (-BAND, BAND):
+        ax.axhline(level, color=INK, linewidth=0.8, linestyle=":")
+    outside = float(np.mean(np.abs(normalised[seen]) > BAND)) if seen.any() else np.nan
+    ax.set_title(f"{outside:.1%} outside ±1.96 (5 % expected)", fontweight="normal")
+    ax.set_ylabel("innovation / its\nstandard deviation")
+    ax.set_ylim(-reach, reach)
+
+
+def draw_nis(ax: Axes, nis: Floats, degrees: int) -> None:
+    """Draw how NIS (N,) of rows with so many measured components is distributed, against chi-square."""
+    from scipy.stats import chi2
+
+    values = nis[np.isfinite(nis)]
+    bound = float(chi2.ppf(0.95, degrees))
+    edge = 4 * bound
+    if values.size:
+        clipped = np.minimum(values, edge)
+        bins = min(max(10, int(2 * np.sqrt(values.size))), 80)
+        ax.hist(clipped, bins=bins, range=(0, edge), density=True, color=MEASURED, alpha=0.7)
+    x = np.linspace(edge / 400, edge, 400)
+    name = f"χ² with {degrees} degree{'s'[: degrees > 1]}"
+    ax.plot(x, chi2.pdf(x, degrees), color=INK, linewidth=1.2, label=name)
+    ax.axvline(bound, color=BOUND, linewidth=1.0, linestyle=":", label=f"95 % bound {bound:.2f}")
+    ax.set_yscale("log")
+    ax.set_ylim(1e-4, 5)
+    ax.set_xlabel("NIS (the last bar: all above)")
+    ax.set_ylabel("density")
+    outside = float(np.mean(values > bound)) if values.size else np.nan
+    ax.set_title(f"{outside:.1%} above the bound (5 % expected)", fontweight="normal")
+    ax.legend(loc="upper right", fontsize=8.5)
+
+
+@styled
+def figure(
+    path: Path,
+    title: str,
+    time: NDArray[Any],
+    measured: Floats,
+    lines: list[Line],
+    normalised: Floats,
+    nis: Floats,
+    degrees: int = 1,
+) -> None:
+    """Save one key's estimates, normalised innovations and NIS as a picture; (N,) each, as the parts say."""
+    import matplotlib.pyplot as plt
+
+    picture, axes = plt.subplot_mosaic(
+        [["estimate", "estimate"], ["innovations", "nis"]],
+        figsize=(11.0, 5.6),
+        width_ratios=[3, 2],
+        height_ratios=[3, 2],
+        layout="constrained",
+    )
+    draw_estimate(axes["estimate"], time, measured, lines)
+    axes["estimate"].set_title(title)
+    draw_innovations(axes["innovations"], time, normalised)
+    draw_nis(axes["nis"], nis, degrees)
+    try:
+        picture.savefig(path, facecolor="white")
+    finally:
+        plt.close(picture)
