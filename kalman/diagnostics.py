@@ -12,7 +12,7 @@ from scipy.special import chdtrc, chdtri
 from kalman import flags
 from kalman.entries import dot, minus, times
 from kalman.fixed_lag import FixedLagFilter
-from kalman.forecast import measured, variances
+from kalman.forecast import check_measuring, measured, variances
 from kalman.layout import BLOCK
 from kalman.ldl import factor, whiten
 from kalman.run import Integers, KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run
@@ -57,8 +57,7 @@ class Watch:
 
     def __init__(self, model: Filter, states: KeyStates, rows: SortedRows) -> None:
         """Prepare for rows from where the keys stand. Raises ModelError where the filter cannot be judged."""
-        few = np.zeros(0, np.int64)
-        measured(model, states.take(few).values, rows.u[:, :0])  # what it cannot say it says now
+        check_measuring(model)
         self._model = model
         self._kept = np.flatnonzero(~late_rows(states, rows))
         self._rows = len(rows.key)

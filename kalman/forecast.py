@@ -60,7 +60,17 @@ def measured(model: Filter, state: Array, u: Array) -> tuple[Array, Array]:
         return _linear(model, state, u)
     if isinstance(model, Measuring):
         return model.measured(state, u)
-    raise ModelError("filter", "it does not say what it expects to measure", "choose another filter")
+    raise _silent()
+
+
+def check_measuring(model: Filter) -> None:
+    """Raise ModelError where the filter does not say what it expects to measure."""
+    if not isinstance(model, FixedLagFilter | RobustLinearFilter | LinearFilter | Measuring):
+        raise _silent()
+
+
+def _silent() -> ModelError:
+    return ModelError("filter", "it does not say what it expects to measure", "choose another filter")
 
 
 def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None) -> Forecast:
