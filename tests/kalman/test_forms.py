@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman import factors
+from kalman import factors, flags
+from kalman.forecast import measured
 from tests.kalman.models import SIZES, random_covariance, random_definition, random_rows
 from tests.kalman.oracles import UNIT, full, run_one
 
@@ -168,3 +169,92 @@ def test_a_singular_covariance_has_a_factor():
     assert np.min(sound) >= 0
     _, sound = factors.cholesky([np.array([1.0]), np.array([2.0]), np.array([1.0])])
     assert np.min(sound) < 0
+
+
+@pytest.mark.parametrize(
+    ("filter_kind", "form"), [pair for pair in FORMS if pair != ("linear", "covariance")]
+)
+def test_entries_from_columns_and_what_is_expected_of_measurements(filter_kind, form):
+    """H, R, Q, an offset and scales of the noise from columns, on every row; then what a measurement would be."""
+    rng = np.random.default_rng(8)
+    definition = {
+        "states": ["a", "b"],
+        "measurement": ["y", "z"],
+        "control": ["slope", "loud", "shaky", "shift"],
+        "process": {
+            "kind": "local_linear_trend",
+            "level_variance": 1.0,
+            "slope_variance": 0.1,
+            "noise_scale": "shaky",
+        },
+        "observation": {
+            "H": [["slope", 0.5], [0.0, 1.0]],
+            "R": [[1.0, 0.2], [0.2, 2.0]],
+            "noise_scale": "loud",
+            "offset": ["shift", 1.0],
+        },
+        "initial": {"mean": [0.0, 1.0], "covariance": [[2.0, 0.1], [0.1, 1.0]]},
+    }
+    if form == "information":
+        del definition["observation"]["noise_scale"]
+        definition["control"].remove("loud")
+    rows = random_rows(rng, definition, 12, 6)
+    rows = rows._replace(u=np.abs(rows.u))
+    results = []
+    for change in ({}, {"filter": filter_kind, "form": form}):
+        model = kalman.build({**definition, **change})
+        results.append(kalman.run(model, kalman.initial_states(model, 12), rows, UNIT)[1])
+    assert not results[1].flag.any()
+    for name in ("mean", "covariance", "log_likelihood", "nis"):
+        np.testing.assert_allclose(
+            getattr(results[1], name), getattr(results[0], name), rtol=1e-9, atol=1e-10
+        )
+    negative = rows._replace(u=-rows.u)
+    outputs = kalman.run(model, kalman.initial_states(model, 12), negative, UNIT)[1]
+    assert (outputs.flag == flags.NOT_PSD).any() and np.isfinite(outputs.covariance).all()
+    with pytest.raises(kalman.ModelError, match="depends on columns"):
+        model.measured(model.initial(1))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("kind", "form"), [pair for pair in FORMS if pair[0] != "linear"])
+def test_what_is_expected_of_a_measurement(kind, form):
+    """The innovation that a row then has, and its variance, are those that were expected."""
+    definition = {
+        "filter": kind,
+        "form": form,
+        "states": ["x"],
+        "measurement": ["z"],
+        "process": {"kind": "explicit", "F": [[1]], "Q": [[0]]},
+        "observation": {"h": f"{HERE}:squared", "R": [[0.1]]},
+        "initial": {"mean": [1.0], "covariance": [[0.25]]},
+    }
+    model = kalman.build(definition)
+    mean, covariance = measured(model, model.initial(1))
+    expected = {"extended": (1.0, 1.1), "unscented": (1.25, 1.225), "cubature": (1.25, 1.1)}[kind]
+    np.testing.assert_allclose([mean[0, 0], covariance[0, 0]], expected, rtol=1e-11)
+    _, outputs = run_one(definition, [1.5])
+    assert outputs.nis[0] == pytest.approx((1.5 - mean[0, 0]) ** 2 / covariance[0, 0], rel=1e-12)
+
+
+def test_learning_is_that_of_the_covariance_form():
+    from kalman.learning import learnable
+
+    definition = {
+        "states": ["a"],
+        "measurement": ["y"],
+        "process": {"kind": "random_walk", "variance": 1.0},
+        "observation": {"R": [[2.0]]},
+        "initial": {"mean": [0.0], "covariance": [[1.0]]},
+        "learn": {"parameters": ["R"], "scope": "key"},
+        "form": "square_root",
+    }
+    rows = random_rows(np.random.default_rng(4), {**definition, "control": []}, 5, 9)
+    found = learnable(definition).fit_keys(rows, 5, UNIT, learnable(definition).start)
+    model = kalman.build(definition)
+    plain = kalman.build({**definition, "form": "covariance"})
+    outputs = []
+    for one in (model, plain):
+        start = kalman.initial_states(one, 5)
+        start = start._replace(values=one.with_parameters(start.values, found.parameters))
+        outputs.append(kalman.run(one, start, rows, UNIT)[1])
+    np.testing.assert_allclose(outputs[0].mean, outputs[1].mean, rtol=1e-10, atol=1e-12)
