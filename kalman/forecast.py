@@ -45,13 +45,15 @@ class Measuring(Protocol):
         ...
 
 
-def measured(model: Filter, state: Array, u: Array) -> tuple[Array, Array]:
+def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array, Array]:
     """Return the mean (m, K) and packed covariance of a measurement that finds the keys in these states.
 
     u (c, K) is the control of its row: a measurement may depend on columns. The covariance has the
     measurement's noise in it, and is infinite where the state is still diffuse. Raises ModelError where the
     filter does not say.
     """
+    if u is None:
+        u = np.full((model.controls, state.shape[1]), np.nan)
     if isinstance(model, FixedLagFilter):
         return measured(model.linear, state[: model.linear.size], u)
     if isinstance(model, RobustLinearFilter):

@@ -21,7 +21,7 @@ from kalman.rts import Prediction
 from kalman.sigma import Rule
 from kalman.straight_line import Program
 from kalman.structure import Parameter, Structure
-from kalman.types import Array, ModelError, Rows, Step
+from kalman.types import Array, Rows, Step
 from kalman.update import presence
 
 FORMS = ("covariance", "square_root", "information")
@@ -139,18 +139,16 @@ class GaussianFilter(StateLayout):
             _run(lines.cross_line(self), [*state, rows.dt, *rows.u, *moved], list(out))
         return Prediction(out[:n], out[n : n + packed_size(n)], out[n + packed_size(n) :].reshape(n, n, keys))
 
-    def measured(self, state: Array) -> tuple[Array, Array]:
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
         """Return the mean (m, K) and packed covariance of a measurement of these states (size, K).
 
-        Raises ModelError where it depends on a column.
+        u (c, K): the control of the measurement's row, for entries that come from columns.
         """
-        if self.seen_controls:
-            raise ModelError("observation", "it depends on columns", "write numbers to foresee measurements")
         m, keys = self.measurements, state.shape[1]
         with np.errstate(all="ignore"):
             seen, place, _ = self._seen(state[: self.gaussian_size])
             out = np.empty((m + packed_size(m), keys))
-            _run(lines.measured_line(self), [*place, *state[self.gaussian_size :], *seen], [*out])
+            _run(lines.measured_line(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out])
         return out[:m], out[m:]
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:

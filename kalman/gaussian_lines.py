@@ -143,13 +143,13 @@ def update_line(model: GaussianFilter, missing: bool) -> Program:
 
 @lru_cache(maxsize=64)
 def measured_line(model: GaussianFilter) -> Program:
-    """Write the line from the state, as `update_line` takes it, the key's own parameters and what the observation's
-    functions gave, to the mean and packed covariance of a measurement."""
+    """Write the line from the state, as `update_line` takes it, the key's own parameters, the control and what
+    the observation's functions gave, to the mean and packed covariance of a measurement."""
     tape = Tape()
     n, count = len(model.states), model.measurements
     place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
-    seen = tape.symbols(_width(model))
-    R = _noise(model, _values(model, [*place, *own]), [])
+    u, seen = tape.symbols(model.controls), tape.symbols(_width(model))
+    R = _noise(model, _values(model, [*place, *own]), u)
     m, S = place[:n], place[n:]
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         mean, slopes, bends, shift = sigma.regress(model.rule, _rows(seen, model.rule.points))
@@ -160,11 +160,11 @@ def measured_line(model: GaussianFilter) -> Program:
         ]
         spread = [minus(times(square, a), d) for a, d in zip(spread, lost, strict=True)]
     else:
-        H = _rows(seen[count:], n) if seen else resolve_matrix(model.observation, [])  # type: ignore[arg-type]
-        mean = seen[:count] if seen else _expected(model, H, m, [])
+        H = _rows(seen[count:], n) if seen else resolve_matrix(model.observation, u)  # type: ignore[arg-type]
+        mean = seen[:count] if seen else _expected(model, H, m, u)
         spread = congruence(H, factors.gram(S) if model.rooted else S)
     return Program(
-        tape, [*place, *own, *seen], [*mean, *(plus(a, r) for a, r in zip(spread, R, strict=True))]
+        tape, [*place, *own, *u, *seen], [*mean, *(plus(a, r) for a, r in zip(spread, R, strict=True))]
     )
 
 
