@@ -195,6 +195,23 @@ def export(
 
 
 @app.command()
+def migrate(
+    ctx: typer.Context,
+    model: Model,
+    snapshot: Annotated[
+        str | None,
+        typer.Option(help="A snapshot; by default the newest of an earlier version.", show_default=False),
+    ] = None,
+    to: Annotated[int | None, typer.Option(min=1, help="A version; by default the spec's.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report what would become of the states; write nothing.")
+    ] = False,
+) -> None:
+    """Carry a snapshot over to another version of its model, checked before anyone can use it."""
+    _run(ctx, "migrate", model, snapshot=snapshot, to=to, dry_run=dry_run)
+
+
+@app.command()
 def status(
     ctx: typer.Context,
     model: Annotated[str | None, typer.Option(help="Only this model.", show_default=False)] = None,

@@ -119,7 +119,7 @@ def snapshot_at(
             checksum="",
             rows=0,
             snapshots_version=0,
-            spec=spec.model_dump_json(),
+            spec=spec.model_dump_json(by_alias=True),
         )
         begin = None
         if spec.learn is not None and spec.learn.scope == "key" and learned is not None:

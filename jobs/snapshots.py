@@ -53,6 +53,7 @@ class Manifest:
     learn_to: datetime | None = None
     generation: str | None = None
     batch_id: int | None = None
+    parent: str | None = None
     committed_at: datetime | None = None
 
     @property
@@ -81,7 +82,7 @@ def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.R
                 lists(mean),
                 lists(covariance),
                 pa.array(np.ascontiguousarray(arrays["log_likelihood"])),
-                _map(extras, part.size),
+                map_of(extras, part.size),
             ],
             ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"],
         )
@@ -132,6 +133,7 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manife
         "snapshots_version": version,
         "status": GOOD,
         "spec": manifest.spec,
+        "parent": manifest.parent,
     }
     schema = warehouse.read("manifests").schema
     frame = warehouse.spark.createDataFrame([row], schema).withColumn("committed_at", F.current_timestamp())
@@ -277,7 +279,7 @@ def _seeder(
     return seed
 
 
-def _map(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:
+def map_of(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:
     """Turn named (d, N) arrays into N maps from name to d numbers; null where there are none."""
     kind = pa.map_(pa.string(), pa.list_(pa.float64()))
     if not extras:

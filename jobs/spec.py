@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_valid
 from jobs import yaml_text
 from jobs.model_functions import named_functions
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
+from jobs.spec_migrate import Migrate
 from jobs.spec_options import NEEDS, OPTIONS, Adaptive, Lms, Nlms, Rls, Robust
 from jobs.spec_sections import (
     Airflow,
@@ -132,6 +133,9 @@ class ModelSpec(Section):
     learn: Learn | None = Field(default=None, description="what pretrain learns; null: nothing")
     smoothing: Smoothing | None = Field(
         default=None, description="fixed-lag smoothing of a linear filter; null: none"
+    )
+    migrate: Migrate | None = Field(
+        default=None, description="how states of the version before become those of this one"
     )
     outputs: Outputs = Field(default_factory=Outputs, description="what each estimate carries")
     late: Literal["quarantine", "apply"] = Field(
@@ -421,8 +425,8 @@ def _guide() -> tuple[dict[tuple[str, ...], list[str]], dict[str, str]]:
     describe: dict[str, str] = {}
 
     def walk(model: type[BaseModel], path: tuple[str, ...]) -> None:
-        names[path] = list(model.model_fields)
-        for name, field in model.model_fields.items():
+        names[path] = [field.alias or name for name, field in model.model_fields.items()]
+        for name, field in zip(names[path], model.model_fields.values(), strict=True):
             describe[".".join((*path, name))] = field.description or ""
             kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
             for kind in kinds:

@@ -33,6 +33,10 @@ class StateLayout:
         """Name and shape of each part of a key's state, in order."""
         raise NotImplementedError
 
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        raise NotImplementedError
+
     @property
     def outputs(self) -> Mapping[str, int]:
         """Nothing beyond mean and covariance."""
@@ -63,6 +67,18 @@ class StateLayout:
         """Return the state of which `snapshot` gave these parts, bit for bit."""
         others = [np.asarray(extras[name], float) for name in list(self.fields)[2:]]
         return np.concatenate([np.asarray(mean, float), pack(np.asarray(covariance, float)), *others])
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known.
+
+        What else the state holds begins as that of a key without rows, but nothing of it is undetermined.
+        """
+        state = self.initial(np.shape(mean)[1])
+        state[self.places["mean"]] = mean
+        state[self.places["covariance"]] = pack(np.asarray(covariance, float))
+        if "diffuse" in self.places:
+            state[self.places["diffuse"]] = 0.0
+        return state
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
         """Return the state with each key's own parameters (p, K) in its field `parameters`."""

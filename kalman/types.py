@@ -101,6 +101,14 @@ class Filter(Protocol):
         """Return the state of which `snapshot` gave these parts, bit for bit."""
         ...
 
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known.
+
+        What else the state holds begins as that of a key without rows. Raises ModelError where a filter's state is
+        more than mean and covariance.
+        """
+        ...
+
     def with_parameters(self, state: Array, parameters: Array) -> Array:
         """Return the state with each key's own learned parameters (d, K) in its field `parameters`."""
         ...

@@ -1,0 +1,214 @@
+"""Migrate a snapshot of one version of a model to a snapshot of another, checked before anybody can use it.
+
+The new snapshot has the old one's position. The same inputs give the same snapshot; killed half way, nothing is
+visible.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from jobs.carry import carried, change_of, table_of
+from jobs.errors import RUN_FAILED, UserError
+from jobs.migration import kept_in_unit, leg_of, migration
+from jobs.progress import Progress
+from jobs.report import Report
+from jobs.settings import Settings
+from jobs.tables import Warehouse
+
+if TYPE_CHECKING:
+    from jobs.snapshots import Manifest
+    from jobs.spec import ModelSpec
+    from jobs.versions import Step
+
+
+def run(
+    settings: Settings,
+    model: str,
+    snapshot: str | None = None,
+    to: int | None = None,
+    dry_run: bool = False,
+) -> Report:
+    """Migrate a snapshot to another version of its model.
+
+    Args:
+        settings: of the command.
+        model: name or path of its spec.
+        snapshot: which; by default the newest of an earlier version that a stream could start from.
+        to: the version; by default that of the spec.
+        dry_run: report what would become of the states, and write nothing.
+
+    Raises:
+        UserError: no such snapshot or version, no way between the versions, or keys that would come out wrong.
+    """
+    from jobs.session import spark_session
+    from jobs.spark_conf import glance_conf
+    from jobs.spec import load_spec
+    from jobs.versions import known_versions
+
+    started = time.monotonic()
+    spec = load_spec(model, settings.models, deep=True)
+    spark = spark_session(settings, f"migrate {spec.name}", glance_conf())
+    warehouse = Warehouse(spark, settings.warehouse)
+    target = spec.version if to is None else to
+    with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
+        source = _source(warehouse, spec.name, snapshot, target)
+        known = known_versions(settings, warehouse, model)
+        manifest, change, made = migrate(warehouse, source, known, target, dry_run, progress.note)
+    return _report(source, manifest, target, change, made, time.monotonic() - started)
+
+
+def migrate(
+    warehouse: Warehouse,
+    source: Manifest,
+    known: dict[int, ModelSpec],
+    target: int,
+    dry_run: bool = False,
+    told: Callable[[str], None] = lambda text: None,
+) -> tuple[Manifest | None, dict[str, Any], bool]:
+    """Return the migrated snapshot (None if it is a dry run), what changed, and if it was made now.
+
+    Raises:
+        UserError: there is no way between the versions, or some keys would come out wrong.
+    """
+    from jobs.snapshots import find, verify, write
+    from jobs.versions import path_between
+
+    # What the snapshot's states mean is what its own manifest says, not what a file of that version says today.
+    steps = path_between({**known, source.model_version: source.model_spec()}, source.model_version, target)
+    if not steps:
+        raise UserError(f"snapshot {source.snapshot_id} is of version {target} already")
+    parameters = parameters_after(steps, source.parameters)
+    way = migration(steps, source.parameters, parameters)
+    spec = steps[-1].new
+    identity = snapshot_id(source, steps, parameters)
+    found = find(warehouse, identity)
+    if found is not None:
+        return found, {}, False
+    told("checking every key")
+    rows = verify(warehouse, source)
+    change = change_of(rows, way)
+    if change["wrong"]:
+        raise UserError(
+            f"{change['wrong']:,} of {change['keys']:,} keys (such as {', '.join(change['wrong_keys'])}) would come "
+            f"out not finite, not positive semidefinite, or with undetermined states for which version {target} has "
+            f"no room: nothing was written",
+            RUN_FAILED,
+        )
+    if dry_run:
+        return None, change, False
+    told(f"writing {change['keys']:,} keys")
+    made = replace(
+        source,
+        snapshot_id=identity,
+        model_version=spec.version,
+        fingerprint=spec.fingerprint(),
+        parameters=parameters,
+        spec=spec.model_dump_json(by_alias=True),
+        parent=source.snapshot_id,
+        committed_at=None,
+    )
+    return write(warehouse, made, carried(rows, way)), change, True
+
+
+def parameters_after(steps: list[Step], learned: dict[str, Any]) -> dict[str, Any]:
+    """Return the learned parameters of the last version: those of the same name and shape are kept where it says so."""
+    for step in steps:
+        rules = step.new.migrate
+        policy = rules and rules.parameters
+        if policy is None:
+            policy = "keep" if kept_in_unit([leg_of(step)]) else "spec"
+        learned = _kept(step.new, learned) if policy == "keep" else {}
+    return learned
+
+
+def snapshot_id(source: Manifest, steps: list[Step], parameters: dict[str, Any]) -> str:
+    """Return the id of the snapshot that these inputs give."""
+    spec = steps[-1].new
+    rules = [step.new.migrate and step.new.migrate.model_dump(by_alias=True) for step in steps]
+    inputs = [source.snapshot_id, [step.new.fingerprint() for step in steps], rules, parameters]
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    return f"{spec.name}-v{spec.version}-{source.version}-{digest[:10]}"
+
+
+def _kept(spec: ModelSpec, learned: dict[str, Any]) -> dict[str, Any]:
+    """Return the learned parameters that a spec's model has too, in the same shape."""
+    import kalman
+
+    kept: dict[str, Any] = {}
+    for name, value in learned.items():
+        try:
+            kalman.build(spec.definition(), {**kept, name: value})
+        except kalman.ModelError:
+            continue
+        kept[name] = value
+    return kept
+
+
+def _source(warehouse: Warehouse, model: str, snapshot: str | None, target: int) -> Manifest:
+    from jobs.snapshots import GOOD, all_of, find
+
+    if snapshot is not None:
+        found = find(warehouse, snapshot)
+        if found is None or found.model != model:
+            raise UserError(f"model {model} has no snapshot {snapshot}")
+        return found
+    fit = [
+        one
+        for one in all_of(warehouse, model)
+        if one.status == GOOD and one.cut is None and one.model_version < target
+    ]
+    if not fit:
+        raise UserError(
+            f"model {model} has no snapshot of a version before {target} that a stream could start from"
+        )
+    return max(fit, key=lambda one: (one.version, one.committed_at))
+
+
+def _report(
+    source: Manifest,
+    manifest: Manifest | None,
+    target: int,
+    change: dict[str, Any],
+    made: bool,
+    seconds: float,
+) -> Report:
+    lines = [f"{source.snapshot_id} (version {source.model_version}) to version {target}"]
+    if change:
+        lines += [f"  {line}" for line in table_of(change)]
+    if manifest is None:
+        lines.append("dry run: nothing was written")
+    else:
+        lines.append(
+            f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, "
+            f"parameters {json.dumps(manifest.parameters)}"
+        )
+        if not made:
+            lines.append("it had been committed before: the same inputs give the same snapshot")
+    lines.append(f"{seconds:.1f} s")
+    return Report(
+        lines,
+        {
+            "model": source.model,
+            "from": source.model_version,
+            "to": target,
+            "source": source.snapshot_id,
+            "snapshot": None if manifest is None else manifest.snapshot_id,
+            "made": made,
+            "dry_run": manifest is None,
+            "change": change,
+            "parameters": None if manifest is None else manifest.parameters,
+            "seconds": seconds,
+        },
+    )
+
+
+if __name__ == "__main__":
+    from jobs.cli import main
+
+    main("migrate")

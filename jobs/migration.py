@@ -1,0 +1,331 @@
+"""Carry the states of one version of a model over to another: what becomes of each state, and of a batch of keys."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kalman
+from jobs.errors import UserError
+from jobs.spec import ModelSpec
+from jobs.versions import Step
+from kalman.affine import Affine, moved
+from kalman.types import Filter
+
+Floats = NDArray[np.float64]
+Function = Callable[[Floats, Floats, Mapping[str, Floats]], tuple[Floats, Floats]]
+
+SYMMETRY = 1e-9
+"""How far, relative to the variances, a covariance may be from symmetric and from positive semidefinite."""
+
+
+class Leg(NamedTuple):
+    """One migration on the way: a linear map, or a function by its name; `diffuse`: states not known at all."""
+
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    to: Affine | None
+    function: str | None
+    diffuse: tuple[int, ...]
+
+
+class Moments(NamedTuple):
+    """States of K keys: mean (n, K), covariance (n*n, K), undetermined directions A (n, q, K) or None."""
+
+    mean: Floats
+    covariance: Floats
+    A: Floats | None
+
+
+class Carried(NamedTuple):
+    """What became of K keys: the parts of a snapshot, and (K,) bool which keys came out wrong."""
+
+    mean: Floats
+    covariance: Floats
+    extras: dict[str, Floats]
+    wrong: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Migration:
+    """The way of states from one version's filter to another's. Picklable: it is sent to the executors."""
+
+    legs: tuple[Leg, ...]
+    source: Filter
+    target: Filter
+
+    @property
+    def same(self) -> bool:
+        """Tell if a state stays what it is, to the last bit, whatever else its fields hold."""
+        plain = all(leg.to is not None and leg.to.identity and not leg.diffuse for leg in self.legs)
+        return (
+            plain
+            and type(self.source) is type(self.target)
+            and dict(self.source.fields) == dict(self.target.fields)
+        )
+
+    def carry(self, mean: Floats, covariance: Floats, extras: Mapping[str, Floats]) -> Carried:
+        """Return the states of K keys as the target keeps them.
+
+        Args:
+            mean: (n, K).
+            covariance: (n*n, K), row by row.
+            extras: the other fields, each (d, K).
+        """
+        if self.same:
+            return Carried(mean, covariance, dict(extras), _wrong(mean, covariance))
+        n, keys = mean.shape
+        A = extras["diffuse"].reshape(n, -1, keys) if "diffuse" in extras else None
+        at = Moments(mean, covariance, A)
+        for leg in self.legs:
+            at = _through(leg, at, extras)
+        state = self.target.from_moments(at.mean, at.covariance)
+        lost = _put_diffuse(self.target, state, at.A)
+        new_mean, new_covariance, new_extras = self.target.snapshot(state)
+        return Carried(new_mean, new_covariance, new_extras, lost | _wrong(new_mean, new_covariance))
+
+
+def migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[str, Any]) -> Migration:
+    """Return the migration that some steps make, between filters with these learned parameters.
+
+    Raises:
+        UserError: a step cannot be made; it says why and what to write.
+    """
+    if not steps:
+        raise UserError("there is nothing to migrate: the snapshot is of that version")
+    first, last = steps[0].old, steps[-1].new
+    return Migration(
+        tuple(leg_of(step) for step in steps),
+        kalman.build(first.definition(), old),
+        kalman.build(last.definition(), new),
+    )
+
+
+def leg_of(step: Step) -> Leg:
+    """Return what a step does to the states.
+
+    Raises:
+        UserError: a state's origin is not said, or keys or time have changed.
+    """
+    old, new = step
+    _refuse_other_keys(step)
+    rules, where = new.migrate, f"version {new.version} of {new.name}"
+    before, after = tuple(old.states), tuple(new.states)
+    if rules is not None and rules.function is not None:
+        function_of(rules.function)
+        return Leg(before, after, None, rules.function, ())
+    if rules is not None and rules.transform is not None:
+        return Leg(before, after, _transform(step), None, ())
+    origins = {} if rules is None else rules.states
+    unknown = [name for name in origins if name not in after]
+    if unknown:
+        raise UserError(f"{where}: migrate.states.{unknown[0]} is no state of this version")
+    n = len(after)
+    T = np.zeros((n, len(before)))
+    b, N = np.zeros(n), np.zeros((n, n))
+    diffuse: list[int] = []
+    taken: list[str] = []
+    for i, name in enumerate(after):
+        origin = origins.get(name)
+        if origin is None and name not in before:
+            raise UserError(
+                f"{where}: state {name} is new, and migrate.states does not say what it begins with: write "
+                f"{name}: {{initial: true}}, {{mean: ..., variance: ...}} or {{from: OLD_STATE}}"
+            )
+        if origin is None or origin.from_ is not None:
+            source = name if origin is None or origin.from_ is None else origin.from_
+            if source not in before:
+                raise UserError(
+                    f"{where}: migrate.states.{name}.from: version {old.version} has no state {source} "
+                    f"(it has {', '.join(before)})"
+                )
+            T[i, before.index(source)] = 1.0 if origin is None else origin.scale
+            b[i] = 0.0 if origin is None else origin.offset
+            taken.append(source)
+        elif origin.initial:
+            diffuse += _begin_as_initial(
+                new, i, b, N, [j for j, other in enumerate(after) if _initial(origins, other)]
+            )
+        else:
+            b[i], N[i, i] = float(origin.mean or 0.0), float(origin.variance or 0.0)
+            for other, value in origin.covariance.items():
+                if other not in after or other in before and other not in origins:
+                    raise UserError(f"{where}: migrate.states.{name}.covariance.{other} is no new state")
+                N[i, after.index(other)] = N[after.index(other), i] = value
+    dropped = [] if rules is None else rules.drop
+    for name in before:
+        if name not in taken and name not in dropped:
+            raise UserError(
+                f"{where}: state {name} of version {old.version} goes nowhere: name it in migrate.drop if it is to be "
+                f"given up, or say under migrate.states what it becomes"
+            )
+    wrong = [name for name in dropped if name in taken or name not in before]
+    if wrong:
+        raise UserError(f"{where}: migrate.drop: {wrong[0]} is kept, or is no state of version {old.version}")
+    if np.linalg.eigvalsh(N).min() < -SYMMETRY * max(1.0, float(np.abs(N).max())):
+        raise UserError(f"{where}: the new states' variances and covariances are not positive semidefinite")
+    return Leg(before, after, _affine(T, b, N), None, tuple(diffuse))
+
+
+def kept_in_unit(legs: Sequence[Leg]) -> bool:
+    """Tell if every state that is carried over keeps its unit, so that parameters keep their meaning."""
+    rows = [row for leg in legs if leg.to is not None for row in leg.to.T]
+    return all(leg.to is not None for leg in legs) and all(
+        value in (0.0, 1.0) for row in rows for value in row
+    )
+
+
+def function_of(name: str) -> Function:
+    """Return the function `module:name`.
+
+    Raises:
+        UserError: there is no such function.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"migrate.function: {name} cannot be found ({error})") from error
+    if not callable(found):
+        raise UserError(f"migrate.function: {name} is no function")
+    return cast(Function, found)
+
+
+def _through(leg: Leg, at: Moments, extras: Mapping[str, Floats]) -> Moments:
+    keys = at.mean.shape[1]
+    if leg.to is None:
+        assert leg.function is not None
+        mean, covariance = (
+            np.asarray(a, float) for a in function_of(leg.function)(at.mean, at.covariance, extras)
+        )
+        n = len(leg.new)
+        if mean.shape != (n, keys) or covariance.shape != (n * n, keys):
+            raise UserError(
+                f"migrate.function: {leg.function} returned mean {mean.shape} and covariance {covariance.shape}, "
+                f"not {(n, keys)} and {(n * n, keys)}"
+            )
+        return Moments(mean, covariance, None)
+    mean, covariance = moved(at.mean, at.covariance, leg.to)
+    T = np.array(leg.to.T)
+    parts = []
+    if at.A is not None:
+        parts.append(np.array([[T[i] @ at.A[:, j] for j in range(at.A.shape[1])] for i in range(len(T))]))
+    for i in leg.diffuse:
+        column = np.zeros((len(T), 1, keys))
+        column[i] = 1.0
+        parts.append(column)
+    return Moments(mean, covariance, np.concatenate(parts, axis=1) if parts else None)
+
+
+def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.bool_]:
+    """Write the undetermined directions into states, in place; return the keys that have more than fit."""
+    keys = state.shape[1]
+    if A is None or not A.any():
+        return np.zeros(keys, bool)
+    n = A.shape[0]
+    width = target.fields.get("diffuse", (0,))[0] // n
+    used = np.flatnonzero(A.any(axis=(0, 2)))  # a column that no key uses takes no room
+    if len(used) <= width:
+        at = _place(target, "diffuse")
+        full = np.zeros((n, width, keys))
+        full[:, : len(used)] = A[:, used]
+        state[at] = full.reshape(n * width, keys)
+        return np.zeros(keys, bool)
+    return np.asarray(A.any(axis=(0, 1)))
+
+
+def _place(target: Filter, field: str) -> slice:
+    start = 0
+    for name, shape in target.fields.items():
+        size = int(np.prod(shape))
+        if name == field:
+            return slice(start, start + size)
+        start += size
+    raise KeyError(field)
+
+
+def _wrong(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
+    """Return which keys are not finite, not symmetric or not positive semidefinite."""
+    n, keys = mean.shape
+    P = covariance.reshape(n, n, keys)
+    finite = np.isfinite(mean).all(axis=0) & np.isfinite(P).all(axis=(0, 1))
+    scale = np.abs(np.array([P[i, i] for i in range(n)])).max(axis=0)
+    skew = np.abs(P - P.transpose(1, 0, 2)).max(axis=(0, 1))
+    bad = ~finite | (skew > SYMMETRY * scale)
+    good = np.flatnonzero(~bad)
+    # Scaled to unit variances, so that states of very different units are judged alike.
+    part = np.moveaxis(P[:, :, good], 2, 0)
+    spread = np.sqrt(np.maximum(np.einsum("kii->ki", part), 0.0))
+    unit = np.where(spread > 0, spread, 1.0)
+    lowest = (
+        np.linalg.eigvalsh(part / (unit[:, :, None] * unit[:, None, :])).min(axis=1)
+        if len(good)
+        else np.zeros(0)
+    )
+    bad[good] = (lowest < -1e-7) | (np.einsum("kii->ki", part) < 0).any(axis=1)
+    return bad
+
+
+def _affine(T: Floats, b: Floats, N: Floats) -> Affine:
+    return Affine(
+        tuple(tuple(float(a) for a in row) for row in T),
+        tuple(float(a) for a in b),
+        tuple(tuple(float(a) for a in row) for row in N),
+    )
+
+
+def _transform(step: Step) -> Affine:
+    rules = step.new.migrate
+    assert rules is not None and rules.transform is not None
+    where = f"version {step.new.version} of {step.new.name}: migrate.transform"
+    n, m = len(step.new.states), len(step.old.states)
+    T = rules.transform.matrix
+    if len(T) != n or any(len(row) != m for row in T):
+        raise UserError(f"{where}.matrix: {n} rows (the new states) of {m} numbers (the old ones) are needed")
+    b = rules.transform.offset or [0.0] * n
+    if len(b) != n:
+        raise UserError(f"{where}.offset: {n} numbers are needed")
+    N = np.array(rules.transform.noise or np.zeros((n, n)), float)
+    if (
+        N.shape != (n, n)
+        or not np.allclose(N, N.T)
+        or np.linalg.eigvalsh(N).min() < -SYMMETRY * np.abs(N).max()
+    ):
+        raise UserError(f"{where}.noise: a covariance of {n} x {n} is needed")
+    return _affine(np.array(T, float), np.array(b, float), N)
+
+
+def _initial(origins: Mapping[str, Any], name: str) -> bool:
+    return name in origins and origins[name].initial
+
+
+def _begin_as_initial(new: ModelSpec, i: int, b: Floats, N: Floats, together: Sequence[int]) -> list[int]:
+    """Fill in a new state's mean and covariances from the spec's initial distribution; return it if it is diffuse."""
+    initial = new.initial
+    if initial is None:
+        raise UserError(
+            f"version {new.version} of {new.name}: migrate.states.{new.states[i]}: the spec has no `initial`"
+        )
+    diffuse = initial.diffuse
+    if diffuse is True or (isinstance(diffuse, list) and diffuse[i]):
+        return [i]
+    assert initial.mean is not None and initial.covariance is not None
+    b[i] = initial.mean[i]
+    for j in together:
+        N[i, j] = initial.covariance[i][j]
+    return []
+
+
+def _refuse_other_keys(step: Step) -> None:
+    old, new = step
+    if old.key != new.key:
+        raise UserError(
+            f"{new.name} cannot be migrated from version {old.version} to {new.version}: the key columns changed from "
+            f"{', '.join(old.key)} to {', '.join(new.key)}, so the states are of other systems. Pretrain version "
+            f"{new.version} from history instead (upgrade --mode retrain)"
+        )

@@ -1,0 +1,91 @@
+"""The section of a model spec that says how the states of the version before become those of this one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from jobs.spec_errors import wrong
+from jobs.spec_sections import Number, Section
+
+
+class Origin(Section):
+    """Where a state comes from: one of the old version, or nowhere, with a distribution of its own."""
+
+    from_: str | None = Field(default=None, alias="from", description="the old version's state")
+    scale: Number = Field(default=1.0, description="new units for one old unit; not 0")
+    offset: Number = Field(default=0.0, description="what is added after scaling")
+    mean: Number | None = Field(default=None, description="of a new state, at the upgrade, in every key")
+    variance: Number | None = Field(default=None, ge=0.0, description="of a new state, in every key")
+    covariance: dict[str, Number] = Field(default={}, description="of a new state with other new ones")
+    initial: bool = Field(default=False, description="true: a new state, distributed as `initial` has it")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Origin:
+        own = self.mean is not None or self.variance is not None or bool(self.covariance)
+        if (self.from_ is not None) + own + self.initial != 1:
+            raise wrong(
+                "does not say where the state comes from",
+                "give one of `from`, `mean` with `variance`, and `initial: true`",
+            )
+        if own and (self.mean is None or self.variance is None):
+            raise wrong("says too little of the new state", "give `mean` and `variance`")
+        if self.scale == 0.0:
+            raise wrong("is 0, which would forget the state", "drop the state and add a new one", "scale")
+        if self.from_ is None and (self.scale, self.offset) != (1.0, 0.0):
+            raise wrong("scales a state that is new", "remove scale and offset")
+        return self
+
+
+class Transform(Section):
+    """A linear map as a whole: x' = matrix x + offset + noise."""
+
+    matrix: Annotated[list[list[Number]], Field(min_length=1)] = Field(
+        description="a row for each new state, a column for each old one"
+    )
+    offset: list[Number] | None = Field(default=None, description="one number a new state; null: zeros")
+    noise: list[list[Number]] | None = Field(
+        default=None, description="covariance that is added, for new states; null: zeros"
+    )
+
+
+class Migrate(Section):
+    """How states of an earlier version become states of this one."""
+
+    from_: int | None = Field(
+        default=None, ge=1, alias="from", description="the version that is read; null: the one before"
+    )
+    states: dict[str, Origin] = Field(
+        default={},
+        description="states that are not simply kept under their name: {from, scale, offset}, or of a new one "
+        "{mean, variance, covariance} or {initial: true}",
+    )
+    drop: list[str] = Field(default=[], description="states of the old version that are given up")
+    transform: Transform | None = Field(default=None, description="instead of states and drop: a linear map")
+    function: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="instead of these: module:function of mean (n, K), covariance (n*n, K) and a mapping of the "
+        "other fields, which returns the new mean and covariance",
+    )
+    parameters: Literal["keep", "spec"] | None = Field(
+        default=None,
+        description="learned parameters of the same name and shape are kept, or this spec's are used; null: kept "
+        "where every state is kept in its unit, else this spec's",
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Migrate:
+        ways = [
+            name
+            for name, given in (
+                ("states", self.states or self.drop),
+                ("transform", self.transform),
+                ("function", self.function),
+            )
+            if given
+        ]
+        if len(ways) > 1:
+            raise wrong(f"says it in several ways: {' and '.join(ways)}", "keep one of them")
+        return self

@@ -1,0 +1,79 @@
+"""Find the specs of a model's versions, and the way from one version to another.
+
+A version's spec is the model's file itself, a file `versions/<model>.v<version>.yaml` beside it, or what the manifest
+of any snapshot of that version keeps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jobs.errors import UserError
+from jobs.settings import Settings
+from jobs.snapshots import all_of
+from jobs.spec import ModelSpec, load_spec
+from jobs.tables import Warehouse
+
+FOLDER = "versions"
+
+
+class Step(NamedTuple):
+    """One migration: from the old spec to the new."""
+
+    old: ModelSpec
+    new: ModelSpec
+
+
+def known_versions(settings: Settings, warehouse: Warehouse, model: str) -> dict[int, ModelSpec]:
+    """Return the specs of a model by version; the model's own file goes before the others, they before manifests.
+
+    Raises:
+        SpecError: a file is no valid spec.
+    """
+    current = load_spec(model, settings.models, deep=True)
+    found = {one.model_version: one.model_spec() for one in all_of(warehouse, current.name)}
+    folder = (current.source_path or Path(settings.models) / "x").parent / FOLDER
+    for path in sorted(folder.glob(f"{current.name}.v*.yaml")):
+        spec = load_spec(path, deep=True)
+        if spec.name != current.name or path.name != f"{spec.name}.v{spec.version}.yaml":
+            raise UserError(f"{path}: it is version {spec.version} of {spec.name}; name the file accordingly")
+        found[spec.version] = spec
+    return {**found, current.version: current}
+
+
+def path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[Step]:
+    """Return the migrations that lead from one version to another, in their order.
+
+    Each spec says from which version it migrates (`migrate.from`, by default the one before).
+
+    Raises:
+        UserError: a version's spec is not known, or there is no way.
+    """
+    name = known[max(known)].name
+    for version in (first, last):
+        if version not in known:
+            have = ", ".join(map(str, sorted(known)))
+            raise UserError(
+                f"model {name} has no version {version} (its specs are of {have}): put that version's spec into "
+                f"{FOLDER}/{name}.v{version}.yaml in the folder of models"
+            )
+    steps: list[Step] = []
+    at = last
+    while at != first:
+        spec = known.get(at)
+        before = None if spec is None else _before(spec)
+        if spec is None or before is None or before not in known or len(steps) > len(known):
+            there = f"the spec of version {before} is not known" if spec else f"version {at} is not known"
+            raise UserError(
+                f"model {name} cannot be migrated from version {first} to {last}: {there}. Say in the spec of version "
+                f"{last} how to come from there (migrate.from), or put the specs in between into {FOLDER}/"
+            )
+        steps.insert(0, Step(known[before], spec))
+        at = before
+    return steps
+
+
+def _before(spec: ModelSpec) -> int | None:
+    given = spec.migrate and spec.migrate.from_
+    return given or (spec.version - 1 if spec.version > 1 else None)

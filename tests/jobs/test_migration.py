@@ -1,0 +1,178 @@
+"""What becomes of states from version to version, against dense matrices written down here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kalman
+from jobs.errors import UserError
+from jobs.migration import leg_of, migration
+from jobs.spec import ModelSpec
+from jobs.versions import Step, path_between
+from kalman.affine import Affine, moved
+from kalman.packing import pack, unpack
+
+PERCENT = {"from": "b", "scale": 100.0, "offset": 1.0}
+
+
+def spec(version: int, states: list[str], **changes: Any) -> ModelSpec:
+    n = len(states)
+    return ModelSpec.model_validate(
+        {
+            "name": "m",
+            "version": version,
+            "key": ["k"],
+            "time": "at",
+            "measurement": ["y"],
+            "states": states,
+            "process": {"kind": "explicit", "F": np.eye(n).tolist(), "Q": np.eye(n).tolist()},
+            "observation": {"H": [[1.0] * n], "R": [[1.0]]},
+            "initial": {"mean": [0.5] * n, "covariance": (np.eye(n) + 0.25).tolist()},
+            **changes,
+        }
+    )
+
+
+def states(n: int, keys: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random means (n, K) and covariances (n*n, K), symmetric to the last bit."""
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(keys, n, n)) * np.exp(rng.normal(size=(keys, n, 1)) * 3)
+    P = np.moveaxis(root @ root.transpose(0, 2, 1), 0, 2).reshape(n * n, keys)
+    return rng.normal(size=(n, keys)), unpack(pack(P))
+
+
+def rows_of(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, matrix.tolist()))
+
+
+def test_a_linear_map_moves_mean_and_covariance() -> None:
+    rng = np.random.default_rng(1)
+    for n, m in ((1, 1), (2, 3), (4, 2)):
+        mean, covariance = states(n, 7, n)
+        T, b = rng.normal(size=(m, n)), rng.normal(size=m)
+        root = rng.normal(size=(m, m))
+        to = Affine(rows_of(T), tuple(b.tolist()), rows_of(root @ root.T))
+        found, P = moved(mean, covariance, to)
+        full = covariance.reshape(n, n, 7)
+        np.testing.assert_allclose(found, T @ mean + b[:, None], rtol=1e-12)
+        for k in range(7):
+            np.testing.assert_allclose(P.reshape(m, m, 7)[..., k], T @ full[..., k] @ T.T + to.N, rtol=1e-11)
+
+
+def test_states_are_kept_renamed_rescaled_dropped_and_added() -> None:
+    old = spec(1, ["a", "b", "c"])
+    rules = {
+        "states": {
+            "per_cent": PERCENT,
+            "x": {"mean": 2.0, "variance": 4.0, "covariance": {"y": 1.0}},
+            "y": {"mean": 3.0, "variance": 9.0},
+            "z": {"initial": True},
+        },
+        "drop": ["c"],
+    }
+    new = spec(2, ["y", "per_cent", "a", "x", "z"], migrate=rules)
+    way = migration([Step(old, new)], {}, {})
+    mean, covariance = states(3, 11)
+    after = way.carry(mean, covariance, {})
+    P, Q = covariance.reshape(3, 3, 11), after.covariance.reshape(5, 5, 11)
+    expected = [np.full(11, 3.0), 100.0 * mean[1] + 1.0, mean[0], np.full(11, 2.0), np.full(11, 0.5)]
+    assert np.array_equal(after.mean, expected)
+    assert np.array_equal(Q[2, 2], P[0, 0])  # what is kept keeps its bits
+    np.testing.assert_allclose(Q[1, 1], 1e4 * P[1, 1], rtol=1e-15)
+    np.testing.assert_allclose(Q[1, 2], 100 * P[1, 0], rtol=1e-15)
+    assert (Q[0, 0] == 9).all() and (Q[0, 3] == 1).all() and (Q[4, 4] == 1.25).all()
+    assert not Q[0, 1].any() and not Q[2, 3].any() and not Q[4, 0].any()
+    assert not after.wrong.any()
+
+
+def test_a_migration_there_and_back_gives_the_states_again() -> None:
+    old, new = (
+        spec(1, ["a", "b"]),
+        spec(2, ["b2", "a"], migrate={"states": {"b2": {"from": "b", "scale": 4.0}}}),
+    )
+    back = spec(3, ["a", "b"], migrate={"states": {"b": {"from": "b2", "scale": 0.25}}})
+    mean, covariance = states(2, 50)
+    after = migration([Step(old, new), Step(new, back)], {}, {}).carry(mean, covariance, {})
+    assert np.array_equal(after.mean, mean) and np.array_equal(after.covariance, covariance)
+
+
+def test_the_same_states_pass_whole() -> None:
+    learn = {"parameters": ["R"], "scope": "key"}
+    old, new = spec(1, ["a"], learn=learn), spec(2, ["a"], learn=learn)
+    extras = {"parameters": np.array([[1.0, 2.0]])}
+    after = migration([Step(old, new)], {}, {}).carry(*states(1, 2), extras)
+    assert after.extras["parameters"] is extras["parameters"]
+
+
+def test_undetermined_states_are_carried_as_such() -> None:
+    diffuse = {"initial": {"diffuse": True}}
+    old = spec(1, ["a", "b"], **diffuse)
+    model = kalman.build(old.definition())
+    rng = np.random.default_rng(0)
+    rows = kalman.SortedRows(
+        np.array([1, 2, 2, 2]), np.array([0, 0, 1, 2]), rng.normal(size=(1, 4)), np.empty((0, 4))
+    )
+    at = kalman.run(model, kalman.initial_states(model, 3), rows, 1.0)[0].values
+    parts = model.snapshot(at)
+    assert parts[2]["diffuse"].any(axis=0).tolist() == [True, True, True]  # H sees only a + b
+
+    swapped = spec(2, ["b", "c"], migrate={"states": {"c": {"from": "a", "scale": 2.0}}}, **diffuse)
+    after = migration([Step(old, swapped)], {}, {}).carry(*parts)
+    assert not after.wrong.any()
+    A, B = parts[2]["diffuse"].reshape(2, 2, 3), after.extras["diffuse"].reshape(2, 2, 3)
+    np.testing.assert_allclose(B[0], A[1])
+    np.testing.assert_allclose(B[1], 2 * A[0])
+
+    proper = spec(2, ["a", "b"])
+    assert migration([Step(old, proper)], {}, {}).carry(*parts).wrong.all()
+    grown = spec(2, ["a", "b", "c"], migrate={"states": {"c": {"initial": True}}}, **diffuse)
+    known = kalman.build(old.definition()).from_moments(*states(2, 4))
+    after = migration([Step(old, grown)], {}, {}).carry(*model.snapshot(known))
+    assert after.extras["diffuse"].reshape(3, 3, 4).any(axis=2).sum() == 1 and not after.wrong.any()
+
+
+def test_a_key_that_would_come_out_wrong_is_found() -> None:
+    old, new = (
+        spec(1, ["a", "b"]),
+        spec(2, ["a", "b"], migrate={"states": {"b": {"from": "b", "scale": 2.0}}}),
+    )
+    mean, covariance = states(2, 4)
+    mean[0, 1] = np.nan
+    covariance[1, 2] += 1.0  # the lower triangle is what counts, and it is still right
+    covariance[[1, 2], 3] = 10 * np.sqrt(covariance[0, 3] * covariance[3, 3])
+    after = migration([Step(old, new)], {}, {}).carry(mean, covariance, {})
+    assert after.wrong.tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (spec(2, ["a", "b", "c"]), "state c is new, and migrate.states does not say what it begins with"),
+        (spec(2, ["a"]), "state b of version 1 goes nowhere: name it in migrate.drop"),
+        (spec(2, ["a", "c"], migrate={"states": {"c": {"from": "bb"}}}), r"version 1 has no state bb \(it has a, b\)"),
+        (spec(2, ["a", "b"], migrate={"states": {"d": PERCENT}}), "migrate.states.d is no state of this version"),
+        (spec(2, ["a", "b"], migrate={"drop": ["a"]}), "migrate.drop: a is kept"),
+        (spec(2, ["a", "b"], key=["k", "l"]), "the key columns changed from k to k, l"),
+        (spec(2, ["a", "b"], migrate={"transform": {"matrix": [[1.0]]}}), "2 rows .* of 2 numbers"),
+        (spec(2, ["a", "b"], migrate={"function": "no_such:thing"}), "no_such:thing cannot be found"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_migrated_is_said(new: ModelSpec, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        leg_of(Step(spec(1, ["a", "b"]), new))
+
+
+def test_the_way_between_versions_is_found() -> None:
+    known = {1: spec(1, ["a"]), 2: spec(2, ["a"]), 3: spec(3, ["a"]), 5: spec(5, ["a"], migrate={"from": 3})}
+    assert [step.new.version for step in path_between(known, 1, 5)] == [2, 3, 5]
+    assert path_between(known, 3, 3) == []
+    with pytest.raises(UserError, match="has no version 4"):
+        path_between(known, 4, 5)
+    with pytest.raises(UserError, match="cannot be migrated from version 5 to 2"):
+        path_between(known, 5, 2)
+    del known[3]
+    with pytest.raises(UserError, match="the spec of version 3 is not known"):
+        path_between(known, 1, 5)
