@@ -212,8 +212,10 @@ def test_entries_from_columns_and_what_is_expected_of_measurements(filter_kind, 
     negative = rows._replace(u=-rows.u)
     outputs = kalman.run(model, kalman.initial_states(model, 12), negative, UNIT)[1]
     assert (outputs.flag == flags.NOT_PSD).any() and np.isfinite(outputs.covariance).all()
-    with pytest.raises(kalman.ModelError, match="depends on columns"):
-        model.measured(model.initial(1))  # type: ignore[attr-defined]
+    plain = kalman.build(definition)
+    expected = [measured(one, one.initial(3), rows.u[:, :3]) for one in (plain, model)]
+    for ours, linear in zip(expected[1], expected[0], strict=True):
+        np.testing.assert_allclose(ours, linear, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("kind", "form"), [pair for pair in FORMS if pair[0] != "linear"])
