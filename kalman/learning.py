@@ -220,7 +220,8 @@ def _select(rows: SortedRows, which: np.ndarray, keys: int) -> SortedRows:
 
 
 def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:
-    # a fixed lag or another form changes no likelihood; robust updates and adaptive noise do, and what is learned is the linear model
+    # a fixed lag or another form changes no likelihood; robust updates and adaptive noise do, and what is learned
+    # is the linear model
     model = build(
         {**definition, "smoothing": None, "robust": None, "adaptive": None, "form": None}, parameters
     )

@@ -125,3 +125,17 @@ def test_installed_functions_and_models_without_any_ship_nothing() -> None:
     assert model_functions.files_to_ship({"process": {"f": "scipy.special:expit"}}) == []
     assert model_functions.files_to_ship({"process": {"F": [[1.0]]}, "observation": {"H": [[1.0]]}}) == []
     assert list(model_functions.named_functions(SPEC)) == ["car_functions:move", "car_functions:distance"]
+
+
+@pytest.mark.parametrize("kind", ["extended", "unscented", "cubature"])
+def test_a_model_of_functions_is_forecast(tmp_path: Path, kind: str) -> None:
+    import numpy as np
+
+    import kalman
+    from kalman.forecast import forecast
+
+    model = kalman.build(load_spec(spec_in(tmp_path, filter=kind)).definition())
+    ahead = forecast(model, kalman.initial_states(model, 2), np.ones((3, 2)))
+    assert not ahead.flag.any() and ahead.measurement_mean.shape == (1, 3, 2)
+    assert (np.diff(ahead.measurement_mean[0], axis=0) > 0.5).all(), "the car drives off"
+    assert (ahead.measurement_covariance > 0.04).all()
