@@ -174,9 +174,13 @@ def stream(
     adopt: Annotated[
         str | None, typer.Option(help="Retire the live generation and start a new one from this snapshot.")
     ] = None,
+    generation: Annotated[
+        str | None,
+        typer.Option(help="Drive this generation, such as a shadow, not the live one.", show_default=False),
+    ] = None,
 ) -> None:
     """Start the model's stream from its newest snapshot, or resume it where it stopped."""
-    _run(ctx, "stream", model, trigger=trigger, adopt=adopt)
+    _run(ctx, "stream", model, trigger=trigger, adopt=adopt, generation=generation)
 
 
 @app.command()
@@ -209,6 +213,55 @@ def migrate(
 ) -> None:
     """Carry a snapshot over to another version of its model, checked before anyone can use it."""
     _run(ctx, "migrate", model, snapshot=snapshot, to=to, dry_run=dry_run)
+
+
+@app.command()
+def upgrade(
+    ctx: typer.Context,
+    model: Model,
+    mode: Annotated[
+        str, typer.Option(help="blue-green, stop-start, retrain or stateless (docs/upgrades.md).")
+    ] = "blue-green",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would become of the states; change nothing.")
+    ] = False,
+    promote: Annotated[
+        bool, typer.Option(help="Let a new version that compares well take over (blue-green).")
+    ] = True,
+    lose_state: Annotated[
+        bool, typer.Option("--lose-state", help="Allow mode stateless to forget every key.")
+    ] = False,
+) -> None:
+    """Bring the stream to the version of the model's spec, proved on live data before it takes over."""
+    _run(ctx, "upgrade", model, mode=mode, dry_run=dry_run, promote=promote, lose_state=lose_state)
+
+
+@app.command()
+def promote(
+    ctx: typer.Context,
+    model: Model,
+    generation: Annotated[
+        str | None, typer.Option(help="A shadow; by default the newest.", show_default=False)
+    ] = None,
+    behind: Annotated[
+        bool, typer.Option("--behind", help="Promote it though it has not come as far as the live one.")
+    ] = False,
+) -> None:
+    """Make a shadow generation the live one, in one commit."""
+    _run(ctx, "promote", model, generation=generation, behind=behind)
+
+
+@app.command()
+def rollback(
+    ctx: typer.Context,
+    model: Model,
+    to: Annotated[
+        str | None,
+        typer.Option(help="A retired generation; by default the one before.", show_default=False),
+    ] = None,
+) -> None:
+    """Make the generation before the live one live again; it goes on from its own checkpoint."""
+    _run(ctx, "rollback", model, to=to)
 
 
 @app.command()

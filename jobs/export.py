@@ -44,6 +44,7 @@ def run(settings: Settings, model: str, generation: str | None = None, batch: in
     Raises:
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
     """
+    from jobs.generations import named
     from jobs.session import spark_session
     from jobs.spark_conf import glance_conf
 
@@ -52,7 +53,7 @@ def run(settings: Settings, model: str, generation: str | None = None, batch: in
     spark = spark_session(settings, f"export {name}", glance_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
-        manifest, made = export(warehouse, _generation(warehouse, name, generation), batch, progress.note)
+        manifest, made = export(warehouse, named(warehouse, name, generation), batch, progress.note)
     return _report(manifest, made, time.monotonic() - started)
 
 
@@ -67,15 +68,11 @@ def export(
     A generation that has committed nothing is still the snapshot that it began from.
     """
     from jobs.checkpoints import Checkpoint
+    from jobs.choice import origin as origin_of
     from jobs.positions import delta_position
     from jobs.snapshots import find, write
 
-    origin = find(warehouse, generation.snapshot_id)
-    if origin is None:
-        raise UserError(
-            f"the manifest of snapshot {generation.snapshot_id}, from which {generation.generation} began, is missing",
-            RUN_FAILED,
-        )
+    origin = origin_of(warehouse, generation)
     checkpoint = Checkpoint(warehouse.spark, generation.checkpoint)
     if checkpoint.last_commit() is None:
         if batch is not None:
@@ -186,24 +183,6 @@ def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> t
         f"let the stream catch up, or raise stream.max_files_per_batch in the spec",
         RUN_FAILED,
     )
-
-
-def _generation(warehouse: Warehouse, model: str, name: str | None) -> Generation:
-    from jobs import generations
-
-    known = generations.all_of(warehouse, model)
-    if name is None:
-        found = next((one for one in known if one.status == generations.LIVE), None)
-        if found is None:
-            raise UserError(
-                f"model {model} has no live generation: start one with `kalman-pipeline stream --model {model}`"
-            )
-        return found
-    found = next((one for one in known if one.generation == name), None)
-    if found is None:
-        have = ", ".join(one.generation for one in known) or "none"
-        raise UserError(f"model {model} has no generation {name} (it has {have})")
-    return found
 
 
 def _report(manifest: Manifest, made: bool, seconds: float) -> Report:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.tables import GENERATIONS, Warehouse, utc
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ LIVE, RETIRED, FAILED, SHADOW = "live", "retired", "failed", "shadow"
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One stream lineage as its row says it is."""
+    """One stream lineage as its row says it is.
+
+    It goes on exactly behind micro-batch `parent_batch` of its `parent` (-1: behind its start), if it has one.
+    """
 
     generation: str
     model: str
@@ -40,6 +43,8 @@ class Generation:
     last_error: str | None = None
     created_at: datetime | None = None
     retired_at: datetime | None = None
+    parent: str | None = None
+    parent_batch: int | None = None
 
     @property
     def start_version(self) -> int:
@@ -64,18 +69,42 @@ def live(warehouse: Warehouse, model: str) -> Generation | None:
     return next((one for one in all_of(warehouse, model) if one.status == LIVE), None)
 
 
-def begin(warehouse: Warehouse, manifest: Manifest, partitions: int, blocks: int) -> Generation:
-    """Make a new live generation from a snapshot and retire the one that was live, in one commit.
+def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generation:
+    """Return the generation of this name, or the live one.
 
-    Killed before the commit, nothing has changed; after it, the new generation is live and has still no checkpoint,
+    Raises:
+        UserError: the model has no such generation.
+    """
+    known = all_of(warehouse, model)
+    found = next(
+        (one for one in known if (one.status == LIVE if name is None else one.generation == name)), None
+    )
+    if found is None:
+        if name is None:
+            raise UserError(
+                f"model {model} has no live generation: start one with `kalman-pipeline stream --model {model}`"
+            )
+        have = ", ".join(one.generation for one in known) or "none"
+        raise UserError(f"model {model} has no generation {name} (it has {have})")
+    return found
+
+
+def begin(
+    warehouse: Warehouse,
+    manifest: Manifest,
+    partitions: int,
+    blocks: int,
+    status: str = LIVE,
+    parent: tuple[str, int] | None = None,
+) -> Generation:
+    """Make a new generation from a snapshot, in one commit: live, with the one that was live retired, or a shadow.
+
+    Killed before the commit, nothing has changed; after it, the new generation is there and has still no checkpoint,
     so the next start begins it from its snapshot.
 
     Raises:
         UserError: another driver did the same at the same moment.
     """
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F
-
     warehouse.create("generations", GENERATIONS)
     known = all_of(warehouse, manifest.model)
     name = f"{manifest.model}-g{len(known) + 1:04d}"
@@ -89,32 +118,72 @@ def begin(warehouse: Warehouse, manifest: Manifest, partitions: int, blocks: int
         start_position=manifest.position,
         partitions=partitions,
         blocks=blocks,
-        status=LIVE,
+        status=status,
+        parent=parent and parent[0],
+        parent_batch=parent and parent[1],
     )
-    rows = [{**_columns(made), "action": "begin"}]
-    rows += [{**_columns(one), "action": "retire"} for one in known if one.status == LIVE]
+    retired = [one for one in known if one.status == LIVE] if status == LIVE else []
+    _commit(warehouse, known, begun=[made], statuses={one.generation: RETIRED for one in retired})
+    return made
+
+
+def switch(warehouse: Warehouse, model: str, to: Generation, last_seen: list[Generation]) -> Generation:
+    """Make a generation the live one and retire the one that was, in one commit: readers see one of them at any moment.
+
+    Args:
+        warehouse: where.
+        model: whose.
+        to: becomes live.
+        last_seen: the model's generations as the decision saw them.
+
+    Raises:
+        UserError: somebody else changed the model's generations meanwhile.
+    """
+    statuses = {one.generation: RETIRED for one in last_seen if one.status == LIVE}
+    _commit(warehouse, last_seen, begun=[], statuses={**statuses, to.generation: LIVE})
+    return named(warehouse, model)
+
+
+def _commit(
+    warehouse: Warehouse, known: list[Generation], begun: list[Generation], statuses: dict[str, str]
+) -> None:
+    """Add generations and change the status of others, in one commit, unless the model's have changed meanwhile.
+
+    A generation that is retired loses its lease, so that its driver stops at its next heartbeat.
+    """
+    from delta.tables import DeltaTable
+    from pyspark.sql import functions as F
+
+    by_name = {one.generation: one for one in known}
+    rows = [{**_columns(one), "action": "begin"} for one in begun]
+    rows += [{**_columns(by_name[name]), "action": status} for name, status in statuses.items()]
+    model = rows[0]["model"]
     schema = warehouse.read("generations").schema.add("action", "string")
     source = warehouse.spark.createDataFrame(rows, schema).coalesce(1)
-    columns = {name: F.col(f"s.{name}") for name in _columns(made)}
+    columns = {name: F.col(f"s.{name}") for name in Generation.__dataclass_fields__}
     target = DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).alias("t")
     merge = (
         # The model, not the generation alone: so that any other change of the model's generations is a conflict.
         target.merge(source.alias("s"), "t.model = s.model AND t.generation = s.generation")
         .whenMatchedUpdate(
-            "s.action = 'retire'",
+            f"s.action = '{RETIRED}'",
             {
                 "status": F.lit(RETIRED),
                 "retired_at": F.current_timestamp(),
                 "owner": F.lit(None).cast("string"),
             },
         )
+        .whenMatchedUpdate(
+            f"s.action = '{LIVE}'",
+            {"status": F.lit(LIVE), "retired_at": F.lit(None).cast("timestamp")},
+        )
         .whenNotMatchedInsert("s.action = 'begin'", {**columns, "created_at": F.current_timestamp()})
     )
-    with one_of_two(made.model), warehouse.lock("generations"):
-        if len(all_of(warehouse, manifest.model)) != len(known):
-            raise taken(manifest.model, "another driver has just begun a generation")
+    with one_of_two(model), warehouse.lock("generations"):
+        now = {one.generation: one.status for one in all_of(warehouse, model)}
+        if now != {one.generation: one.status for one in known}:
+            raise taken(model, "another command has just changed its generations")
         merge.execute()
-    return made
 
 
 def taken(model: str, who: str) -> UserError:
@@ -141,28 +210,6 @@ def update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None
 
     with warehouse.lock("generations"):
         DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).update(condition, values)
-
-
-def check_unchanged(generation: Generation, fingerprint: str, version: int) -> None:
-    """Refuse to go on with a state that means something else than the model's spec.
-
-    Raises:
-        UserError: says what changed and what to do.
-    """
-    if generation.fingerprint == fingerprint:
-        return
-    what = (
-        f"the spec is version {version} and the live generation {generation.generation} is of version "
-        f"{generation.model_version}"
-        if generation.model_version != version
-        else f"its spec has changed since generation {generation.generation} began, under the same version {version}"
-    )
-    raise UserError(
-        f"the stream of {generation.model} cannot go on: {what}, so its state would mean something else. Put "
-        f"the old spec back, or pretrain the new one and start a new generation with "
-        f"`stream --model {generation.model} --adopt SNAPSHOT`",
-        RUN_FAILED,
-    )
 
 
 def _columns(one: Generation) -> dict[str, Any]:

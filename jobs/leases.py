@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jobs.generations import LIVE, Generation, all_of, one_of_two, taken, update
+from jobs.generations import LIVE, SHADOW, Generation, all_of, one_of_two, taken, update
 from jobs.owners import HEARTBEAT_SECONDS, Owner
 from jobs.tables import Warehouse
 
@@ -33,7 +33,7 @@ def acquire(warehouse: Warehouse, generation: Generation, owner: Owner) -> Gener
     with one_of_two(generation.model):
         update(
             warehouse,
-            mine & same & (F.col("status") == LIVE),
+            mine & same & F.col("status").isin(LIVE, SHADOW),
             {
                 "owner": F.lit(owner.text()),
                 "epoch": F.lit(generation.epoch + 1).cast("bigint"),
@@ -117,8 +117,8 @@ def heartbeat(
 
 
 @contextmanager
-def stream_lock(root: str, model: str) -> Iterator[None]:
-    """Hold the model's stream on this machine; the lock dies with the process, however it dies.
+def stream_lock(root: str, model: str, generation: str | None = None) -> Iterator[None]:
+    """Hold the model's stream, or that of one generation, on this machine; the lock dies with the process.
 
     Raises:
         UserError: another process holds it.
@@ -128,7 +128,7 @@ def stream_lock(root: str, model: str) -> Iterator[None]:
         return
     folder = Path(root, "_locks")
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f"stream-{model}.lock", "a+") as handle:
+    with open(folder / f"stream-{generation or model}.lock", "a+") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

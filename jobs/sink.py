@@ -81,7 +81,9 @@ class Sink:
             F.lit(generation.generation).alias("generation"),
             F.lit(batch_id).cast("bigint").alias("batch_id"),
         )
-        self.warehouse.append(rows, table, (f"{generation.generation}/estimates", batch_id))
+        # Another version of the model may put out more columns.
+        options = {"mergeSchema": "true"}
+        self.warehouse.append(rows, table, (f"{generation.generation}/estimates", batch_id), options)
 
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation

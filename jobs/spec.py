@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_valid
 from jobs import yaml_text
 from jobs.model_functions import named_functions
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
-from jobs.spec_migrate import Migrate
+from jobs.spec_migrate import Migrate, Upgrade
 from jobs.spec_options import NEEDS, OPTIONS, Adaptive, Lms, Nlms, Rls, Robust
 from jobs.spec_sections import (
     Airflow,
@@ -136,6 +136,9 @@ class ModelSpec(Section):
     )
     migrate: Migrate | None = Field(
         default=None, description="how states of the version before become those of this one"
+    )
+    upgrade: Upgrade = Field(
+        default_factory=Upgrade, description="when this version may take over from the last"
     )
     outputs: Outputs = Field(default_factory=Outputs, description="what each estimate carries")
     late: Literal["quarantine", "apply"] = Field(

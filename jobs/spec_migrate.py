@@ -89,3 +89,15 @@ class Migrate(Section):
         if len(ways) > 1:
             raise wrong(f"says it in several ways: {' and '.join(ways)}", "keep one of them")
         return self
+
+
+class Upgrade(Section):
+    """When a new version of the model may take over."""
+
+    rows: int = Field(default=1, ge=0, description="rows that both versions have estimated, at least")
+    loss: Number = Field(
+        default=0.0, description="log-likelihood a row that the new version may lose against the old one"
+    )
+    automatic: bool = Field(
+        default=False, description="true: a scheduled upgrade whose comparison is good needs no approval"
+    )

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 AVAILABLE_NOW = "available-now"
 
 
-def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW, adopt: str | None = None) -> Report:
+def run(
+    settings: Settings,
+    model: str,
+    trigger: str = AVAILABLE_NOW,
+    adopt: str | None = None,
+    generation: str | None = None,
+) -> Report:
     """Start or resume the stream of a model and return when it ends.
 
     Args:
@@ -38,6 +44,7 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW, adopt: str
         model: name or path of its spec.
         trigger: `available-now` (take in what is there, then end), or seconds between micro-batches (until SIGTERM).
         adopt: id of a snapshot from which a new generation is to begin.
+        generation: drive this one, such as a shadow, instead of the live one.
 
     Raises:
         UserError: no snapshot to start from, another driver, a state that means something else, a failed query.
@@ -48,16 +55,16 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW, adopt: str
 
     spec = load_spec(model, settings.models, deep=True)
     seconds = _trigger_seconds(trigger)
-    with stream_lock(settings.warehouse, spec.name), _stop_signal() as stop:
+    with stream_lock(settings.warehouse, spec.name, generation), _stop_signal() as stop:
         spark = spark_session(settings, f"stream {spec.name}", interpreted_conf())
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
-        driver = _Driver(settings, warehouse, spec, seconds, stop)
-        return driver.drive(adopt)
+        driver = Driver(settings, warehouse, spec, seconds, stop)
+        return driver.drive(adopt, generation)
 
 
 @dataclass
-class _Driver:
+class Driver:
     """One run of a stream: it holds the generation's lease from start to end."""
 
     settings: Settings
@@ -66,7 +73,7 @@ class _Driver:
     seconds: float | None
     stop: threading.Event
 
-    def drive(self, adopt: str | None) -> Report:
+    def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
         from jobs import leases
         from jobs.choice import choose
         from jobs.owners import Owner
@@ -74,8 +81,8 @@ class _Driver:
         spark = self.warehouse.spark
         jvm: Any = spark._jvm
         owner = Owner.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
-        generation, manifest, began = choose(self.warehouse, self.spec, adopt)
-        generation = leases.acquire(self.warehouse, generation, owner)
+        chosen, manifest, self.spec, began = choose(self.warehouse, self.spec, adopt, name)
+        generation = leases.acquire(self.warehouse, chosen, owner)
         error: str | None = None
         try:
             with (
@@ -85,7 +92,8 @@ class _Driver:
                 totals = self._run(generation, manifest, progress)
             if lost.is_set():
                 raise UserError(
-                    f"generation {generation.generation} was taken over by another driver", RUN_FAILED
+                    f"generation {generation.generation} is no longer this driver's: it was retired, or taken over",
+                    RUN_FAILED,
                 )
             return self._report(generation, began, totals)
         except BaseException as problem:

@@ -33,7 +33,8 @@ MANIFESTS = """
 """
 GENERATIONS = """
     generation string, model string, model_version int, fingerprint string, snapshot_id string, checkpoint string,
-    start_position string, partitions int, blocks int, status string, owner string, epoch bigint, heartbeat timestamp,
+    start_position string, parent string, parent_batch bigint, partitions int, blocks int, status string, owner string,
+    epoch bigint, heartbeat timestamp,
     last_error string, created_at timestamp, retired_at timestamp
 """
 

@@ -1,0 +1,50 @@
+"""Read the live estimates of a model: of each row those of one generation, without holes or doubles at a switch.
+
+A generation goes on exactly behind a micro-batch of its parent. So the live estimates are those of the live
+generation, and before them those of its parent up to that micro-batch, and so on. A switch is one commit in
+`generations`, so a reader sees the chain before it or the chain after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs import generations
+from jobs.tables import Warehouse, estimates
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Link(NamedTuple):
+    """A generation whose estimates count, up to a micro-batch; None: all of them."""
+
+    generation: str
+    last_batch: int | None
+
+
+def chain(warehouse: Warehouse, model: str) -> list[Link]:
+    """Return the generations whose estimates are the live ones, the live generation first; none if there is none."""
+    known = {one.generation: one for one in generations.all_of(warehouse, model)}
+    at = next((one for one in known.values() if one.status == generations.LIVE), None)
+    last: int | None = None
+    links: list[Link] = []
+    while at is not None and all(link.generation != at.generation for link in links):
+        links.append(Link(at.generation, last))
+        last = at.parent_batch
+        at = None if at.parent is None else known.get(at.parent)
+    return links
+
+
+def live_estimates(warehouse: Warehouse, model: str) -> DataFrame:
+    """Return the live estimates of a model, with the columns of its estimates table."""
+    from pyspark.sql import functions as F
+
+    frame = warehouse.read(estimates(model))
+    condition = F.lit(False)
+    for link in chain(warehouse, model):
+        mine = F.col("generation") == link.generation
+        condition = condition | (
+            mine if link.last_batch is None else mine & (F.col("batch_id") <= link.last_batch)
+        )
+    return frame.filter(condition)

@@ -1,0 +1,47 @@
+"""Make a shadow generation the live one; the one that was live is retired, in the same commit."""
+
+from __future__ import annotations
+
+from jobs.report import Report
+from jobs.settings import Settings
+from jobs.spec import load_spec
+from jobs.tables import Warehouse
+
+
+def run(settings: Settings, model: str, generation: str | None = None, behind: bool = False) -> Report:
+    """Promote a shadow. Running it again changes nothing.
+
+    Args:
+        settings: of the command.
+        model: name or path of its spec.
+        generation: the shadow; by default the newest.
+        behind: promote it even if it has not come as far as the live generation.
+
+    Raises:
+        UserError: there is no such shadow, or it is behind.
+    """
+    from jobs import switch
+    from jobs.session import spark_session
+    from jobs.spark_conf import glance_conf
+
+    name = load_spec(model, settings.models).name
+    warehouse = Warehouse(spark_session(settings, f"promote {name}", glance_conf()), settings.warehouse)
+    live, retired = switch.promote(warehouse, name, generation, behind)
+    lines = [f"generation {live.generation} of version {live.model_version} is live"]
+    if retired is not None:
+        lines.append(f"{retired.generation} of version {retired.model_version} is retired")
+    return Report(
+        lines,
+        {
+            "model": name,
+            "generation": live.generation,
+            "model_version": live.model_version,
+            "retired": retired and retired.generation,
+        },
+    )
+
+
+if __name__ == "__main__":
+    from jobs.cli import main
+
+    main("promote")

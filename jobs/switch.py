@@ -1,0 +1,75 @@
+"""Make another generation the live one, in one commit: forwards (promote) or back (roll back)."""
+
+from __future__ import annotations
+
+from jobs import generations
+from jobs.checkpoints import Checkpoint
+from jobs.errors import RUN_FAILED, UserError
+from jobs.generations import LIVE, RETIRED, SHADOW, Generation
+from jobs.tables import Warehouse
+
+
+def promote(
+    warehouse: Warehouse, model: str, name: str | None = None, behind: bool = False
+) -> tuple[Generation, Generation | None]:
+    """Make a shadow the live generation; return it and the one that it replaced. Again it changes nothing.
+
+    Args:
+        warehouse: where.
+        model: whose.
+        name: the shadow; by default the newest.
+        behind: allow a shadow that has not come as far as the live one, so that readers see time go back.
+
+    Raises:
+        UserError: there is no such shadow, or it is behind.
+    """
+    known = generations.all_of(warehouse, model)
+    shadows = [one for one in known if one.status == SHADOW]
+    found = next((one for one in known if one.generation == name), None) if name else (shadows or [None])[-1]
+    if found is None:
+        raise UserError(f"model {model} has no {f'generation {name}' if name else 'shadow'} to promote")
+    live = next((one for one in known if one.status == LIVE), None)
+    if found.status == LIVE:
+        return found, None
+    if found.status != SHADOW:
+        raise UserError(f"{found.generation} is {found.status}, not a shadow: roll back to it instead")
+    if live is not None and not behind:
+        have, want = reached(warehouse, found), reached(warehouse, live)
+        if have < want:
+            raise UserError(
+                f"{found.generation} has come to measurements version {have} and {live.generation} to {want}: let it "
+                f"catch up first (kalman-pipeline stream --model {model} --generation {found.generation})",
+                RUN_FAILED,
+            )
+    return generations.switch(warehouse, model, found, known), live
+
+
+def roll_back(
+    warehouse: Warehouse, model: str, name: str | None = None
+) -> tuple[Generation, Generation | None]:
+    """Make a retired generation the live one again; return it and the one that it replaced.
+
+    It goes on from its own checkpoint, behind the last row that it has seen itself.
+
+    Raises:
+        UserError: there is nothing to go back to.
+    """
+    known = generations.all_of(warehouse, model)
+    live = next((one for one in known if one.status == LIVE), None)
+    to = name or (live and live.parent)
+    found = next((one for one in known if one.generation == to), None)
+    if found is not None and found.status == LIVE:
+        return found, None
+    if found is None or found.status != RETIRED:
+        retired = ", ".join(one.generation for one in known if one.status == RETIRED) or "none"
+        raise UserError(
+            f"model {model} has no {f'retired generation {name}' if name else 'generation to go back to'} "
+            f"(retired are {retired})"
+        )
+    return generations.switch(warehouse, model, found, known), live
+
+
+def reached(warehouse: Warehouse, generation: Generation) -> int:
+    """Return the version of the measurements up to which a generation has come."""
+    done = Checkpoint(warehouse.spark, generation.checkpoint).progressed()
+    return generation.start_version if done is None else done.version

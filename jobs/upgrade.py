@@ -1,0 +1,291 @@
+"""Upgrade a model's stream to another version: no row is lost, none counts twice, and it can be undone.
+
+Each step finds what an earlier, killed attempt has left, so running the command again converges to the same end.
+docs/upgrades.md says what each mode does and when to choose it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from jobs.errors import RUN_FAILED, UserError
+from jobs.progress import Progress
+from jobs.report import Report
+from jobs.settings import Settings
+from jobs.spec import ModelSpec, load_spec
+from jobs.tables import Warehouse, need_measurements
+
+if TYPE_CHECKING:
+    from jobs.compare import Comparison
+    from jobs.generations import Generation
+    from jobs.snapshots import Manifest
+
+BLUE_GREEN, STOP_START, RETRAIN, STATELESS = "blue-green", "stop-start", "retrain", "stateless"
+MODES = (BLUE_GREEN, STOP_START, RETRAIN, STATELESS)
+
+
+def run(
+    settings: Settings,
+    model: str,
+    mode: str = BLUE_GREEN,
+    dry_run: bool = False,
+    promote: bool = True,
+    lose_state: bool = False,
+) -> Report:
+    """Bring a model's stream to the version of its spec.
+
+    Args:
+        settings: of the command.
+        model: name or path of its spec.
+        mode: one of `MODES`.
+        dry_run: say what would become of the states, and write nothing but an export.
+        promote: in mode blue-green, let the new generation take over if the comparison is good.
+        lose_state: must be true for mode stateless.
+
+    Raises:
+        UserError: no live generation, no way between the versions, a driver in the way, a new version that is worse.
+    """
+    from jobs.session import spark_session
+    from jobs.spark_conf import interpreted_conf
+
+    started = time.monotonic()
+    if mode not in MODES:
+        raise UserError(f"--mode {mode}: choose one of {', '.join(MODES)}")
+    if mode == STATELESS and not lose_state:
+        raise UserError("--mode stateless forgets every key's state: say --lose-state if that is meant")
+    spec = load_spec(model, settings.models, deep=True)
+    spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf())
+    warehouse = Warehouse(spark, settings.warehouse)
+    need_measurements(warehouse, spec.name)
+    with Progress(f"upgrade {spec.name}", None, quiet=settings.quiet) as progress:
+        done = _Upgrade(settings, warehouse, spec, mode, progress).run(dry_run, promote)
+    lines, data = done
+    return Report(
+        [*lines, f"{time.monotonic() - started:.1f} s"],
+        {"model": spec.name, "to": spec.version, "mode": mode, **data, "seconds": time.monotonic() - started},
+    )
+
+
+class _Upgrade:
+    """One run of an upgrade."""
+
+    def __init__(
+        self, settings: Settings, warehouse: Warehouse, spec: ModelSpec, mode: str, progress: Progress
+    ) -> None:
+        self.settings, self.warehouse, self.spec = settings, warehouse, spec
+        self.mode, self.progress = mode, progress
+
+    def run(self, dry_run: bool, promote: bool) -> tuple[list[str], dict[str, Any]]:
+        from jobs import generations
+
+        live = generations.named(self.warehouse, self.spec.name)
+        if live.fingerprint == self.spec.fingerprint():
+            said = f"generation {live.generation} is of version {live.model_version} already: nothing to do"
+            return [said], {"generation": live.generation, "promoted": False, "upgraded": False}
+        if live.model_version >= self.spec.version:
+            raise UserError(
+                f"the live generation {live.generation} is of version {live.model_version} and the spec of version "
+                f"{self.spec.version}: raise the spec's version, or roll back (kalman-pipeline rollback)"
+            )
+        if dry_run:
+            return self._dry_run(live)
+        if self.mode == BLUE_GREEN:
+            return self._blue_green(live, promote)
+        return self._at_once(live)
+
+    def _dry_run(self, live: Generation) -> tuple[list[str], dict[str, Any]]:
+        from jobs.carry import table_of
+
+        if self.mode in (RETRAIN, STATELESS):
+            said = f"dry run: version {self.spec.version} would begin without the states of {live.generation}"
+            return [said], {"dry_run": True}
+        manifest, change = self._migrated(live, dry_run=True)
+        lines = [f"{live.generation} (version {live.model_version}) to version {self.spec.version}"]
+        if manifest is not None:
+            return [*lines, f"migrated before: snapshot {manifest.snapshot_id}"], {"dry_run": True}
+        return [
+            *lines,
+            *(f"  {line}" for line in table_of(change)),
+            "dry run: nothing was written but the export",
+        ], {
+            "dry_run": True,
+            "change": change,
+        }
+
+    def _at_once(self, live: Generation) -> tuple[list[str], dict[str, Any]]:
+        """Replace a generation that nobody drives; the next `stream` goes on with the new one."""
+        from jobs import choice, leases
+
+        with leases.stream_lock(self.settings.warehouse, self.spec.name):
+            leases.refuse_if_driven(live)
+            manifest = self._snapshot(live)
+            made = choice.begin(self.warehouse, self.spec, manifest)
+        return [
+            f"generation {made.generation} of version {made.model_version} is live, from snapshot "
+            f"{manifest.snapshot_id} (measurements version {manifest.version}); {live.generation} is retired",
+            f"go on with `kalman-pipeline stream --model {self.spec.name}`",
+        ], {
+            "generation": made.generation,
+            "snapshot": manifest.snapshot_id,
+            "retired": live.generation,
+            "upgraded": True,
+            "promoted": True,
+        }
+
+    def _blue_green(self, live: Generation, promote: bool) -> tuple[list[str], dict[str, Any]]:
+        from jobs import switch
+        from jobs.compare import compare
+
+        shadow = self._shadow(live)
+        self.progress.note(f"{shadow.generation} catches up in shadow")
+        caught_up = self._drive(shadow)
+        self.progress.note(f"comparing {shadow.generation} with {live.generation}")
+        found = compare(self.warehouse, self.spec, live, shadow, (shadow.parent_batch or 0) + 1)
+        lines = [
+            f"{shadow.generation} (version {shadow.model_version}) shadows {live.generation} (version "
+            f"{live.model_version}) from snapshot {shadow.snapshot_id}; {caught_up:,} rows now",
+            *lines_of(found),
+        ]
+        data: dict[str, Any] = {
+            "generation": shadow.generation,
+            "snapshot": shadow.snapshot_id,
+            "comparison": found.numbers,
+            "good": found.good,
+            "reasons": found.reasons,
+            "upgraded": True,
+            "promoted": False,
+        }
+        if not promote:
+            return [*lines, f"promote it with `kalman-pipeline promote --model {self.spec.name}`"], data
+        if not found.good:
+            raise UserError(
+                "; ".join([f"{shadow.generation} was not promoted", *found.reasons])
+                + f". It stays in shadow: `kalman-pipeline promote --model {self.spec.name}` promotes it nevertheless",
+                RUN_FAILED,
+            )
+        switch.promote(self.warehouse, self.spec.name, shadow.generation)
+        return [*lines, f"promoted {shadow.generation}; {live.generation} is retired"], {
+            **data,
+            "promoted": True,
+        }
+
+    def _shadow(self, live: Generation) -> Generation:
+        """Return the shadow of this upgrade: the one that is there, or a new one."""
+        from jobs import choice, generations
+
+        for one in generations.all_of(self.warehouse, self.spec.name):
+            mine = one.fingerprint == self.spec.fingerprint() and one.parent == live.generation
+            if one.status == generations.SHADOW and mine:
+                return one
+        return choice.begin(self.warehouse, self.spec, self._snapshot(live), generations.SHADOW)
+
+    def _snapshot(self, live: Generation) -> Manifest:
+        """Return the snapshot from which the new version begins."""
+        if self.mode == RETRAIN:
+            return self._pretrained(live)
+        if self.mode == STATELESS:
+            return self._empty(live)
+        manifest, _ = self._migrated(live)
+        assert manifest is not None
+        return manifest
+
+    def _migrated(self, live: Generation, dry_run: bool = False) -> tuple[Manifest | None, dict[str, Any]]:
+        from jobs.export import export
+        from jobs.migrate import migrate
+        from jobs.versions import known_versions
+
+        source, _ = export(self.warehouse, live, told=self.progress.note)
+        known = {
+            **known_versions(self.settings, self.warehouse, self.spec.name),
+            self.spec.version: self.spec,
+        }
+        note = self.progress.note
+        manifest, change, _ = migrate(self.warehouse, source, known, self.spec.version, dry_run, note)
+        return manifest, change
+
+    def _pretrained(self, live: Generation) -> Manifest:
+        """Train the new version on history up to where the old one has come, so that it goes on right behind it."""
+        from jobs.learn import Window
+        from jobs.positions import Cut
+        from jobs.pretrain import snapshot_at
+        from jobs.tables import measurements
+
+        cut = Cut(self._version_of(live), None)
+        table = measurements(self.spec.name)
+        manifest, _, _ = snapshot_at(self.warehouse, self.spec, table, cut, Window(None, None), self.progress)
+        return manifest
+
+    def _empty(self, live: Generation) -> Manifest:
+        """Write a snapshot without any key, at where the old version has come."""
+        from dataclasses import replace
+
+        from jobs.choice import origin
+        from jobs.positions import delta_position
+        from jobs.snapshots import STATE_ROWS, find, write
+        from jobs.tables import measurements
+
+        version = self._version_of(live)
+        identity = f"{self.spec.name}-v{self.spec.version}-{version}-empty"
+        found = find(self.warehouse, identity)
+        if found is not None:
+            return found
+        made = replace(
+            origin(self.warehouse, live),
+            snapshot_id=identity,
+            model_version=self.spec.version,
+            fingerprint=self.spec.fingerprint(),
+            parameters={},
+            spec=self.spec.model_dump_json(by_alias=True),
+            position=delta_position(measurements(self.spec.name), version),
+            cut=None,
+            learn_from=None,
+            learn_to=None,
+            generation=None,
+            batch_id=None,
+            parent=None,
+            committed_at=None,
+        )
+        nothing = self.warehouse.spark.createDataFrame(
+            [], f"key string, {STATE_ROWS}".replace("event_time bigint", "event_time timestamp")
+        )
+        return write(self.warehouse, made, nothing)
+
+    def _version_of(self, live: Generation) -> int:
+        from jobs.checkpoints import Checkpoint
+
+        done = Checkpoint(self.warehouse.spark, live.checkpoint).progressed()
+        return live.start_version if done is None else done.version
+
+    def _drive(self, shadow: Generation) -> int:
+        """Take a shadow to the newest measurements and return how many rows it estimated."""
+        from jobs.leases import stream_lock
+        from jobs.stream import Driver
+
+        with stream_lock(self.settings.warehouse, self.spec.name, shadow.generation):
+            driver = Driver(self.settings, self.warehouse, self.spec, None, threading.Event())
+            return int(driver.drive(name=shadow.generation).data["rows"])
+
+
+def lines_of(found: Comparison) -> list[str]:
+    """Say in lines what a comparison found."""
+    numbers = found.numbers
+    lines = [f"compared on {numbers['rows']:,} rows of {numbers['keys']:,} keys"]
+    if numbers["rows"]:
+        likelihood, nis = numbers["log_likelihood_a_row"], numbers["nis"]
+        lines.append(
+            f"log-likelihood a row: {likelihood['old']:.6g} old, {likelihood['new']:.6g} new; better for "
+            f"{numbers['keys_better']:,} keys, worse for {numbers['keys_worse']:,}"
+        )
+        if nis["old"] is not None and nis["new"] is not None:
+            lines.append(f"NIS a row: {nis['old']:.4g} old, {nis['new']:.4g} new")
+    if "unequal_rows" in numbers:
+        lines.append(f"the same model: {numbers['unequal_rows']:,} rows differ")
+    return [*lines, "verdict: good" if found.good else f"verdict: not good: {'; '.join(found.reasons)}"]
+
+
+if __name__ == "__main__":
+    from jobs.cli import main
+
+    main("upgrade")

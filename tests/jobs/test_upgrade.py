@@ -1,0 +1,195 @@
+"""A stream is brought from version to version of its model, under its own rows, and back again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import kalman
+from jobs import migrate, promote, rollback, upgrade
+from jobs.errors import UserError
+from jobs.live import chain, live_estimates
+from jobs.order import order_rows
+from jobs.spec import ModelSpec
+from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
+
+pytestmark = pytest.mark.spark
+
+DAYS = random_rows(5, rows=70)
+V2: dict[str, Any] = {
+    # A state added: the two measurements' common error.
+    "version": 2,
+    "states": ["level", "slope", "bias"],
+    "process": {
+        "kind": "sum",
+        "parts": [
+            {"kind": "local_linear_trend", "level_variance": 0.5, "slope_variance": 0.01},
+            {"kind": "ornstein_uhlenbeck", "rate": 0.01, "variance": 0.5},
+        ],
+    },
+    "observation": {"H": [[1.0, 0.0, 1.0], [0.5, 1.0, 1.0]], "R": [[1.0, 0.3], [0.3, 2.0]]},
+    "initial": {"mean": [0.0, 0.0, 0.0], "covariance": [[10.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.5]]},
+    "migrate": {"states": {"bias": {"initial": True}}},
+    "upgrade": {"loss": 10.0},
+}
+HALF = [[4.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 1.0]]
+V3: dict[str, Any] = {
+    # Units changed: level and slope in halves; written as matrices, with another filter.
+    **V2,
+    "version": 3,
+    "filter": "unscented",
+    "process": {"kind": "explicit", "F": np.eye(3).tolist(), "Q": (0.01 * np.eye(3)).tolist()},
+    "observation": {"H": [[0.5, 0.0, 1.0], [0.25, 0.5, 1.0]], "R": [[1.0, 0.3], [0.3, 2.0]]},
+    "migrate": {
+        "states": {"level": {"from": "level", "scale": 2.0}, "slope": {"from": "slope", "scale": 2.0}}
+    },
+}
+
+
+def oracle(specs: list[dict[str, Any]], days: list[pd.DataFrame], cuts: list[int]) -> dict[int, np.ndarray]:
+    """Filter each key alone with the first model, mapping its state at the cuts (before these days) by hand."""
+    T12 = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    maps = [(T12, np.diag([0.0, 0.0, 0.5])), (np.diag([2.0, 2.0, 1.0]), np.zeros((3, 3)))]
+    models = [kalman.build(ModelSpec.model_validate(random_walk_spec(**one)).definition()) for one in specs]
+    ends: dict[int, np.ndarray] = {}
+    for key in sorted({int(k) for day in days for k in day["id"]}):
+        states, used = kalman.initial_states(models[0], 1), 0
+        for number, day in enumerate(days):
+            if number in cuts:
+                T, N = maps[used]
+                used += 1
+                mean, covariance, _ = models[used - 1].snapshot(states.values)
+                n = len(mean)
+                P = T @ covariance.reshape(n, n) @ T.T + N
+                values = models[used].from_moments(T @ mean, P.reshape(-1, 1))
+                values = values if states.count[0] else models[used].initial(1)
+                states = states._replace(values=values)
+            mine = day[day["id"] == key]
+            time = mine["at"].astype("int64").to_numpy()
+            y = np.ascontiguousarray(mine[["a", "b"]].to_numpy().T)
+            order = order_rows(np.zeros(len(mine), np.int64), time, y, np.empty((0, len(mine))))
+            rows = kalman.SortedRows(
+                np.zeros(len(mine), np.int64), time[order], y[:, order], np.empty((0, len(mine)))
+            )
+            states, _ = kalman.run(models[used], states, rows, 60e6)
+        if states.count[0]:
+            ends[key] = models[used].moments(states.values)[0][:, 0]
+    return ends
+
+
+def live(pipeline: Pipeline) -> pd.DataFrame:
+    return ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
+
+
+def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(DAYS[0])
+    pipeline.pretrain()
+    pipeline.land(DAYS[1])
+    pipeline.stream()
+
+    # Version 2 is deployed: the stream goes on with version 1 until the upgrade.
+    pipeline.write_spec(random_walk_spec(**V2))
+    said = migrate.run(pipeline.settings, "walk", dry_run=True).data
+    assert said["snapshot"] is None and said["change"]["added"] == ["bias"]
+    assert upgrade.run(pipeline.settings, "walk", dry_run=True).data["change"]["wrong"] == 0
+    shadowed = upgrade.run(pipeline.settings, "walk", promote=False).data
+    assert (shadowed["generation"], shadowed["promoted"]) == ("walk-g0002", False)
+    pipeline.land(DAYS[2])
+    went_on = pipeline.stream().data
+    assert (went_on["generation"], went_on["rows"]) == ("walk-g0001", len(DAYS[2]))
+    with pytest.raises(UserError, match="has come to measurements version 2 and walk-g0001 to 3"):
+        promote.run(pipeline.settings, "walk")
+    before = live(pipeline)
+    done = upgrade.run(pipeline.settings, "walk").data  # takes up the shadow that is there
+    assert (done["generation"], done["promoted"]) == ("walk-g0002", True)
+    assert done["comparison"]["rows"] == len(DAYS[2])
+    after = live(pipeline)
+    assert len(after) == len(before) == len(DAYS[1]) + len(DAYS[2])
+    assert sorted(set(after["model_version"])) == [1, 2]
+    assert upgrade.run(pipeline.settings, "walk").data["upgraded"] is False
+
+    # Version 3, at once; then the rest of the rows.
+    pipeline.write_spec(random_walk_spec(**V3))
+    stopped = upgrade.run(pipeline.settings, "walk", mode="stop-start").data
+    assert stopped["generation"] == "walk-g0003"
+    pipeline.land(*DAYS[3:])
+    assert pipeline.stream().data["rows"] == len(DAYS[3]) + len(DAYS[4])
+    table = live(pipeline)
+    assert [link.generation for link in chain(pipeline.warehouse, "walk")] == [
+        "walk-g0003",
+        "walk-g0002",
+        "walk-g0001",
+    ]
+    assert len(table) == sum(map(len, DAYS[1:]))
+    ends = oracle([{}, V2, V3], DAYS, [2, 3])
+    checked = 0
+    for key, mean in ends.items():
+        mine = table[(table["key"] == str(key)) & (table["model_version"] == 3)]
+        newest = mine[mine["event_time"] == mine["event_time"].max()]
+        if len(newest) == 1:  # of two rows of one time the table does not say which came last
+            np.testing.assert_allclose(newest["mean"].iloc[0], mean, rtol=1e-9, atol=1e-9)
+            checked += 1
+    assert checked > 20
+
+    # Back to version 2, which catches up from its own checkpoint.
+    back = rollback.run(pipeline.settings, "walk").data
+    assert (back["generation"], back["retired"]) == ("walk-g0002", "walk-g0003")
+    assert pipeline.stream().data["rows"] == len(DAYS[3]) + len(DAYS[4])
+    assert len(live(pipeline)) == sum(map(len, DAYS[1:]))
+    again = rollback.run(pipeline.settings, "walk", to="walk-g0002").data
+    assert (again["generation"], again["retired"]) == ("walk-g0002", None)
+
+
+def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(DAYS[0])
+    pipeline.pretrain()
+    pipeline.land(DAYS[1])
+    pipeline.stream()
+    worse = random_walk_spec(
+        version=2, observation={"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[400.0, 0.0], [0.0, 400.0]]}
+    )
+    pipeline.write_spec(worse)
+    upgrade.run(pipeline.settings, "walk", promote=False)
+    pipeline.land(DAYS[2])
+    pipeline.stream()
+    with pytest.raises(UserError, match="was not promoted; it predicts worse"):
+        upgrade.run(pipeline.settings, "walk")
+    assert chain(pipeline.warehouse, "walk")[0].generation == "walk-g0001"
+
+    pipeline.write_spec(random_walk_spec(version=3))
+    upgrade.run(pipeline.settings, "walk", promote=False)
+    pipeline.land(DAYS[3])
+    pipeline.stream()
+    done = upgrade.run(pipeline.settings, "walk").data
+    assert done["promoted"] and done["comparison"]["keys_better"] == done["comparison"]["keys_worse"] == 0
+    assert_bit_equal(live(pipeline), since(pipeline.batch(), DAYS[1]))
+
+
+def test_retraining_and_starting_without_state_leave_no_hole(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(DAYS[0])
+    pipeline.pretrain()
+    pipeline.land(DAYS[1])
+    pipeline.stream()
+    pipeline.write_spec(random_walk_spec(**V2))
+    upgrade.run(pipeline.settings, "walk", mode="retrain")
+    pipeline.land(DAYS[2])
+    pipeline.stream()
+    table = live(pipeline)
+    assert len(table) == len(DAYS[1]) + len(DAYS[2])
+    later = table[table["model_version"] == 2].reset_index(drop=True)
+    assert_bit_equal(later, since(pipeline.batch(), DAYS[2]))
+
+    pipeline.write_spec(random_walk_spec(**{**V2, "version": 3, "key": ["id"]}))
+    with pytest.raises(UserError, match="--lose-state"):
+        upgrade.run(pipeline.settings, "walk", mode="stateless")
+    upgrade.run(pipeline.settings, "walk", mode="stateless", lose_state=True)
+    pipeline.land(DAYS[3])
+    assert pipeline.stream().data["rows"] == len(DAYS[3])
+    assert len(live(pipeline)) == sum(map(len, DAYS[1:4]))
