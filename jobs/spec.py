@@ -20,12 +20,13 @@ from jobs import yaml_text
 from jobs.model_functions import named_functions
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
 from jobs.spec_migrate import Migrate, Upgrade
-from jobs.spec_options import NEEDS, OPTIONS, Adaptive, Lms, Nlms, Rls, Robust
+from jobs.spec_options import NEEDS, OPTIONS, Adaptive, Imm, Lms, Mmae, Mode, Nlms, Rls, Robust
 from jobs.spec_sections import (
     Airflow,
     Initial,
     Learn,
     Names,
+    Number,
     Observation,
     Outputs,
     Process,
@@ -52,9 +53,11 @@ DEFINITION = (
     "robust",
     "adaptive",
     "smoothing",
+    "modes",
+    "transition",
     *OPTIONS,
 )
-NUMERIC = {"process", "observation", "initial", "robust", "adaptive", *OPTIONS}
+NUMERIC = {"process", "observation", "initial", "robust", "adaptive", "modes", "transition", *OPTIONS}
 # Columns of the `filter` command's output beside those of the key and the time.
 OUTPUT_COLUMNS = (
     "mean",
@@ -125,6 +128,16 @@ class ModelSpec(Section):
     initial: Initial | None = Field(
         default=None, description="{mean: [...], covariance: [[...]]} or {diffuse: true}"
     )
+    modes: list[Mode] | None = Field(
+        default=None,
+        description="with filter: imm or mmae, a list of modes, each {process: ..., observation: ...}",
+    )
+    transition: list[list[Number]] | None = Field(
+        default=None,
+        description="with filter: imm, the probability of each mode at the next row, a row for each mode now",
+    )
+    imm: Imm | None = Field(default=None, description="options of filter: imm")
+    mmae: Mmae | None = Field(default=None, description="options of filter: mmae")
     rls: Rls | None = Field(default=None, description="options of filter: rls")
     lms: Lms | None = Field(default=None, description="options of filter: lms")
     nlms: Nlms | None = Field(default=None, description="options of filter: nlms")
@@ -167,6 +180,13 @@ class ModelSpec(Section):
             if getattr(self, field) is None:
                 what = type(self).model_fields[field].description or ""
                 raise wrong("is missing", f"add it: {what}", field)
+        if self.filter not in ("imm", "mmae"):
+            several = {"modes": self.modes, "transition": self.transition}
+            if self.initial is not None:
+                several["initial.mode_probabilities"] = self.initial.mode_probabilities
+            for field, value in several.items():
+                if value is not None:
+                    raise wrong("is for filter: imm or mmae", "remove it, or write filter: imm", field)
         for field in OPTIONS:
             if getattr(self, field) is not None and self.filter != field:
                 raise wrong(f"is for filter: {field}", f"remove it, or write filter: {field}", field)

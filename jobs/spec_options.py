@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from jobs.spec_sections import Number, Section
+from jobs.spec_sections import Number, Observation, Process, Section, Unscented
 
 
 class Gate(Section):
@@ -63,6 +63,41 @@ class Adaptive(Section):
     )
 
 
+class Mode(Section):
+    """One of several models of the system; what it does not say is as in the spec around it."""
+
+    name: str | None = Field(
+        default=None, description="letters, digits and _; mode_0, mode_1, ... by default"
+    )
+    filter: str | None = Field(default=None, description="kind of filter, linear by default")
+    process: Process | None = Field(default=None, description="how the state moves in this mode")
+    observation: Observation | None = Field(default=None, description="how it is measured in this mode")
+    robust: Robust | None = Field(default=None, description="student_t or huber, fading")
+    unscented: Unscented | None = Field(default=None, description="the points of filter: unscented")
+
+
+class Imm(Section):
+    """Interacting multiple models."""
+
+    floor: Number = Field(
+        default=1e-12, gt=0, description="the probability that no mode falls below, so that it can come back"
+    )
+
+
+class Mmae(Section):
+    """Multiple-model adaptive estimation."""
+
+    window: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="measured rows that the modes' probabilities are of, the newest; null: all",
+    )
+    floor: Number = Field(
+        default=1e-12, gt=0, description="the probability that no mode falls below, so that it can come back"
+    )
+
+
 class Rls(Section):
     """Recursive least squares."""
 
@@ -98,7 +133,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "rls": (),
     "lms": ("lms",),
     "nlms": (),
+    "imm": ("modes", "transition", "initial"),
+    "mmae": ("modes", "initial"),
 }
 """Sections that a kind of filter must have; for the kinds not named here, process, observation and initial."""
-OPTIONS = ("unscented", "rls", "lms", "nlms")
+OPTIONS = ("unscented", "rls", "lms", "nlms", "imm", "mmae")
 """Sections that hold the options of the filter they are named after."""

@@ -69,6 +69,10 @@ class Initial(Section):
         description="true: nothing is known of the state before the first row; a list says it of each state, "
         "with zeros in the diffuse ones' rows of the covariance",
     )
+    mode_probabilities: list[Number] | None = Field(
+        default=None,
+        description="of the modes at the first row, with filter: imm or mmae; null: all the same",
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

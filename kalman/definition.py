@@ -28,7 +28,8 @@ def process(definition: Definition, states: int, controls: Sequence[str]) -> str
         )
     texts = set(_texts(definition.get("observation")))
     named = {i for i, name in enumerate(controls) if name in texts}
-    check_controls(() if found.controlled else controls, columns.used(found) | named)
+    if not definition.get("mode"):  # a control that one of several modes does not use may be another's
+        check_controls(() if found.controlled else controls, columns.used(found) | named)
     return found
 
 

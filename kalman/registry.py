@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kalman.build_gaussian import build_any_linear, build_cubature, build_extended, build_unscented
+from kalman.build_modes import build_imm, build_mmae
 from kalman.definition import Definition
 from kalman.fixed_lag import fixed_lag
 from kalman.lms import build_lms, build_nlms
@@ -16,7 +17,8 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
     """Return the filter that a definition describes, with learned `parameters` in place of the written ones.
 
     The definition has the keys of a model spec: filter, states, measurement, control, process, observation,
-    initial, learn, robust, adaptive, smoothing. Raises ModelError, which names the field.
+    initial, learn, robust, adaptive, smoothing, modes, transition, imm, mmae. Raises ModelError, which names the
+    field.
     """
     kind = definition.get("filter", "linear")
     if not isinstance(kind, str) or kind not in FILTERS:
@@ -50,8 +52,14 @@ FILTERS: dict[str, Builder] = {
     "rls": build_rls,
     "lms": build_lms,
     "nlms": build_nlms,
+    "imm": lambda definition, _: build_imm(definition, build),
+    "mmae": lambda definition, _: build_mmae(definition, build),
 }
 """What builds each kind of filter. A new kind is one more entry."""
 
-ROBUST: dict[str, Builder] = {"linear": build_robust_linear}
+ROBUST: dict[str, Builder] = {
+    "linear": build_robust_linear,
+    "imm": FILTERS["imm"],
+    "mmae": FILTERS["mmae"],
+}
 """What builds a kind of filter with a section `robust` or `adaptive`."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from jobs.filter import run
 from jobs.report import Report
 from jobs.settings import Settings
+from jobs.spec import SpecError
 
 HEAD = """
 name: m
@@ -51,3 +53,50 @@ def test_weights_are_written(tmp_path: Path, noise: str) -> None:
     assert out.flag.isna().all() and abs(out.mean_level[6]) < 1
     _, out = filtered(tmp_path, WALK + f"robust: {{{noise}}}", "out.parquet")
     assert out.weights[3][0] < 0.05
+
+
+MODES = """
+modes:
+  - {name: slow, process: {kind: random_walk, variance: 1.0e-4}}
+  - {name: fast, process: {kind: random_walk, variance: 400.0}}
+observation: {R: [[1.0]]}
+"""
+
+
+def test_mode_probabilities_are_written(tmp_path: Path) -> None:
+    text = "filter: imm\ntransition: [[0.95, 0.05], [0.2, 0.8]]" + MODES
+    report, out = filtered(tmp_path, text)
+    names = ["mode_probabilities_0", "mode_probabilities_1"]
+    np.testing.assert_allclose(out[names].sum(axis=1), 1.0)
+    assert out.mode_probabilities_1[3] > 0.999 > 0.5 > out.mode_probabilities_1[2]
+    assert out.log_likelihood[5] == 0 and report.data["flagged"] == 0
+    _, out = filtered(tmp_path, "filter: mmae\nmmae: {window: 2}" + MODES, "out.parquet")
+    assert [len(row) for row in out.mode_probabilities] == [2] * 7
+    assert out.mode_probabilities[6][1] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("filter: imm" + MODES, "transition: is missing; add it"),
+        ("filter: mmae", "modes: is missing; add it"),
+        ("transition: [[1.0]]" + WALK, "transition: is for filter: imm or mmae"),
+        (
+            "filter: mmae\nmmae: {windw: 2}" + MODES,
+            "mmae.windw: is not a field of a model spec; did you mean",
+        ),
+        (
+            "filter: mmae" + MODES.replace("400.0", "-1.0"),
+            "m.yaml:12: modes[1].process.variance: -1.0 is not",
+        ),
+        ("filter: mmae" + MODES.replace("random_walk", "random_wlk"), "did you mean 'random_walk'?"),
+        (
+            "filter: mmae" + MODES + "adaptive: {R: 0.1}",
+            "adaptive: modes are told apart by their fixed noise",
+        ),
+    ],
+)
+def test_modes_that_are_wrong(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        filtered(tmp_path, text)
+    assert said in str(caught.value)

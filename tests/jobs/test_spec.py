@@ -311,6 +311,8 @@ def test_the_fingerprint_follows_the_meaning_alone() -> None:
         {"learn": {"parameters": ["R"]}},
         {"robust": {"huber": {}}},
         {"adaptive": {"R": 0.1}},
+        {"filter": "mmae", "modes": [{"name": "one"}]},
+        {"filter": "mmae", "modes": [{"name": "one"}], "mmae": {"window": 9}},
     ):
         assert ModelSpec(**changed(**other)).fingerprint() != own, other
 
