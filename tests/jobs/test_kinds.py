@@ -1,0 +1,53 @@
+"""Every kind of filter runs through pretrain and stream as it does in one batch pass, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+
+pytestmark = pytest.mark.spark
+
+MODULE = '''
+"""A position on a line, seen from beside it."""
+import numpy as np
+
+def move(x, dt, u):
+    return np.stack([x[0] + 0.01 * dt * x[1], 0.999 * x[1]])
+
+def see(x):
+    return np.stack([np.hypot(x[0], 3.0), x[1] + 0.1 * x[0]])
+'''
+FUNCTIONS: dict[str, Any] = {
+    "filter": "unscented",
+    "process": {"kind": "function", "f": "sideways:move", "Q": [[0.1, 0.0], [0.0, 0.1]]},
+    "observation": {"h": "sideways:see", "R": [[1.0, 0.3], [0.3, 2.0]]},
+}
+EXPLICIT: dict[str, Any] = {
+    "process": {"kind": "explicit", "F": [[1.0, 0.1], [0.0, 1.0]], "Q": [[0.1, 0.0], [0.0, 0.1]]},
+    "observation": {"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[1.0, 0.3], [0.3, 2.0]]},
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "unscented": FUNCTIONS,
+    "square root": {"form": "square_root"},
+    "gated": {"robust": {"gate": {"probability": 0.99}}},
+    "fixed lag": {"smoothing": {"lag": 3}},
+    "adaptive": {"adaptive": {"R": 0.05}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_gives_the_same_in_batch_and_stream(tmp_path: Path, kind: str) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    (pipeline.settings.models / "sideways.py").write_text(MODULE)
+    pipeline.write_spec(random_walk_spec(**KINDS[kind]))
+    days = random_rows(3, rows=60)
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(*days[1:])
+    assert pipeline.stream().data["rows"] == len(days[1]) + len(days[2])
+    found, expected = pipeline.estimates(), since(pipeline.batch(), days[1])
+    assert_bit_equal(found, expected)
