@@ -193,9 +193,10 @@ def export(
     batch: Annotated[
         int | None, typer.Option(min=0, help="A committed micro-batch; by default the last.")
     ] = None,
+    needed: Annotated[bool, typer.Option("--needed", help="Exit code 3 if nothing is live.")] = False,
 ) -> None:
     """Take a snapshot of a stream's state at the end of a micro-batch; the stream is not disturbed."""
-    _run(ctx, "export", model, generation=generation, batch=batch)
+    _run(ctx, "export", model, generation=generation, batch=batch, needed=needed)
 
 
 @app.command()
@@ -231,9 +232,21 @@ def upgrade(
     lose_state: Annotated[
         bool, typer.Option("--lose-state", help="Allow mode stateless to forget every key.")
     ] = False,
+    needed: Annotated[
+        bool, typer.Option("--needed", help="Exit code 3 if there is nothing to upgrade.")
+    ] = False,
 ) -> None:
     """Bring the stream to the version of the model's spec, proved on live data before it takes over."""
-    _run(ctx, "upgrade", model, mode=mode, dry_run=dry_run, promote=promote, lose_state=lose_state)
+    _run(
+        ctx,
+        "upgrade",
+        model,
+        mode=mode,
+        dry_run=dry_run,
+        promote=promote,
+        lose_state=lose_state,
+        needed=needed,
+    )
 
 
 @app.command()

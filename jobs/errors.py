@@ -10,7 +10,7 @@ from typing import TextIO
 
 INPUT_ERROR = 2  # bad input or usage
 RUN_FAILED = 1  # a run that began and failed
-ALREADY_RUNNING = 3  # another driver holds the stream
+ALREADY_RUNNING = 3  # another driver holds the stream, or there is nothing to do
 
 
 class UserError(Exception):

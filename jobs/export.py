@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from jobs.errors import RUN_FAILED, UserError, first_line
+from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError, first_line
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from kalman.types import Filter
 
 
-def run(settings: Settings, model: str, generation: str | None = None, batch: int | None = None) -> Report:
+def run(
+    settings: Settings,
+    model: str,
+    generation: str | None = None,
+    batch: int | None = None,
+    needed: bool = False,
+) -> Report:
     """Export the state of a model's stream.
 
     Args:
@@ -40,11 +46,12 @@ def run(settings: Settings, model: str, generation: str | None = None, batch: in
         model: name or path of its spec.
         generation: by default the live one.
         batch: a committed micro-batch whose state is still kept; by default the last.
+        needed: end with exit code 3 where no generation is live.
 
     Raises:
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
     """
-    from jobs.generations import named
+    from jobs.generations import live, named
     from jobs.session import spark_session
     from jobs.spark_conf import glance_conf
 
@@ -52,6 +59,8 @@ def run(settings: Settings, model: str, generation: str | None = None, batch: in
     name = load_spec(model, settings.models).name
     spark = spark_session(settings, f"export {name}", glance_conf())
     warehouse = Warehouse(spark, settings.warehouse)
+    if needed and generation is None and live(warehouse, name) is None:
+        raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
         manifest, made = export(warehouse, named(warehouse, name, generation), batch, progress.note)
     return _report(manifest, made, time.monotonic() - started)

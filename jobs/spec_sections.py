@@ -188,6 +188,10 @@ class Airflow(Section):
     ingest: IngestDag = Field(default_factory=IngestDag, description="the ingest DAG")
     pretrain: ScheduledDag = Field(default_factory=ScheduledDag, description="the pretrain DAG")
     stream: ScheduledDag = Field(default_factory=ScheduledDag, description="the stream DAG")
+    export: ScheduledDag = Field(default_factory=ScheduledDag, description="the export DAG")
+    upgrade: ScheduledDag = Field(
+        default_factory=ScheduledDag, description="the upgrade DAG, which notices a newer version"
+    )
 
 
 def _check_duration(text: str | None, field: str) -> None:

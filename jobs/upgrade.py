@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from jobs.errors import RUN_FAILED, UserError
+from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from jobs.snapshots import Manifest
 
 BLUE_GREEN, STOP_START, RETRAIN, STATELESS = "blue-green", "stop-start", "retrain", "stateless"
+CATCH_UPS = 5
+"""How often a shadow is driven again after a live generation that runs ahead meanwhile."""
 MODES = (BLUE_GREEN, STOP_START, RETRAIN, STATELESS)
 
 
@@ -33,6 +35,7 @@ def run(
     dry_run: bool = False,
     promote: bool = True,
     lose_state: bool = False,
+    needed: bool = False,
 ) -> Report:
     """Bring a model's stream to the version of its spec.
 
@@ -43,6 +46,7 @@ def run(
         dry_run: say what would become of the states, and write nothing but an export.
         promote: in mode blue-green, let the new generation take over if the comparison is good.
         lose_state: must be true for mode stateless.
+        needed: end with exit code 3 where there is nothing to upgrade.
 
     Raises:
         UserError: no live generation, no way between the versions, a driver in the way, a new version that is worse.
@@ -60,8 +64,9 @@ def run(
     warehouse = Warehouse(spark, settings.warehouse)
     need_measurements(warehouse, spec.name)
     with Progress(f"upgrade {spec.name}", None, quiet=settings.quiet) as progress:
-        done = _Upgrade(settings, warehouse, spec, mode, progress).run(dry_run, promote)
-    lines, data = done
+        lines, data = _Upgrade(settings, warehouse, spec, mode, progress).run(dry_run, promote)
+    if needed and not data.get("upgraded", True):
+        raise UserError(lines[0], ALREADY_RUNNING)
     return Report(
         [*lines, f"{time.monotonic() - started:.1f} s"],
         {"model": spec.name, "to": spec.version, "mode": mode, **data, "seconds": time.monotonic() - started},
@@ -141,6 +146,10 @@ class _Upgrade:
         shadow = self._shadow(live)
         self.progress.note(f"{shadow.generation} catches up in shadow")
         caught_up = self._drive(shadow)
+        for _ in range(CATCH_UPS):  # the live one may be running
+            if switch.reached(self.warehouse, shadow) >= switch.reached(self.warehouse, live):
+                break
+            caught_up += self._drive(shadow)
         self.progress.note(f"comparing {shadow.generation} with {live.generation}")
         found = compare(self.warehouse, self.spec, live, shadow, (shadow.parent_batch or 0) + 1)
         lines = [

@@ -61,7 +61,7 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
 
 
 def _bad_schedules(spec: ModelSpec) -> Iterator[Problem]:
-    for verb in ("ingest", "pretrain", "stream"):
+    for verb in ("ingest", "pretrain", "stream", "export", "upgrade"):
         schedule = getattr(spec.airflow, verb).schedule
         try:
             if schedule is not None:

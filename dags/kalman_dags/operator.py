@@ -6,7 +6,7 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +102,17 @@ class KalmanOperator(SparkSubmitOperator):
     Args:
         verb: the command; its application is `jobs/<verb>.py`.
         options: option -> value (a template); an option whose value renders to nothing is left out.
+        flags: options without a value (templates); one that renders to nothing is left out.
         finish_on_kill: when the task is killed let the driver finish what it is at, as a stream does with its
             micro-batch, instead of killing the whole tree of processes.
 
     A driver that ends with 2 (bad input) fails the task at once, as no retry can mend it. One that ends
-    with 3 (another driver has the stream) skips it: the work is being done. On a retry, though, that other
+    with 3 (another driver has the stream, or there is nothing to do) skips it. On a retry, though, that other
     driver may be the one this task has just lost, whose lease has not run out, so that is retried, and
     skipped only by the last try.
     """
 
-    template_fields = (*SparkSubmitOperator.template_fields, "options")
+    template_fields = (*SparkSubmitOperator.template_fields, "options", "flags")
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -119,6 +120,7 @@ class KalmanOperator(SparkSubmitOperator):
         *,
         verb: str,
         options: Mapping[str, str | None],
+        flags: Sequence[str] = (),
         finish_on_kill: bool = False,
         conf: dict[str, str] | None = None,
         **kwargs: Any,
@@ -137,6 +139,7 @@ class KalmanOperator(SparkSubmitOperator):
         )
         self.verb = verb
         self.options = dict(options)
+        self.flags = list(flags)
         self.finish_on_kill = finish_on_kill
         self._hook: KalmanHook | None = None
 
@@ -147,7 +150,7 @@ class KalmanOperator(SparkSubmitOperator):
             for option, value in self.options.items()
             if value not in (None, "")
             for text in (option, str(value))
-        ]
+        ] + [flag for flag in self.flags if flag]
         try:
             self.jars = ",".join(jar_paths())
             super().execute(context)
@@ -161,9 +164,7 @@ class KalmanOperator(SparkSubmitOperator):
                     f"{self.verb} refused its input: {said or 'see the log'}"
                 ) from error
             if code == ALREADY_RUNNING and not self._may_be_our_own(context):
-                raise AirflowSkipException(
-                    f"another driver runs this stream: {said or 'see the log'}"
-                ) from error
+                raise AirflowSkipException(f"not for this run: {said or 'see the log'}") from error
             if said:
                 raise AirflowException(f"{self.verb} ended with exit code {code}: {said}") from error
             raise

@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_broken_spec(folder: Path, text: str, said: str) -> None:
     (folder / "broken.yaml").write_text(text)
     bag = load_bag()
-    assert sorted(bag.dags) == ["kalman_ingest__tiny", "kalman_pretrain__tiny", "kalman_stream__tiny"]
+    assert {name.split("__")[1] for name in bag.dags} == {"tiny"}
     [(file, error)] = bag.import_errors.items()
     assert Path(file).name == "model_specs.py"
     assert "broken.yaml" in error and said in error
@@ -53,7 +53,7 @@ def test_a_schedule_that_is_no_cron_expression(folder: Path) -> None:
     text = (folder / "tiny.yaml").read_text().replace("name: tiny", "name: often")
     (folder / "often.yaml").write_text(text.replace('"@daily"', '"every day"'))
     bag = load_bag()
-    assert sorted(bag.dags) == ["kalman_ingest__tiny", "kalman_pretrain__tiny", "kalman_stream__tiny"]
+    assert {name.split("__")[1] for name in bag.dags} == {"tiny"}
     [error] = bag.import_errors.values()
     assert "often.yaml: airflow.pretrain.schedule: 'every day' is not a schedule" in error
 

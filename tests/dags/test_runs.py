@@ -37,3 +37,28 @@ def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) 
     estimates = delta_rows(landed.warehouse / "estimates" / "tiny")
     assert len(estimates) == ROWS_A_DAY
     assert {row["key"] for row in estimates} == {f"s{sensor}" for sensor in range(SENSORS)}
+
+
+def test_upgrade_and_roll_back(landed: Tiny) -> None:
+    spec = landed.models / "tiny.yaml"
+    first = spec.read_text()
+    second = first.replace("version: 1", "version: 2").replace("variance: 0.01", "variance: 0.011")
+    spec.write_text(second + "upgrade: {automatic: true, loss: 1.0, rows: 0}\n")
+    try:
+        preview = run_dag(landed, "kalman_upgrade__tiny", DAYS)
+        assert preview["preview"] == "success" and preview["shadow"] == preview["promote"] == "skipped"
+        assert [row["status"] for row in delta_rows(landed.warehouse / "generations")] == ["live"]
+
+        done = run_dag(landed, "kalman_upgrade__tiny", DAYS, {"dry_run": False})
+        assert done["promote"] == "success" and done["replace"] == "skipped"
+        status = {row["generation"]: row["status"] for row in delta_rows(landed.warehouse / "generations")}
+        assert status == {"tiny-g0001": "retired", "tiny-g0002": "live"}
+        # The live one is of the deployed version now, so there is nothing to do.
+        assert run_dag(landed, "kalman_upgrade__tiny", DAYS)["preview"] == "skipped"
+
+        assert run_dag(landed, "kalman_rollback__tiny", DAYS) == {"rollback": "success"}
+        assert run_dag(landed, "kalman_export__tiny", DAYS) == {"export": "success"}
+        status = {row["generation"]: row["status"] for row in delta_rows(landed.warehouse / "generations")}
+        assert status == {"tiny-g0001": "live", "tiny-g0002": "retired"}
+    finally:
+        spec.write_text(first)

@@ -26,11 +26,13 @@ def uris(condition: Any) -> set[str]:
 
 def test_each_model_has_each_family(bag: DagBag) -> None:
     assert bag.import_errors == {}
-    assert sorted(bag.dags) == ["kalman_ingest__tiny", "kalman_pretrain__tiny", "kalman_stream__tiny"]
-    assert {dag.dag_id: dag.task_ids for dag in bag.dags.values()} == {
+    assert {dag.dag_id: sorted(dag.task_ids) for dag in bag.dags.values()} == {
+        "kalman_export__tiny": ["export"],
         "kalman_ingest__tiny": ["ingest"],
         "kalman_pretrain__tiny": ["pretrain"],
+        "kalman_rollback__tiny": ["rollback"],
         "kalman_stream__tiny": ["stream"],
+        "kalman_upgrade__tiny": ["approve", "preview", "proceed", "promote", "replace", "shadow", "way"],
     }
 
 
@@ -40,7 +42,9 @@ def test_the_shipped_models_have_their_dags(monkeypatch: pytest.MonkeyPatch, mod
     names = sorted(path.stem for path in models_dir.glob("*.yaml"))
     assert shipped.import_errors == {}
     assert sorted(shipped.dags) == sorted(
-        f"kalman_{verb}__{name}" for verb in ("ingest", "pretrain", "stream") for name in names
+        f"kalman_{verb}__{name}"
+        for verb in ("export", "ingest", "pretrain", "rollback", "stream", "upgrade")
+        for name in names
     )
 
 
@@ -99,7 +103,30 @@ def test_the_pools_file_names_every_pool_that_a_dag_asks_for(bag: DagBag, models
 
 def test_airflow_names_a_pool_that_is_missing(models: Path) -> None:
     warned = {warning.message for warning in load_bag(known_pools={"default_pool"}).dag_warnings}
-    assert warned == {"Dag 'kalman_stream__tiny' references non-existent pools: ['kalman_stream__tiny']"}
+    assert warned == {
+        f"Dag 'kalman_{verb}__tiny' references non-existent pools: ['kalman_stream__tiny']"
+        for verb in ("stream", "upgrade")
+    }
     # What a person sees first when runs stay in `scheduled` is the DAG's page.
     page = load_bag().dags["kalman_stream__tiny"].doc_md or ""
     assert "airflow pools set kalman_stream__tiny 1" in " ".join(page.split())
+
+
+def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
+    bag: DagBag, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dag = bag.dags["kalman_upgrade__tiny"]
+    assert dag.params["dry_run"] is True
+    assert dag.get_task("approve").upstream_task_ids == {"shadow"}
+    assert dag.get_task("way").downstream_task_ids == {"promote", "replace"}
+    # What ends the old generation at once waits until its driver is gone; the shadow runs beside it.
+    assert dag.get_task("replace").pool == "kalman_stream__tiny"
+    assert dag.get_task("promote").pool == dag.get_task("shadow").pool == "default_pool"
+    text = (ROOT / "models" / "nile.yaml").read_text()
+    (tmp_path / "nile.yaml").write_text(
+        text + 'upgrade: {automatic: true}\nairflow: {upgrade: {schedule: "@hourly"}}\n'
+    )
+    monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
+    automatic = load_bag().dags["kalman_upgrade__nile"]
+    assert "approve" not in automatic.task_ids
+    assert automatic.timetable.can_be_scheduled

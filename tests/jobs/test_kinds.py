@@ -31,6 +31,13 @@ EXPLICIT: dict[str, Any] = {
     "observation": {"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[1.0, 0.3], [0.3, 2.0]]},
 }
 KINDS: dict[str, dict[str, Any]] = {
+    "imm": {
+        "filter": "imm",
+        "modes": [EXPLICIT, {**EXPLICIT, "process": {**EXPLICIT["process"], "Q": [[9.0, 0.0], [0.0, 1.0]]}}],
+        "transition": [[0.95, 0.05], [0.2, 0.8]],
+        "process": None,
+        "observation": None,
+    },
     "unscented": FUNCTIONS,
     "square root": {"form": "square_root"},
     "gated": {"robust": {"gate": {"probability": 0.99}}},

@@ -1,0 +1,54 @@
+"""Export the state of the stream of `<model>` to a snapshot, so that there is always a recent one.
+
+The state is read from the checkpoint at the end of a committed micro-batch; the stream is not disturbed. A micro-batch
+that has been exported gives the same snapshot again. Where nothing is live yet the run is skipped.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, CronTriggerTimetable, Param
+
+from jobs.spec import ModelSpec
+from kalman_dags import family
+from kalman_dags.operator import KalmanOperator
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that exports one model's state."""
+    cron = spec.airflow.export.schedule
+    with DAG(
+        dag_id=family.dag_id("export", spec.name),
+        description=f"Take a snapshot of the live state of {spec.name}",
+        doc_md=family.doc(__doc__, spec),
+        schedule=CronTriggerTimetable(cron, timezone="UTC") if cron else None,
+        start_date=family.START,
+        catchup=False,
+        max_active_runs=1,
+        tags=family.tags(spec, "export"),
+        default_args=family.defaults(spec, timeout=timedelta(hours=2)),
+        params=family.form(
+            batch=Param(
+                None,
+                type=["null", "integer"],
+                minimum=0,
+                title="Micro-batch",
+                description="A committed micro-batch whose state is still kept (empty: the last).",
+            )
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id="export",
+            verb="export",
+            options={
+                "--model": spec.name,
+                "--batch": "{{ params.batch if params.batch is not none else '' }}",
+            },
+            flags=["--needed"],
+        )
+    return dag
+
+
+for one in family.specs():
+    build(one)

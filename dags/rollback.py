@@ -1,0 +1,49 @@
+"""Make the version of `<model>` before the live one live again, in one commit.
+
+It goes on from its own checkpoint, behind the last row that it has seen itself; the stream's next run catches up. The
+generation that was live is retired and keeps its checkpoint, so that it can be rolled back to in turn.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from jobs.spec import ModelSpec
+from kalman_dags import family
+from kalman_dags.operator import KalmanOperator
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that rolls one model's stream back."""
+    with DAG(
+        dag_id=family.dag_id("rollback", spec.name),
+        description=f"Make the generation of {spec.name} before the live one live again",
+        doc_md=family.doc(__doc__, spec),
+        schedule=None,
+        start_date=family.START,
+        catchup=False,
+        max_active_runs=1,
+        tags=family.tags(spec, "rollback"),
+        default_args=family.defaults(spec, timeout=timedelta(hours=1)),
+        params=family.form(
+            to=Param(
+                None,
+                type=["null", "string"],
+                title="Generation",
+                description="A retired generation to go back to (empty: the one that the live one came from).",
+            )
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id="rollback",
+            verb="rollback",
+            options={"--model": spec.name, "--to": "{{ params.to or '' }}"},
+            outlets=[family.estimates(spec.name)],
+        )
+    return dag
+
+
+for one in family.specs():
+    build(one)

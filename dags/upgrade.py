@@ -1,0 +1,105 @@
+"""Bring the stream of `<model>` to the version of its spec: proved in shadow, approved, then live in one commit.
+
+1. `preview` says what becomes of every state. If the live generation is of that version already, the rest is
+   skipped.
+2. `proceed` ends the run here if it is a **dry run, which a run by hand is unless the form says otherwise**. A
+   scheduled run goes on: it is there to notice that a newer version was deployed.
+3. `shadow` (mode blue-green) begins the new version from an export of the live state and lets it take in the same
+   rows. Its log says how both predicted; nobody reads its estimates yet.
+4. `approve` waits for a person, who finds the comparison in `shadow`'s log. (A model whose spec says `upgrade:
+   {automatic: true}` has no such gate: what compares well goes live by itself.)
+5. `promote` lets the shadow catch up, compares once more, and makes it live; or, in the other modes, `replace` ends the
+   old generation and begins the new one, in the stream's pool, so that no driver is in the way.
+
+Every step finds what an earlier attempt left, so a run can be cleared or retried at any task. The DAG
+`kalman_rollback__<model>` undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.providers.standard.operators.python import BranchPythonOperator, ShortCircuitOperator
+from airflow.sdk import DAG, CronTriggerTimetable, Param, chain
+
+from jobs.spec import ModelSpec
+from kalman_dags import family
+from kalman_dags.operator import KalmanOperator
+
+BLUE_GREEN = "blue-green"
+MODES = (BLUE_GREEN, "stop-start", "retrain")
+
+
+def goes_on(params: Mapping[str, Any], dag_run: Any) -> bool:
+    """Tell if a run is more than a dry run."""
+    return str(dag_run.run_type).endswith("scheduled") or not params["dry_run"]
+
+
+def way(params: Mapping[str, Any]) -> str:
+    """Return the task that takes the new version live."""
+    return "promote" if params["mode"] == BLUE_GREEN else "replace"
+
+
+def _approval(spec: ModelSpec) -> ApprovalOperator:
+    return ApprovalOperator(
+        task_id="approve",
+        subject=f"Let version {spec.version} of {spec.name} take over?",
+        body="The log of the task `shadow` compares it with the live version on the same rows.",
+        response_timeout=timedelta(hours=11),
+    )
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that upgrades one model's stream."""
+    cron = spec.airflow.upgrade.schedule
+    with DAG(
+        dag_id=family.dag_id("upgrade", spec.name),
+        description=f"Bring the stream of {spec.name} to version {spec.version}",
+        doc_md=family.doc(__doc__, spec),
+        schedule=CronTriggerTimetable(cron, timezone="UTC") if cron else None,
+        start_date=family.START,
+        catchup=False,
+        max_active_runs=1,
+        tags=family.tags(spec, "upgrade"),
+        default_args=family.defaults(spec, timeout=timedelta(hours=12)),
+        params=family.form(
+            dry_run=Param(
+                True, type="boolean", title="Dry run", description="Only say what would become of the states."
+            ),
+            mode=Param(
+                BLUE_GREEN,
+                type="string",
+                enum=list(MODES),
+                title="Mode",
+                description="blue-green: prove it in shadow first. stop-start: migrate at once. retrain: from history.",
+            ),
+        ),
+    ) as dag:
+        common = {"--model": spec.name, "--mode": "{{ params.mode }}"}
+        preview = KalmanOperator(
+            task_id="preview", verb="upgrade", options=common, flags=["--dry-run", "--needed"]
+        )
+        proceed = ShortCircuitOperator(task_id="proceed", python_callable=goes_on)
+        shadow = KalmanOperator(
+            task_id="shadow",
+            verb="upgrade",
+            options=common,
+            flags=["{{ '--no-promote' if params.mode == 'blue-green' else '--dry-run' }}"],
+        )
+        choose = BranchPythonOperator(task_id="way", python_callable=way)
+        promote = KalmanOperator(
+            task_id="promote", verb="upgrade", options=common, outlets=[family.estimates(spec.name)]
+        )
+        replace = KalmanOperator(
+            task_id="replace", verb="upgrade", options=common, pool=family.stream_pool(spec.name)
+        )
+        gate = [] if spec.upgrade.automatic else [_approval(spec)]
+        chain(preview, proceed, shadow, *gate, choose, [promote, replace])
+    return dag
+
+
+for one in family.specs():
+    build(one)
