@@ -15,15 +15,16 @@ from jobs.history import Batch, Begin, each_bucket
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Column, Layout, Records
 from jobs.spec import Learn
-from kalman.learning import Learning, fit, learnable
+from kalman.em import Evaluation, Learner
+from kalman.learning import learnable
 from kalman.run import SortedRows
 from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Evaluation = tuple[float, NDArray[np.float64], int]
-"""Log-likelihood, its gradient (p,), and how many rows were used."""
+SAMPLE = 4096
+"""Rows, about, that a model may look at to find where to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Learned:
     rows: int
     theta: NDArray[np.float64]
     """The same parameters as the free numbers that were searched."""
+    held_out: float | None = None
+    """Log-likelihood a row of those that were kept aside to choose a start by, where there are several."""
 
 
 def learn_pooled(
@@ -65,7 +68,7 @@ def learn_pooled(
     keys: int | None,
     say: Callable[[str], None],
 ) -> Learned:
-    """Maximise the likelihood of all keys' rows in the window together.
+    """Learn from all keys' rows in the window together.
 
     Args:
         packed: bucketed rows (`history.bucket_rows`).
@@ -90,19 +93,22 @@ def learn_pooled(
 
         def objective(theta: NDArray[np.float64]) -> Evaluation:
             nonlocal evaluations
-            value, gradient, used = _evaluate(rows, problem, theta, batch)
+            value, vector, used = _evaluate(rows, problem, theta, batch)
             evaluations += 1
             say(f"learning {', '.join(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}")
-            return value, gradient, used
+            return value, vector, used
 
-        result = fit(objective, problem.start, learn.max_iterations)
+        result = problem.fit(
+            objective, lambda: _sample(rows, batch, max(1, int(count) // SAMPLE)), learn.max_iterations
+        )
         return Learned(
-            problem.parameters(result.theta),
+            dict(problem.parameters(result.theta)),
             result.log_likelihood,
             result.iterations,
             result.converged,
             int(count),
             result.theta,
+            result.held_out,
         )
     finally:
         rows.unpersist()
@@ -158,38 +164,50 @@ def _window_rows(packed: DataFrame, batch: Batch, window: Window, share: float) 
     return packed.mapInArrow(each_bucket(batch.rows, work), "place bigint, rows bigint, payload binary")
 
 
-def _evaluate(rows: DataFrame, problem: Learning, theta: NDArray[np.float64], batch: Batch) -> Evaluation:
+def _evaluate(rows: DataFrame, problem: Learner, theta: NDArray[np.float64], batch: Batch) -> Evaluation:
     """Return the evaluation at `theta`, summed over buckets in an order that is always the same."""
     layout, unit = _layout(batch), batch.unit
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for one in batches:
-            for place, payload in zip(
-                one.column("place").to_pylist(), one.column("payload").to_pylist(), strict=True
-            ):
-                arrays = layout.decode(payload).arrays
-                ordered = SortedRows(
-                    arrays["key"],
-                    arrays["time"],
-                    arrays["y"],
-                    arrays.get("u", np.empty((0, len(arrays["key"])))),
-                )
-                value, gradient, used = problem.value_and_gradient(
-                    theta, ordered, int(arrays["key"][-1]) + 1, unit
-                )
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        pa.array([place]),
-                        pa.array([value]),
-                        pa.array([gradient.tolist()], pa.list_(pa.float64())),
-                        pa.array([used]),
-                    ],
-                    ["place", "value", "gradient", "used"],
-                )
+        for place, part in _parts(layout, batches):
+            value, vector, used = problem.evaluate(theta, part, int(part.key[-1]) + 1, unit)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([place]), pa.array([value]), _list(vector), pa.array([used])],
+                ["place", "value", "vector", "used"],
+            )
 
     parts = sorted(
-        rows.mapInArrow(work, "place bigint, value double, gradient array<double>, used bigint").collect()
+        rows.mapInArrow(work, "place bigint, value double, vector array<double>, used bigint").collect()
     )
     value = sum(part["value"] for part in parts)
-    gradient = np.sum([part["gradient"] for part in parts], axis=0)
-    return value, gradient, sum(part["used"] for part in parts)
+    vector = np.sum([part["vector"] for part in parts], axis=0)
+    return value, vector, sum(part["used"] for part in parts)
+
+
+def _sample(rows: DataFrame, batch: Batch, every: int) -> NDArray[np.float64]:
+    """Return the measurements (m, N) of every n-th row of each bucket."""
+    layout = _layout(batch)
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for place, part in _parts(layout, batches):
+            some = _list(part.y[:, ::every].ravel())
+            yield pa.RecordBatch.from_arrays([pa.array([place]), some], ["place", "some"])
+
+    parts = sorted(rows.mapInArrow(work, "place bigint, some array<double>").collect())
+    m = len(batch.rows.measurement)
+    return np.concatenate([np.array(part["some"]).reshape(m, -1) for part in parts], axis=1)
+
+
+def _parts(layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, SortedRows]]:
+    """Yield the place and the rows of each bucket's packet."""
+    for one in batches:
+        pairs = zip(one.column("place").to_pylist(), one.column("payload").to_pylist(), strict=True)
+        for place, payload in pairs:
+            arrays = layout.decode(payload).arrays
+            key = arrays["key"]
+            u = arrays.get("u", np.empty((0, len(key))))
+            yield place, SortedRows(key, arrays["time"], arrays["y"], u)
+
+
+def _list(values: NDArray[np.float64]) -> pa.Array:
+    return pa.array([values.tolist()], pa.list_(pa.float64()))

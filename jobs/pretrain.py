@@ -104,6 +104,7 @@ def snapshot_at(
         parameters: dict[str, Any] = {} if learned is None else learned.parameters
         progress.note(f"filtering {count:,} rows")
         kernel = kalman.build(spec.definition(), parameters)
+        kernel.initial(1)  # raises now where a key would begin with what has not been learned
         ship(warehouse.spark, spec.definition())
         manifest = Manifest(
             snapshot_id=identity,
@@ -172,6 +173,8 @@ def _report(
         )
         end = "converged" if learned.converged else "stopped before it converged"
         lines.append(f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})")
+        if learned.held_out is not None:
+            lines.append(f"log-likelihood of rows kept aside: {learned.held_out:.4f} a row")
     if not made:
         lines.append("it had been committed before: the same inputs give the same snapshot")
     lines.append(f"{seconds:.1f} s")
@@ -189,6 +192,7 @@ def _report(
             "parameters": manifest.parameters,
             "log_likelihood": None if learned is None else learned.log_likelihood,
             "converged": None if learned is None else learned.converged,
+            "held_out": None if learned is None else learned.held_out,
             "seconds": seconds,
         },
     )

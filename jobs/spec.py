@@ -20,7 +20,20 @@ from jobs import yaml_text
 from jobs.model_functions import named_functions
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
 from jobs.spec_migrate import Migrate, Upgrade
-from jobs.spec_options import NEEDS, OPTIONS, Adaptive, Imm, Lms, Mmae, Mode, Nlms, Rls, Robust
+from jobs.spec_options import (
+    MIXTURES,
+    NEEDS,
+    OPTIONS,
+    Adaptive,
+    Imm,
+    Lms,
+    Mixture,
+    Mmae,
+    Mode,
+    Nlms,
+    Rls,
+    Robust,
+)
 from jobs.spec_sections import (
     Airflow,
     Initial,
@@ -67,6 +80,7 @@ OUTPUT_COLUMNS = (
     "flag",
     "mode_probabilities",
     "weights",
+    "responsibilities",
     "smoothed_mean",
     "smoothed_covariance",
     "lagged_mean",
@@ -118,7 +132,9 @@ class ModelSpec(Section):
         "models), information (linear and extended, for many more measurements than states)",
     )
     unscented: Unscented | None = Field(default=None, description="the points of filter: unscented")
-    states: Names = Field(description="the states' names, in the order of the mean")
+    states: Names = Field(
+        description="the states' names, in the order of the mean; for a mixture those of the measurements"
+    )
     process: Process | None = Field(
         default=None, description="how the state moves, such as {kind: random_walk, variance: 1.0}"
     )
@@ -141,6 +157,9 @@ class ModelSpec(Section):
     rls: Rls | None = Field(default=None, description="options of filter: rls")
     lms: Lms | None = Field(default=None, description="options of filter: lms")
     nlms: Nlms | None = Field(default=None, description="options of filter: nlms")
+    mixture: Mixture | None = Field(
+        default=None, description="components of a mixture, such as {components: 2, rates: [15.0, 25.0]}"
+    )
     robust: Robust | None = Field(default=None, description="outliers: gate, student_t or huber, fading")
     adaptive: Adaptive | None = Field(default=None, description="noise that follows the innovations: R, Q")
     learn: Learn | None = Field(default=None, description="what pretrain learns; null: nothing")
@@ -162,6 +181,14 @@ class ModelSpec(Section):
 
     _source: Path | None = PrivateAttr(None)
     _lines: dict[yaml_text.Path, int] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _states_of_mixture(cls, data: Any) -> Any:
+        given = cast(dict[str, Any], data) if isinstance(data, dict) else {}
+        if given.get("filter") in MIXTURES and "states" not in given and "measurement" in given:
+            return {**given, "states": given["measurement"]}
+        return data
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -187,9 +214,10 @@ class ModelSpec(Section):
             for field, value in several.items():
                 if value is not None:
                     raise wrong("is for filter: imm or mmae", "remove it, or write filter: imm", field)
-        for field in OPTIONS:
-            if getattr(self, field) is not None and self.filter != field:
-                raise wrong(f"is for filter: {field}", f"remove it, or write filter: {field}", field)
+        for field, kinds in OPTIONS.items():
+            if getattr(self, field) is not None and self.filter not in kinds:
+                known = " or ".join(kinds)
+                raise wrong(f"is for filter: {known}", f"remove it, or write filter: {known}", field)
         if (
             self.initial is not None
             and self.initial.covariance is None
@@ -387,9 +415,11 @@ def load_all(models_dir: str | Path) -> list[ModelSpec]:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a spec, with what each field means."""
+    fields = ModelSpec.model_json_schema()
+    fields["required"].remove("states")  # a mixture's are its measurements
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **ModelSpec.model_json_schema(),
+        **fields,
         "title": "kalman-pipeline model spec",
     }
 

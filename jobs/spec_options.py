@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from jobs.spec_sections import Number, Observation, Process, Section, Unscented
@@ -129,13 +131,79 @@ class Nlms(Section):
     epsilon: Number = Field(default=1e-6, ge=0, description="added to |h|^2, against division by zero")
 
 
+class MixtureStep(Section):
+    """How far a row moves a mixture: max((t + offset)^-decay, minimum) at the t-th step."""
+
+    decay: Number = Field(
+        default=0.6, gt=0, le=1, description="how fast steps get shorter; above 0.5 the mixture settles"
+    )
+    offset: Number = Field(
+        default=20.0, gt=0, description="steps that the start counts for, the more, the longer it lasts"
+    )
+    minimum: Number = Field(
+        default=0.0, ge=0, le=1, description="shortest step, to go on following changes, such as 0.01"
+    )
+
+
+class Mixture(Section):
+    """A mixture: its components, and how they are learned, online and by pretrain."""
+
+    components: int | None = Field(
+        default=None, ge=1, le=50, description="how many there are; null: as many as are written"
+    )
+    weights: list[Number] | None = Field(default=None, description="of the start; null: all the same")
+    means: list[Any] | None = Field(
+        default=None, description="gaussian_mixture: a list of means, one for each component"
+    )
+    covariances: list[Any] | None = Field(
+        default=None, description="gaussian_mixture: a list of covariance matrices, one for each component"
+    )
+    rates: list[Any] | None = Field(
+        default=None, description="poisson_mixture: a list of rates, one for each component"
+    )
+    probabilities: list[Any] | None = Field(
+        default=None, description="bernoulli_mixture: a list of probabilities of 1, one for each component"
+    )
+    step: MixtureStep = Field(default_factory=MixtureStep, description="how far each row moves the mixture")
+    batch: int = Field(default=1, ge=1, le=1_000_000, description="rows of a key that are taken together")
+    floor: Number | None = Field(
+        default=None,
+        gt=0,
+        description="least variance of a component as part of the whole mixture's (null: 1e-6), least rate, or "
+        "distance of a probability from 0 and 1 (null: 1e-9)",
+    )
+    starts: int = Field(
+        default=5,
+        ge=1,
+        le=100,
+        description="starts that pretrain chooses from where no components are written",
+    )
+    holdout: Number = Field(
+        default=0.1,
+        ge=0,
+        le=0.5,
+        description="part of the rows that pretrain keeps aside to choose the start by",
+    )
+
+
+MIXTURES = ("gaussian_mixture", "poisson_mixture", "bernoulli_mixture")
+
 NEEDS: dict[str, tuple[str, ...]] = {
     "rls": (),
     "lms": ("lms",),
     "nlms": (),
     "imm": ("modes", "transition", "initial"),
     "mmae": ("modes", "initial"),
+    **dict.fromkeys(MIXTURES, ("mixture",)),
 }
 """Sections that a kind of filter must have; for the kinds not named here, process, observation and initial."""
-OPTIONS = ("unscented", "rls", "lms", "nlms", "imm", "mmae")
-"""Sections that hold the options of the filter they are named after."""
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "unscented": ("unscented",),
+    "rls": ("rls",),
+    "lms": ("lms",),
+    "nlms": ("nlms",),
+    "imm": ("imm",),
+    "mmae": ("mmae",),
+    "mixture": MIXTURES,
+}
+"""Sections that hold the options of the kinds of filters that they are for."""

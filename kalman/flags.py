@@ -6,6 +6,7 @@ SINGULAR_INNOVATION = 2
 NOT_PSD = 3
 OVERFLOW = 4
 GATED = 5
+OUT_OF_SUPPORT = 6
 
 FLAGS: tuple[str | None, ...] = (
     None,
@@ -14,4 +15,5 @@ FLAGS: tuple[str | None, ...] = (
     "not_psd",  # the covariance lost its sign beyond what rounding explains
     "overflow",  # the state or the likelihood left the range of float64
     "gated",  # the measurement is farther from its prediction than the gate lets in
+    "out_of_support",  # a measurement that the model cannot give, such as a count below zero
 )

@@ -8,14 +8,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 
 from kalman import constraints
 from kalman.definition import learn_request, natural
+from kalman.em import Evaluate, Evaluation, Fit, KeyFit, Learner, Sample
 from kalman.linear import LinearFilter
+from kalman.mixtures.families import FAMILIES
+from kalman.mixtures.learner import mixture_learner
 from kalman.quasi_newton import maximise_each
 from kalman.registry import build
 from kalman.run import SortedRows
@@ -27,33 +30,9 @@ REACH = 25.0
 """How far a free number may go from its start: a factor e^25 for a variance."""
 
 
-class Fit(NamedTuple):
-    """The result of `fit`: free numbers theta (p,), log-likelihood, iterations, whether it converged."""
-
-    theta: Array
-    log_likelihood: float
-    iterations: int
-    converged: bool
-
-
-class KeyFit(NamedTuple):
-    """The result of `fit_keys`, for K keys.
-
-    theta          (p, K) free numbers
-    parameters     (d, K) what the state carries in its field `parameters`
-    log_likelihood (K,) without the prior; used (K,) rows; converged (K,) bool
-    """
-
-    theta: Array
-    parameters: Array
-    log_likelihood: Array
-    used: np.ndarray
-    converged: np.ndarray
-
-
 @dataclass(frozen=True)
 class Learning:
-    """What a model learns, seen as free numbers theta (p,)."""
+    """What a linear model learns by maximum likelihood, seen as free numbers theta (p,); a `kalman.em.Learner`."""
 
     definition: Mapping[str, Any]
     names: tuple[str, ...]
@@ -110,6 +89,14 @@ class Learning:
         gradient = self._pulled(theta.tolist(), slopes)
         return math.fsum(result.log_likelihood.tolist()), np.array(gradient, float), int(result.used.sum())
 
+    def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
+        """Return log-likelihood, its gradient (p,) by theta, and the number of rows, summed over keys."""
+        return self.value_and_gradient(theta, rows, keys, unit)
+
+    def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
+        """Return the theta of the greatest log-likelihood, found from the written parameters on."""
+        return fit(evaluate, self.start, max_iterations)
+
     def _pulled(self, theta: Any, slopes: Any) -> list[Any]:
         result: list[Any] = []
         at = 0
@@ -153,13 +140,22 @@ class Learning:
         return KeyFit(found.theta, own, found.value + penalty, found.used, found.converged)
 
 
-def learnable(definition: Mapping[str, Any]) -> Learning:
+def learnable(definition: Mapping[str, Any]) -> Learner:
     """Return what a definition's `learn.parameters` asks for. Raises ModelError."""
+    return LEARNERS.get(definition.get("filter", "linear"), maximum_likelihood)(definition)
+
+
+def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
+    """Return what is learned for a linear filter. Raises ModelError."""
     model = _linear({**definition, "learn": None})
     names, scope = learn_request(definition, model.parameters)
     result = Learning(definition, names, scope)
     _ = result.start  # what cannot be learned is said now, not on the cluster
     return result
+
+
+LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = dict.fromkeys(FAMILIES, mixture_learner)
+"""What learns for each kind of filter; the others learn by maximum likelihood."""
 
 
 def fit(

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kalman import flags
 from kalman.entries import Entry, Vector
@@ -37,6 +38,10 @@ class LineFilter(StateLayout):
         """Return what a row does, by arithmetic on entries; `presents` as in `kalman.update.presence`."""
         raise NotImplementedError
 
+    def codes(self, y: Array) -> npt.NDArray[np.uint8]:
+        """Flag (K,) measurements (m, K) that the filter cannot take, beside infinite ones."""
+        return np.zeros(y.shape[1], np.uint8)
+
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and what the rows said."""
         return in_blocks(state, rows, self.outputs, self._step_block)
@@ -55,8 +60,10 @@ class LineFilter(StateLayout):
         )
         wrong = np.isinf(rows.y).any(axis=0) | ~np.isfinite(rows.dt) | ~np.isfinite(rows.u).all(axis=0)
         beyond = ~np.isfinite(check)
-        if wrong.any() or beyond.any():
-            codes = np.select([wrong, beyond], [flags.NON_FINITE, flags.OVERFLOW], flags.WELL)
+        refused = self.codes(rows.y)
+        if wrong.any() or refused.any() or beyond.any():
+            causes = [wrong, refused != flags.WELL, beyond]
+            codes = np.select(causes, [flags.NON_FINITE, refused.astype(int), flags.OVERFLOW], flags.WELL)
             target.leave(state, codes.astype(np.uint8))
 
 

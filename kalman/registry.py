@@ -8,6 +8,8 @@ from kalman.build_modes import build_imm, build_mmae
 from kalman.definition import Definition
 from kalman.fixed_lag import fixed_lag
 from kalman.lms import build_lms, build_nlms
+from kalman.mixtures.building import build_mixture
+from kalman.mixtures.families import FAMILIES
 from kalman.rls import build_rls
 from kalman.robust_linear import build_robust_linear
 from kalman.types import Filter, ModelError
@@ -17,8 +19,8 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
     """Return the filter that a definition describes, with learned `parameters` in place of the written ones.
 
     The definition has the keys of a model spec: filter, states, measurement, control, process, observation,
-    initial, learn, robust, adaptive, smoothing, modes, transition, imm, mmae. Raises ModelError, which names the
-    field.
+    initial, learn, robust, adaptive, smoothing, modes, transition, imm, mmae, mixture. Raises ModelError, which
+    names the field.
     """
     kind = definition.get("filter", "linear")
     if not isinstance(kind, str) or kind not in FILTERS:
@@ -54,6 +56,7 @@ FILTERS: dict[str, Builder] = {
     "nlms": build_nlms,
     "imm": lambda definition, _: build_imm(definition, build),
     "mmae": lambda definition, _: build_mmae(definition, build),
+    **dict.fromkeys(FAMILIES, build_mixture),
 }
 """What builds each kind of filter. A new kind is one more entry."""
 

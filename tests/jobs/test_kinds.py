@@ -30,6 +30,18 @@ EXPLICIT: dict[str, Any] = {
     "process": {"kind": "explicit", "F": [[1.0, 0.1], [0.0, 1.0]], "Q": [[0.1, 0.0], [0.0, 0.1]]},
     "observation": {"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[1.0, 0.3], [0.3, 2.0]]},
 }
+MIXTURE: dict[str, Any] = {
+    "filter": "gaussian_mixture",
+    "states": ["a", "b"],
+    "process": None,
+    "observation": None,
+    "initial": None,
+    "mixture": {
+        "means": [[0.0, 0.0], [3.0, -3.0]],
+        "covariances": [[[4.0, 1.0], [1.0, 4.0]], [[9.0, 0.0], [0.0, 9.0]]],
+        "batch": 2,
+    },
+}
 KINDS: dict[str, dict[str, Any]] = {
     "imm": {
         "filter": "imm",
@@ -43,6 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gated": {"robust": {"gate": {"probability": 0.99}}},
     "fixed lag": {"smoothing": {"lag": 3}},
     "adaptive": {"adaptive": {"R": 0.05}},
+    "mixture": MIXTURE,
 }
 
 

@@ -14,7 +14,7 @@ import kalman
 from jobs import snapshots
 from jobs.errors import RUN_FAILED, UserError
 from jobs.order import order_rows
-from kalman.learning import fit, learnable
+from kalman.learning import fit, maximum_likelihood
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -46,7 +46,7 @@ def test_pooled_learning_on_spark_finds_what_one_process_finds(tmp_path: Path) -
     assert report.data["converged"]
 
     rows, keys = sorted_rows(frame)
-    problem = learnable(pipeline.spec.definition())
+    problem = maximum_likelihood(pipeline.spec.definition())
     direct = fit(lambda theta: problem.value_and_gradient(theta, rows, keys, UNIT), problem.start, 100)
     assert report.data["log_likelihood"] == pytest.approx(direct.log_likelihood, rel=1e-12)
     for name, value in problem.parameters(direct.theta).items():

@@ -170,7 +170,7 @@ def test_the_gradient_is_exact_with_columns():
     model["process"]["Q"] = random_covariance(rng, 2)
     model["observation"]["R"] = random_covariance(rng, 2)
     model["learn"] = {"parameters": ["Q", "R"]}
-    learn = learning.learnable(model)
+    learn = learning.maximum_likelihood(model)
     rows = random_inputs(rng, model)
     theta = learn.start + 0.1 * rng.normal(size=6)
     _, gradient, used = learn.value_and_gradient(theta, rows, 8, UNIT)

@@ -155,9 +155,12 @@ def test_mistakes_are_named(smoothing, field):
 
 def test_smoothing_and_learning_go_on_beneath_it():
     definition = nile_model({"diffuse": True}) | {"learn": {"parameters": ["Q", "R"]}}
-    from kalman.learning import learnable
+    from kalman.learning import maximum_likelihood
 
-    plain, lagged = learnable(definition), learnable({**definition, "smoothing": {"lag": 2}})
+    plain, lagged = (
+        maximum_likelihood(definition),
+        maximum_likelihood({**definition, "smoothing": {"lag": 2}}),
+    )
     same(plain.start, lagged.start)
     model = kalman.build({**definition, "smoothing": {"lag": 2}})
     rows = kalman.SortedRows(np.zeros(9, np.int64), np.arange(9), NILE[None, :9], np.empty((0, 9)))

@@ -239,7 +239,7 @@ def test_what_is_expected_of_a_measurement(kind, form):
 
 
 def test_learning_is_that_of_the_covariance_form():
-    from kalman.learning import learnable
+    from kalman.learning import maximum_likelihood
 
     definition = {
         "states": ["a"],
@@ -251,7 +251,7 @@ def test_learning_is_that_of_the_covariance_form():
         "form": "square_root",
     }
     rows = random_rows(np.random.default_rng(4), {**definition, "control": []}, 5, 9)
-    found = learnable(definition).fit_keys(rows, 5, UNIT, learnable(definition).start)
+    found = maximum_likelihood(definition).fit_keys(rows, 5, UNIT, maximum_likelihood(definition).start)
     model = kalman.build(definition)
     plain = kalman.build({**definition, "form": "covariance"})
     outputs = []

@@ -1,0 +1,105 @@
+"""Expectation maximisation over rows that stay where they are: parts of the data are summed, the sum is maximised.
+
+A `Learner` is what `pretrain` needs to learn a model on Spark: each bucket of rows evaluates theta to a
+log-likelihood and a vector, both of which add up over buckets, and `fit` goes from one theta to the next by the sums.
+The vector may be a gradient (maximum likelihood) or expected sufficient statistics (EM).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from kalman.run import SortedRows
+from kalman.types import Array
+
+Evaluation = tuple[float, Array, int]
+"""Log-likelihood, a vector (s,), and how many rows were used; of several buckets: their sums."""
+Evaluate = Callable[[Array], Evaluation]
+Sample = Callable[[], Array]
+"""Gives the measurements (m, N) of some rows from all over the data, a few thousand at most, always the same."""
+
+
+class Fit(NamedTuple):
+    """The result of learning: free numbers theta (p,), log-likelihood, iterations, whether it converged.
+
+    held_out   log-likelihood a row of rows that were kept aside, by which a start was chosen; None without such
+    """
+
+    theta: Array
+    log_likelihood: float
+    iterations: int
+    converged: bool
+    held_out: float | None = None
+
+
+class KeyFit(NamedTuple):
+    """The result of learning for each of K keys.
+
+    theta          (p, K) free numbers
+    parameters     (d, K) what `Filter.with_parameters` takes
+    log_likelihood (K,) without the prior; used (K,) rows; converged (K,) bool
+    """
+
+    theta: Array
+    parameters: Array
+    log_likelihood: Array
+    used: np.ndarray
+    converged: np.ndarray
+
+
+class Learner(Protocol):
+    """What a model learns, and how: picklable, so that buckets of rows can be evaluated where they are."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters that are learned."""
+        ...
+
+    @property
+    def scope(self) -> str:
+        """Return "pooled", or "key"."""
+        ...
+
+    def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
+        """Return the evaluation at theta of one bucket's rows."""
+        ...
+
+    def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
+        """Return what is learned from all buckets; `evaluate` gives the sums over them."""
+        ...
+
+    def parameters(self, theta: Array) -> Mapping[str, Any]:
+        """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
+        ...
+
+    def fit_keys(self, rows: SortedRows, keys: int, unit: float, pooled: Array) -> KeyFit:
+        """Return each key's own parameters, drawn towards the pooled theta (p,)."""
+        ...
+
+
+def climb(
+    evaluate: Evaluate,
+    maximise: Callable[[Array, Array], Array],
+    start: Array,
+    max_iterations: int,
+    tolerance: float,
+) -> Fit:
+    """Return where theta <- maximise(theta, evaluate(theta)'s vector) ends.
+
+    It has converged when a step gains less than `tolerance` of the log-likelihood's size. The best theta seen is
+    kept: a step of EM never loses, but rounding and bounds may.
+
+    Reference: Dempster, Laird and Rubin (1977).
+    """
+    theta = np.asarray(start, float)
+    value, vector, _ = evaluate(theta)
+    for iteration in range(1, max_iterations + 1):
+        following = maximise(theta, vector)
+        reached, vector, _ = evaluate(following)
+        gain = reached - value
+        if gain > 0.0:
+            theta, value = following, reached
+        if not gain > tolerance * max(1.0, abs(value)):
+            return Fit(theta, value, iteration, True)
+    return Fit(theta, value, max_iterations, False)

@@ -1,0 +1,218 @@
+"""From a model definition to a mixture, its components written, learned, or still to be learned."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kalman import checks, definition
+from kalman.definition import Definition
+from kalman.mixtures.components import Components, components, predictive
+from kalman.mixtures.families import FAMILIES, Family
+from kalman.mixtures.online import MixtureFilter
+from kalman.packing import symmetric
+from kalman.structures import Parameter
+from kalman.types import ModelError
+
+MOST = 50
+"""Components that a mixture may have."""
+OFFSET = 20.0
+"""Steps that the start counts for: of a key's first rows each moves the mixture by about a sixth."""
+FLOORS = {"gaussian_mixture": 1e-6, "poisson_mixture": 1e-9, "bernoulli_mixture": 1e-9}
+
+
+class Request(NamedTuple):
+    """What a definition says of its mixture.
+
+    start   the components, or () where they are to be learned
+    least   what keeps them from degenerating, () without a start; floor: what it is made of
+    learn   names of the parameters to learn; scope: pooled or key
+    starts  how many starts learning tries; holdout: the part of the rows by which it chooses among them
+    """
+
+    family: Family
+    states: tuple[str, ...]
+    count: int
+    start: tuple[float, ...]
+    floor: float
+    learn: tuple[str, ...]
+    scope: str
+    starts: int
+    holdout: float
+
+    @property
+    def m(self) -> int:
+        """Return the number of measurements."""
+        return len(self.states)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Return the names of a mixture's parameters."""
+        return parameter_names(self.family)
+
+
+def parameter_names(family: Family) -> tuple[str, ...]:
+    """Return the names of a mixture's parameters: weights, and those of its components."""
+    return ("weights", family.mean, *((family.spread,) if family.spread else ()))
+
+
+def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilter:
+    """Return the online mixture of a definition. Raises ModelError."""
+    asked = request(given, learned)
+    options = _options(given)
+    step = options.get("step") or {}
+    checks.known("mixture.step", step, ("decay", "offset", "minimum"))
+    decay = checks.positive("mixture.step.decay", step.get("decay", 0.6))
+    minimum = checks.positive("mixture.step.minimum", step.get("minimum", 0.0), zero=True)
+    for name, value in (("decay", decay), ("minimum", minimum)):
+        if value > 1.0:
+            raise ModelError(f"mixture.step.{name}", f"{value!r} is above one", "write 1.0 or less")
+    offset = checks.positive("mixture.step.offset", step.get("offset", OFFSET))
+    batch = checks.whole("mixture.batch", options.get("batch", 1), 1, 1_000_000)
+    m = asked.m
+    return MixtureFilter(
+        asked.states,
+        m,
+        0,
+        asked.family,
+        asked.count,
+        decay,
+        offset,
+        minimum,
+        batch,
+        least(asked, asked.start) if asked.start else (0.0,) * m,
+        asked.start,
+    )
+
+
+def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Request:
+    """Return what a definition says of its mixture, with learned parameters in place of written ones."""
+    kind = given["filter"]
+    family = FAMILIES[kind]
+    for section in ("process", "observation", "initial"):
+        if given.get(section) is not None:
+            raise ModelError(section, f"a {kind} has none", "remove it; the components are in mixture")
+    measurement = definition.names("measurement", given.get("measurement"))
+    states = definition.names("states", given.get("states") or measurement)
+    if len(states) != len(measurement):
+        remedy = "name a state for each measurement, in the same order, or leave states out"
+        raise ModelError("states", f"{len(states)} named for {len(measurement)} measurements", remedy)
+    definition.check_controls(definition.names("control", given.get("control") or (), empty=True), set())
+    options = _options(given)
+    names = parameter_names(family)
+    for name in learned or {}:
+        if name not in names:
+            raise ModelError(
+                f"parameters.{name}", "the model has no such parameter", f"it has {', '.join(names)}"
+            )
+    wanted, scope = definition.learn_request(given, tuple(Parameter(n, "number", ()) for n in names))
+    written = {name: options[name] for name in names if name in options} | dict(learned or {})
+    count = _count(options, written)
+    start = _start(family, count, len(states), written, learned or {})
+    if not start:
+        for name in names:
+            if name not in wanted and name != "weights":
+                remedy = f"write it, or let pretrain learn it: learn: {{parameters: [{', '.join(names)}]}}"
+                raise ModelError(f"mixture.{name}", "is missing", remedy)
+    floor = checks.positive("mixture.floor", options.get("floor", FLOORS[kind]))
+    if kind == "bernoulli_mixture" and floor >= 0.5:
+        raise ModelError("mixture.floor", f"{floor!r} is no bound of a probability", "write less than 0.5")
+    starts = checks.whole("mixture.starts", options.get("starts", 5), 1, 100)
+    holdout = checks.positive("mixture.holdout", options.get("holdout", 0.1), zero=True)
+    if holdout > 0.5:
+        raise ModelError("mixture.holdout", f"{holdout!r} is more than half", "write 0.5 or less")
+    return Request(family, states, count, start, floor, wanted, scope, starts, holdout)
+
+
+def least(asked: Request, start: Any) -> tuple[float, ...]:
+    """Return what keeps components from degenerating, where they start as `start` (flat) says."""
+    mixture = split(asked, start)
+    m = asked.m
+    _, covariance = predictive(asked.family, mixture)
+    full = symmetric(covariance)
+    return asked.family.least(asked.floor, [float(full[i][i]) for i in range(m)])
+
+
+def split(asked: Request, flat: Any) -> Components:
+    """Return components from their numbers in a row."""
+    return components(flat, asked.count, asked.m, asked.family.spreads(asked.m))
+
+
+def _options(given: Definition) -> dict[str, Any]:
+    known = (
+        *("components", "step", "batch", "floor", "starts", "holdout", "weights"),
+        *(name for family in FAMILIES.values() for name in parameter_names(family)[1:]),
+    )
+    found = given.get("mixture")
+    if found is None:
+        raise ModelError("mixture", "is missing", "add mixture: {components: 2, ...}")
+    checks.known("mixture", found, known)
+    allowed = parameter_names(FAMILIES[given["filter"]])
+    for family in FAMILIES.values():
+        for name in parameter_names(family):
+            if found.get(name) is not None and name not in allowed:
+                remedy = f"write {', '.join(allowed)}"
+                raise ModelError(f"mixture.{name}", f"a {given['filter']} has none", remedy)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _count(options: Mapping[str, Any], written: Mapping[str, Any]) -> int:
+    lengths = [len(a) for a in written.values() if isinstance(a, (list, tuple))]
+    if "components" not in options and not lengths:
+        raise ModelError("mixture.components", "is missing", "write how many there are, such as 2")
+    return checks.whole("mixture.components", options.get("components", (lengths or [1])[0]), 1, MOST)
+
+
+def _start(
+    family: Family, count: int, m: int, written: Mapping[str, Any], learned: Mapping[str, Any]
+) -> tuple[float, ...]:
+    """Return the components as numbers in a row, () where what they are is left to learning."""
+    if family.mean not in written:
+        left = [name for name in (family.spread, "weights") if name in written]
+        if left:
+            field = f"mixture.{left[0]}"
+            raise ModelError(field, f"is given without {family.mean}", f"write {family.mean} too")
+        return ()
+
+    def place(name: str) -> str:
+        return f"parameters.{name}" if name in learned else f"mixture.{name}"
+
+    weights = _weights(place("weights"), written.get("weights"), count)
+    means = _means(place(family.mean), written[family.mean], count, m)
+    for k, mean in enumerate(means):
+        for value in mean:
+            if family.mean == "rates":
+                checks.positive(f"{place(family.mean)}[{k}]", value)
+            if family.mean == "probabilities" and not 0.0 < value < 1.0:
+                remedy = "write a number between 0 and 1"
+                raise ModelError(f"{place(family.mean)}[{k}]", f"{value!r} is not between them", remedy)
+    flat = [*weights, *(a for mean in means for a in mean)]
+    if family.spread:
+        name = family.spread
+        given = checks.needed(place(name).partition(".")[0], written, name)
+        if not isinstance(given, (list, tuple)) or len(given) != count:
+            raise ModelError(place(name), "is not one for each component", f"write a list of {count}")
+        for k, value in enumerate(given):
+            packed = checks.covariance(f"{place(name)}[{k}]", value, m)
+            if np.linalg.eigvalsh(np.array(symmetric(packed))).min() <= 0.0:
+                remedy = "write a positive definite one"
+                raise ModelError(f"{place(name)}[{k}]", "it is singular", remedy)
+            flat += packed
+    return tuple(float(a) for a in flat)
+
+
+def _weights(field: str, value: Any, count: int) -> list[float]:
+    if value is None:
+        return [1.0 / count] * count
+    weights = [checks.positive(field, a) for a in checks.vector(field, value, count)]
+    if abs(sum(weights) - 1.0) > 1e-6:
+        raise ModelError(field, f"they sum to {sum(weights):g}", "write weights that sum to 1")
+    return [a / sum(weights) for a in weights]
+
+
+def _means(field: str, value: Any, count: int, m: int) -> list[tuple[float, ...]]:
+    """Return a vector for each component; with one measurement a number is one."""
+    if not isinstance(value, (list, tuple)) or len(value) != count:
+        raise ModelError(field, "is not one for each component", f"write a list of {count}")
+    rows = [[a] if m == 1 and not isinstance(a, (list, tuple)) else a for a in value]
+    return [checks.vector(f"{field}[{k}]", row, m) for k, row in enumerate(rows)]

@@ -1,0 +1,158 @@
+"""The components of a mixture together: whose a row is, what the mixture predicts, and how two mixtures are averaged.
+
+Weights, means and covariances stand for the sufficient statistics (sums of r, r y and r y y'), which they are a
+function of and which are a function of them; averaging them in this form loses no digits to cancellation.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kalman import ldl
+from kalman.entries import Entry, Vector, dot, minus, plus, times
+from kalman.mixtures.families import Family, Presents, Seen
+
+LEAST_WEIGHT = 1e-6
+"""What a component keeps of the rows at least, so that it can come back."""
+
+
+class Components(NamedTuple):
+    """weights (k entries); means (k lists of m entries); spreads (k lists of packed entries, or of none)."""
+
+    weights: list[Entry]
+    means: list[list[Entry]]
+    spreads: list[list[Entry]]
+
+    def flat(self) -> list[Entry]:
+        """Return all entries in a row: weights, means, spreads."""
+        return [*self.weights, *(a for one in (*self.means, *self.spreads) for a in one)]
+
+
+def components(flat: Sequence[Any], k: int, m: int, p: int) -> Components:
+    """Return k components of m measurements, with p entries of spread each, from their entries in a row."""
+    second, third = k, k + k * m
+    return Components(
+        list(flat[:k]),
+        [list(flat[second + i * m : second + (i + 1) * m]) for i in range(k)],
+        [list(flat[third + i * p : third + (i + 1) * p]) for i in range(k)],
+    )
+
+
+class Judged(NamedTuple):
+    """A row under a mixture: its log-likelihood, whose it is (k entries that sum to 1), and how each one sees it."""
+
+    log_likelihood: Entry
+    responsibilities: list[Entry]
+    seen: list[Seen]
+
+
+def judge(family: Family, mixture: Components, y: Vector, presents: Presents) -> Judged:
+    """Return a row under a mixture, in logarithms relative to the greatest: exact however far off the row is."""
+    seen = [
+        family.seen(mean, spread, y, presents)
+        for mean, spread in zip(mixture.means, mixture.spreads, strict=True)
+    ]
+    logs = [plus(np.log(w), one.log_density) for w, one in zip(mixture.weights, seen, strict=True)]
+    top = logs[0]
+    for log in logs[1:]:
+        top = np.maximum(top, log)
+    parts = [np.exp(log - top) for log in logs]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    log_likelihood = plus(top + np.log(total), family.base(y, presents))
+    some = some_present(presents)
+    if some is not None:
+        log_likelihood = np.where(some, log_likelihood, 0.0)
+    return Judged(log_likelihood, [part / total for part in parts], seen)
+
+
+def some_present(presents: Presents) -> Any:
+    """Return which keys have any component of their row; None where none is missing."""
+    some = presents[0]
+    for has in presents[1:]:
+        some = None if some is None or has is None else some | has
+    return some
+
+
+def row(judged: Judged) -> Components:
+    """Return the mixture that one row alone would make."""
+    return Components(
+        judged.responsibilities, [one.value for one in judged.seen], [one.spread for one in judged.seen]
+    )
+
+
+def averaged(a: Components, b: Components, share: Entry) -> Components:
+    """Return the mixture whose sufficient statistics are (1 - share) those of a + share those of b."""
+    rest = minus(1.0, share)
+    weights: list[Entry] = []
+    means: list[list[Entry]] = []
+    spreads: list[list[Entry]] = []
+    for i in range(len(a.weights)):
+        came = times(share, b.weights[i])
+        weight = plus(times(rest, a.weights[i]), came)
+        some = np.greater(weight, 0.0)
+        part = np.where(some, np.divide(came, np.where(some, weight, 1.0)), 0.0)
+        other = 1.0 - part
+        away = [minus(y, x) for x, y in zip(a.means[i], b.means[i], strict=True)]
+        weights.append(weight)
+        means.append([plus(x, times(part, d)) for x, d in zip(a.means[i], away, strict=True)])
+        between = part * other
+        spread: list[Entry] = []
+        if a.spreads[i]:
+            products = _products(away)
+            for x, y, square in zip(a.spreads[i], b.spreads[i], products, strict=True):
+                spread.append(plus(plus(times(other, x), times(part, y)), times(between, square)))
+        spreads.append(spread)
+    return Components(weights, means, spreads)
+
+
+def bounded(family: Family, mixture: Components, least: Vector) -> Components:
+    """Return the mixture kept from degenerating, its weights made to sum to 1."""
+    pairs = zip(mixture.means, mixture.spreads, strict=True)
+    kept = [family.bounded(mean, spread, least) for mean, spread in pairs]
+    weights = [np.maximum(w, LEAST_WEIGHT) for w in mixture.weights]
+    total = weights[0]
+    for w in weights[1:]:
+        total = total + w
+    return Components(
+        [w / total for w in weights], [mean for mean, _ in kept], [spread for _, spread in kept]
+    )
+
+
+def predictive(family: Family, mixture: Components) -> tuple[list[Entry], list[Entry]]:
+    """Return mean (m entries) and packed covariance of a row: within the components and between them."""
+    m = len(mixture.means[0])
+    mean = [dot(mixture.weights, [one[i] for one in mixture.means]) for i in range(m)]
+    covariance: list[Entry] = [0.0] * (m * (m + 1) // 2)
+    for w, centre, spread in zip(*mixture, strict=True):
+        within = family.covariance(centre, spread)
+        between = _products([minus(a, b) for a, b in zip(centre, mean, strict=True)])
+        covariance = [
+            plus(total, times(w, plus(a, b))) for total, a, b in zip(covariance, within, between, strict=True)
+        ]
+    return mean, covariance
+
+
+def nis(family: Family, mixture: Components, y: Vector, presents: Presents) -> Entry:
+    """Return the squared distance of a row from the mixture's mean, in its covariance; NaN where nothing is there.
+
+    It is 1 on average for each measurement that is there, if the mixture is right, but not chi-square.
+    """
+    mean, covariance = predictive(family, mixture)
+    has = [a for a in presents if a is not None]
+    L, _, inverse = ldl.factor(covariance, has or None)
+    away = [minus(a, b) for a, b in zip(y, mean, strict=True)]
+    if has:
+        away = [np.where(there, a, 0.0) for there, a in zip(has, away, strict=True)]
+    total: Entry = 0.0
+    for z, scale in zip(ldl.whiten(L, away), inverse, strict=True):
+        total = plus(total, times(times(z, z), scale))
+    some = some_present(presents)
+    return total if some is None else np.where(some, total, np.nan)
+
+
+def _products(a: Vector) -> list[Entry]:
+    """Return the packed outer product of a vector."""
+    return [times(a[i], a[j]) for i in range(len(a)) for j in range(i + 1)]

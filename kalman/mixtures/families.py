@@ -1,0 +1,251 @@
+"""What one component of a mixture is: its density, and what it expects of measurements that are missing.
+
+A component has a mean (m entries) and, if Gaussian, a packed covariance; entries are numbers or arrays (K,).
+References: Bishop (2006), sections 9.2 and 9.3; Ghahramani and Jordan (1994) for missing components.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaln
+
+from kalman import ldl
+from kalman.entries import Entry, Vector, dot, minus, over, plus, times
+from kalman.packing import order_of, packed_index, packed_size
+from kalman.straight_line import called
+from kalman.types import Array
+from kalman.update import LOG_2PI, Present
+
+Presents = Sequence[Present]
+
+
+class Seen(NamedTuple):
+    """A row in the eyes of one component.
+
+    log_density  of what is present, without what all components share (`Family.base`)
+    value        (m entries) the measurement, its expectation given the others where it is missing
+    spread       (packed entries, or none) the covariance of that expectation
+    """
+
+    log_density: Entry
+    value: list[Entry]
+    spread: list[Entry]
+
+
+class Family(Protocol):
+    """A kind of component. `mean` and `spread` name its parameters; spread is '' where there is none."""
+
+    @property
+    def mean(self) -> str: ...
+    @property
+    def spread(self) -> str: ...
+
+    def spreads(self, m: int) -> int:
+        """Return how many numbers a component has beside its mean."""
+        ...
+
+    def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
+        """Return a row in the eyes of a component."""
+        ...
+
+    def base(self, y: Vector, presents: Presents) -> Entry:
+        """Return what is added to the log-density of a row, whatever the component."""
+        ...
+
+    def covariance(self, mean: Vector, spread: Vector) -> list[Entry]:
+        """Return a component's packed covariance."""
+        ...
+
+    def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
+        """Return mean and spread, kept from degenerating; `least` (m numbers) as `least` gives them."""
+        ...
+
+    def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
+        """Return the bound of each measurement, where the whole mixture has these variances."""
+        ...
+
+    def outside(self, y: Array) -> npt.NDArray[np.bool_]:
+        """Mark rows (K,) with measurements (m, K) that the component cannot give."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """N(mean, covariance), the covariance full."""
+
+    mean: str = "means"
+    spread: str = "covariances"
+
+    def spreads(self, m: int) -> int:
+        """Return the size of a packed covariance."""
+        return packed_size(m)
+
+    def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
+        """Return the row: what is missing is the regression on what is there."""
+        has = [a for a in presents if a is not None]
+        L, d, inverse = factors = ldl.factor(spread, has or None)
+        away = [minus(a, b) for a, b in zip(y, mean, strict=True)]
+        logs: list[Entry] = [plus(np.log(a), LOG_2PI) for a in d]
+        if has:
+            away = [np.where(there, a, 0.0) for there, a in zip(has, away, strict=True)]
+            logs = [np.where(there, a, 0.0) for there, a in zip(has, logs, strict=True)]
+        total: Entry = 0.0
+        for z, scale, log in zip(ldl.whiten(L, away), inverse, logs, strict=True):
+            total = plus(total, plus(log, times(times(z, z), scale)))
+        density = times(-0.5, total)
+        if not has:
+            return Seen(density, list(y), [0.0] * len(spread))
+        m, weighed = len(y), ldl.solve(factors, away)
+        rows = [[spread[packed_index(i, j)] for j in range(m)] for i in range(m)]
+        value: list[Entry] = [
+            np.where(there, a, plus(b, dot(row, weighed)))
+            for there, a, b, row in zip(has, y, mean, rows, strict=True)
+        ]
+        left: list[Entry] = []
+        for i in range(m):
+            regression = ldl.solve(
+                factors, [np.where(there, a, 0.0) for there, a in zip(has, rows[i], strict=True)]
+            )
+            for j in range(i + 1):
+                left.append(np.where(has[i] | has[j], 0.0, minus(rows[i][j], dot(rows[j], regression))))
+        return Seen(density, value, left)
+
+    def base(self, y: Vector, presents: Presents) -> Entry:
+        """Return nothing."""
+        return 0.0
+
+    def covariance(self, mean: Vector, spread: Vector) -> list[Entry]:
+        """Return the covariance itself."""
+        return list(spread)
+
+    def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
+        """Return a covariance in which no component has less than its least variance given those before it."""
+        n = order_of(len(spread))
+        result = list(spread)
+        L: list[list[Entry]] = []
+        d: list[Entry] = []
+        for i in range(n):
+            own = spread[packed_index(i, i)]
+            weighed: list[Entry] = []
+            L.append([])
+            for j in range(i):
+                a = minus(spread[packed_index(i, j)], dot(weighed, L[j][:j]))
+                weighed.append(a)
+                L[i].append(over(a, d[j]))
+                own = minus(own, times(a, L[i][j]))
+            lifted = np.maximum(own, least[i])
+            place = packed_index(i, i)
+            result[place] = np.where(np.less(own, least[i]), plus(result[place], lifted - own), result[place])
+            d.append(lifted)
+        return list(mean), result
+
+    def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
+        """Return a part of each measurement's variance."""
+        return tuple(floor * a for a in variances)
+
+    def outside(self, y: Array) -> npt.NDArray[np.bool_]:
+        """Every number can be."""
+        return np.zeros(y.shape[1], bool)
+
+
+class _Independent:
+    """Components whose measurements are independent given the component, with a mean alone."""
+
+    spread: str = ""
+
+    def spreads(self, m: int) -> int:
+        return 0
+
+    def seen(self, mean: Vector, spread: Vector, y: Vector, presents: Presents) -> Seen:
+        """Return the row: what is missing is expected to be the mean."""
+        total: Entry = 0.0
+        value: list[Entry] = []
+        for centre, a, has in zip(mean, y, presents, strict=True):
+            term = self._term(centre, a if has is None else np.where(has, a, 0.0))
+            total = plus(total, term if has is None else np.where(has, term, 0.0))
+            value.append(a if has is None else np.where(has, a, centre))
+        return Seen(total, value, [])
+
+    def _term(self, centre: Entry, a: Entry) -> Entry:
+        raise NotImplementedError
+
+    def _variance(self, centre: Entry) -> Entry:
+        raise NotImplementedError
+
+    def covariance(self, mean: Vector, spread: Vector) -> list[Entry]:
+        """Return a diagonal one."""
+        return [self._variance(mean[i]) if i == j else 0.0 for i in range(len(mean)) for j in range(i + 1)]
+
+    def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
+        """Return the same for every measurement."""
+        return (floor,) * len(variances)
+
+
+@dataclass(frozen=True)
+class Poisson(_Independent):
+    """Counts, each Poisson with its rate."""
+
+    mean: str = "rates"
+
+    def _term(self, centre: Entry, a: Entry) -> Entry:
+        return minus(times(a, np.log(centre)), centre)
+
+    def _variance(self, centre: Entry) -> Entry:
+        return centre
+
+    def base(self, y: Vector, presents: Presents) -> Entry:
+        """Return -log y!."""
+        total: Entry = 0.0
+        for a, has in zip(y, presents, strict=True):
+            (log,) = called(_log_factorial, 1, [a if has is None else np.where(has, a, 0.0)])
+            total = minus(total, log)
+        return total
+
+    def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
+        """Return rates of at least `least`."""
+        return [np.maximum(a, b) for a, b in zip(mean, least, strict=True)], []
+
+    def outside(self, y: Array) -> npt.NDArray[np.bool_]:
+        """Mark what is no count: below zero, or fractional."""
+        return np.any((y < 0.0) | (np.floor(y) < y), axis=0)
+
+
+@dataclass(frozen=True)
+class Bernoulli(_Independent):
+    """Zeros and ones, each one with its probability."""
+
+    mean: str = "probabilities"
+
+    def _term(self, centre: Entry, a: Entry) -> Entry:
+        return np.where(np.greater(a, 0.5), np.log(centre), np.log1p(np.negative(centre)))
+
+    def _variance(self, centre: Entry) -> Entry:
+        return times(centre, minus(1.0, centre))
+
+    def base(self, y: Vector, presents: Presents) -> Entry:
+        """Return nothing."""
+        return 0.0
+
+    def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
+        """Return probabilities that are `least` away from 0 and 1."""
+        pairs = zip(mean, least, strict=True)
+        return [np.minimum(np.maximum(a, b), minus(1.0, b)) for a, b in pairs], []
+
+    def outside(self, y: Array) -> npt.NDArray[np.bool_]:
+        """Mark what is neither 0 nor 1."""
+        return np.any((y != 0.0) & (y != 1.0) & ~np.isnan(y), axis=0)
+
+
+def _log_factorial(a: Array) -> Array:
+    return gammaln(np.asarray(a) + 1.0)[None]
+
+
+FAMILIES: dict[str, Family] = {
+    "gaussian_mixture": Gaussian(),
+    "poisson_mixture": Poisson(),
+    "bernoulli_mixture": Bernoulli(),
+}
+"""The families by the kind of filter."""

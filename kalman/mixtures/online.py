@@ -1,0 +1,164 @@
+"""Online EM: a mixture for each key that takes a step towards each row, or each few rows, of the key.
+
+Reference: Cappé and Moulines (2009), "On-line expectation-maximization algorithm for latent data models", JRSS B 71,
+section 2.2: s <- s + gamma_t (s(y_t; theta) - s), theta <- theta(s).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kalman import flags
+from kalman.entries import Entry, Vector, plus
+from kalman.line_filter import Line, LineFilter
+from kalman.mixtures.components import (
+    Components,
+    averaged,
+    bounded,
+    components,
+    judge,
+    nis,
+    predictive,
+    row,
+    some_present,
+)
+from kalman.mixtures.families import Family
+from kalman.packing import unpack
+from kalman.types import Array, ModelError
+from kalman.update import Present
+
+
+@dataclass(frozen=True)
+class MixtureFilter(LineFilter):
+    """A mixture of `count` components, moved by gamma_t = max((t + offset)^-decay, minimum) at its t-th step.
+
+    A step takes `batch` rows. A row in which nothing is measured changes nothing and does not count.
+
+    least   (m,) what keeps components from degenerating, see `Family.bounded`
+    start   the components before the first row (`Components.flat`), () where they are still to be learned
+    """
+
+    states: tuple[str, ...]
+    measurements: int
+    controls: int
+    family: Family
+    count: int
+    decay: float
+    offset: float
+    minimum: float
+    batch: int
+    least: tuple[float, ...]
+    start: tuple[float, ...]
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """The components, the number of rows; and where rows are taken in batches, those of the batch so far."""
+        fields = self._shapes("")
+        fields["rows"] = (1,)
+        return fields | (self._shapes("batch_") if self.batch > 1 else {})
+
+    def _shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
+        shapes = {f"{prefix}weights": (self.count,)}
+        shapes[prefix + self.family.mean] = (self.count * self.measurements,)
+        if self.family.spread:
+            shapes[prefix + self.family.spread] = (self.count * self.family.spreads(self.measurements),)
+        return shapes
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """Whose the row is: the probability of each component, given the row and the mixture before it."""
+        return {"responsibilities": self.count}
+
+    @property
+    def _width(self) -> int:
+        return self.count * (1 + self.measurements + self.family.spreads(self.measurements))
+
+    def components(self, flat: Sequence[Any]) -> Components:
+        """Return the components that these entries are."""
+        return components(flat, self.count, self.measurements, self.family.spreads(self.measurements))
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet. Raises ModelError where nothing is learned."""
+        if not self.start:
+            raise ModelError(
+                f"mixture.{self.family.mean}",
+                "the components are not known before they are learned",
+                "run pretrain, or write them",
+            )
+        state = np.zeros((self.size, keys))
+        state[: self._width] = np.array(self.start)[:, None]
+        return state
+
+    def line(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> Line:
+        """Return what a row does: it is divided among the components as they are, and they are moved."""
+        mixture, rows = self.components(state), state[self._width]
+        judged = judge(self.family, mixture, y, presents)
+        alone = row(judged)
+        if self.batch == 1:
+            after = self._moved(mixture, alone, plus(rows, 1.0)).flat()
+            more: list[Entry] = []
+        else:
+            before = self.components(state[self._width + 1 :])
+            place = np.remainder(rows, float(self.batch))
+            pending = averaged(before, alone, np.divide(1.0, place + 1.0))
+            step = np.floor((rows + 1.0) / float(self.batch))
+            full = np.equal(place + 1.0, float(self.batch))
+            # before the batch is full nothing is moved: any step but 0 does, since its result is not taken
+            moved = self._moved(mixture, pending, np.maximum(step, 1.0)).flat()
+            after = [np.where(full, a, b) for a, b in zip(moved, state[: self._width], strict=True)]
+            more = pending.flat()
+        whole: list[Entry] = [*after, plus(rows, 1.0), *more]
+        some = some_present(presents)
+        if some is not None:
+            whole = [np.where(some, a, b) for a, b in zip(whole, state, strict=True)]
+        score = nis(self.family, mixture, y, presents)
+        return Line(whole, judged.log_likelihood, score, {"responsibilities": judged.responsibilities})
+
+    def _moved(self, mixture: Components, towards: Components, step: Entry) -> Components:
+        gamma: Entry = np.maximum(np.power(plus(step, self.offset), -self.decay), self.minimum)
+        return bounded(self.family, averaged(mixture, towards, gamma), self.least)
+
+    def codes(self, y: Array) -> npt.NDArray[np.uint8]:
+        """Flag measurements that no component can give."""
+        outside = self.family.outside(y)
+        return np.where(outside, flags.OUT_OF_SUPPORT, flags.WELL).astype(np.uint8)
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (m, K) and packed covariance of the next row, as the mixture predicts it."""
+        keys = state.shape[1]
+        with np.errstate(all="ignore"):
+            mean, covariance = predictive(self.family, self.components(list(state)))
+        return (
+            np.array([np.broadcast_to(a, keys) for a in mean], float),
+            np.array([np.broadcast_to(a, keys) for a in covariance], float),
+        )
+
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
+        """Return mean (m, K) and packed covariance of the next row."""
+        return self.moments(state)
+
+    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
+        """Return mean (m, K), full row-major covariance (m*m, K) of the next row, and all of the state."""
+        mean, covariance = self.moments(state)
+        return mean, unpack(covariance), {name: state[place] for name, place in self.places.items()}
+
+    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
+        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Raise ModelError: there are many mixtures with one mean and covariance."""
+        raise ModelError(
+            "filter",
+            "a mixture is more than its mean and covariance",
+            "keep its components, or learn them again",
+        )
+
+    def with_parameters(self, state: Array, parameters: Array) -> Array:
+        """Return the state with each key's own components (`Components.flat`, K)."""
+        state = state.copy()
+        state[: self._width] = parameters
+        return state

@@ -1,0 +1,72 @@
+"""Where batch EM starts: clusters of a sample of the rows, a different choice for each start, always the same ones.
+
+Reference: Arthur and Vassilvitskii (2007), k-means++.
+"""
+
+import numpy as np
+
+from kalman.mixtures.building import Request
+from kalman.mixtures.components import Components
+from kalman.packing import lower
+from kalman.types import Array
+
+ROUNDS = 5
+"""Steps of k-means after the choice of its centres."""
+
+
+def seeds(asked: Request, y: Array, starts: int) -> Array:
+    """Return `starts` mixtures (starts, c) for a sample y (m, N) of usable rows, N at least 1.
+
+    A measurement that is missing is taken to be the mean of those that are not.
+    """
+    filled, variance = _filled(y)
+    scale = np.sqrt(filled) if asked.family.mean == "rates" else filled
+    deviation = scale.std(axis=1, keepdims=True)
+    points = ((scale - scale.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0)).T
+    return np.array([_seed(asked, filled, variance, points, start) for start in range(starts)])
+
+
+def _seed(asked: Request, y: Array, variance: Array, points: Array, start: int) -> list[float]:
+    labels = _clusters(points, asked.count, np.random.default_rng(start))
+    overall = y.mean(axis=1)
+    weights: list[float] = []
+    means: list[list[float]] = []
+    within = np.diag(variance) * 1e-2
+    for k in range(asked.count):
+        here = y[:, labels == k]
+        number = here.shape[1]
+        # one row more, at the mean of all: no cluster is empty, no probability 0 or 1
+        means.append(((here.sum(axis=1) + overall) / (number + 1.0)).tolist())
+        weights.append((number + 1.0) / (y.shape[1] + asked.count))
+        away = here - np.array(means[k])[:, None]
+        within = within + away @ away.T / y.shape[1]
+    spread = [float(a) for a in lower(within.tolist())] if asked.family.spread else []
+    flat = Components(list(weights), [list(a) for a in means], [list(spread) for _ in means]).flat()
+    return [float(a) for a in flat]
+
+
+def _clusters(points: Array, count: int, rng: np.random.Generator) -> Array:
+    """Return which of `count` clusters each of the points (N, m) is in: k-means++ and a few steps of k-means."""
+    centres = [points[rng.integers(len(points))]]
+    while len(centres) < count:
+        away = np.min([((points - c) ** 2).sum(axis=1) for c in centres], axis=0)
+        total = away.sum()
+        chosen = rng.choice(len(points), p=away / total) if total > 0 else rng.integers(len(points))
+        centres.append(points[chosen])
+    labels = np.zeros(len(points), int)
+    for _ in range(ROUNDS):
+        labels = np.argmin([((points - c) ** 2).sum(axis=1) for c in centres], axis=0)
+        centres = [
+            points[labels == k].mean(axis=0) if (labels == k).any() else c for k, c in enumerate(centres)
+        ]
+    return labels
+
+
+def _filled(y: Array) -> tuple[Array, Array]:
+    """Return y without gaps, and each measurement's variance, which is not zero."""
+    there = ~np.isnan(y)
+    number = np.maximum(there.sum(axis=1), 1)
+    mean = np.where(there, y, 0.0).sum(axis=1) / number
+    filled = np.where(there, y, mean[:, None])
+    variance = ((filled - mean[:, None]) ** 2).sum(axis=1) / number
+    return filled, np.where(variance > 0.0, variance, np.maximum(1e-12 * mean * mean, 1e-12))
