@@ -17,7 +17,7 @@ from jobs.history import Batch
 from jobs.learn import Window, learn_pooled
 from jobs.packets import Records
 from jobs.spec import Learn
-from kalman.learning import learnable
+from kalman.learning import fit, learnable, maximum_likelihood
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -67,11 +67,7 @@ DEFINITION = {
 }
 
 
-def test_a_mixture_is_learned_from_buckets_as_from_all_rows(
-    history: tuple[Any, Batch, kalman.SortedRows], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frame, batch, whole = history
-
+def on_buckets(monkeypatch: pytest.MonkeyPatch, frame: Frame) -> None:
     class Kept(Frame):
         def persist(self) -> Kept:
             return self
@@ -86,6 +82,14 @@ def test_a_mixture_is_learned_from_buckets_as_from_all_rows(
         return Kept(frame.batches)
 
     monkeypatch.setattr(learn, "_window_rows", window_rows)
+
+
+def test_a_mixture_is_learned_from_buckets_as_from_all_rows(
+    history: tuple[Any, Batch, kalman.SortedRows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame, batch, whole = history
+
+    on_buckets(monkeypatch, frame)
     said: list[str] = []
     asked = Learn(parameters=["weights", "rates"], max_iterations=500)
     found = learn_pooled(frame, DEFINITION, asked, batch, Window(), None, said.append)
@@ -97,6 +101,27 @@ def test_a_mixture_is_learned_from_buckets_as_from_all_rows(
     problem = learnable(DEFINITION)
     direct = problem.fit(lambda theta: problem.evaluate(theta, whole, 11, 1.0), lambda: whole.y, 500)
     np.testing.assert_allclose(found.theta, direct.theta, rtol=1e-2)  # held-out rows differ, and so the start
+
+
+def test_maximum_likelihood_goes_the_same_way(
+    history: tuple[Any, Batch, kalman.SortedRows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame, batch, whole = history
+    definition = {
+        "states": ["level"],
+        "measurement": ["count"],
+        "process": {"kind": "explicit", "F": [[1.0]], "Q": [[1.0]]},
+        "observation": {"H": [[1.0]], "R": [[30.0]]},
+        "initial": {"mean": [20.0], "covariance": [[50.0]]},
+        "learn": {"parameters": ["Q", "R"]},
+    }
+    on_buckets(monkeypatch, frame)
+    found = learn_pooled(frame, definition, Learn(parameters=["Q", "R"]), batch, Window(), None, print)
+    problem = maximum_likelihood(definition)
+    direct = fit(lambda theta: problem.value_and_gradient(theta, whole, 11, 1.0), problem.start)
+    assert found.converged and found.held_out is None
+    assert found.log_likelihood == pytest.approx(direct.log_likelihood, rel=1e-10)
+    np.testing.assert_allclose(found.theta, direct.theta, rtol=1e-4)
 
 
 def test_a_sample_is_some_rows_of_every_bucket(history: tuple[Any, Batch, kalman.SortedRows]) -> None:

@@ -258,6 +258,8 @@ def test_rows_that_cannot_be_are_left_out():
     )
     theta = np.array([0.5, 0.5, 15.0, 25.0])
     assert one.evaluate(theta, rows_of(bad), 1, UNIT)[0] == one.evaluate(theta, rows_of(QUAKES), 1, UNIT)[0]
+    nothing = one.evaluate(theta, rows_of(np.array([[-1.0, 0.5]])), 1, UNIT)  # a bucket without one good row
+    assert nothing[0] == 0.0 and nothing[2] == 0 and not nothing[1].any()
     with pytest.raises(kalman.ModelError, match="no row"):
         fitted(one, rows_of(np.array([[-1.0, 0.5]])))
     assert (
