@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,8 @@ class Learned:
     """The same parameters as the free numbers that were searched."""
     held_out: float | None = None
     """Log-likelihood a row of those that were kept aside to choose a start by, where there are several."""
+    errors: Mapping[str, Any] | None = None
+    """Standard errors in the shape of the parameters, where they are known."""
 
 
 def learn_pooled(
@@ -109,6 +111,7 @@ def learn_pooled(
             int(count),
             result.theta,
             result.held_out,
+            result.errors,
         )
     finally:
         rows.unpersist()

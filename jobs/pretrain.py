@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jobs.errors import UserError
 from jobs.positions import Cut, check_version, cut_at, delta_position, parse_time, to_datetime
@@ -169,7 +170,8 @@ def _report(
     lines = [f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, {manifest.rows:,} rows, {place}"]
     if learned is not None:
         values = ", ".join(
-            f"{name} = {json.dumps(_rounded(value))}" for name, value in learned.parameters.items()
+            f"{name} = {json.dumps(_rounded(value, 6))}" + _error(learned, name)
+            for name, value in learned.parameters.items()
         )
         end = "converged" if learned.converged else "stopped before it converged"
         lines.append(f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})")
@@ -190,6 +192,9 @@ def _report(
             "version": manifest.version,
             "cut": manifest.cut,
             "parameters": manifest.parameters,
+            "standard_errors": None
+            if learned is None or learned.errors is None
+            else _rounded(learned.errors, 17),
             "log_likelihood": None if learned is None else learned.log_likelihood,
             "converged": None if learned is None else learned.converged,
             "held_out": None if learned is None else learned.held_out,
@@ -198,10 +203,20 @@ def _report(
     )
 
 
-def _rounded(value: Any) -> Any:
+def _error(learned: Learned, name: str) -> str:
+    """Return what to write behind a parameter of its standard error."""
+    if learned.errors is None or name not in learned.errors:
+        return ""
+    return f" (standard error {json.dumps(_rounded(learned.errors[name], 3))})"
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    """Return numbers with so many digits, and None for those that are not known."""
+    if isinstance(value, dict):
+        return {name: _rounded(item, digits) for name, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.6g}")
+        return [_rounded(item, digits) for item in cast(list[Any], value)]
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ class Fit(NamedTuple):
     """The result of learning: free numbers theta (p,), log-likelihood, iterations, whether it converged.
 
     held_out   log-likelihood a row of rows that were kept aside, by which a start was chosen; None without such
+    covariance (p, p) of theta, and the standard errors of the parameters by name, in their shape; None if not known
     """
 
     theta: Array
@@ -31,6 +32,8 @@ class Fit(NamedTuple):
     iterations: int
     converged: bool
     held_out: float | None = None
+    covariance: Array | None = None
+    errors: Mapping[str, Any] | None = None
 
 
 class KeyFit(NamedTuple):

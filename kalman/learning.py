@@ -1,7 +1,7 @@
 """Maximum likelihood for the parameters that a model names: pooled over all keys, or for each key.
 
 The log-likelihood is the filter's own, its gradient exact (`kalman.score`), its variables unconstrained
-(`kalman.constraints`), its optimiser quasi-Newton.
+(`kalman.constraints`). The pooled maximum is found by scoring (`kalman.scoring`), each key's by quasi-Newton steps.
 """
 
 import math
@@ -16,18 +16,25 @@ from scipy.optimize import minimize
 from kalman import constraints
 from kalman.definition import learn_request, natural
 from kalman.em import Evaluate, Evaluation, Fit, KeyFit, Learner, Sample
+from kalman.information import information
 from kalman.linear import LinearFilter
 from kalman.mixtures.families import FAMILIES
 from kalman.mixtures.learner import mixture_learner
+from kalman.packing import symmetric
 from kalman.quasi_newton import maximise_each
 from kalman.registry import build
 from kalman.run import SortedRows
 from kalman.score import score
+from kalman.scoring import Point, covariance, finite, maximise
 from kalman.structures import Parameter
 from kalman.types import Array, ModelError
 
 REACH = 25.0
 """How far a free number may go from its start: a factor e^25 for a variance."""
+
+
+STEP = 1e-5
+"""By how much a free number is moved to see what the innovations tell about it."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +90,70 @@ class Learning:
 
         The sums are exactly rounded, so that they do not depend on the order of the keys.
         """
-        own = np.array([np.full(keys, float(a)) for a in self.entries(theta)])
-        result = score(self._each, self.names, rows, keys, unit, own if self.names else None)
+        result = score(
+            self._each, self.names, rows, keys, unit, self._own(theta, keys) if self.names else None
+        )
         slopes = [math.fsum(row) for row in result.gradient.tolist()]
         gradient = self._pulled(theta.tolist(), slopes)
         return math.fsum(result.log_likelihood.tolist()), np.array(gradient, float), int(result.used.sum())
 
     def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
-        """Return log-likelihood, its gradient (p,) by theta, and the number of rows, summed over keys."""
-        return self.value_and_gradient(theta, rows, keys, unit)
+        """Return log-likelihood, a vector, and the number of rows, summed over keys.
+
+        The vector is the gradient (p,) and the packed information (p(p+1)/2), the sums exactly rounded.
+        """
+        value, gradient, used = self.value_and_gradient(theta, rows, keys, unit)
+        moved = [theta, *(theta + STEP * row for row in np.eye(len(theta)))]
+        states = [self._begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
+        told = information(self._each, rows, keys, unit, states, np.full(len(theta), STEP)) if states else []
+        sums = [math.fsum(row) for row in np.asarray(told).tolist()]
+        return value, np.array([*gradient, *sums]), used
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
         """Return the theta of the greatest log-likelihood, found from the written parameters on."""
-        return fit(evaluate, self.start, max_iterations)
+        p = len(self.start)
+
+        def point(theta: Array) -> Point:
+            value, vector, used = evaluate(theta)
+            return Point(theta, value, vector[:p], np.array(symmetric(vector[p:].tolist())), used)
+
+        begin = point(self.start)
+        if not p:
+            return Fit(self.start, begin.value, 0, True)
+        if not finite(begin):
+            return fit(lambda theta: point(theta)[1:3], self.start, max_iterations)
+        best, iterations, converged = maximise(point, begin, self._limits, max_iterations)
+        spread = covariance(best.information)
+        errors = self.errors(best.theta, spread)
+        return Fit(best.theta, best.value, iterations, converged, covariance=spread, errors=errors)
+
+    @property
+    def _limits(self) -> Array:
+        """How far one step may go in each free number: freely where it has a unit, else by a factor e^2."""
+        kinds = [p.kind for p in self._learned for _ in constraints.free_entries(p)]
+        return np.array([np.inf if kind == "real" else 2.0 for kind in kinds])
+
+    def errors(self, theta: Array, covariance: Array) -> dict[str, Any]:
+        """Return the standard errors of the learned parameters by name, in their shape, by the delta method."""
+        result: dict[str, Any] = {}
+        for p, span in zip(self._learned, self._spans, strict=True):
+            free = list(theta[span])
+            slopes = np.array([constraints.pull_back(p, free, list(row)) for row in np.eye(len(p.value))])
+            spread = covariance[span, span]
+            with np.errstate(invalid="ignore"):  # 0 * inf, of an entry that does not move
+                variances = [sum(a * a * spread[i, i] for i, a in enumerate(row) if a) for row in slopes]
+                own = np.einsum("ki,ij,kj->k", slopes, np.where(np.isinf(spread), 0.0, spread), slopes)
+            errors = np.sqrt(np.where(np.isinf(variances), np.inf, np.maximum(own, 0.0)))
+            result[p.name] = natural(p._replace(value=tuple(errors.tolist())))
+        return result
+
+    def _begun(self, theta: Array, keys: int) -> Array:
+        """Return the states (size, keys) of keys that have no row yet, at theta."""
+        return self._each.with_parameters(self._each.initial(keys), self._own(theta, keys))
+
+    def _own(self, theta: Array, keys: int) -> Array:
+        """Return what the states of keys carry as parameters at theta."""
+        return np.array([np.full(keys, float(a)) for a in self.entries(theta)])
 
     def _pulled(self, theta: Any, slopes: Any) -> list[Any]:
         result: list[Any] = []

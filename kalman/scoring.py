@@ -1,9 +1,8 @@
-"""Maximise a log-likelihood of which an evaluation is dear, in few of them: quasi-Newton steps from the keys' scores.
+"""Maximise a log-likelihood of which an evaluation is dear, in few of them: scoring, with quasi-Newton corrections.
 
-The keys are independent, so the sum J of the outer products of their gradients estimates the information, and comes with
-each evaluation for nothing. J says how the variables are scaled and how they depend on each other, which an optimiser that
-sees gradients alone has to find out by evaluations. Where the model is not quite right, J is not quite the curvature:
-the last steps' changes of the gradient correct it.
+Each evaluation brings the information J with it (`kalman.information`), which says how the variables are scaled and
+how they depend on each other: what an optimiser that sees gradients alone has to find out by evaluations. Where the
+model is not quite right, J is not quite the curvature; the last steps' changes of the gradient correct it.
 """
 
 from collections.abc import Callable
@@ -13,19 +12,24 @@ import numpy as np
 
 from kalman.types import Array
 
+TOLERANCE = 1e-10
+"""Gain in log-likelihood that is worth no further evaluation; what can be told from chance is about one half."""
+ROUNDING = 1e-13
+"""The same as a share of the log-likelihood: below it the sums' rounding begins to rule."""
+SMALL = 1e-5
+"""A gain that means nothing, less than a hundredth of a standard error: no variable need go far for it."""
 PAIRS = 6
 """Steps whose change of the gradient corrects the information; older ones tell of a place far away."""
 
 
 class Point(NamedTuple):
-    """What is known at theta (p,): log-likelihood, gradient (p,), J (p, p), rows used and keys that have rows."""
+    """What is known at theta (p,): log-likelihood, gradient (p,), J (p, p), rows used."""
 
     theta: Array
     value: float
     gradient: Array
     information: Array
     used: int
-    keys: int
 
 
 class Maximum(NamedTuple):
@@ -36,14 +40,12 @@ class Maximum(NamedTuple):
     converged: bool
 
 
-def informative(point: Point) -> bool:
-    """Tell whether the keys are enough for J to estimate the information."""
-    p = len(point.theta)
-    if not np.isfinite(point.information).all() or point.keys < 3 * p:
-        return False
-    scale = np.sqrt(np.diag(point.information))
-    return bool((scale > 0.0).all()) and bool(
-        np.linalg.cond(point.information / np.outer(scale, scale)) < 1e10
+def finite(point: Point) -> bool:
+    """Tell whether all that is known of the point are numbers."""
+    return bool(
+        np.isfinite(point.value)
+        and np.isfinite(point.gradient).all()
+        and np.isfinite(point.information).all()
     )
 
 
@@ -52,31 +54,31 @@ def maximise(
     start: Point,
     limits: Array,
     max_iterations: int,
-    tolerance: float = 1e-7,
+    tolerance: float = TOLERANCE,
 ) -> Maximum:
-    """Maximise from `start`, an informative point.
+    """Maximise from `start`, a finite point.
 
     limits: how far one step may go in each variable (p,). A point at which rows fall out is refused. It ends when the
     next step is expected to gain less than `tolerance`, in units of the log-likelihood, or gains less: parameters are
     then within sqrt(2 * tolerance) of a standard error of the maximum.
 
-    References: Berndt, Hall, Hall and Hausman (1974) for J; Nocedal and Wright (2006), section 7.2, for quasi-Newton
-    steps that begin from any matrix, here J's inverse.
+    References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton steps
+    that begin from any matrix, here J's inverse.
     """
     point, pairs = start, []
     ridge = 1e-6 * np.diag(start.information)
-    least = max(tolerance, 1e-14 * abs(start.value))  # below it the sums' rounding rules
+    least = max(tolerance, ROUNDING * abs(start.value))
     for iteration in range(max_iterations):
         H = _inverse(point.information, ridge, pairs)
         step = H @ point.gradient
-        rise = float(point.gradient @ step)
-        if not 0.5 * rise > least:
+        rise = 0.5 * float(point.gradient @ step)
+        if not rise > least or (rise < SMALL and float(np.max(np.abs(step) / limits)) > 0.2):
             return Maximum(point, iteration, True)
         step *= min(1.0, float(np.min(limits / np.maximum(np.abs(step), 1e-300))))
         following, length = _search(evaluate, point, step, start.used)
         if following is None:
             if not pairs:
-                return Maximum(point, iteration, rise < 1e-4)
+                return Maximum(point, iteration, rise < SMALL)
             pairs = []
             continue
         s, y = following.theta - point.theta, point.gradient - following.gradient
@@ -96,7 +98,7 @@ def _search(
     length, slope = 1.0, float(point.gradient @ step)
     for _ in range(12):
         tried = evaluate(point.theta + length * step)
-        sound = np.isfinite(tried.value) and np.isfinite(tried.gradient).all() and tried.used >= used
+        sound = finite(tried) and tried.used >= used
         gain = tried.value - point.value
         if sound and gain >= 1e-4 * length * slope:
             return tried, length
@@ -111,11 +113,25 @@ def _search(
     return None, length
 
 
+def covariance(information: Array) -> Array:
+    """Return the inverse of the information (p, p); infinite variances where it tells nothing or is singular."""
+    diagonal = np.diag(information)
+    scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
+    unit = information / np.outer(scale, scale)
+    values, vectors = np.linalg.eigh(unit)
+    told = values > 1e-12
+    inverse = (vectors[:, told] / values[told]) @ vectors[:, told].T / np.outer(scale, scale)
+    lost = (vectors[:, ~told] ** 2).sum(axis=1) > 1e-6
+    inverse[lost, lost] = np.inf
+    return inverse
+
+
 def _inverse(information: Array, ridge: Array, pairs: list[tuple[Array, Array]]) -> Array:
     """Return the inverse of J, corrected by steps s and changes of the negative gradient y, oldest first."""
     J = information + np.diag(ridge)
-    scale = np.sqrt(np.diag(J))
-    H = np.linalg.inv(J / np.outer(scale, scale)) / np.outer(scale, scale)
+    scale = np.sqrt(np.where(np.diag(J) > 0.0, np.diag(J), 1.0))
+    unit = J / np.outer(scale, scale)
+    H = np.linalg.inv(unit + np.diag(np.diag(unit) <= 0.0)) / np.outer(scale, scale)
     for s, y in pairs:
         rho = 1.0 / float(s @ y)
         left = np.eye(len(s)) - rho * np.outer(s, y)

@@ -14,7 +14,7 @@ import kalman
 from jobs import snapshots
 from jobs.errors import RUN_FAILED, UserError
 from jobs.order import order_rows
-from kalman.learning import fit, maximum_likelihood
+from kalman.learning import maximum_likelihood
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -47,7 +47,9 @@ def test_pooled_learning_on_spark_finds_what_one_process_finds(tmp_path: Path) -
 
     rows, keys = sorted_rows(frame)
     problem = maximum_likelihood(pipeline.spec.definition())
-    direct = fit(lambda theta: problem.value_and_gradient(theta, rows, keys, UNIT), problem.start, 100)
+    direct = problem.fit(
+        lambda theta: problem.evaluate(theta, rows, keys, UNIT), lambda: np.empty((2, 0)), 100
+    )
     assert report.data["log_likelihood"] == pytest.approx(direct.log_likelihood, rel=1e-12)
     for name, value in problem.parameters(direct.theta).items():
         # Sums over buckets round otherwise than one sum, and the maximum is flat to the square root of that. The
