@@ -169,7 +169,9 @@ def stream_states(warehouse: Warehouse, spec: ModelSpec, kernel: Filter, generat
     kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
     stored = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
     reader = (
-        spark.read.format("statestore").option("path", generation.checkpoint).option("stateVarName", STATE)
+        spark.read.format("statestore")
+        .option("path", warehouse.path(generation.checkpoint))
+        .option("stateVarName", STATE)
     )
     blocks = reader.load().select("user_map_value.states").collect()
     records: Records = concat([stored.decode(bytes(row["states"])) for row in blocks])

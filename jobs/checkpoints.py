@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from jobs.tables import Warehouse
 
 _BASE_INDEX = -1  # Delta's index of "nothing of this version yet"; versions before it are done
 
@@ -28,11 +27,12 @@ class Progressed:
 class Checkpoint:
     """A checkpoint folder, local or remote, through the file system that Spark uses for it."""
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        self.path = path
-        self._jvm: Any = spark._jvm
-        root = self._jvm.org.apache.hadoop.fs.Path(path)
-        session: Any = spark._jsparkSession
+    def __init__(self, warehouse: Warehouse, name: str) -> None:
+        """Look at the checkpoint that a generation's row names, below the warehouse's root."""
+        self.path = warehouse.path(name)
+        self._jvm: Any = warehouse.spark._jvm
+        root = self._jvm.org.apache.hadoop.fs.Path(self.path)
+        session: Any = warehouse.spark._jsparkSession
         self._files: Any = root.getFileSystem(session.sessionState().newHadoopConf())
 
     def last_commit(self) -> int | None:

@@ -67,7 +67,7 @@ def _parent(warehouse: Warehouse, manifest: Manifest) -> tuple[str, int] | None:
     live = generations.live(warehouse, manifest.model)
     if live is None:
         return None
-    checkpoint = Checkpoint(warehouse.spark, live.checkpoint)
+    checkpoint = Checkpoint(warehouse, live.checkpoint)
     batch = checkpoint.last_commit()
     while batch is not None and batch >= 0 and checkpoint.has(batch):
         version = checkpoint.ends_with(batch)

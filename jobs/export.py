@@ -82,7 +82,7 @@ def export(
     from jobs.snapshots import find, write
 
     origin = origin_of(warehouse, generation)
-    checkpoint = Checkpoint(warehouse.spark, generation.checkpoint)
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
     if checkpoint.last_commit() is None:
         if batch is not None:
             raise UserError(f"{generation.generation} has committed no micro-batch, so there is no {batch}")
@@ -132,7 +132,7 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
     kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
     state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
     _ = spark.streams.active  # the state reader needs what only the stream manager starts
-    reader = spark.read.format("statestore").option("path", generation.checkpoint)
+    reader = spark.read.format("statestore").option("path", warehouse.path(generation.checkpoint))
     try:
         blocks = reader.option("stateVarName", STATE).option("batchId", batch).load()
     except PySparkException as error:

@@ -24,7 +24,8 @@ LIVE, RETIRED, FAILED, SHADOW = "live", "retired", "failed", "shadow"
 class Generation:
     """One stream lineage as its row says it is.
 
-    It goes on exactly behind micro-batch `parent_batch` of its `parent` (-1: behind its start), if it has one.
+    It goes on exactly behind micro-batch `parent_batch` of its `parent` (-1: behind its start), if it has one. Its
+    checkpoint is named from the warehouse's root.
     """
 
     generation: str
@@ -114,7 +115,7 @@ def begin(
         model_version=manifest.model_version,
         fingerprint=manifest.fingerprint,
         snapshot_id=manifest.snapshot_id,
-        checkpoint=warehouse.path(f"checkpoints/{name}"),
+        checkpoint=f"checkpoints/{name}",
         start_position=manifest.position,
         partitions=partitions,
         blocks=blocks,

@@ -57,7 +57,7 @@ def start_query(
     spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
 
     seeds = None
-    if Checkpoint(spark, generation.checkpoint).last_commit() is None:
+    if Checkpoint(warehouse, generation.checkpoint).last_commit() is None:
         # The state begins in micro-batch 0, which may be tried many times: the snapshot is pinned, never "the newest".
         pinned = snapshots.verify(warehouse, manifest)
         seeds = snapshots.seed_packets(pinned, kernel, kind, state.layout, routing).groupBy("bucket")
@@ -66,7 +66,7 @@ def start_query(
     packets = operator.transformWithStateInPandas(FilterProcessor(plan), OUTPUT, "Append", "None", seeds)
     sink = Sink(warehouse, generation, rows, out, told)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
-    writer = writer.option("checkpointLocation", generation.checkpoint)
+    writer = writer.option("checkpointLocation", warehouse.path(generation.checkpoint))
     writer = (
         writer.trigger(availableNow=True)
         if seconds is None

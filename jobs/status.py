@@ -99,7 +99,7 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
     from jobs.checkpoints import Checkpoint
     from jobs.owners import Owner
 
-    checkpoint = Checkpoint(warehouse.spark, one.checkpoint)
+    checkpoint = Checkpoint(warehouse, one.checkpoint)
     done = checkpoint.progressed()
     version = one.start_version if done is None else done.version
     holder = Owner.parse(one.owner)

@@ -134,7 +134,7 @@ class Driver:
         """
         from jobs.checkpoints import Checkpoint
 
-        if Checkpoint(self.warehouse.spark, generation.checkpoint).last_planned() is not None:
+        if Checkpoint(self.warehouse, generation.checkpoint).last_planned() is not None:
             return True
         table = measurements(self.spec.name)
         while self.warehouse.latest_version(table) <= generation.start_version:
@@ -148,7 +148,7 @@ class Driver:
     def _report(self, generation: Generation, began: bool, totals: Totals | None) -> Report:
         from jobs.checkpoints import Checkpoint
 
-        done = Checkpoint(self.warehouse.spark, generation.checkpoint).progressed()
+        done = Checkpoint(self.warehouse, generation.checkpoint).progressed()
         version = generation.start_version if done is None else done.version
         how = f"began from snapshot {generation.snapshot_id}" if began else "went on"
         lines = [f"generation {generation.generation} {how}"]

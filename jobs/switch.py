@@ -71,5 +71,5 @@ def roll_back(
 
 def reached(warehouse: Warehouse, generation: Generation) -> int:
     """Return the version of the measurements up to which a generation has come."""
-    done = Checkpoint(warehouse.spark, generation.checkpoint).progressed()
+    done = Checkpoint(warehouse, generation.checkpoint).progressed()
     return generation.start_version if done is None else done.version

@@ -264,7 +264,7 @@ class _Upgrade:
     def _version_of(self, live: Generation) -> int:
         from jobs.checkpoints import Checkpoint
 
-        done = Checkpoint(self.warehouse.spark, live.checkpoint).progressed()
+        done = Checkpoint(self.warehouse, live.checkpoint).progressed()
         return live.start_version if done is None else done.version
 
     def _drive(self, shadow: Generation) -> int:

@@ -1,0 +1,49 @@
+"""The state of every earlier release is taken up by this one: its checkpoint goes on, its snapshots start streams."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobs.live import live_estimates
+from jobs.snapshots import all_of
+from tests.fixtures.make_release import FOLDER, PLACE
+from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered
+
+pytestmark = pytest.mark.spark
+
+RELEASES = sorted(FOLDER.glob("*.tar.gz"))
+
+
+@pytest.fixture
+def unpacked(release: Path) -> Iterator[Path]:
+    """The warehouse of a release, at the place where it was made."""
+    shutil.rmtree(PLACE, ignore_errors=True)
+    with tarfile.open(release) as archive:
+        archive.extractall(PLACE, filter="data")
+    yield PLACE
+    shutil.rmtree(PLACE, ignore_errors=True)
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name.removesuffix(".tar.gz"))
+def test_a_release_s_state_is_taken_up(unpacked: Path) -> None:
+    spec = yaml.safe_load((unpacked / "models" / "walk.yaml").read_text())
+    pipeline = Pipeline(unpacked, spec)
+    first, exported = all_of(pipeline.warehouse, "walk")
+    expected = pipeline.batch(parameters=first.parameters)
+
+    def same() -> None:
+        found = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
+        later = expected["event_time"] >= found["event_time"].min()
+        assert_bit_equal(found, expected.loc[later].reset_index(drop=True))
+
+    assert pipeline.stream().data["batches"] == 2  # the checkpoint goes on
+    same()
+    began = pipeline.stream(adopt=exported.snapshot_id).data
+    assert began["began"] and began["batches"] == 2
+    same()
