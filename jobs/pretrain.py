@@ -136,7 +136,7 @@ def snapshot_id(spec: ModelSpec, table: str, cut: Cut, window: Window) -> str:
     """Return the id of the snapshot that these inputs give."""
     inputs = {
         "fingerprint": spec.fingerprint(),
-        "learn": spec.learn and spec.learn.model_dump(),
+        "learn": spec.learn and spec.learn.model_dump(exclude=spec.learn.left_out),
         "table": table,
         "version": cut.version,
         "before": cut.before,

@@ -302,7 +302,7 @@ class ModelSpec(Section):
             result["form"] = self.form
         if self._source is not None and any(named_functions(result)):
             result["folder"] = str(self._source.resolve().parent)  # one more place to look for functions
-        result["learn"] = self.learn and self.learn.model_dump(include={"parameters", "scope"})
+        result["learn"] = self.learn and self.learn.definition()
         return result
 
     def fingerprint(self) -> str:

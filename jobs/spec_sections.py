@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -96,10 +96,28 @@ class Unscented(Section):
     )
 
 
+class LearnedParameter(Section):
+    """A field to learn, and what its values are kept to."""
+
+    name: str = Field(description="name of the field, such as Q, or an entry such as F[0][1]")
+    form: Literal["full", "diagonal"] | None = Field(
+        default=None, description="of a covariance; null: zeros stay zero"
+    )
+    bounds: Annotated[list[Number | None], Field(min_length=2, max_length=2)] | None = Field(
+        default=None, description="of a number: [lowest, highest], null for none"
+    )
+
+
 class Learn(Section):
     """What `pretrain` learns before it filters; what is not named here stays as the spec has it."""
 
-    parameters: Names = Field(description="names of the fields to learn, such as R or variance")
+    parameters: list[str | LearnedParameter] = Field(
+        default=[],
+        description="names of the fields to learn, such as R, variance, F[0][1] initial.mean; or {name, form, bounds}",
+    )
+    prior: bool = Field(
+        default=False, description="also learn, from all keys, the distribution in which a key begins"
+    )
     scope: Literal["pooled", "key"] = Field(
         default="pooled", description="one value for all keys, or one for each key"
     )
@@ -110,6 +128,27 @@ class Learn(Section):
     sample_keys: int | None = Field(
         default=None, ge=1, description="learn from about this many keys instead of all"
     )
+
+    @property
+    def left_out(self) -> set[str]:
+        """Return fields that say nothing where they are not used, so that ids from before they were there stay."""
+        return set() if self.prior else {"prior"}
+
+    def definition(self) -> dict[str, Any]:
+        """Return what `kalman.build` and `kalman.learning` take, as plain Python."""
+        result = self.model_dump(include={"parameters", "scope"}, exclude_none=True)
+        for item in self.parameters:
+            if isinstance(item, LearnedParameter) and item.bounds is not None:
+                position = self.parameters.index(item)
+                result["parameters"][position]["bounds"] = item.bounds  # a null among them means something
+        return {**result, "prior": True} if self.prior else result
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.parameters and not self.prior:
+            problem = "is empty" if "parameters" in self.model_fields_set else "is missing"
+            raise wrong(problem, "list names of fields to learn, such as R", "parameters")
+        return self
 
     @property
     def window_us(self) -> int | None:

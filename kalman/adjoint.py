@@ -30,8 +30,10 @@ class Adjoint(NamedTuple):
     C: Vector | None
 
 
-def before_update(adjoint: Adjoint, updated: Updated, R: Vector) -> tuple[Adjoint, list[Entry]]:
-    """Return the adjoint before a measurement update, and the derivative by each packed entry of R."""
+def before_update(
+    adjoint: Adjoint, updated: Updated, R: Vector
+) -> tuple[Adjoint, list[Entry], list[list[Entry]]]:
+    """Return the adjoint before a measurement update, and the derivatives by packed R and by H (m x n)."""
     h_bars: list[Vector] = []
     z_bars: list[Entry] = []
     r_bars: list[Entry] = []
@@ -44,8 +46,13 @@ def before_update(adjoint: Adjoint, updated: Updated, R: Vector) -> tuple[Adjoin
     m = len(r_bars)
     full = symmetric(R)
     if all(is_zero(full[i][j]) for i in range(m) for j in range(i)):
-        return adjoint, [r_bars[i] if i == j else 0.0 for i in range(m) for j in range(i + 1)]
-    return adjoint, _before_decorrelation(updated, h_bars, z_bars, r_bars)
+        by_R = [r_bars[i] if i == j else 0.0 for i in range(m) for j in range(i + 1)]
+        return adjoint, by_R, [list(h_bar) for h_bar in h_bars]
+    # G = L^-1 H, so that the derivative by H is L^-T times that by G
+    columns = [_solve_transposed(noise.L, list(column)) for column in zip(*h_bars, strict=True)]
+    by_H = [list(row) for row in zip(*columns, strict=True)]
+    by_R = _before_decorrelation(updated, h_bars, z_bars, r_bars)
+    return adjoint, by_R, by_H
 
 
 def _before_scalar(

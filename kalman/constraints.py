@@ -19,15 +19,17 @@ from kalman.types import ModelError
 def free_entries(parameter: Parameter) -> list[int]:
     """Return the packed entries that have a free number, those that are not zero for good."""
     if parameter.kind != "covariance":
-        return [0]
+        return list(range(len(parameter.value)))
     return [e for e, value in enumerate(parameter.value) if value != 0.0]
 
 
 def start(parameter: Parameter, field: str) -> list[float]:
     """Return the free numbers of a parameter's value. Raises ModelError where it has none."""
     entries = numbers(parameter.value)
-    if parameter.kind == "real":
-        return [entries[0]]
+    if parameter.kind in ("real", "vector"):
+        return list(entries)
+    if parameter.kind == "bounded":
+        return [_unbounded(parameter, entries[0])]
     if parameter.kind == "positive":
         if entries[0] <= 0.0:
             raise ModelError(field, "it starts at zero and cannot be learned", "start it above zero")
@@ -62,8 +64,10 @@ def start(parameter: Parameter, field: str) -> list[float]:
 
 def value(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
     """Return the parameter's packed entries for its free numbers."""
-    if parameter.kind == "real":
-        return [theta[0]]
+    if parameter.kind in ("real", "vector"):
+        return list(theta)
+    if parameter.kind == "bounded":
+        return [_bounded(parameter, theta[0])[0]]
     if parameter.kind == "positive":
         return [np.exp(theta[0])]
     L = _factor(parameter, theta)
@@ -78,8 +82,10 @@ def value(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
 
 def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entry]) -> list[Entry]:
     """Return the derivative by the free numbers, given that by the packed entries."""
-    if parameter.kind == "real":
-        return [slope[0]]
+    if parameter.kind in ("real", "vector"):
+        return list(slope)
+    if parameter.kind == "bounded":
+        return [slope[0] * _bounded(parameter, theta[0])[1]]
     if parameter.kind == "positive":
         return [slope[0] * np.exp(theta[0])]
     L = _factor(parameter, theta)
@@ -100,6 +106,25 @@ def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entr
             else:
                 result.append(by_factor[i][j] * L[i][i])
     return result
+
+
+def _bounded(parameter: Parameter, theta: Entry) -> tuple[Entry, Entry]:
+    """Return the number between the bounds for a free number, and its derivative."""
+    low, high = parameter.bounds or (None, None)
+    if low is None or high is None:
+        beyond = np.exp(theta)
+        return (
+            (high - beyond, -beyond) if low is None and high is not None else ((low or 0.0) + beyond, beyond)
+        )
+    share = 1.0 / (1.0 + np.exp(-theta))
+    return low + (high - low) * share, (high - low) * share * (1.0 - share)
+
+
+def _unbounded(parameter: Parameter, number: float) -> float:
+    low, high = parameter.bounds or (None, None)
+    if low is not None and high is not None:
+        return math.log((number - low) / (high - number))
+    return math.log(high - number if high is not None else number - (low or 0.0))
 
 
 def _factor(parameter: Parameter, theta: Sequence[Entry]) -> list[list[Entry]]:

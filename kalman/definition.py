@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kalman import checks, columns, structures
+from kalman.chosen import is_chosen, wishes
 from kalman.inputs import noise_scale
 from kalman.packing import packed_index, packed_size, symmetric
 from kalman.structures import Parameter
@@ -71,22 +72,21 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
     scope = learn.get("scope") or "pooled"
     if scope not in ("pooled", "key"):
         raise ModelError("learn.scope", f"{scope!r} is not known", "choose pooled or key")
-    wanted = learn.get("parameters") or ()
-    if not isinstance(wanted, (list, tuple)):
-        raise ModelError("learn.parameters", f"{wanted!r} is not a list", "list names of parameters")
+    asked = [wish for wish in wishes(definition) if not is_chosen(wish.name)]
+    wanted = [wish.name for wish in asked]
     known = [parameter.name for parameter in parameters]
-    for i, name in enumerate(wanted):
+    for name, field in zip(wanted, [wish.field for wish in asked], strict=True):
         if name not in known:
             raise ModelError(
-                f"learn.parameters[{i}]",
+                field,
                 f"the model has no parameter {name!r}",
                 f"choose from {', '.join(known)}",
             )
     varying = {parameter.name for parameter in parameters if columns.used(parameter.value)}
-    for i, name in enumerate(wanted):
+    for name, field in zip(wanted, [wish.field for wish in asked], strict=True):
         if name in varying:
             raise ModelError(
-                f"learn.parameters[{i}]",
+                field,
                 f"{name} comes from a column",
                 "learn others, or write it as numbers and let the column be its noise_scale",
             )
@@ -97,6 +97,8 @@ def natural(parameter: Parameter) -> Any:
     """Return a parameter's value as a definition writes it: a number, or rows of a matrix."""
     if parameter.kind == "covariance":
         return [[float(entry) for entry in row] for row in symmetric(columns.numbers(parameter.value))]
+    if parameter.kind == "vector":
+        return [float(entry) for entry in columns.numbers(parameter.value)]
     return float(columns.numbers(parameter.value)[0])
 
 

@@ -16,14 +16,21 @@ from kalman.update import presence, update
 
 
 def information(
-    model: LinearFilter, rows: SortedRows, keys: int, unit: float, starts: Sequence[Array], steps: Array
+    model: LinearFilter,
+    rows: SortedRows,
+    keys: int,
+    unit: float,
+    starts: Sequence[Array],
+    steps: Array,
+    inputs: Array,
 ) -> Array:
     """Return the information (p(p+1)/2, keys), packed, about p variables, summed over each key's rows.
 
     starts: the state (size, keys) in which keys begin, at theta and then with each variable moved by its step, of
-    `steps` (p,). Each innovation v ~ N(0, S) adds dv dv' / S + dS dS' / (2 S^2), differences in place of derivatives;
-    its expectation is Fisher's information, and it is never negative. Flagged rows add nothing, nor does what ends a
-    diffuse start.
+    `steps` (p,); inputs: what the control ends with (e, p + 1) in each case.
+
+    Each innovation v ~ N(0, S) adds dv dv' / S + dS dS' / (2 S^2), differences in place of derivatives; its expectation
+    is Fisher's information, and it is never negative. Flagged rows add nothing, nor does what ends a diffuse start.
 
     References: Engle and Watson (1981); Harvey (1989), section 3.4.5.
     """
@@ -38,10 +45,15 @@ def information(
         k = part.stop - part.start
         first = ~begun[:k]
         dt = np.where(first, 0, time[part] - event_time[:k]) / unit
-        own = [dt, first, y[:, part], u[:, part]]
-        many = Rows(*(np.tile(a, copies) for a in own))
+        own = np.repeat(inputs, k, axis=1)
+        many = Rows(
+            np.tile(dt, copies),
+            np.tile(first, copies),
+            np.tile(y[:, part], copies),
+            np.concatenate([np.tile(u[:, part], copies), own]),
+        )
         before = values[:, :, :k].reshape(len(values), -1)
-        _, said = model.step(values[:, 0, :k], Rows(*own))
+        _, said = model.step(values[:, 0, :k], Rows(dt, first, y[:, part], many.u[:, :k]))
         good = said.flag == flags.WELL
         after, v, S = (a.reshape(-1, copies, k) for a in _moved(model, before, many))
         with np.errstate(all="ignore"):

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from kalman import constraints
+from kalman import chosen, constraints
+from kalman.chosen import is_chosen
 from kalman.definition import learn_request, natural
 from kalman.em import Evaluate, Evaluation, Fit, KeyFit, Learner, Sample
 from kalman.information import information
@@ -44,19 +45,41 @@ class Learning:
     definition: Mapping[str, Any]
     names: tuple[str, ...]
     scope: str
+    begin: Mapping[str, Any]
+    """Values to begin with in place of the written ones."""
 
     @cached_property
     def _model(self) -> LinearFilter:
-        return _linear({**self.definition, "learn": None})
+        return _linear({**self.definition, "learn": None}, self.begin)
+
+    @cached_property
+    def _own_names(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if not is_chosen(name))
+
+    @cached_property
+    def _chosen(self) -> list[Parameter]:
+        return chosen.parameters(self.definition)
+
+    @cached_property
+    def _entries(self) -> tuple[tuple[str, int, int], ...]:
+        found = [chosen.ENTRY.fullmatch(p.name) for p in self._chosen]
+        return tuple((a[1], int(a[2]), int(a[3])) for a in found if a is not None)
 
     @cached_property
     def _each(self) -> LinearFilter:
-        """The model with its learned parameters in the state, one filter for whatever values are tried."""
-        return _linear({**self.definition, "learn": {"parameters": list(self.names), "scope": "key"}})
+        """The model with its learned parameters in the state, one filter for whatever values are tried.
+
+        Entries of F and H come from the last columns of the control.
+        """
+        columns = [p.name for p in self._chosen if p.name not in chosen.INITIAL]
+        learn = {"parameters": list(self._own_names), "scope": "key"}
+        return _linear({**chosen.as_columns(self.definition, columns), "learn": learn}, self.begin)
 
     @cached_property
     def _learned(self) -> tuple[Parameter, ...]:
-        return tuple(p for p in self._model.parameters if p.name in self.names)
+        wishes = {wish.name: wish for wish in chosen.wishes(self.definition)}
+        own = [chosen.kept_to(p, wishes[p.name]) for p in self._model.parameters if p.name in self._own_names]
+        return (*own, *self._chosen)
 
     @cached_property
     def start(self) -> Array:
@@ -90,10 +113,14 @@ class Learning:
 
         The sums are exactly rounded, so that they do not depend on the order of the keys.
         """
-        result = score(
-            self._each, self.names, rows, keys, unit, self._own(theta, keys) if self.names else None
-        )
-        slopes = [math.fsum(row) for row in result.gradient.tolist()]
+        inputs = np.repeat(self._inputs(theta)[:, None], len(rows.key), axis=1)
+        rows = rows._replace(u=np.concatenate([rows.u, inputs]))
+        begun = self._begun(theta, keys)
+        result = score(self._each, self._own_names, rows, keys, unit, begun, self._entries)
+        parts = [result.gradient]
+        parts += [result.mean] if "initial.mean" in self.names else []
+        parts += [result.covariance] if "initial.covariance" in self.names else []
+        slopes = [math.fsum(row) for part in parts for row in part.tolist()]
         gradient = self._pulled(theta.tolist(), slopes)
         return math.fsum(result.log_likelihood.tolist()), np.array(gradient, float), int(result.used.sum())
 
@@ -105,7 +132,9 @@ class Learning:
         value, gradient, used = self.value_and_gradient(theta, rows, keys, unit)
         moved = [theta, *(theta + STEP * row for row in np.eye(len(theta)))]
         states = [self._begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
-        told = information(self._each, rows, keys, unit, states, np.full(len(theta), STEP)) if states else []
+        inputs = np.stack([self._inputs(one) for one in moved], axis=1)
+        steps = np.full(len(theta), STEP)
+        told = information(self._each, rows, keys, unit, states, steps, inputs) if states else []
         sums = [math.fsum(row) for row in np.asarray(told).tolist()]
         return value, np.array([*gradient, *sums]), used
 
@@ -131,7 +160,7 @@ class Learning:
     def _limits(self) -> Array:
         """How far one step may go in each free number: freely where it has a unit, else by a factor e^2."""
         kinds = [p.kind for p in self._learned for _ in constraints.free_entries(p)]
-        return np.array([np.inf if kind == "real" else 2.0 for kind in kinds])
+        return np.array([np.inf if kind in ("real", "vector") else 2.0 for kind in kinds])
 
     def errors(self, theta: Array, covariance: Array) -> dict[str, Any]:
         """Return the standard errors of the learned parameters by name, in their shape, by the delta method."""
@@ -149,11 +178,28 @@ class Learning:
 
     def _begun(self, theta: Array, keys: int) -> Array:
         """Return the states (size, keys) of keys that have no row yet, at theta."""
-        return self._each.with_parameters(self._each.initial(keys), self._own(theta, keys))
+        state = self._each.initial(keys)
+        for place, values in self._values(theta):
+            if place in self._each.places:
+                state[self._each.places[place]] = np.array(values, float)[:, None]
+        return state
 
-    def _own(self, theta: Array, keys: int) -> Array:
-        """Return what the states of keys carry as parameters at theta."""
-        return np.array([np.full(keys, float(a)) for a in self.entries(theta)])
+    def _inputs(self, theta: Array) -> Array:
+        """Return what the control ends with at theta: the entries of F and H."""
+        return np.array([a for place, values in self._values(theta) if place == "" for a in values], float)
+
+    def _values(self, theta: Array) -> list[tuple[str, list[Any]]]:
+        """Return what is learned at theta, in order, and the field of the state where it is; "" for the control."""
+        entries = iter(self.entries(theta))
+        own = [next(entries) for p in self._learned if p.name in self._own_names for _ in p.value]
+        others = [(p.name, [next(entries) for _ in p.value]) for p in self._chosen]
+        return [
+            ("parameters", own),
+            *(
+                (name.removeprefix("initial.") if name in chosen.INITIAL else "", values)
+                for name, values in others
+            ),
+        ]
 
     def _pulled(self, theta: Any, slopes: Any) -> list[Any]:
         result: list[Any] = []
@@ -185,7 +231,8 @@ class Learning:
         def objective(theta: Array, which: np.ndarray) -> tuple[Array, Array, np.ndarray]:
             own = np.array([np.broadcast_to(a, len(which)) for a in self.entries(theta)])
             part = _select(rows, which, keys)
-            result = score(self._each, self.names, part, len(which), unit, own)
+            begun = self._each.with_parameters(self._each.initial(len(which)), own)
+            result = score(self._each, self._own_names, part, len(which), unit, begun)
             slopes = np.array(self._pulled(theta, result.gradient))
             away = (theta - middle[:, which]) / deviation
             penalty = sum((0.5 * a * a for a in away), np.zeros(len(which)))
@@ -206,8 +253,11 @@ def learnable(definition: Mapping[str, Any]) -> Learner:
 def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     """Return what is learned for a linear filter. Raises ModelError."""
     model = _linear({**definition, "learn": None})
-    names, scope = learn_request(definition, model.parameters)
-    result = Learning(definition, names, scope)
+    own, scope = learn_request(definition, model.parameters)
+    names = (*own, *(p.name for p in chosen.parameters(definition)))
+    wishes = {wish.name: wish for wish in chosen.wishes(definition) if wish.form is not None}
+    formed = [chosen.kept_to(p, wishes[p.name]) for p in model.parameters if p.name in wishes]
+    result = Learning(definition, names, scope, {p.name: natural(p) for p in formed})
     _ = result.start  # what cannot be learned is said now, not on the cluster
     return result
 
@@ -289,4 +339,6 @@ def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None 
 
 
 def _field(model: LinearFilter, parameter: Parameter) -> str:
+    if is_chosen(parameter.name):
+        return parameter.name
     return "observation.R" if parameter.name == "R" else f"process.{parameter.name}"

@@ -5,6 +5,7 @@ from typing import Any
 
 from kalman.build_gaussian import build_any_linear, build_cubature, build_extended, build_unscented
 from kalman.build_modes import build_imm, build_mmae
+from kalman.chosen import substituted
 from kalman.definition import Definition
 from kalman.fixed_lag import fixed_lag
 from kalman.lms import build_lms, build_nlms
@@ -22,6 +23,7 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
     initial, learn, robust, adaptive, smoothing, modes, transition, imm, mmae, mixture. Raises ModelError, which
     names the field.
     """
+    definition, parameters = substituted(definition, parameters or {})
     kind = definition.get("filter", "linear")
     if not isinstance(kind, str) or kind not in FILTERS:
         raise ModelError("filter", f"{kind!r} is not a filter", f"choose one of {', '.join(FILTERS)}")
@@ -36,7 +38,7 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
                 raise ModelError(section, f"the {kind} filter has none", remedy)
             if definition.get("form") not in (None, "covariance"):
                 raise ModelError(section, "goes with the covariance form only", "remove it, or form")
-    return fixed_lag(definition, builders[kind](definition, parameters or {}))
+    return fixed_lag(definition, builders[kind](definition, parameters))
 
 
 Builder = Callable[[Definition, Mapping[str, Any]], Filter]

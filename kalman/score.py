@@ -19,13 +19,16 @@ from kalman.update import presence, update
 
 
 class Score(NamedTuple):
-    """For each of K keys: log-likelihood (K,), its derivative by the packed entries of the parameters (d, K),
-    and the number of rows it is of (K,). Flagged rows are left out of all three.
+    """For each of K keys: log-likelihood (K,), its derivative by the packed entries of the parameters and then by the
+    entries of F and H (d, K), and the number of rows it is of (K,); last, the derivatives by the initial mean (n, K)
+    and packed covariance. Flagged rows are left out of all of them.
     """
 
     log_likelihood: Array
     gradient: Array
     used: np.ndarray
+    mean: Array
+    covariance: Array
 
 
 def score(
@@ -34,19 +37,18 @@ def score(
     rows: SortedRows,
     keys: int,
     unit: float,
-    own: Array | None = None,
+    begun: Array | None = None,
+    entries: tuple[tuple[str, int, int], ...] = (),
 ) -> Score:
-    """Return the score of keys that start from the model's initial distribution.
+    """Return the score of keys.
 
-    names: the parameters to differentiate by, in the model's order. own: each key's own parameters (p, K),
-    when the model has such.
+    names: the parameters to differentiate by, in the model's order. begun: the states (size, K) in which keys begin,
+    by default the model's. entries: "F" or "H", row and column, of those to differentiate by.
     """
     plan = rounds(rows.key)
     time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
     here = len(plan.keys)
-    values = model.initial(here)
-    if own is not None:
-        values = model.with_parameters(values, own[:, plan.keys])
+    values = model.initial(here) if begun is None else begun[:, plan.keys]
     event_time, count, total = np.zeros(here, np.int64), np.zeros(here, np.int64), np.zeros(here)
     history: list[tuple[slice, Array, Rows, np.ndarray]] = []
     for part in plan.slices():
@@ -63,7 +65,7 @@ def score(
         event_time[prefix] = np.where(good, time[part], event_time[prefix])
         count[prefix] += good
         total[prefix] += np.where(good, said.log_likelihood, 0.0)
-    gradient = np.zeros((_width(model, names), here))
+    gradient = np.zeros((_width(model, names) + len(entries), here))
     # the adjoint: by mean, packed covariance and packed diffuse part
     n, p = model.places["mean"].stop, model.places["covariance"].stop
     depth = p + (p - n if model.diffuse else 0)
@@ -73,13 +75,21 @@ def score(
             for begin in range(0, prefix.stop, BLOCK):
                 block = slice(begin, min(begin + BLOCK, prefix.stop))
                 part = Rows(taken.dt[block], taken.first[block], taken.y[:, block], taken.u[:, block])
-                _backwards(
-                    model, names, before[:, block], part, good[block], adjoint[:, block], gradient[:, block]
-                )
-    result = Score(np.zeros(keys), np.zeros((len(gradient), keys)), np.zeros(keys, np.int64))
+                views = before[:, block], part, good[block], adjoint[:, block], gradient[:, block]
+                _backwards(model, names, entries, *views)
+    result = Score(
+        np.zeros(keys),
+        np.zeros((len(gradient), keys)),
+        np.zeros(keys, np.int64),
+        np.zeros((n, keys)),
+        np.zeros((p - n, keys)),
+    )
     result.log_likelihood[plan.keys] = total
     result.gradient[:, plan.keys] = gradient
     result.used[plan.keys] = count
+    result.mean[:, plan.keys] = adjoint[:n]
+    twice = [1.0 if i == j else 2.0 for i in range(n) for j in range(i + 1)]
+    result.covariance[:, plan.keys] = adjoint[n:p] * np.array(twice)[:, None]
     return result
 
 
@@ -90,6 +100,7 @@ def _width(model: LinearFilter, names: tuple[str, ...]) -> int:
 def _backwards(
     model: LinearFilter,
     names: tuple[str, ...],
+    entries: tuple[tuple[str, int, int], ...],
     before: Array,
     rows: Rows,
     good: np.ndarray,
@@ -102,6 +113,7 @@ def _backwards(
     program = _program(
         model,
         names,
+        entries,
         presents[0] is not None,
         first if isinstance(first, bool) else None,
         model.is_diffuse(before),
@@ -121,7 +133,12 @@ def _backwards(
 
 @lru_cache(maxsize=64)
 def _program(
-    model: LinearFilter, names: tuple[str, ...], missing: bool, first: bool | None, diffuse: bool
+    model: LinearFilter,
+    names: tuple[str, ...],
+    entries: tuple[tuple[str, int, int], ...],
+    missing: bool,
+    first: bool | None,
+    diffuse: bool,
 ) -> Program:
     """Return one step backwards as a straight line; the cases are those of `kalman.linear.step_program`.
 
@@ -139,15 +156,17 @@ def _program(
     seen = model.observed(u, prior.values)
     updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
     later = Adjoint(adjoint[:n], adjoint[n : n + p], adjoint[n + p :] if diffuse else None)
-    here, by_R = before_update(later, updated, seen.R)
+    here, by_R, by_H = before_update(later, updated, seen.R)
     (scale,) = resolve([model.noise_scale], u)
     start = here
+    by_F: list[list[Entry]] = [[0.0] * n for _ in range(n)]
     slopes: dict[str, list[Entry]] = {"R": [times(scale, a) for a in by_R]}
     if first is not True:
         moved = None if first is False else ~is_first
         transition = model.process.transition(dt, u, parts.values)
         start = before_prediction(here, transition, moved)
         slope = transition_slope(here, parts.m, parts.P, parts.A, transition.F)
+        by_F = slope[0] if moved is None else [[np.where(moved, a, 0.0) for a in row] for row in slope[0]]
         for name in names:
             if name != "R":
                 steps = [
@@ -161,5 +180,6 @@ def _program(
         if parameter.name in names
         for slope in slopes.get(parameter.name, [0.0] * len(parameter.value))
     ]
+    flat += [{"F": by_F, "H": by_H}[letter][i][j] for letter, i, j in entries]
     masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
     return Program(tape, [*state, dt, *u, *y, *adjoint, *masks], [*start.a, *start.B, *C, *flat])

@@ -14,13 +14,14 @@ from kalman.types import Array
 class Parameter(NamedTuple):
     """A parameter of the model: its value as packed entries, and what keeps it valid.
 
-    kind "positive" and "real" are one number; "covariance" is a packed lower triangle. A parameter with an
-    entry from a column cannot be learned.
+    kind "positive", "real" and "bounded" are one number, the last between its `bounds` (None: without); "vector" is
+    several; "covariance" is a packed lower triangle. A parameter with an entry from a column cannot be learned.
     """
 
     name: str
     kind: str
     value: tuple[Cell, ...]
+    bounds: tuple[float | None, float | None] | None = None
 
 
 Values = Mapping[str, Sequence[Any]]
