@@ -129,10 +129,16 @@ class Learn(Section):
         default=None, ge=1, description="learn from about this many keys instead of all"
     )
 
+    method: Literal["mle", "em"] = Field(
+        default="mle",
+        description="maximum likelihood by scoring, or expectation maximisation (noise and the initial distribution of "
+        "a linear filter; mixtures always)",
+    )
+
     @property
     def left_out(self) -> set[str]:
         """Return fields that say nothing where they are not used, so that ids from before they were there stay."""
-        return set() if self.prior else {"prior"}
+        return {name for name, plain in (("prior", False), ("method", "mle")) if getattr(self, name) == plain}
 
     def definition(self) -> dict[str, Any]:
         """Return what `kalman.build` and `kalman.learning` take, as plain Python."""
@@ -141,7 +147,7 @@ class Learn(Section):
             if isinstance(item, LearnedParameter) and item.bounds is not None:
                 position = self.parameters.index(item)
                 result["parameters"][position]["bounds"] = item.bounds  # a null among them means something
-        return {**result, "prior": True} if self.prior else result
+        return {**result, **self.model_dump(include={"prior", "method"} - self.left_out)}
 
     @model_validator(mode="after")
     def _something(self) -> Self:

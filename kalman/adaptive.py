@@ -71,10 +71,10 @@ def parse(definition: Any, process: Structure, R: Parameter, controls: int) -> A
     if isinstance(inner, structures.Explicit):
         _check_pattern("process.Q", inner.Q)
         return Adaptive(rates["R"], rates["Q"], whole=True)
-    scaled = tuple(part for p in process.parameters if (part := _scaled(process, p, controls)).rank)
-    if not scaled:
+    parts = tuple(part for p in process.parameters if (part := scaled(process, p, controls)).rank)
+    if not parts:
         raise ModelError("adaptive.Q", "the process has no noise that could be adapted", "remove it")
-    return Adaptive(rates["R"], rates["Q"], scaled=scaled)
+    return Adaptive(rates["R"], rates["Q"], scaled=parts)
 
 
 def _rate(field: str, value: Any) -> float | None:
@@ -101,7 +101,7 @@ def _check_pattern(field: str, packed: Sequence[Cell]) -> None:
         )
 
 
-def _scaled(process: Structure, parameter: Parameter, controls: int) -> Scaled:
+def scaled(process: Structure, parameter: Parameter, controls: int) -> Scaled:
     """Return the parameter with the rank of the part of Q that it scales, 0 when it is no such parameter."""
     if columns.used(parameter.value):
         return Scaled(parameter.name, 0)

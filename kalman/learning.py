@@ -17,6 +17,7 @@ from kalman import chosen, constraints
 from kalman.chosen import is_chosen
 from kalman.definition import learn_request, natural
 from kalman.em import Evaluate, Evaluation, Fit, KeyFit, Learner, Sample
+from kalman.em_linear import expectation_maximisation
 from kalman.information import information
 from kalman.linear import LinearFilter
 from kalman.mixtures.families import FAMILIES
@@ -49,7 +50,8 @@ class Learning:
     """Values to begin with in place of the written ones."""
 
     @cached_property
-    def _model(self) -> LinearFilter:
+    def filter(self) -> LinearFilter:
+        """The filter with the written parameters."""
         return _linear({**self.definition, "learn": None}, self.begin)
 
     @cached_property
@@ -76,29 +78,30 @@ class Learning:
         return _linear({**chosen.as_columns(self.definition, columns), "learn": learn}, self.begin)
 
     @cached_property
-    def _learned(self) -> tuple[Parameter, ...]:
+    def learned(self) -> tuple[Parameter, ...]:
+        """The parameters that are learned, with what keeps them valid: a structure's and R, then the chosen ones."""
         wishes = {wish.name: wish for wish in chosen.wishes(self.definition)}
-        own = [chosen.kept_to(p, wishes[p.name]) for p in self._model.parameters if p.name in self._own_names]
+        own = [chosen.kept_to(p, wishes[p.name]) for p in self.filter.parameters if p.name in self._own_names]
         return (*own, *self._chosen)
 
     @cached_property
     def start(self) -> Array:
         """Free numbers (p,) of the written parameters. Raises ModelError where one cannot be learned."""
-        return np.array([t for p in self._learned for t in constraints.start(p, _field(self._model, p))])
+        return np.array([t for p in self.learned for t in constraints.start(p, _field(self.filter, p))])
 
     @cached_property
     def _spans(self) -> list[slice]:
-        ends = np.cumsum([0, *(len(constraints.free_entries(p)) for p in self._learned)]).tolist()
+        ends = np.cumsum([0, *(len(constraints.free_entries(p)) for p in self.learned)]).tolist()
         return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
     def entries(self, theta: Array) -> list[Any]:
         """Return the packed entries of all learned parameters for theta (p,) or (p, K)."""
-        pairs = zip(self._learned, self._spans, strict=True)
+        pairs = zip(self.learned, self._spans, strict=True)
         return [a for p, span in pairs for a in constraints.value(p, list(theta[span]))]
 
     def parameters(self, theta: Array) -> dict[str, Any]:
         """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
-        pairs = zip(self._learned, self._spans, strict=True)
+        pairs = zip(self.learned, self._spans, strict=True)
         return {
             p.name: natural(
                 p._replace(value=tuple(float(a) for a in constraints.value(p, theta[span].tolist())))
@@ -113,6 +116,13 @@ class Learning:
 
         The sums are exactly rounded, so that they do not depend on the order of the keys.
         """
+        value, slopes, used = self.value_and_slopes(theta, rows, keys, unit)
+        return value, np.array(self._pulled(theta.tolist(), slopes), float), int(used.sum())
+
+    def value_and_slopes(
+        self, theta: Array, rows: SortedRows, keys: int, unit: float
+    ) -> tuple[float, list[float], np.ndarray]:
+        """Return log-likelihood, its derivatives by the packed entries of what is learned, each key's rows (keys,)."""
         inputs = np.repeat(self._inputs(theta)[:, None], len(rows.key), axis=1)
         rows = rows._replace(u=np.concatenate([rows.u, inputs]))
         begun = self._begun(theta, keys)
@@ -121,8 +131,7 @@ class Learning:
         parts += [result.mean] if "initial.mean" in self.names else []
         parts += [result.covariance] if "initial.covariance" in self.names else []
         slopes = [math.fsum(row) for part in parts for row in part.tolist()]
-        gradient = self._pulled(theta.tolist(), slopes)
-        return math.fsum(result.log_likelihood.tolist()), np.array(gradient, float), int(result.used.sum())
+        return math.fsum(result.log_likelihood.tolist()), slopes, result.used
 
     def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
         """Return log-likelihood, a vector, and the number of rows, summed over keys.
@@ -159,13 +168,13 @@ class Learning:
     @property
     def _limits(self) -> Array:
         """How far one step may go in each free number: freely where it has a unit, else by a factor e^2."""
-        kinds = [p.kind for p in self._learned for _ in constraints.free_entries(p)]
+        kinds = [p.kind for p in self.learned for _ in constraints.free_entries(p)]
         return np.array([np.inf if kind in ("real", "vector") else 2.0 for kind in kinds])
 
     def errors(self, theta: Array, covariance: Array) -> dict[str, Any]:
         """Return the standard errors of the learned parameters by name, in their shape, by the delta method."""
         result: dict[str, Any] = {}
-        for p, span in zip(self._learned, self._spans, strict=True):
+        for p, span in zip(self.learned, self._spans, strict=True):
             free = list(theta[span])
             slopes = np.array([constraints.pull_back(p, free, list(row)) for row in np.eye(len(p.value))])
             spread = covariance[span, span]
@@ -191,7 +200,7 @@ class Learning:
     def _values(self, theta: Array) -> list[tuple[str, list[Any]]]:
         """Return what is learned at theta, in order, and the field of the state where it is; "" for the control."""
         entries = iter(self.entries(theta))
-        own = [next(entries) for p in self._learned if p.name in self._own_names for _ in p.value]
+        own = [next(entries) for p in self.learned if p.name in self._own_names for _ in p.value]
         others = [(p.name, [next(entries) for _ in p.value]) for p in self._chosen]
         return [
             ("parameters", own),
@@ -204,7 +213,7 @@ class Learning:
     def _pulled(self, theta: Any, slopes: Any) -> list[Any]:
         result: list[Any] = []
         at = 0
-        for p, span in zip(self._learned, self._spans, strict=True):
+        for p, span in zip(self.learned, self._spans, strict=True):
             width = len(p.value)
             result += constraints.pull_back(p, list(theta[span]), list(slopes[at : at + width]))
             at += width
@@ -247,7 +256,14 @@ class Learning:
 
 def learnable(definition: Mapping[str, Any]) -> Learner:
     """Return what a definition's `learn.parameters` asks for. Raises ModelError."""
-    return LEARNERS.get(definition.get("filter", "linear"), maximum_likelihood)(definition)
+    method = (definition.get("learn") or {}).get("method") or "mle"
+    if method not in ("mle", "em"):
+        raise ModelError("learn.method", f"{method!r} is not known", "choose mle or em")
+    kind = definition.get("filter", "linear")
+    if kind in LEARNERS:
+        return LEARNERS[kind](definition)
+    found = maximum_likelihood(definition)
+    return expectation_maximisation(found) if method == "em" else found
 
 
 def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
