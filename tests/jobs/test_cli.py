@@ -57,11 +57,25 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("ingest", "--model", "m", "--input", "a", "--input", "b*").exit_code == 0
     assert call("pretrain", "--model", "m", "--to-version", "3", "--learn-from", "2013-01-01").exit_code == 0
     assert call("stream", "--model", "m", "--trigger", "5", "--adopt", "s1").exit_code == 0
+    assert call("export", "--model", "m", "--batch", "4").exit_code == 0
+    assert call("migrate", "--model", "m", "--snapshot", "s1", "--to", "2", "--dry-run").exit_code == 0
+    assert call("upgrade", "--model", "m", "--mode", "retrain", "--no-promote", "--needed").exit_code == 0
+    assert call("promote", "--model", "m", "--generation", "g2", "--behind").exit_code == 0
+    assert call("rollback", "--model", "m").exit_code == 0
     assert call("status").exit_code == 0
     assert [(name, args, options) for name, _, args, options in verb] == [
         ("ingest", ("m", ["a", "b*"]), {}),
         ("pretrain", ("m",), {"to_version": 3, "as_of": None, "learn_from": "2013-01-01", "learn_to": None}),
-        ("stream", ("m",), {"trigger": "5", "adopt": "s1"}),
+        ("stream", ("m",), {"trigger": "5", "adopt": "s1", "generation": None}),
+        ("export", ("m",), {"generation": None, "batch": 4, "needed": False}),
+        ("migrate", ("m",), {"snapshot": "s1", "to": 2, "dry_run": True}),
+        (
+            "upgrade",
+            ("m",),
+            {"mode": "retrain", "dry_run": False, "promote": False, "lose_state": False, "needed": True},
+        ),
+        ("promote", ("m",), {"generation": "g2", "behind": True}),
+        ("rollback", ("m",), {"to": None}),
         ("status", (None,), {}),
     ]
 
