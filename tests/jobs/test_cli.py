@@ -32,7 +32,17 @@ def call(*args: str) -> Result:
 def verb(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Put recorders in the place of the verbs that need Spark."""
     calls: list[tuple[Any, ...]] = []
-    for name in ("ingest", "pretrain", "stream", "status"):
+    for name in (
+        "ingest",
+        "pretrain",
+        "stream",
+        "export",
+        "migrate",
+        "upgrade",
+        "promote",
+        "rollback",
+        "status",
+    ):
 
         def run(settings: Settings, *args: Any, name: str = name, **options: Any) -> Report:
             calls.append((name, settings, args, options))

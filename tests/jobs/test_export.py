@@ -32,7 +32,11 @@ def plain(value: object) -> object:
 
 
 @pytest.mark.parametrize(
-    ("text", "initial"), [(False, None), (True, {"diffuse": True})], ids=["integer", "text"]
+    ("text", "initial"),
+    [
+        pytest.param(False, None, marks=pytest.mark.soak, id="integer"),
+        pytest.param(True, {"diffuse": True}, id="text"),
+    ],
 )
 def test_an_export_is_the_batch_up_to_its_position(
     tmp_path: Path, text: bool, initial: dict[str, object] | None

@@ -59,7 +59,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOW = ("square root", "gated", "fixed lag", "adaptive")  # the offline command's tests have them too
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.soak if kind in SLOW else []) for kind in KINDS]
+)
 def test_a_kind_gives_the_same_in_batch_and_stream(tmp_path: Path, kind: str) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     (pipeline.settings.models / "sideways.py").write_text(MODULE)
