@@ -85,7 +85,9 @@ def test_what_is_rejected_keeps_all_that_came(tmp_path: Path) -> None:
     model = ModelSpec.model_validate(random_walk_spec())
     checked = check_rows(model, read(path), {"id": "bigint"}, "rows")
     reasons = checked.column(REASON).to_pylist()
-    payloads = [None if text is None else json.loads(text) for text in checked.column(PAYLOAD).to_pylist()]
+    payloads: list[Any] = [
+        None if text is None else json.loads(text) for text in checked.column(PAYLOAD).to_pylist()
+    ]
     assert [reason is None for reason in reasons] == [payload is None for payload in payloads]
     assert payloads[1] == {"id": "2", "at": "yesterday", "a": "1", "b": "1", "comment": "no time"}
     assert payloads[6]["_corrupt"] == "6,2024-03-01T00:00:00Z,1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -24,7 +25,7 @@ def same_states(pipeline: Pipeline, found: str, expected: str) -> None:
         assert list(left[name].map(plain)) == list(right[name].map(plain)), name
 
 
-def plain(value: object) -> object:
+def plain(value: Any) -> Any:
     """Return a cell so that equal cells are equal: arrays as tuples, maps as sorted pairs."""
     if isinstance(value, dict):
         return tuple(sorted((name, tuple(numbers)) for name, numbers in value.items()))
@@ -39,9 +40,10 @@ def plain(value: object) -> object:
     ],
 )
 def test_an_export_is_the_batch_up_to_its_position(
-    tmp_path: Path, text: bool, initial: dict[str, object] | None
+    tmp_path: Path, text: bool, initial: dict[str, Any] | None
 ) -> None:
-    pipeline = Pipeline(tmp_path, random_walk_spec(**({"initial": initial} if initial else {})))
+    changes: dict[str, Any] = {"initial": initial} if initial else {}
+    pipeline = Pipeline(tmp_path, random_walk_spec(**changes))
     days = random_rows(5, rows=80, text=text)
     pipeline.land(days[0])
     before = pipeline.pretrain().data["snapshot"]

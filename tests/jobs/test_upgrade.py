@@ -68,7 +68,7 @@ def oracle(specs: list[dict[str, Any]], days: list[pd.DataFrame], cuts: list[int
                 values = models[used].from_moments(T @ mean, P.reshape(-1, 1))
                 values = values if states.count[0] else models[used].initial(1)
                 states = states._replace(values=values)
-            mine = day[day["id"] == key]
+            mine: Any = day[day["id"] == key]
             time = mine["at"].astype("int64").to_numpy()
             y = np.ascontiguousarray(mine[["a", "b"]].to_numpy().T)
             order = order_rows(np.zeros(len(mine), np.int64), time, y, np.empty((0, len(mine))))
@@ -130,7 +130,7 @@ def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> N
     checked = 0
     for key, mean in ends.items():
         mine = table[(table["key"] == str(key)) & (table["model_version"] == 3)]
-        newest = mine[mine["event_time"] == mine["event_time"].max()]
+        newest: Any = mine[mine["event_time"] == mine["event_time"].max()]
         if len(newest) == 1:  # of two rows of one time the table does not say which came last
             np.testing.assert_allclose(newest["mean"].iloc[0], mean, rtol=1e-9, atol=1e-9)
             checked += 1
@@ -183,7 +183,7 @@ def test_retraining_and_starting_without_state_leave_no_hole(tmp_path: Path) -> 
     pipeline.stream()
     table = live(pipeline)
     assert len(table) == len(DAYS[1]) + len(DAYS[2])
-    later = table[table["model_version"] == 2].reset_index(drop=True)
+    later: Any = table[table["model_version"] == 2].reset_index(drop=True)
     assert_bit_equal(later, since(pipeline.batch(), DAYS[2]))
 
     pipeline.write_spec(random_walk_spec(**{**V2, "version": 3, "key": ["id"]}))
