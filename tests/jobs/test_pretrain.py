@@ -162,15 +162,20 @@ def test_a_damaged_snapshot_and_a_changed_model_are_refused(tmp_path: Path) -> N
     assert refused.value.exit_code == RUN_FAILED
 
     pipeline.stream()
-    changed = random_walk_spec(version=2)
+    changed = random_walk_spec()
     changed["process"]["level_variance"] = 0.7
     pipeline.write_spec(changed)
     with pytest.raises(
-        UserError, match="spec is version 2 and the live generation walk-g0001 is of version 1"
+        UserError, match="its spec has changed since walk-g0001 began, under the same version 1"
     ):
         pipeline.stream()
     with pytest.raises(UserError, match="would mean something else"):
         pipeline.stream(adopt=first)  # it is what the live generation began from
+    changed["version"] = 2
+    pipeline.write_spec(changed)
+    assert (
+        pipeline.stream().data["generation"] == "walk-g0001"
+    )  # by the spec that its snapshot keeps, until an upgrade
     third = pipeline.spec.name + "-v1-2-none"
     with pytest.raises(UserError, match=rf"no such snapshot \(it has {first}\)"):
         pipeline.stream(adopt=third)
