@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, CronTriggerTimetable, Param
+from airflow.sdk import DAG, Param
 
 from jobs.spec import ModelSpec
 from kalman_dags import family
@@ -17,25 +17,21 @@ from kalman_dags.operator import KalmanOperator
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that exports one model's state."""
-    cron = spec.airflow.export.schedule
     with DAG(
-        dag_id=family.dag_id("export", spec.name),
-        description=f"Take a snapshot of the live state of {spec.name}",
-        doc_md=family.doc(__doc__, spec),
-        schedule=CronTriggerTimetable(cron, timezone="UTC") if cron else None,
-        start_date=family.START,
-        catchup=False,
-        max_active_runs=1,
-        tags=family.tags(spec, "export"),
-        default_args=family.defaults(spec, timeout=timedelta(hours=2)),
-        params=family.form(
+        schedule=family.at_times(spec.airflow.export.schedule),
+        **family.arguments(
+            "export",
+            spec,
+            __doc__,
+            f"Take a snapshot of the live state of {spec.name}",
+            timeout=timedelta(hours=2),
             batch=Param(
                 None,
                 type=["null", "integer"],
                 minimum=0,
                 title="Micro-batch",
                 description="A committed micro-batch whose state is still kept (empty: the last).",
-            )
+            ),
         ),
     ) as dag:
         KalmanOperator(

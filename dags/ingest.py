@@ -21,22 +21,19 @@ def build(spec: ModelSpec) -> DAG:
     path = spec.airflow.ingest.path
     empty = f"empty: {path}" if path else "the spec has no airflow.ingest.path, so it must be given"
     with DAG(
-        dag_id=family.dag_id("ingest", spec.name),
-        description=f"Land files for {spec.name}",
-        doc_md=family.doc(__doc__, spec),
         schedule=family.intervals(spec.airflow.ingest.schedule),
-        start_date=family.START,
-        catchup=False,
-        max_active_runs=1,
-        tags=family.tags(spec, "ingest"),
-        default_args=family.defaults(spec, timeout=timedelta(hours=2)),
-        params=family.form(
+        **family.arguments(
+            "ingest",
+            spec,
+            __doc__,
+            f"Land files for {spec.name}",
+            timeout=timedelta(hours=2),
             input=Param(
                 None,
                 type=["null", "string"],
                 title="Input",
                 description=f"File, folder or glob to land, seen from the worker ({empty}).",
-            )
+            ),
         ),
     ) as dag:
         KalmanOperator(

@@ -28,17 +28,14 @@ def build(spec: ModelSpec) -> DAG:
     window = spec.learn and spec.learn.window_us
     before = f"{spec.learn.window} before the cut" if spec.learn and window else "the beginning"
     with DAG(
-        dag_id=family.dag_id("pretrain", spec.name),
-        description=f"Learn {spec.name} and filter its history into a snapshot",
-        doc_md=family.doc(__doc__, spec),
         schedule=family.intervals(spec.airflow.pretrain.schedule),
-        start_date=family.START,
-        catchup=False,
-        max_active_runs=1,
-        tags=family.tags(spec, "pretrain"),
-        default_args=family.defaults(spec, timeout=timedelta(hours=12)),
         user_defined_macros={"as_of": family.as_of, "learn_from": family.learn_from},
-        params=family.form(
+        **family.arguments(
+            "pretrain",
+            spec,
+            __doc__,
+            f"Learn {spec.name} and filter its history into a snapshot",
+            timeout=timedelta(hours=12),
             as_of=instant(
                 "Cut", "Take only history before this instant (empty: the end of the run's data interval)."
             ),

@@ -18,22 +18,19 @@ from kalman_dags.operator import KalmanOperator
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that rolls one model's stream back."""
     with DAG(
-        dag_id=family.dag_id("rollback", spec.name),
-        description=f"Make the generation of {spec.name} before the live one live again",
-        doc_md=family.doc(__doc__, spec),
         schedule=None,
-        start_date=family.START,
-        catchup=False,
-        max_active_runs=1,
-        tags=family.tags(spec, "rollback"),
-        default_args=family.defaults(spec, timeout=timedelta(hours=1)),
-        params=family.form(
+        **family.arguments(
+            "rollback",
+            spec,
+            __doc__,
+            f"Make the generation of {spec.name} before the live one live again",
+            timeout=timedelta(hours=1),
             to=Param(
                 None,
                 type=["null", "string"],
                 title="Generation",
                 description="A retired generation to go back to (empty: the one that the live one came from).",
-            )
+            ),
         ),
     ) as dag:
         KalmanOperator(

@@ -31,16 +31,14 @@ def build(spec: ModelSpec) -> DAG:
         else [snapshots]
     )
     with DAG(
-        dag_id=family.dag_id("stream", spec.name),
-        description=f"Continue the estimates of {spec.name} from its snapshot or checkpoint",
-        doc_md=family.doc(__doc__, spec),
         schedule=schedule,
-        start_date=family.START,
-        catchup=False,
-        max_active_runs=1,
-        tags=family.tags(spec, "stream"),
-        default_args=family.defaults(spec, timeout=timedelta(days=1), retries=5),
-        params=family.form(
+        **family.arguments(
+            "stream",
+            spec,
+            __doc__,
+            f"Continue the estimates of {spec.name} from its snapshot or checkpoint",
+            timeout=timedelta(days=1),
+            retries=5,
             trigger=Param(
                 "available-now",
                 type="string",

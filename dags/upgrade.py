@@ -23,7 +23,7 @@ from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.providers.standard.operators.python import BranchPythonOperator, ShortCircuitOperator
-from airflow.sdk import DAG, CronTriggerTimetable, Param, chain
+from airflow.sdk import DAG, Param, chain
 
 from jobs.spec import ModelSpec
 from kalman_dags import family
@@ -54,18 +54,14 @@ def _approval(spec: ModelSpec) -> ApprovalOperator:
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that upgrades one model's stream."""
-    cron = spec.airflow.upgrade.schedule
     with DAG(
-        dag_id=family.dag_id("upgrade", spec.name),
-        description=f"Bring the stream of {spec.name} to version {spec.version}",
-        doc_md=family.doc(__doc__, spec),
-        schedule=CronTriggerTimetable(cron, timezone="UTC") if cron else None,
-        start_date=family.START,
-        catchup=False,
-        max_active_runs=1,
-        tags=family.tags(spec, "upgrade"),
-        default_args=family.defaults(spec, timeout=timedelta(hours=12)),
-        params=family.form(
+        schedule=family.at_times(spec.airflow.upgrade.schedule),
+        **family.arguments(
+            "upgrade",
+            spec,
+            __doc__,
+            f"Bring the stream of {spec.name} to version {spec.version}",
+            timeout=timedelta(hours=12),
             dry_run=Param(
                 True, type="boolean", title="Dry run", description="Only say what would become of the states."
             ),

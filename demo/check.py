@@ -23,18 +23,16 @@ from demo.compare import (
     states_of,
 )
 from jobs import generations, snapshots
+from jobs.checkpoints import Checkpoint
 from jobs.errors import RUN_FAILED, UserError
 from jobs.estimates import EstimateFormat, unpack_estimates
+from jobs.export import states_at
 from jobs.history import Batch, bucket_rows, final_states, packed_estimates
-from jobs.keys import integer_keys, key_kind, text_of
+from jobs.keys import key_kind, text_of
 from jobs.order import order_rows
 from jobs.packed_rows import RowFormat
-from jobs.packets import Records, concat
-from jobs.processor import STATE
 from jobs.spec import ModelSpec
-from jobs.state_blocks import state_format
 from jobs.tables import Warehouse, estimates, measurements
-from kalman.types import Filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +131,9 @@ def check(
     say(f"{spec.name}: the stream's estimates and state")
     mine = warehouse.read(estimates(spec.name)).filter(f"generation = '{generation.generation}'")
     ours = mine.select(*COLUMNS, "batch_id").toArrow()
-    held = states_of(stream_states(warehouse, spec, kernel, generation))
+    batch_id = Checkpoint(warehouse, generation.checkpoint).last_commit()
+    assert batch_id is not None  # it has put out estimates
+    held = states_of(states_at(warehouse, generation, manifest, batch_id).toArrow())
     measured = measured_rows(frame, batch.rows)
     frame.unpersist()
     packed.unpersist()
@@ -159,33 +159,6 @@ def check(
         wanted.num_rows,
         seconds,
         _batches(ours),
-    )
-
-
-def stream_states(warehouse: Warehouse, spec: ModelSpec, kernel: Filter, generation: Generation) -> pa.Table:
-    """Read all keys' states from the stream's checkpoint, as of its last committed micro-batch."""
-    spark = warehouse.spark
-    _ = spark.streams.active  # without it a session that has run no stream cannot read a state store
-    kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
-    stored = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
-    reader = (
-        spark.read.format("statestore")
-        .option("path", warehouse.path(generation.checkpoint))
-        .option("stateVarName", STATE)
-    )
-    blocks = reader.load().select("user_map_value.states").collect()
-    records: Records = concat([stored.decode(bytes(row["states"])) for row in blocks])
-    mean, covariance, _ = kernel.snapshot(np.ascontiguousarray(records.arrays["values"]))
-    key = pa.array(integer_keys(records.arrays["route"])).cast(pa.string()) if kind.integer else records.text
-    return pa.table(
-        {
-            "key": key,
-            "mean": _lists(mean),
-            "covariance": _lists(covariance),
-            "log_likelihood": records.arrays["log_likelihood"],
-            "event_time": pa.array(records.arrays["event_time"]).cast(pa.timestamp("us")),
-            "state_index": records.arrays["count"],
-        }
     )
 
 

@@ -25,12 +25,11 @@ _CHANGE = (
 
 def carried(rows: DataFrame, way: Migration) -> DataFrame:
     """Carry the rows of a snapshot over: the same columns, with the new version's states."""
-    from pyspark.sql import functions as F
 
-    from jobs.snapshots import STATE_ROWS
+    from jobs.snapshots import STATE_ROWS, typed_states
 
     states = _prepared(rows, way).mapInArrow(_carrier(way), f"key string, {STATE_ROWS}")
-    return states.withColumn("event_time", F.timestamp_micros("event_time"))
+    return typed_states(states)
 
 
 def change_of(rows: DataFrame, way: Migration) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
     import kalman
     from jobs.keys import key_kind
     from jobs.processor import STATE
-    from jobs.snapshots import STATE_ROWS
+    from jobs.snapshots import STATE_ROWS, typed_states
     from jobs.state_blocks import state_format
 
     spark = warehouse.spark
@@ -144,9 +144,7 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
     rows = blocks.select(F.col("user_map_value.states").alias("states")).mapInArrow(
         _unpacker(kernel, state, kind.integer), f"key {key_type}, {STATE_ROWS}"
     )
-    return rows.withColumn("key", F.col("key").cast("string")).withColumn(
-        "event_time", F.timestamp_micros("event_time")
-    )
+    return typed_states(rows)
 
 
 def _unpacker(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from jobs.checkpoints import Checkpoint
 from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.tables import GENERATIONS, Warehouse, utc
 
@@ -88,6 +89,12 @@ def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generati
         have = ", ".join(one.generation for one in known) or "none"
         raise UserError(f"model {model} has no generation {name} (it has {have})")
     return found
+
+
+def reached(warehouse: Warehouse, generation: Generation) -> int:
+    """Return the version of the measurements up to which a generation has come."""
+    done = Checkpoint(warehouse, generation.checkpoint).progressed()
+    return generation.start_version if done is None else done.version
 
 
 def begin(

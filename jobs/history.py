@@ -13,7 +13,7 @@ from jobs.advance import advance
 from jobs.estimates import EstimateFormat, pack_estimates
 from jobs.packed_rows import KeyedRows, RowFormat, pack_rows, unpack_rows
 from jobs.routing import make_routing
-from jobs.snapshots import STATE_ROWS, state_rows
+from jobs.snapshots import STATE_ROWS, state_rows, typed_states
 from jobs.state_blocks import state_layout
 from kalman.types import Filter
 
@@ -53,7 +53,6 @@ def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin |
 
     `begin` gives the states (size, K) in which a bucket's keys begin; by default the model's initial state.
     """
-    from pyspark.sql import functions as F
 
     kind = batch.rows.kind
     layout = state_layout(kind, kernel.size)
@@ -65,9 +64,7 @@ def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin |
 
     key_type = "bigint" if kind.integer else "string"
     states = packed.mapInArrow(each_bucket(batch.rows, work), f"key {key_type}, {STATE_ROWS}")
-    return states.withColumn("key", F.col("key").cast("string")).withColumn(
-        "event_time", F.timestamp_micros("event_time")
-    )
+    return typed_states(states)
 
 
 def packed_estimates(

@@ -58,7 +58,7 @@ def run(
     target = spec.version if to is None else to
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
         source = _source(warehouse, spec.name, snapshot, target)
-        known = known_versions(settings, warehouse, model)
+        known = known_versions(warehouse, spec)
         manifest, change, made = migrate(warehouse, source, known, target, dry_run, progress.note)
     return _report(source, manifest, target, change, made, time.monotonic() - started)
 

@@ -15,6 +15,7 @@ from jobs.errors import UserError
 from jobs.spec import ModelSpec
 from jobs.versions import Step
 from kalman.affine import Affine, moved
+from kalman.layout import places
 from kalman.types import Filter
 
 Floats = NDArray[np.float64]
@@ -27,7 +28,6 @@ SYMMETRY = 1e-9
 class Leg(NamedTuple):
     """One migration on the way: a linear map, or a function by its name; `diffuse`: states not known at all."""
 
-    old: tuple[str, ...]
     new: tuple[str, ...]
     to: Affine | None
     function: str | None
@@ -118,9 +118,9 @@ def leg_of(step: Step) -> Leg:
     before, after = tuple(old.states), tuple(new.states)
     if rules is not None and rules.function is not None:
         function_of(rules.function)
-        return Leg(before, after, None, rules.function, ())
+        return Leg(after, None, rules.function, ())
     if rules is not None and rules.transform is not None:
-        return Leg(before, after, _transform(step), None, ())
+        return Leg(after, _transform(step), None, ())
     origins = {} if rules is None else rules.states
     unknown = [name for name in origins if name not in after]
     if unknown:
@@ -169,7 +169,7 @@ def leg_of(step: Step) -> Leg:
         raise UserError(f"{where}: migrate.drop: {wrong[0]} is kept, or is no state of version {old.version}")
     if np.linalg.eigvalsh(N).min() < -SYMMETRY * max(1.0, float(np.abs(N).max())):
         raise UserError(f"{where}: the new states' variances and covariances are not positive semidefinite")
-    return Leg(before, after, _affine(T, b, N), None, tuple(diffuse))
+    return Leg(after, _affine(T, b, N), None, tuple(diffuse))
 
 
 def kept_in_unit(legs: Sequence[Leg]) -> bool:
@@ -231,22 +231,12 @@ def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.
     width = target.fields.get("diffuse", (0,))[0] // n
     used = np.flatnonzero(A.any(axis=(0, 2)))  # a column that no key uses takes no room
     if len(used) <= width:
-        at = _place(target, "diffuse")
+        at = places(target.fields)["diffuse"]
         full = np.zeros((n, width, keys))
         full[:, : len(used)] = A[:, used]
         state[at] = full.reshape(n * width, keys)
         return np.zeros(keys, bool)
     return np.asarray(A.any(axis=(0, 1)))
-
-
-def _place(target: Filter, field: str) -> slice:
-    start = 0
-    for name, shape in target.fields.items():
-        size = int(np.prod(shape))
-        if name == field:
-            return slice(start, start + size)
-        start += size
-    raise KeyError(field)
 
 
 def _wrong(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:

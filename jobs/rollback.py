@@ -19,7 +19,7 @@ def run(settings: Settings, model: str, to: str | None = None) -> Report:
     Raises:
         UserError: there is no generation to go back to.
     """
-    from jobs import switch
+    from jobs import generations, switch
     from jobs.session import spark_session
     from jobs.spark_conf import glance_conf
 
@@ -28,7 +28,7 @@ def run(settings: Settings, model: str, to: str | None = None) -> Report:
     live, retired = switch.roll_back(warehouse, spec.name, to)
     lines = [
         f"generation {live.generation} of version {live.model_version} is live again, at measurements version "
-        f"{switch.reached(warehouse, live)}: `kalman-pipeline stream --model {spec.name}` takes it on from there"
+        f"{generations.reached(warehouse, live)}: `kalman-pipeline stream --model {spec.name}` takes it on from there"
     ]
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")

@@ -88,6 +88,15 @@ def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.R
         )
 
 
+def typed_states(rows: DataFrame) -> DataFrame:
+    """Return state rows as a snapshot has them: the key as text, the event time as a timestamp."""
+    from pyspark.sql import functions as F
+
+    return rows.withColumn("key", F.col("key").cast("string")).withColumn(
+        "event_time", F.timestamp_micros("event_time")
+    )
+
+
 def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manifest:
     """Write a snapshot: its rows, replacing what an earlier, killed attempt left; then its manifest.
 

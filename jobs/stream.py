@@ -146,10 +146,9 @@ class Driver:
         return True
 
     def _report(self, generation: Generation, began: bool, totals: Totals | None) -> Report:
-        from jobs.checkpoints import Checkpoint
+        from jobs.generations import reached
 
-        done = Checkpoint(self.warehouse, generation.checkpoint).progressed()
-        version = generation.start_version if done is None else done.version
+        version = reached(self.warehouse, generation)
         how = f"began from snapshot {generation.snapshot_id}" if began else "went on"
         lines = [f"generation {generation.generation} {how}"]
         rows, late, batches, seconds = 0, 0, 0, 0.0

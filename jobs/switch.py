@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from jobs import generations
-from jobs.checkpoints import Checkpoint
 from jobs.errors import RUN_FAILED, UserError
-from jobs.generations import LIVE, RETIRED, SHADOW, Generation
+from jobs.generations import LIVE, RETIRED, SHADOW, Generation, reached
 from jobs.tables import Warehouse
 
 
@@ -67,9 +66,3 @@ def roll_back(
             f"(retired are {retired})"
         )
     return generations.switch(warehouse, model, found, known), live
-
-
-def reached(warehouse: Warehouse, generation: Generation) -> int:
-    """Return the version of the measurements up to which a generation has come."""
-    done = Checkpoint(warehouse, generation.checkpoint).progressed()
-    return generation.start_version if done is None else done.version

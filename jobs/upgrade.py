@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from jobs import generations
 from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.progress import Progress
 from jobs.report import Report
@@ -83,8 +84,6 @@ class _Upgrade:
         self.mode, self.progress = mode, progress
 
     def run(self, dry_run: bool, promote: bool) -> tuple[list[str], dict[str, Any]]:
-        from jobs import generations
-
         live = generations.named(self.warehouse, self.spec.name)
         if live.fingerprint == self.spec.fingerprint():
             said = f"generation {live.generation} is of version {live.model_version} already: nothing to do"
@@ -147,7 +146,7 @@ class _Upgrade:
         self.progress.note(f"{shadow.generation} catches up in shadow")
         caught_up = self._drive(shadow)
         for _ in range(CATCH_UPS):  # the live one may be running
-            if switch.reached(self.warehouse, shadow) >= switch.reached(self.warehouse, live):
+            if generations.reached(self.warehouse, shadow) >= generations.reached(self.warehouse, live):
                 break
             caught_up += self._drive(shadow)
         self.progress.note(f"comparing {shadow.generation} with {live.generation}")
@@ -182,7 +181,7 @@ class _Upgrade:
 
     def _shadow(self, live: Generation) -> Generation:
         """Return the shadow of this upgrade: the one that is there, or a new one."""
-        from jobs import choice, generations
+        from jobs import choice
 
         for one in generations.all_of(self.warehouse, self.spec.name):
             mine = one.fingerprint == self.spec.fingerprint() and one.parent == live.generation
@@ -206,10 +205,7 @@ class _Upgrade:
         from jobs.versions import known_versions
 
         source, _ = export(self.warehouse, live, told=self.progress.note)
-        known = {
-            **known_versions(self.settings, self.warehouse, self.spec.name),
-            self.spec.version: self.spec,
-        }
+        known = known_versions(self.warehouse, self.spec)
         note = self.progress.note
         manifest, change, _ = migrate(self.warehouse, source, known, self.spec.version, dry_run, note)
         return manifest, change
@@ -221,7 +217,7 @@ class _Upgrade:
         from jobs.pretrain import snapshot_at
         from jobs.tables import measurements
 
-        cut = Cut(self._version_of(live), None)
+        cut = Cut(generations.reached(self.warehouse, live), None)
         table = measurements(self.spec.name)
         manifest, _, _ = snapshot_at(self.warehouse, self.spec, table, cut, Window(None, None), self.progress)
         return manifest
@@ -235,7 +231,7 @@ class _Upgrade:
         from jobs.snapshots import STATE_ROWS, find, write
         from jobs.tables import measurements
 
-        version = self._version_of(live)
+        version = generations.reached(self.warehouse, live)
         identity = f"{self.spec.name}-v{self.spec.version}-{version}-empty"
         found = find(self.warehouse, identity)
         if found is not None:
@@ -260,12 +256,6 @@ class _Upgrade:
             [], f"key string, {STATE_ROWS}".replace("event_time bigint", "event_time timestamp")
         )
         return write(self.warehouse, made, nothing)
-
-    def _version_of(self, live: Generation) -> int:
-        from jobs.checkpoints import Checkpoint
-
-        done = Checkpoint(self.warehouse, live.checkpoint).progressed()
-        return live.start_version if done is None else done.version
 
     def _drive(self, shadow: Generation) -> int:
         """Take a shadow to the newest measurements and return how many rows it estimated."""

@@ -6,11 +6,9 @@ of any snapshot of that version keeps.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 from jobs.errors import UserError
-from jobs.settings import Settings
 from jobs.snapshots import all_of
 from jobs.spec import ModelSpec, load_spec
 from jobs.tables import Warehouse
@@ -25,16 +23,19 @@ class Step(NamedTuple):
     new: ModelSpec
 
 
-def known_versions(settings: Settings, warehouse: Warehouse, model: str) -> dict[int, ModelSpec]:
-    """Return the specs of a model by version; the model's own file goes before the others, they before manifests.
+def known_versions(warehouse: Warehouse, current: ModelSpec) -> dict[int, ModelSpec]:
+    """Return the specs of a model by version: the one at hand, the files beside it, and those of manifests.
 
     Raises:
         SpecError: a file is no valid spec.
     """
-    current = load_spec(model, settings.models, deep=True)
     found = {one.model_version: one.model_spec() for one in all_of(warehouse, current.name)}
-    folder = (current.source_path or Path(settings.models) / "x").parent / FOLDER
-    for path in sorted(folder.glob(f"{current.name}.v*.yaml")):
+    beside = (
+        []
+        if current.source_path is None
+        else (current.source_path.parent / FOLDER).glob(f"{current.name}.v*.yaml")
+    )
+    for path in sorted(beside):
         spec = load_spec(path, deep=True)
         if spec.name != current.name or path.name != f"{spec.name}.v{spec.version}.yaml":
             raise UserError(f"{path}: it is version {spec.version} of {spec.name}; name the file accordingly")

@@ -100,6 +100,11 @@ def stream_pool(model: str) -> str:
     return f"kalman_stream__{model}"
 
 
+def at_times(schedule: str | None) -> CronTriggerTimetable | None:
+    """Return the timetable whose runs start at the times of a cron expression, in UTC; None: by hand."""
+    return CronTriggerTimetable(schedule, timezone="UTC") if schedule else None
+
+
 def intervals(schedule: str | None) -> CronDataIntervalTimetable | None:
     """Return the timetable whose runs each cover one interval of a cron expression, in UTC; None: by hand."""
     return CronDataIntervalTimetable(schedule, timezone="UTC") if schedule else None
@@ -126,9 +131,27 @@ def tags(spec: ModelSpec, verb: str) -> list[str]:
     return sorted({"kalman", verb, spec.name, *spec.airflow.tags})
 
 
-def form(**params: Param) -> ParamsDict:
-    """Return a DAG's form."""
-    return ParamsDict(params)
+def arguments(
+    verb: str,
+    spec: ModelSpec,
+    module_doc: str | None,
+    description: str,
+    timeout: timedelta,
+    retries: int = 2,
+    **params: Param,
+) -> dict[str, Any]:
+    """Return what every family gives its DAG, besides the schedule; `params` are the fields of its form."""
+    return {
+        "dag_id": dag_id(verb, spec.name),
+        "description": description,
+        "doc_md": doc(module_doc, spec),
+        "start_date": START,
+        "catchup": False,
+        "max_active_runs": 1,
+        "tags": tags(spec, verb),
+        "default_args": defaults(spec, timeout, retries),
+        "params": ParamsDict(params),
+    }
 
 
 def doc(module_doc: str | None, spec: ModelSpec) -> str:

@@ -65,7 +65,15 @@ class Driver:
     def python_workers(self) -> list[psutil.Process]:
         """Return the Python workers that Spark runs for the driver."""
         family = psutil.Process(self.process.pid).children(recursive=True)
-        return [one for one in family if one.is_running() and "pyspark.daemon" in " ".join(one.cmdline())][1:]
+        return [one for one in family if _is_worker(one)][1:]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    """Whether it is one of Spark's; one that has just ended, or is not yet reaped, is not."""
+    try:
+        return "pyspark.daemon" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie too
+        return False
 
 
 def files(folder: str | Path) -> set[str]:
