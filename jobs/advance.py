@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,9 @@ from jobs.packed_rows import KeyedRows
 from jobs.packets import Layout, Records, concat
 from kalman.run import KeyStates, Outputs, initial_states, run
 from kalman.types import Filter
+
+Begin = Callable[[KeyedRows], NDArray[np.float64]]
+"""Gives the states (size, K) in which the keys of some rows begin if they are new."""
 
 _STATE = ("event_time", "count", "log_likelihood", "values")
 

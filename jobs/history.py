@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from jobs.advance import advance
+from jobs.advance import Begin, advance
 from jobs.estimates import EstimateFormat, pack_estimates
 from jobs.packed_rows import KeyedRows, RowFormat, pack_rows, unpack_rows
 from jobs.routing import make_routing
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
 ROWS_A_BUCKET = 500_000
 MIN_BUCKETS = 4
 """The number of buckets comes from the data, never from the machine, so that sums over them are the same anywhere."""
-
-
-Begin = Callable[[KeyedRows], NDArray[np.float64]]
 
 
 class Batch(NamedTuple):

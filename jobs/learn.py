@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from jobs.errors import RUN_FAILED, UserError
 from jobs.history import Batch, Begin, each_bucket
+from jobs.key_groups import group_keys
+from jobs.learn_groups import LearnedGroups, learn_groups
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Column, Layout, Records
 from jobs.spec import Learn
@@ -59,6 +61,8 @@ class Learned:
     """Log-likelihood a row of those that were kept aside to choose a start by, where there are several."""
     errors: Mapping[str, Any] | None = None
     """Standard errors in the shape of the parameters, where they are known."""
+    groups: LearnedGroups | None = None
+    """What was learned for each group of keys; the parameters have it too."""
 
 
 def learn_pooled(
@@ -70,7 +74,7 @@ def learn_pooled(
     keys: int | None,
     say: Callable[[str], None],
 ) -> Learned:
-    """Learn from all keys' rows in the window together.
+    """Learn from all keys' rows in the window together, and then for each group of keys if that is asked for.
 
     Args:
         packed: bucketed rows (`history.bucket_rows`).
@@ -85,8 +89,9 @@ def learn_pooled(
         UserError: there is nothing to learn from.
     """
     problem = learnable(definition)
+    by = tuple(learn.by)
     share = 1.0 if learn.sample_keys is None or not keys else learn.sample_keys / keys
-    rows = _window_rows(packed, batch, window, share).persist()
+    rows = window_rows(packed, batch, window, share, by).persist()
     try:
         count = rows.groupBy().sum("rows").collect()[0][0] or 0
         if count == 0:
@@ -95,16 +100,20 @@ def learn_pooled(
 
         def objective(theta: NDArray[np.float64]) -> Evaluation:
             nonlocal evaluations
-            value, vector, used = _evaluate(rows, problem, theta, batch)
+            value, vector, used = _evaluate(rows, problem, theta, batch, by)
             evaluations += 1
             say(f"learning {', '.join(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}")
             return value, vector, used
 
         result = problem.fit(
-            objective, lambda: _sample(rows, batch, max(1, int(count) // SAMPLE)), learn.max_iterations
+            objective, lambda: _sample(rows, batch, max(1, int(count) // SAMPLE), by), learn.max_iterations
         )
+        groups = None
+        if by:
+            layout = _layout(batch, by)
+            groups = learn_groups(rows, layout, problem, by, batch, result.theta, learn.max_iterations, say)
         return Learned(
-            dict(problem.parameters(result.theta)),
+            {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)},
             result.log_likelihood,
             result.iterations,
             result.converged,
@@ -112,6 +121,7 @@ def learn_pooled(
             result.theta,
             result.held_out,
             result.errors,
+            groups,
         )
     finally:
         rows.unpersist()
@@ -135,17 +145,21 @@ def each_key_learner(
     return begin
 
 
-def _layout(batch: Batch) -> Layout:
+def _layout(batch: Batch, by: tuple[str, ...] = ()) -> Layout:
     """Return the layout of rows whose keys are numbered and which are in order already."""
     columns = [Column("key", "<i8"), Column("time", "<i8"), Column("y", "<f8", len(batch.rows.measurement))]
     if batch.rows.control:
         columns.append(Column("u", "<f8", len(batch.rows.control)))
+    if by:
+        columns.append(Column("group", "<i8"))
     return Layout(tuple(columns), text=False)
 
 
-def _window_rows(packed: DataFrame, batch: Batch, window: Window, share: float) -> DataFrame:
-    """Keep the rows to learn from: one packet of ordered rows a bucket."""
-    layout = _layout(batch)
+def window_rows(
+    packed: DataFrame, batch: Batch, window: Window, share: float, by: tuple[str, ...] = ()
+) -> DataFrame:
+    """Keep the rows to learn from: one packet of ordered rows a bucket, and the names of its groups if any."""
+    layout = _layout(batch, by)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         rows = keyed.rows
@@ -157,19 +171,27 @@ def _window_rows(packed: DataFrame, batch: Batch, window: Window, share: float) 
             return
         _, code = np.unique(rows.key[kept], return_inverse=True)
         arrays = {"key": code, "time": rows.time[kept], "y": rows.y[:, kept], "u": rows.u[:, kept]}
+        names: list[str] = []
+        if by:
+            grouping = group_keys(batch.rows.kind, by, keyed.keys)
+            present, arrays["group"] = np.unique(grouping.code[rows.key[kept]], return_inverse=True)
+            names = [grouping.names[g] for g in present.tolist()]
         packet = layout.encode(Records(arrays, None))
         order = int(keyed.keys.arrays["route"][0] >> np.uint64(1))
-        yield pa.RecordBatch.from_arrays(
-            [pa.array([order]), pa.array([len(kept)]), pa.array([packet], pa.binary())],
-            ["place", "rows", "payload"],
-        )
+        columns = [pa.array([order]), pa.array([len(kept)]), pa.array([packet], pa.binary())]
+        if by:
+            columns.append(pa.array([names], pa.list_(pa.string())))
+        yield pa.RecordBatch.from_arrays(columns, ["place", "rows", "payload", "groups"][: len(columns)])
 
-    return packed.mapInArrow(each_bucket(batch.rows, work), "place bigint, rows bigint, payload binary")
+    schema = "place bigint, rows bigint, payload binary" + (", groups array<string>" if by else "")
+    return packed.mapInArrow(each_bucket(batch.rows, work), schema)
 
 
-def _evaluate(rows: DataFrame, problem: Learner, theta: NDArray[np.float64], batch: Batch) -> Evaluation:
+def _evaluate(
+    rows: DataFrame, problem: Learner, theta: NDArray[np.float64], batch: Batch, by: tuple[str, ...] = ()
+) -> Evaluation:
     """Return the evaluation at `theta`, summed over buckets in an order that is always the same."""
-    layout, unit = _layout(batch), batch.unit
+    layout, unit = _layout(batch, by), batch.unit
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for place, part in _parts(layout, batches):
@@ -187,9 +209,9 @@ def _evaluate(rows: DataFrame, problem: Learner, theta: NDArray[np.float64], bat
     return value, vector, sum(part["used"] for part in parts)
 
 
-def _sample(rows: DataFrame, batch: Batch, every: int) -> NDArray[np.float64]:
+def _sample(rows: DataFrame, batch: Batch, every: int, by: tuple[str, ...] = ()) -> NDArray[np.float64]:
     """Return the measurements (m, N) of every n-th row of each bucket."""
-    layout = _layout(batch)
+    layout = _layout(batch, by)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for place, part in _parts(layout, batches):

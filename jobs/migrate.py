@@ -139,6 +139,7 @@ def snapshot_id(source: Manifest, steps: list[Step], parameters: dict[str, Any])
 def _kept(spec: ModelSpec, learned: dict[str, Any]) -> dict[str, Any]:
     """Return the learned parameters that a spec's model has too, in the same shape."""
     import kalman
+    from kalman.groups import GROUPS, begin_states
 
     kept: dict[str, Any] = {}
     for name, value in learned.items():
@@ -147,6 +148,10 @@ def _kept(spec: ModelSpec, learned: dict[str, Any]) -> dict[str, Any]:
         except kalman.ModelError:
             continue
         kept[name] = value
+    try:
+        begin_states(kalman.build, spec.definition(), kept)
+    except kalman.ModelError:
+        kept.pop(GROUPS, None)
     return kept
 
 

@@ -58,6 +58,8 @@ class Migration:
     legs: tuple[Leg, ...]
     source: Filter
     target: Filter
+    own: bool = False
+    """Whether parameters that keys have for themselves are still those of the model."""
 
     @property
     def same(self) -> bool:
@@ -85,6 +87,8 @@ class Migration:
         for leg in self.legs:
             at = _through(leg, at, extras)
         state = self.target.from_moments(at.mean, at.covariance)
+        if self.own and "parameters" in extras:
+            state = self.target.with_parameters(state, extras["parameters"])
         lost = _put_diffuse(self.target, state, at.A)
         new_mean, new_covariance, new_extras = self.target.snapshot(state)
         return Carried(new_mean, new_covariance, new_extras, lost | _wrong(new_mean, new_covariance))
@@ -99,11 +103,15 @@ def migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[str, A
     if not steps:
         raise UserError("there is nothing to migrate: the snapshot is of that version")
     first, last = steps[0].old, steps[-1].new
-    return Migration(
-        tuple(leg_of(step) for step in steps),
-        kalman.build(first.definition(), old),
-        kalman.build(last.definition(), new),
+    source, target = kalman.build(first.definition(), old), kalman.build(last.definition(), new)
+    field = source.fields.get("parameters")
+    own = (
+        bool(old)
+        and dict(old) == dict(new)
+        and field is not None
+        and field == target.fields.get("parameters")
     )
+    return Migration(tuple(leg_of(step) for step in steps), source, target, own)
 
 
 def leg_of(step: Step) -> Leg:

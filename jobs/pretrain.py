@@ -19,6 +19,7 @@ from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
 from jobs.tables import Warehouse, need_measurements
+from kalman.groups import GROUPS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,6 +79,7 @@ def snapshot_at(
 
     import kalman
     from jobs.history import Batch, bucket_rows, final_states
+    from jobs.key_groups import group_begin
     from jobs.keys import key_kind
     from jobs.learn import each_key_learner, learn_pooled
     from jobs.model_functions import ship
@@ -123,7 +125,7 @@ def snapshot_at(
             snapshots_version=0,
             spec=spec.model_dump_json(by_alias=True),
         )
-        begin = None
+        begin = group_begin(fmt.kind, spec.definition(), parameters)
         if spec.learn is not None and spec.learn.scope == "key" and learned is not None:
             begin = each_key_learner(spec.definition(), kernel, window, learned.theta, spec.unit_us)
         states = final_states(packed, kernel, batch, begin)
@@ -172,9 +174,15 @@ def _report(
         values = ", ".join(
             f"{name} = {json.dumps(_rounded(value, 6))}" + _error(learned, name)
             for name, value in learned.parameters.items()
+            if name != GROUPS
         )
         end = "converged" if learned.converged else "stopped before it converged"
         lines.append(f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})")
+        if learned.groups is not None:
+            ended = f"{int(learned.groups.result.converged.sum()):,} converged"
+            lines.append(
+                f"and for each of {len(learned.groups.values):,} groups of {', '.join(learned.groups.by)} ({ended})"
+            )
         if learned.held_out is not None:
             lines.append(f"log-likelihood of rows kept aside: {learned.held_out:.4f} a row")
     if not made:

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.advance import advance
+from jobs.advance import Begin, advance
 from jobs.estimates import EstimateFormat, pack_estimates
 from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
 from jobs.packets import Records, concat
@@ -43,6 +43,8 @@ class Plan(NamedTuple):
     estimates: EstimateFormat
     blocks: int
     apply_late: bool = False
+    begin: Begin | None = None
+    """Gives the states in which new keys begin; None: the model's initial state."""
 
 
 class FilterProcessor(StatefulProcessor):
@@ -78,7 +80,8 @@ class FilterProcessor(StatefulProcessor):
         if len(keyed.rows.key) == 0:
             return
         present, known = self._load(keyed.keys.arrays["route"])
-        advanced = advance(plan.kernel, plan.state.layout, known, keyed, plan.unit, plan.apply_late)
+        begin = None if plan.begin is None else plan.begin(keyed)
+        advanced = advance(plan.kernel, plan.state.layout, known, keyed, plan.unit, plan.apply_late, begin)
         self._store(present, advanced.records)
         for count, packet in pack_estimates(plan.estimates, keyed, advanced.outputs):
             yield pd.DataFrame({"kind": [ESTIMATES], "rows": [count], "payload": [packet]})

@@ -36,6 +36,7 @@ def start_query(
     from jobs import snapshots
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import EstimateFormat
+    from jobs.key_groups import group_begin
     from jobs.keys import key_kind
     from jobs.model_functions import ship
     from jobs.packed_rows import RowFormat, pack_rows
@@ -53,7 +54,8 @@ def start_query(
     diagonal = spec.outputs.covariance == "diagonal"
     out = EstimateFormat(kind, len(spec.states), diagonal, tuple(kernel.outputs.items()))
     routing = make_routing(generation.partitions, generation.blocks)
-    plan = Plan(kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply")
+    begin = group_begin(kind, spec.definition(), manifest.parameters)
+    plan = Plan(kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply", begin)
     spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
 
     seeds = None

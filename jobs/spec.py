@@ -198,6 +198,7 @@ class ModelSpec(Section):
         _check_columns(self.states, "states", what="state")
         self._check_sections()
         self._check_disjoint()
+        self._check_groups()
         self._check_outputs()
         self._check_times()
         return self
@@ -239,6 +240,13 @@ class ModelSpec(Section):
                 other = taken.setdefault(name.casefold(), field)  # Spark does not tell upper from lower case
                 if other != field:
                     raise wrong(f"column '{name}' is already used in {other}", "a column has one role", field)
+
+    def _check_groups(self) -> None:
+        for i, name in enumerate(() if self.learn is None else self.learn.by):
+            if name not in self.key:
+                raise wrong(
+                    f"'{name}' is no key column", f"choose from {', '.join(self.key)}", f"learn.by[{i}]"
+                )
 
     def _check_outputs(self) -> None:
         pairs = [f"covariance_{a}_{b}" for a in self.states for b in self.states]

@@ -118,8 +118,12 @@ class Learn(Section):
     prior: bool = Field(
         default=False, description="also learn, from all keys, the distribution in which a key begins"
     )
-    scope: Literal["pooled", "key"] = Field(
-        default="pooled", description="one value for all keys, or one for each key"
+    scope: Literal["pooled", "group", "key"] = Field(
+        default="pooled",
+        description="one value for all keys, one for each group of keys, or one for each key",
+    )
+    by: list[str] = Field(
+        default=[], description="with scope: group, the key columns whose values make the groups"
     )
     window: str | None = Field(
         default=None, description="learn from this long before the position's last event time, such as 90d"
@@ -138,7 +142,11 @@ class Learn(Section):
     @property
     def left_out(self) -> set[str]:
         """Return fields that say nothing where they are not used, so that ids from before they were there stay."""
-        return {name for name, plain in (("prior", False), ("method", "mle")) if getattr(self, name) == plain}
+        return {
+            name
+            for name, plain in (("prior", False), ("method", "mle"), ("by", []))
+            if getattr(self, name) == plain
+        }
 
     def definition(self) -> dict[str, Any]:
         """Return what `kalman.build` and `kalman.learning` take, as plain Python."""
@@ -147,7 +155,7 @@ class Learn(Section):
             if isinstance(item, LearnedParameter) and item.bounds is not None:
                 position = self.parameters.index(item)
                 result["parameters"][position]["bounds"] = item.bounds  # a null among them means something
-        return {**result, **self.model_dump(include={"prior", "method"} - self.left_out)}
+        return {**result, **self.model_dump(include={"prior", "method", "by"} - self.left_out)}
 
     @model_validator(mode="after")
     def _something(self) -> Self:

@@ -56,12 +56,12 @@ def is_chosen(name: Any) -> bool:
 def parameters(definition: Mapping[str, Any]) -> list[Parameter]:
     """Return the chosen ones that are wanted: entries first, as they are written. Raises ModelError."""
     found = [_parameter(definition, wish) for wish in wishes(definition) if is_chosen(wish.name)]
-    if found and (definition.get("learn") or {}).get("scope") == "key":
-        raise ModelError(
-            "learn.scope",
-            f"{found[0].name} is learned for all keys together only",
-            "write pooled, or learn others",
-        )
+    scope = (definition.get("learn") or {}).get("scope")
+    for p in found:
+        if scope == "key" or (scope == "group" and p.name not in INITIAL):
+            whom = "or for groups" if p.name in INITIAL else "and not for groups or keys"
+            problem = f"{p.name} is learned for all keys together, {whom}"
+            raise ModelError("learn.scope", problem, "write pooled, or learn others")
     return sorted(found, key=lambda p: (p.name in INITIAL, p.name == INITIAL[1]))
 
 

@@ -63,15 +63,18 @@ def parameters(
 
 
 def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the names to learn, in the order of the model's parameters, and the scope: pooled or key."""
+    """Return the names to learn, in the order of the model's parameters, and the scope: pooled, group or key."""
     learn = definition.get("learn")
     if learn is None:
         return (), "pooled"
     if not isinstance(learn, Mapping):
         raise ModelError("learn", f"{learn!r} is not a mapping", "write parameters under it, or remove it")
     scope = learn.get("scope") or "pooled"
-    if scope not in ("pooled", "key"):
-        raise ModelError("learn.scope", f"{scope!r} is not known", "choose pooled or key")
+    if scope not in ("pooled", "group", "key"):
+        raise ModelError("learn.scope", f"{scope!r} is not known", "choose pooled, group or key")
+    if (scope == "group") != bool(learn.get("by")):
+        remedy = "write both, such as scope: group, by: [region]"
+        raise ModelError("learn.by", "goes with scope: group, and the other way round", remedy)
     asked = [wish for wish in wishes(definition) if not is_chosen(wish.name)]
     wanted = [wish.name for wish in asked]
     known = [parameter.name for parameter in parameters]

@@ -61,7 +61,7 @@ class Learner(Protocol):
 
     @property
     def scope(self) -> str:
-        """Return "pooled", or "key"."""
+        """Return "pooled", "group" or "key"."""
         ...
 
     def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:

@@ -110,7 +110,7 @@ class ExpectationMaximisation:
 
 def expectation_maximisation(model: "Learning") -> ExpectationMaximisation:
     """Return what learns by EM what the model wants learned. Raises ModelError where EM has no closed form."""
-    if model.scope == "key":
+    if model.scope != "pooled":
         raise ModelError(
             "learn.method", "em learns for all keys together only", "write pooled, or method: mle"
         )

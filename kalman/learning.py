@@ -55,7 +55,8 @@ class Learning:
         return _linear({**self.definition, "learn": None}, self.begin)
 
     @cached_property
-    def _own_names(self) -> tuple[str, ...]:
+    def own_names(self) -> tuple[str, ...]:
+        """Names of what is learned of the structure and R; the state of `each` holds it."""
         return tuple(name for name in self.names if not is_chosen(name))
 
     @cached_property
@@ -63,25 +64,26 @@ class Learning:
         return chosen.parameters(self.definition)
 
     @cached_property
-    def _entries(self) -> tuple[tuple[str, int, int], ...]:
+    def entries_of_matrices(self) -> tuple[tuple[str, int, int], ...]:
+        """The entries of F and H that are learned: letter, row, column."""
         found = [chosen.ENTRY.fullmatch(p.name) for p in self._chosen]
         return tuple((a[1], int(a[2]), int(a[3])) for a in found if a is not None)
 
     @cached_property
-    def _each(self) -> LinearFilter:
+    def each(self) -> LinearFilter:
         """The model with its learned parameters in the state, one filter for whatever values are tried.
 
         Entries of F and H come from the last columns of the control.
         """
         columns = [p.name for p in self._chosen if p.name not in chosen.INITIAL]
-        learn = {"parameters": list(self._own_names), "scope": "key"}
+        learn = {"parameters": list(self.own_names), "scope": "key"}
         return _linear({**chosen.as_columns(self.definition, columns), "learn": learn}, self.begin)
 
     @cached_property
     def learned(self) -> tuple[Parameter, ...]:
         """The parameters that are learned, with what keeps them valid: a structure's and R, then the chosen ones."""
         wishes = {wish.name: wish for wish in chosen.wishes(self.definition)}
-        own = [chosen.kept_to(p, wishes[p.name]) for p in self.filter.parameters if p.name in self._own_names]
+        own = [chosen.kept_to(p, wishes[p.name]) for p in self.filter.parameters if p.name in self.own_names]
         return (*own, *self._chosen)
 
     @cached_property
@@ -117,7 +119,7 @@ class Learning:
         The sums are exactly rounded, so that they do not depend on the order of the keys.
         """
         value, slopes, used = self.value_and_slopes(theta, rows, keys, unit)
-        return value, np.array(self._pulled(theta.tolist(), slopes), float), int(used.sum())
+        return value, np.array(self.pulled(theta.tolist(), slopes), float), int(used.sum())
 
     def value_and_slopes(
         self, theta: Array, rows: SortedRows, keys: int, unit: float
@@ -125,8 +127,8 @@ class Learning:
         """Return log-likelihood, its derivatives by the packed entries of what is learned, each key's rows (keys,)."""
         inputs = np.repeat(self._inputs(theta)[:, None], len(rows.key), axis=1)
         rows = rows._replace(u=np.concatenate([rows.u, inputs]))
-        begun = self._begun(theta, keys)
-        result = score(self._each, self._own_names, rows, keys, unit, begun, self._entries)
+        begun = self.begun(theta, keys)
+        result = score(self.each, self.own_names, rows, keys, unit, begun, self.entries_of_matrices)
         parts = [result.gradient]
         parts += [result.mean] if "initial.mean" in self.names else []
         parts += [result.covariance] if "initial.covariance" in self.names else []
@@ -140,10 +142,10 @@ class Learning:
         """
         value, gradient, used = self.value_and_gradient(theta, rows, keys, unit)
         moved = [theta, *(theta + STEP * row for row in np.eye(len(theta)))]
-        states = [self._begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
+        states = [self.begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
         inputs = np.stack([self._inputs(one) for one in moved], axis=1)
         steps = np.full(len(theta), STEP)
-        told = information(self._each, rows, keys, unit, states, steps, inputs) if states else []
+        told = information(self.each, rows, keys, unit, states, steps, inputs) if states else []
         sums = [math.fsum(row) for row in np.asarray(told).tolist()]
         return value, np.array([*gradient, *sums]), used
 
@@ -160,13 +162,13 @@ class Learning:
             return Fit(self.start, begin.value, 0, True)
         if not finite(begin):
             return fit(lambda theta: point(theta)[1:3], self.start, max_iterations)
-        best, iterations, converged = maximise(point, begin, self._limits, max_iterations)
+        best, iterations, converged = maximise(point, begin, self.limits, max_iterations)
         spread = covariance(best.information)
         errors = self.errors(best.theta, spread)
         return Fit(best.theta, best.value, iterations, converged, covariance=spread, errors=errors)
 
     @property
-    def _limits(self) -> Array:
+    def limits(self) -> Array:
         """How far one step may go in each free number: freely where it has a unit, else by a factor e^2."""
         kinds = [p.kind for p in self.learned for _ in constraints.free_entries(p)]
         return np.array([np.inf if kind in ("real", "vector") else 2.0 for kind in kinds])
@@ -185,12 +187,12 @@ class Learning:
             result[p.name] = natural(p._replace(value=tuple(errors.tolist())))
         return result
 
-    def _begun(self, theta: Array, keys: int) -> Array:
-        """Return the states (size, keys) of keys that have no row yet, at theta."""
-        state = self._each.initial(keys)
+    def begun(self, theta: Array, keys: int) -> Array:
+        """Return the states (size, keys) of keys that have no row yet, at theta (p,), or (p, keys) for each key's."""
+        state = self.each.initial(keys)
         for place, values in self._values(theta):
-            if place in self._each.places:
-                state[self._each.places[place]] = np.array(values, float)[:, None]
+            if place in self.each.places:
+                state[self.each.places[place]] = [np.broadcast_to(a, keys) for a in values]
         return state
 
     def _inputs(self, theta: Array) -> Array:
@@ -200,7 +202,7 @@ class Learning:
     def _values(self, theta: Array) -> list[tuple[str, list[Any]]]:
         """Return what is learned at theta, in order, and the field of the state where it is; "" for the control."""
         entries = iter(self.entries(theta))
-        own = [next(entries) for p in self.learned if p.name in self._own_names for _ in p.value]
+        own = [next(entries) for p in self.learned if p.name in self.own_names for _ in p.value]
         others = [(p.name, [next(entries) for _ in p.value]) for p in self._chosen]
         return [
             ("parameters", own),
@@ -210,7 +212,8 @@ class Learning:
             ),
         ]
 
-    def _pulled(self, theta: Any, slopes: Any) -> list[Any]:
+    def pulled(self, theta: Any, slopes: Any) -> list[Any]:
+        """Return the derivatives by the free numbers, given those by the packed entries of what is learned."""
         result: list[Any] = []
         at = 0
         for p, span in zip(self.learned, self._spans, strict=True):
@@ -240,9 +243,9 @@ class Learning:
         def objective(theta: Array, which: np.ndarray) -> tuple[Array, Array, np.ndarray]:
             own = np.array([np.broadcast_to(a, len(which)) for a in self.entries(theta)])
             part = _select(rows, which, keys)
-            begun = self._each.with_parameters(self._each.initial(len(which)), own)
-            result = score(self._each, self._own_names, part, len(which), unit, begun)
-            slopes = np.array(self._pulled(theta, result.gradient))
+            begun = self.each.with_parameters(self.each.initial(len(which)), own)
+            result = score(self.each, self.own_names, part, len(which), unit, begun)
+            slopes = np.array(self.pulled(theta, result.gradient))
             away = (theta - middle[:, which]) / deviation
             penalty = sum((0.5 * a * a for a in away), np.zeros(len(which)))
             return result.log_likelihood - penalty, slopes - away / deviation, result.used

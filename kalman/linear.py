@@ -249,7 +249,7 @@ def build_linear(definition: definitions.Definition, learned: Mapping[str, Any])
     all_parameters = definitions.parameters(process, R, learned)
     own = ()
     names, scope = definitions.learn_request(definition, all_parameters)
-    if scope == "key":
+    if scope != "pooled":
         own = tuple(parameter.name for parameter in all_parameters if parameter.name in names)
     start = definitions.initial(definition.get("initial"), len(states))
     size = (states, measurements, len(controls))

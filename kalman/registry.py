@@ -8,6 +8,7 @@ from kalman.build_modes import build_imm, build_mmae
 from kalman.chosen import substituted
 from kalman.definition import Definition
 from kalman.fixed_lag import fixed_lag
+from kalman.groups import pooled
 from kalman.lms import build_lms, build_nlms
 from kalman.mixtures.building import build_mixture
 from kalman.mixtures.families import FAMILIES
@@ -19,11 +20,13 @@ from kalman.types import Filter, ModelError
 def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -> Filter:
     """Return the filter that a definition describes, with learned `parameters` in place of the written ones.
 
+    Of what was learned for groups of keys, those of all keys together (`kalman.groups` has the others).
+
     The definition has the keys of a model spec: filter, states, measurement, control, process, observation,
     initial, learn, robust, adaptive, smoothing, modes, transition, imm, mmae, mixture. Raises ModelError, which
     names the field.
     """
-    definition, parameters = substituted(definition, parameters or {})
+    definition, parameters = substituted(definition, pooled(definition, parameters or {}))
     kind = definition.get("filter", "linear")
     if not isinstance(kind, str) or kind not in FILTERS:
         raise ModelError("filter", f"{kind!r} is not a filter", f"choose one of {', '.join(FILTERS)}")

@@ -5,7 +5,7 @@ how they depend on each other: what an optimiser that sees gradients alone has t
 model is not quite right, J is not quite the curvature; the last steps' changes of the gradient correct it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +49,10 @@ def finite(point: Point) -> bool:
     )
 
 
+Search = Generator[Array, Point, Maximum]
+"""Asks for the point at a theta, is sent it, and returns the maximum: so that many can be evaluated together."""
+
+
 def maximise(
     evaluate: Callable[[Array], Point],
     start: Point,
@@ -56,7 +60,18 @@ def maximise(
     max_iterations: int,
     tolerance: float = TOLERANCE,
 ) -> Maximum:
-    """Maximise from `start`, a finite point.
+    """Maximise from `start`, a finite point, as `search` says."""
+    asking = search(start, limits, max_iterations, tolerance)
+    try:
+        theta = next(asking)
+        while True:
+            theta = asking.send(evaluate(theta))
+    except StopIteration as end:
+        return end.value
+
+
+def search(start: Point, limits: Array, max_iterations: int, tolerance: float = TOLERANCE) -> Search:
+    """Search the maximum from `start`, a finite point.
 
     limits: how far one step may go in each variable (p,). A point at which rows fall out is refused. It ends when the
     next step is expected to gain less than `tolerance`, in units of the log-likelihood, or gains less: parameters are
@@ -75,7 +90,7 @@ def maximise(
         if not rise > least or (rise < SMALL and float(np.max(np.abs(step) / limits)) > 0.2):
             return Maximum(point, iteration, True)
         step *= min(1.0, float(np.min(limits / np.maximum(np.abs(step), 1e-300))))
-        following, length = _search(evaluate, point, step, start.used)
+        following, length = yield from _along(point, step, start.used)
         if following is None:
             if not pairs:
                 return Maximum(point, iteration, rise < SMALL)
@@ -91,13 +106,11 @@ def maximise(
     return Maximum(point, max_iterations, False)
 
 
-def _search(
-    evaluate: Callable[[Array], Point], point: Point, step: Array, used: int
-) -> tuple[Point | None, float]:
+def _along(point: Point, step: Array, used: int) -> Generator[Array, Point, tuple[Point | None, float]]:
     """Return a point along the step that gains enough (Armijo), with the share of the step; None if there is none."""
     length, slope = 1.0, float(point.gradient @ step)
     for _ in range(12):
-        tried = evaluate(point.theta + length * step)
+        tried = yield point.theta + length * step
         sound = finite(tried) and tried.used >= used
         gain = tried.value - point.value
         if sound and gain >= 1e-4 * length * slope:

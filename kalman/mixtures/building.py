@@ -106,6 +106,8 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
                 f"parameters.{name}", "the model has no such parameter", f"it has {', '.join(names)}"
             )
     wanted, scope = definition.learn_request(given, tuple(Parameter(n, "number", ()) for n in names))
+    if scope == "group":
+        raise ModelError("learn.scope", f"a {kind} is not learned by group", "choose pooled or key")
     written = {name: options[name] for name in names if name in options} | dict(learned or {})
     count = _count(options, written)
     start = _start(family, count, len(states), written, learned or {})

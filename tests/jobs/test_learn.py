@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +16,11 @@ import pytest
 import kalman
 from jobs import learn
 from jobs.history import Batch
+from jobs.key_groups import group_begin, group_keys
+from jobs.keys import KeyKind
 from jobs.learn import Window, learn_pooled
 from jobs.packets import Records
+from jobs.routing import route_of
 from jobs.spec import Learn
 from kalman.learning import fit, learnable, maximum_likelihood
 
@@ -67,7 +72,7 @@ DEFINITION = {
 }
 
 
-def on_buckets(monkeypatch: pytest.MonkeyPatch, frame: Frame) -> None:
+def on_buckets(monkeypatch: pytest.MonkeyPatch, frame: Frame, rows: int = 107) -> None:
     class Kept(Frame):
         def persist(self) -> Kept:
             return self
@@ -76,12 +81,12 @@ def on_buckets(monkeypatch: pytest.MonkeyPatch, frame: Frame) -> None:
             self.batches = []
 
         def groupBy(self) -> Any:
-            return SimpleNamespace(sum=lambda name: SimpleNamespace(collect=lambda: [[107]]))
+            return SimpleNamespace(sum=lambda name: SimpleNamespace(collect=lambda: [[rows]]))
 
     def window_rows(*_: Any) -> Kept:
         return Kept(frame.batches)
 
-    monkeypatch.setattr(learn, "_window_rows", window_rows)
+    monkeypatch.setattr(learn, "window_rows", window_rows)
 
 
 def test_a_mixture_is_learned_from_buckets_as_from_all_rows(
@@ -130,3 +135,91 @@ def test_a_sample_is_some_rows_of_every_bucket(history: tuple[Any, Batch, kalman
     expected = [whole.y[:, low:high:7] for low, high in ((40, 107), (30, 40), (0, 30))]
     np.testing.assert_array_equal(some, np.concatenate(expected, axis=1))
     np.testing.assert_array_equal(np.sort(learn._sample(frame, batch, 1)), np.sort(whole.y))
+
+
+def keyed_bucket(texts: list[str] | None, numbers: list[int], rows: int) -> Any:
+    """Return a bucket of keys, each with so many rows."""
+    from jobs.packed_rows import KeyedRows
+
+    rng = np.random.default_rng(numbers)
+    route = np.array(numbers, np.uint64) << np.uint64(40)
+    arrays = (
+        {"route": route} if texts is None else {"route": route, "check": np.zeros(len(numbers), np.int64)}
+    )
+    keys = Records(arrays, None if texts is None else pa.array(texts))
+    key = np.repeat(np.arange(len(numbers)), rows)
+    time = np.tile(np.arange(rows) * 1_000_000, len(numbers))
+    steps = rng.normal(size=(2, len(numbers), rows)) * np.array(numbers)[:, None]
+    y = np.cumsum(steps[0], axis=1) + steps[1]
+    return KeyedRows(keys, kalman.SortedRows(key, time, y.reshape(1, -1), np.empty((0, len(key)))))
+
+
+REGIONS = [r'["north \"1\"","a"]', r'["süd, \\","a"]', r'["north \"1\"","b]"]', r'["x",null]']
+KIND = KeyKind(("region", "id"), ("string", "string"), False)
+
+
+def test_keys_are_grouped_by_some_of_their_columns() -> None:
+    texts = pa.array(REGIONS)
+    keys = Records({"route": np.arange(4, dtype=np.uint64), "check": np.arange(4)}, texts)
+    for by in (("region",), ("id",), ("id", "region")):
+        found = group_keys(KIND, by, keys)
+        wanted = [[json.loads(text)[KIND.columns.index(name)] for name in by] for text in REGIONS]
+        assert [json.loads(found.names[code]) for code in found.code] == wanted
+        assert len(set(found.names)) == len(found.names)
+    integer = KeyKind(("id",), ("bigint",), True)
+    routes = route_of(np.array([-7, 7, 12]))
+    found = group_keys(integer, ("id",), Records({"route": routes}, None))
+    assert [found.names[code] for code in found.code] == ['["-7"]', '["7"]', '["12"]']
+
+
+def test_groups_are_learned_from_buckets_as_from_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = {
+        "states": ["level"],
+        "measurement": ["y"],
+        "process": {"kind": "random_walk", "variance": 4.0},
+        "observation": {"R": [[1.0]]},
+        "initial": {"mean": [0.0], "covariance": [[50.0]]},
+        "learn": {"parameters": ["variance", "R"], "scope": "group", "by": ["region"]},
+    }
+    texts = [f'["{"NSE"[i % 3]}","{i}"]' for i in range(10)]
+    buckets = [keyed_bucket(texts[:4], [1, 2, 3, 4], 30), keyed_bucket(texts[4:], list(range(5, 11)), 30)]
+    fmt: Any = SimpleNamespace(measurement=("y",), control=(), kind=KIND)
+    batch = Batch(fmt, 1e6)
+
+    def each_bucket(fmt: Any, work: Callable[[Any], Iterator[pa.RecordBatch]]) -> Work:
+        return lambda batches: (made for one in batches for made in work(buckets[one.column(0)[0].as_py()]))
+
+    monkeypatch.setattr(learn, "each_bucket", each_bucket)
+    packed: Any = Frame([pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
+    kept: Any = learn.window_rows(packed, batch, Window(), 1.0, ("region",))
+    on_buckets(monkeypatch, kept, 300)
+    asked = Learn(parameters=["variance", "R"], scope="group", by=["region"])
+    found = learn_pooled(kept, definition, asked, batch, Window(), None, print)
+    assert found.groups is not None and found.groups.result.converged.all()
+    groups = found.parameters["groups"]
+    assert groups["by"] == ["region"] and groups["values"] == [["E"], ["N"], ["S"]]
+    assert groups["parameters"] == found.groups.result.parameters
+
+    # one process with all rows, and each group's gradient of log posterior zero where it ended
+    problem = maximum_likelihood(definition)
+    key = np.concatenate([buckets[0].rows.key, buckets[1].rows.key + 4])
+    y = np.concatenate([one.rows.y for one in buckets], axis=1)
+    time = np.concatenate([one.rows.time for one in buckets])
+    for j, name in enumerate("ENS"):
+        members = [i for i in range(10) if texts[i][2] == name]
+        mask = np.isin(key, members)
+        number = np.searchsorted(members, key[mask])
+        rows = kalman.SortedRows(number, time[mask], y[:, mask], np.empty((0, int(mask.sum()))))
+        theta = found.groups.result.theta[:, j]
+        value, gradient, used = problem.value_and_gradient(theta, rows, len(members), 1e6)
+        np.testing.assert_allclose(gradient, theta - found.theta, atol=1e-4)
+        assert used == found.groups.result.used[j] == 30 * len(members)
+        assert found.groups.result.log_likelihood[j] == pytest.approx(value, rel=1e-12)
+
+    # keys begin with what their group has learned, those of no known group with the pooled values
+    begin = group_begin(KIND, definition, found.parameters)
+    assert begin is not None
+    new = keyed_bucket([r'["S","1000"]', r'["W","1"]'], [1, 2], 1)
+    states = pickle.loads(pickle.dumps(begin))(new)
+    for column, learned in zip(states.T, (groups["parameters"][2], found.parameters), strict=True):
+        assert column[2:].tolist() == [learned["variance"], learned["R"][0][0]]

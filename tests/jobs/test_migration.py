@@ -107,6 +107,17 @@ def test_the_same_states_pass_whole() -> None:
     assert after.extras["parameters"] is extras["parameters"]
 
 
+def test_what_a_key_has_learned_for_itself_goes_with_it() -> None:
+    learn = {"parameters": ["R"], "scope": "key"}
+    old = spec(1, ["a"], learn=learn)
+    new = spec(2, ["b", "a"], learn=learn, migrate={"states": {"b": {"mean": 0.0, "variance": 1.0}}})
+    extras, learned = {"parameters": np.array([[1.0, 2.0]])}, {"R": [[3.0]]}
+    kept = migration([Step(old, new)], learned, learned).carry(*states(1, 2), extras)
+    assert kept.extras["parameters"].tolist() == [[1.0, 2.0]]
+    given_up = migration([Step(old, new)], learned, {}).carry(*states(1, 2), extras)
+    assert given_up.extras["parameters"].tolist() == [[1.0, 1.0]]  # the spec's
+
+
 def test_undetermined_states_are_carried_as_such() -> None:
     diffuse = {"initial": {"diffuse": True}}
     old = spec(1, ["a", "b"], **diffuse)

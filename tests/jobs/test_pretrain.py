@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,43 @@ def test_a_damaged_snapshot_and_a_changed_model_are_refused(tmp_path: Path) -> N
         pipeline.stream(adopt=third)
     second = pipeline.pretrain().data["snapshot"]
     assert pipeline.stream(adopt=second).data["generation"] == "walk-g0002"
+
+
+def test_each_group_learns_its_own_and_new_keys_of_the_stream_begin_with_it(tmp_path: Path) -> None:
+    """Groups of text keys on Spark: what one process finds; keys that the snapshot does not know join their group."""
+    learn = {"parameters": ["level_variance", "R"], "scope": "group", "by": ["region"], "max_iterations": 3}
+    pipeline = Pipeline(tmp_path, random_walk_spec(key=["id", "region"], learn=learn))
+    first, second = random_rows(2, keys=20, rows=300)
+    for frame in (first, second):
+        frame["region"] = np.array(["é a", 'b"', "c"])[frame["id"] % 3]
+    later = second[second["id"].isin(set(second["id"]) - set(first["id"])) | (second["id"] % 2 == 0)]
+    pipeline.land(first[first["region"] != "c"])
+    report = pipeline.pretrain()
+    groups = report.data["parameters"]["groups"]
+    assert groups["by"] == ["region"] and sorted(groups["values"]) == [['b"'], ["é a"]]
+    found = pipeline.snapshot(report.data["snapshot"])
+    wanted = {
+        name[0]: [own["level_variance"], *np.array(own["R"])[np.tril_indices(2)]]
+        for name, own in zip(groups["values"], groups["parameters"], strict=True)
+    }
+    definition = pipeline.spec.definition()
+    pooled = {name: value for name, value in report.data["parameters"].items() if name != "groups"}
+    for row in found.to_dict("records"):
+        region = json.loads(row["key"])[1]
+        assert list(row["extras"]["parameters"]) == wanted[region]
+
+    pipeline.land(later)
+    pipeline.stream()
+    estimates = pipeline.estimates()
+    known = set(found["key"])
+    for key in sorted(set(estimates["key"]) - known):
+        identity, region = json.loads(key)
+        own = dict(zip([name[0] for name in groups["values"]], groups["parameters"], strict=True)).get(
+            region, {}
+        )
+        kernel = kalman.build({**definition, "learn": None}, {**pooled, **own})
+        rows, keys = sorted_rows(later[later["id"] == int(identity)])
+        _, out = kalman.run(kernel, kalman.initial_states(kernel, keys), rows, UNIT)
+        streamed = estimates.loc[estimates["key"] == key]
+        assert sorted(streamed["log_likelihood"]) == sorted(out.log_likelihood)
+    assert {json.loads(key)[1] for key in set(estimates["key"]) - known} == {'b"', "é a", "c"}

@@ -1,0 +1,38 @@
+"""What was learned for groups of keys, as learned parameters hold it beside the pooled values, under `groups`:
+
+by          names of the key columns that make the groups
+values      of each group: the texts of those columns
+parameters  of each group: what was learned for it, by name
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from kalman.types import Array, Filter, ModelError
+
+GROUPS = "groups"
+Build = Callable[[Mapping[str, Any], Mapping[str, Any] | None], Filter]
+
+
+def pooled(definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of all keys together. Raises ModelError where the model learns for no such groups."""
+    found = parameters.get(GROUPS)
+    if found is None:
+        return parameters
+    learn = definition.get("learn") or {}
+    if learn.get("scope") != "group" or list(learn.get("by") or ()) != list(found["by"]):
+        problem = f"they were learned by {', '.join(found['by'])}, and the model learns otherwise"
+        raise ModelError(f"parameters.{GROUPS}", problem, "learn again")
+    return {name: value for name, value in parameters.items() if name != GROUPS}
+
+
+def begin_states(build: Build, definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Array:
+    """Return the states (size, G + 1) in which keys of each group begin, and last that of keys of no known group.
+
+    build: `kalman.build`. Raises ModelError where a group's parameters are not those of the model.
+    """
+    rest = pooled(definition, parameters)
+    own = parameters[GROUPS]["parameters"] if GROUPS in parameters else []
+    return np.concatenate([build(definition, {**rest, **one}).initial(1) for one in (*own, {})], axis=1)
