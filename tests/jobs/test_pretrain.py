@@ -191,8 +191,10 @@ def test_each_group_learns_its_own_and_new_keys_of_the_stream_begin_with_it(tmp_
     first, second = random_rows(2, keys=20, rows=300)
     for frame in (first, second):
         frame["region"] = np.array(["é a", 'b"', "c"])[frame["id"] % 3]
-    later = second[second["id"].isin(set(second["id"]) - set(first["id"])) | (second["id"] % 2 == 0)]
-    pipeline.land(first[first["region"] != "c"])
+    later = second.loc[
+        second["id"].isin(list(set(second["id"]) - set(first["id"]))) | (second["id"] % 2 == 0)
+    ]
+    pipeline.land(first.loc[first["region"] != "c"])
     report = pipeline.pretrain()
     groups = report.data["parameters"]["groups"]
     assert groups["by"] == ["region"] and sorted(groups["values"]) == [['b"'], ["é a"]]
@@ -217,7 +219,7 @@ def test_each_group_learns_its_own_and_new_keys_of_the_stream_begin_with_it(tmp_
             region, {}
         )
         kernel = kalman.build({**definition, "learn": None}, {**pooled, **own})
-        rows, keys = sorted_rows(later[later["id"] == int(identity)])
+        rows, keys = sorted_rows(later.loc[later["id"] == int(identity)])
         _, out = kalman.run(kernel, kalman.initial_states(kernel, keys), rows, UNIT)
         streamed = estimates.loc[estimates["key"] == key]
         assert sorted(streamed["log_likelihood"]) == sorted(out.log_likelihood)
