@@ -1,0 +1,34 @@
+# The one image of Airflow's parts and of Spark's master and workers: drivers and executors need the same Python.
+FROM python:3.11.14-slim-bookworm
+
+# DL3008: Debian keeps one version of a package in a release, and the base image's tag names the release.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps tini \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 50000 --gid 0 kalman \
+    && mkdir -p /opt/kalman /warehouse /landing /logs \
+    && chown -R kalman:0 /opt/kalman /warehouse /landing /logs
+
+WORKDIR /opt/kalman
+COPY requirements/lock.txt requirements/lock.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY kalman kalman
+COPY jobs jobs
+COPY dags dags
+COPY models models
+# Spark's jars are fetched here, once, so that a container starts offline.
+RUN pip install --no-cache-dir --constraint requirements/lock.txt --editable '.[postgres]' \
+    && python -m jobs.jars \
+    && python -m jobs.class_archive
+
+USER 50000
+ENV AIRFLOW_HOME=/home/kalman/airflow \
+    AIRFLOW__CORE__DAGS_FOLDER=/opt/kalman/dags \
+    KALMAN_WAREHOUSE=/warehouse \
+    KALMAN_MODELS=/opt/kalman/models \
+    PYSPARK_PYTHON=/usr/local/bin/python \
+    PYTHONPATH=/opt/kalman \
+    PYTHONUNBUFFERED=1
+ENTRYPOINT ["tini", "--"]
+CMD ["kalman-pipeline", "--help"]
