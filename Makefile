@@ -14,7 +14,7 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint format airflow lock clean
+.PHONY: help setup demo test soak bench bench-quick lint format airflow lock clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,17 @@ test: setup ## Run the tests (all but the soak)
 
 soak: setup ## Kill the stream's driver at many moments and compare (long)
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+
+BENCH := $(VENV)/.bench-ready
+$(BENCH): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench]'
+	@touch $@
+
+bench: $(BENCH) ## Measure against Spark's limit and state by the key (half an hour; keep the machine quiet)
+	$(BIN)/python -m benchmarks.run
+
+bench-quick: $(BENCH) ## The same in three minutes, for a look
+	$(BIN)/python -m benchmarks.run --quick
 
 lint: setup ## Check style, format and types
 	$(BIN)/ruff check .

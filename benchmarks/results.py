@@ -1,0 +1,137 @@
+"""Turn measured times into results: medians and ratios within the run, as JSON and as a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("pyspark", "delta-spark", "numpy", "pyarrow", "pandas")
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the least, the median and the greatest."""
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def results_of(
+    work: str, rates: Mapping[str, Sequence[float]], more: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return one result a contender, with the ratios of medians to the limit and to state by the key.
+
+    Args:
+        work: its name.
+        rates: rows a second by contender.
+        more: further numbers of `ours`.
+    """
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    found = []
+    for name, values in rates.items():
+        result: dict[str, Any] = {
+            "work": work,
+            "what": name,
+            "rows_per_s": spread(values),
+            "samples": len(values),
+        }
+        for ratio, other in (
+            ("vs_limit", "limit"),
+            ("vs_per_key", "per_key_row"),
+            ("vs_filterpy", "per_key_filterpy"),
+            ("vs_floor", "floor"),
+        ):
+            if other in medians and other != name:
+                result[ratio] = medians[name] / medians[other]
+        if name == "ours":
+            result |= more
+        found.append(result)
+    return found
+
+
+def machine() -> str:
+    """Return what the numbers were measured on, in a line."""
+    memory = psutil.virtual_memory().total / 2**30
+    return (
+        f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}"
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def commit() -> str:
+    """Return the checkout's commit, marked where files differ from it."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
+
+
+def write(results: list[dict[str, Any]], load: float, quick: bool, folder: Path = RESULTS) -> Path:
+    """Write `latest.json` and `latest.md` (`quick.*` for a quick run); return the table's path."""
+    document = {
+        "commit": commit(),
+        "machine": machine(),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load_before": round(load, 2),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "results": results,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "quick" if quick else "latest"
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    path = folder / f"{name}.md"
+    path.write_text(table(document))
+    return path
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """Return the results as a Markdown page."""
+    versions = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
+    lines = [
+        f"Commit `{document['commit']}`, {document['measured_at']}, {document['machine']}; {versions}. "
+        f"Load when it began: {document['load_before']}.",
+        "",
+        "Rows a second of a micro-batch: median (least to greatest of all measured ones). Ratios are of medians.",
+        "",
+        "| work | what | rows/s | to the limit | to state by the key | to the floor |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for one in document["results"]:
+        rate = one["rows_per_s"]
+        lines.append(
+            f"| {one['work']} | {one['what']} | {rate['median']:,.0f} ({rate['min']:,.0f} to {rate['max']:,.0f}) | "
+            f"{_percent(one.get('vs_limit'))} | {_times(one.get('vs_per_key'))} | {_times(one.get('vs_floor'))} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def _times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} x"
