@@ -7,21 +7,17 @@ same options, the global ones included.
 
 from __future__ import annotations
 
-import importlib
-import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from jobs.errors import INPUT_ERROR, Terminated, UserError, show
-from jobs.report import Report
+from jobs import cli_quarantine
+from jobs.cli_run import run as _run
+from jobs.errors import INPUT_ERROR, UserError, show
 from jobs.settings import DEFAULT_MASTER, Settings
 
 _WITH_VALUE = {"--warehouse", "--models", "--master"}
@@ -73,25 +69,10 @@ def _usage(error: Exception) -> int:
     if not message:  # no verb was given, and typer has shown the help
         return INPUT_ERROR
     context = getattr(error, "ctx", None)
-    verb = f" {context.info_name}" if context is not None and context.parent is not None else ""
+    verb = ""
+    while context is not None and context.parent is not None:
+        verb, context = f" {context.info_name}{verb}", context.parent
     return show(UserError(f"{message[:1].lower()}{message[1:]} (see kalman-pipeline{verb} --help)"))
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM unwind the command, so that `finally` blocks run; a verb may install its own handler."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 app = typer.Typer(
@@ -341,17 +322,7 @@ def schema(ctx: typer.Context) -> None:
     _run(ctx, "schema")
 
 
-def _run(ctx: typer.Context, verb: str, *args: Any, **options: Any) -> None:
-    settings: Settings = ctx.obj
-    try:
-        with _sigterm_raises():
-            report: Report = importlib.import_module(f"jobs.{verb}").run(settings, *args, **options)
-            report.show(settings.json)
-    except BrokenPipeError:
-        # The reader (`| head`) has gone, as it may. Leave nothing to flush into the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (Exception, KeyboardInterrupt, Terminated) as error:
-        raise typer.Exit(show(error, settings.debug)) from error
+app.add_typer(cli_quarantine.app)
 
 
 def main(verb: str | None = None) -> None:

@@ -28,13 +28,14 @@ from jobs.checked_rows import (
     measurement_columns,
     refuse_types,
 )
-from jobs.errors import UserError, first_line
+from jobs.errors import INPUT_ERROR, UserError, first_line
 from jobs.progress import Progress
+from jobs.quarantine_table import TABLE, holds, keep, refusal, too_many
 from jobs.report import Report
 from jobs.row_files import CORRUPT, read, read_schema
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
-from jobs.tables import QUARANTINE, Warehouse, measurements
+from jobs.tables import Warehouse, measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -194,8 +195,9 @@ def _commit(
 
     path, digest = file
     transaction = (f"ingest-{spec.name}-{digest}", 1)
+    if too_many(spec.quarantine, reasons, rows) and not holds(warehouse, spec.name, digest):
+        raise refusal(spec.quarantine, reasons, rows, path, INPUT_ERROR)
     if reasons:
-        warehouse.create("quarantine", QUARANTINE)
         frame = rejected().select(
             F.lit(spec.name).alias("model"),
             F.col(PAYLOAD).alias("payload"),
@@ -206,7 +208,9 @@ def _commit(
             F.lit(None).cast("string").alias("generation"),
             F.current_timestamp().alias("quarantined_at"),
         )
-        if _append(warehouse, frame, "quarantine", transaction) is None:
+        before = warehouse.latest_version(TABLE) if warehouse.exists(TABLE) else -1
+        keep(warehouse, frame, transaction)
+        if warehouse.latest_version(TABLE) == before:  # it had been there
             reasons = {}
     if span is None:
         return Landed(path, 0, reasons, None)

@@ -1,4 +1,4 @@
-"""Turn late rows, as the stateful operator puts them out, into rows of the quarantine table."""
+"""Turn rows that the stateful operator refused into rows of the quarantine table."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pyarrow as pa
 
 from jobs.keys import columns_of, integer_keys
 from jobs.packed_rows import RowFormat
+from jobs.processor import BAD_STATE, LATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-REASON = "late: older than the key's state"
+REASONS = {LATE: "late: older than the key's state", BAD_STATE: "state: the key's state is not a number"}
+"""Why rows are refused, by kind of packet."""
 
 
-def late_quarantine(
-    packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int
-) -> DataFrame:
-    """Unpack late measurement rows and give them the quarantine's columns; the payload is the row as JSON."""
+def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int) -> DataFrame:
+    """Unpack refused rows (kind, payload) and give them the quarantine's columns; the payload is the row as JSON."""
     from pyspark.sql import functions as F
 
     names = (*fmt.measurement, *fmt.control)
@@ -29,20 +29,22 @@ def late_quarantine(
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for payload in batch.column("payload").to_pylist():
+            pairs = zip(batch.column("kind").to_pylist(), batch.column("payload").to_pylist(), strict=True)
+            for refused, payload in pairs:
                 records = layout.decode(payload)
                 arrays = records.arrays
                 key = pa.array(integer_keys(arrays["route"])) if kind.integer else records.text
                 values = np.concatenate([arrays["y"], arrays.get("u", np.empty((0, records.size)))])
                 columns = [pa.array(np.array(row), mask=np.isnan(row)) for row in values]
+                reason = pa.repeat(REASONS[refused], records.size)
                 yield pa.RecordBatch.from_arrays(
-                    [key, pa.array(np.array(arrays["time"])), *columns],
-                    ["key", "time", *(f"n{i}" for i in range(len(names)))],
+                    [reason, key, pa.array(np.array(arrays["time"])), *columns],
+                    ["reason", "key", "time", *(f"n{i}" for i in range(len(names)))],
                 )
 
     numbers = "".join(f", n{i} double" for i in range(len(names)))
-    rows = packets.select("payload").mapInArrow(
-        unpack, f"key {'bigint' if kind.integer else 'string'}, time bigint{numbers}"
+    rows = packets.select("kind", "payload").mapInArrow(
+        unpack, f"reason string, key {'bigint' if kind.integer else 'string'}, time bigint{numbers}"
     )
     payload = F.to_json(
         F.struct(
@@ -55,7 +57,7 @@ def late_quarantine(
     return rows.select(
         F.lit(model).alias("model"),
         payload.alias("payload"),
-        F.lit(REASON).alias("reason"),
+        "reason",
         F.lit(f"measurements/{model}").alias("source"),
         F.lit(json.dumps({"generation": generation, "batch_id": batch_id})).alias("position"),
         F.lit(batch_id).cast("bigint").alias("batch_id"),

@@ -12,6 +12,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from jobs import late_copies
 from jobs.errors import UserError
 from jobs.positions import Cut, check_version, cut_at, delta_position, parse_time, to_datetime
 from jobs.progress import Progress
@@ -86,7 +87,7 @@ def snapshot_at(
     from jobs.packed_rows import RowFormat
     from jobs.snapshots import Manifest, find, write
 
-    frame = warehouse.read(table, cut.version).select(*spec.columns)
+    frame = late_copies.without(warehouse, warehouse.read(table, cut.version)).select(*spec.columns)
     if cut.before is not None:
         frame = frame.filter(F.unix_micros(F.col(f"`{spec.time}`")) < cut.before)
     window = _window(spec, frame, window)

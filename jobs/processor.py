@@ -20,6 +20,7 @@ from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
 from jobs.packets import Records, concat
 from jobs.routing import block_of
 from jobs.state_blocks import StateFormat
+from kalman.run import Outputs
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ OUTPUT = "kind int, rows bigint, payload binary"
 SEED = "bucket int, payload binary"
 STATE = "blocks"
 
-ESTIMATES, LATE = 0, 1
-"""Kinds of output packets: estimates of accepted rows; rows earlier than what their key's state already reflects."""
+ESTIMATES, LATE, BAD_STATE = 0, 1, 2
+"""Kinds of output packets: estimates of accepted rows; rows earlier than what their key's state already reflects; rows
+of a key whose state is no number, which must not end the stream of all other keys."""
 
 
 class Plan(NamedTuple):
@@ -83,12 +85,16 @@ class FilterProcessor(StatefulProcessor):
         begin = None if plan.begin is None else plan.begin(keyed)
         advanced = advance(plan.kernel, plan.state.layout, known, keyed, plan.unit, plan.apply_late, begin)
         self._store(present, advanced.records)
-        for count, packet in pack_estimates(plan.estimates, keyed, advanced.outputs):
+        late = advanced.outputs.late
+        bad = without_state(advanced.outputs)
+        outputs = advanced.outputs._replace(late=late | bad) if bad.any() else advanced.outputs
+        for count, packet in pack_estimates(plan.estimates, keyed, outputs):
             yield pd.DataFrame({"kind": [ESTIMATES], "rows": [count], "payload": [packet]})
-        late = np.flatnonzero(advanced.outputs.late)
-        if len(late):
-            packet = plan.rows.layout.encode(late_rows(keyed, late))
-            yield pd.DataFrame({"kind": [LATE], "rows": [len(late)], "payload": [packet]})
+        for kind, which in ((LATE, late), (BAD_STATE, bad)):
+            rejected = np.flatnonzero(which)
+            if len(rejected):
+                packet = plan.rows.layout.encode(late_rows(keyed, rejected))
+                yield pd.DataFrame({"kind": [kind], "rows": [len(rejected)], "payload": [packet]})
 
     def _load(self, route: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Records]:
         """Read the blocks of ordered routes: their numbers, and their records joined, still ordered by route."""
@@ -107,6 +113,11 @@ class FilterProcessor(StatefulProcessor):
         for number, start, stop in zip(present.tolist(), starts, stops, strict=True):
             if stop > start:
                 self.blocks.updateValue((number,), (self.plan.state.encode(records.slice(start, stop)),))
+
+
+def without_state(outputs: Outputs) -> NDArray[np.bool_]:
+    """Tell (N,) which rows, not late, are of a key whose state is not a number: the filter cannot have left it so."""
+    return ~np.isfinite(outputs.mean).all(axis=0) & ~outputs.late
 
 
 def late_rows(keyed: KeyedRows, late: NDArray[np.int64]) -> Records:

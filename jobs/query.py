@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from jobs import late_copies
 from jobs.generations import Generation
 from jobs.sink import Sink, Totals
 from jobs.spec import ModelSpec
@@ -66,7 +67,7 @@ def start_query(
     source = _source(spark, warehouse, spec, generation)
     operator = pack_rows(source.select(*spec.columns), rows, routing).groupBy("bucket")
     packets = operator.transformWithStateInPandas(FilterProcessor(plan), OUTPUT, "Append", "None", seeds)
-    sink = Sink(warehouse, generation, rows, out, told)
+    sink = Sink(warehouse, generation, rows, out, told, spec.quarantine)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
     writer = writer.option("checkpointLocation", warehouse.path(generation.checkpoint))
     writer = (
@@ -84,7 +85,8 @@ def _source(spark: SparkSession, warehouse: Warehouse, spec: ModelSpec, generati
         reader = reader.option("maxFilesPerTrigger", spec.stream.max_files_per_batch)
     if spec.stream.max_bytes_per_batch is not None:
         reader = reader.option("maxBytesPerTrigger", spec.stream.max_bytes_per_batch)
-    return reader.load(warehouse.path(measurements(spec.name)))
+    rows = reader.load(warehouse.path(measurements(spec.name)))
+    return late_copies.for_generation(warehouse, rows, generation)
 
 
 def await_end(query: StreamingQuery, stop: threading.Event) -> None:

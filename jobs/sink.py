@@ -1,4 +1,4 @@
-"""Write what a micro-batch put out: estimates of accepted rows, quarantine for late ones, each exactly once.
+"""Write what a micro-batch put out: estimates of accepted rows, quarantine for refused ones, each exactly once.
 
 Each write carries (generation and table, micro-batch) as its Delta transaction. A micro-batch that is run again after a
 kill gives the same rows, and what had been committed is passed over. The generation is part of the application's name
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from jobs.estimates import EstimateFormat, unpack_estimates
 from jobs.generations import Generation
-from jobs.late_rows import late_quarantine
+from jobs.late_rows import REASONS, refused_rows
 from jobs.packed_rows import RowFormat
-from jobs.processor import ESTIMATES, LATE
-from jobs.tables import QUARANTINE, Warehouse, estimates
+from jobs.processor import BAD_STATE, ESTIMATES, LATE
+from jobs.quarantine_table import keep, refusal, too_many
+from jobs.spec_watch import QuarantineLimit
+from jobs.tables import Warehouse, estimates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,6 +32,7 @@ class Totals:
     batches: int = 0
     estimated: int = 0
     late: int = 0
+    bad: int = 0
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -47,6 +50,7 @@ class Sink:
     rows: RowFormat
     estimates: EstimateFormat
     told: Callable[[Totals], None]
+    limit: QuarantineLimit | None = None
     totals: Totals = field(default_factory=Totals)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
@@ -56,11 +60,14 @@ class Sink:
         packets = packets.persist()
         try:
             # The one action that runs the filter; the writes below read what it left in the cache.
-            counts = {ESTIMATES: 0, LATE: 0}
+            counts = dict.fromkeys((ESTIMATES, *REASONS), 0)
             for row in packets.select("kind", "rows").collect():
                 counts[row["kind"]] += row["rows"]
-            if counts[LATE]:
-                self._quarantine(packets.filter(F.col("kind") == LATE), batch_id)
+            refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
+            if too_many(self.limit, refused, counts[ESTIMATES]):
+                raise refusal(self.limit, refused, counts[ESTIMATES], f"micro-batch {batch_id}")
+            if refused:
+                self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
             if counts[ESTIMATES]:
                 self._estimates(packets.filter(F.col("kind") == ESTIMATES), batch_id)
         finally:
@@ -68,6 +75,7 @@ class Sink:
         self.totals.batches += 1
         self.totals.estimated += counts[ESTIMATES]
         self.totals.late += counts[LATE]
+        self.totals.bad += counts[BAD_STATE]
         self.told(self.totals)
 
     def _estimates(self, packets: DataFrame, batch_id: int) -> None:
@@ -87,6 +95,5 @@ class Sink:
 
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation
-        rows = late_quarantine(packets, self.rows, generation.model, generation.generation, batch_id)
-        self.warehouse.create("quarantine", QUARANTINE)
-        self.warehouse.append(rows, "quarantine", (f"{generation.generation}/quarantine", batch_id))
+        rows = refused_rows(packets, self.rows, generation.model, generation.generation, batch_id)
+        keep(self.warehouse, rows, (f"{generation.generation}/quarantine", batch_id))

@@ -48,6 +48,7 @@ from jobs.spec_sections import (
     Stream,
     Unscented,
 )
+from jobs.spec_watch import QuarantineLimit
 from jobs.times import EPOCH_FORMATS, UNIT_US, time_pattern
 
 __all__ = ["ModelSpec", "SpecError", "load_all", "load_spec", "schema", "spec_files"]
@@ -175,6 +176,10 @@ class ModelSpec(Section):
     outputs: Outputs = Field(default_factory=Outputs, description="what each estimate carries")
     late: Literal["quarantine", "apply"] = Field(
         default="quarantine", description="what becomes of a row older than its key's state in the stream"
+    )
+    quarantine: QuarantineLimit | None = Field(
+        default=None,
+        description="when too many rejected rows fail a micro-batch or a file, such as {fail_above: 0.1}; null: never",
     )
     stream: Stream = Field(default_factory=Stream, description="how the stream is run")
     airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")

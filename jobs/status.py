@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import UserError
+from jobs.quarantine_table import held_by_model
 from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import load_spec, spec_files
@@ -35,7 +36,7 @@ def run(settings: Settings, model: str | None = None) -> Report:
     manifests, lineages = snapshots.all_of(warehouse), generations.all_of(warehouse)
     if model is None:
         names = sorted({*names, *(one.model for one in manifests), *(one.model for one in lineages)})
-    quarantined = _quarantined(warehouse)
+    quarantined = held_by_model(warehouse)
     data = [
         _model(
             warehouse,
@@ -54,15 +55,6 @@ def _spec_names(settings: Settings) -> list[str]:
         return [path.stem for path in spec_files(settings.models)]
     except UserError:
         return []  # a warehouse can be looked at without the specs
-
-
-def _quarantined(warehouse: Warehouse) -> dict[str, int]:
-    if not warehouse.exists("quarantine"):
-        return {}
-    return {
-        row["model"]: int(row["count"])
-        for row in warehouse.read("quarantine").groupBy("model").count().collect()
-    }
 
 
 def _model(

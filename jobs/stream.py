@@ -164,6 +164,9 @@ class Driver:
             )
         if late:
             lines.append(f"quarantined {late:,} rows that were older than their key's state")
+        bad = 0 if totals is None else totals.bad
+        if bad:
+            lines.append(f"quarantined {bad:,} rows of keys whose state is not a number")
         return Report(
             lines,
             {
@@ -173,6 +176,7 @@ class Driver:
                 "snapshot": generation.snapshot_id,
                 "rows": rows,
                 "late": late,
+                "bad_state": bad,
                 "batches": batches,
                 "version": version,
                 "seconds": seconds,

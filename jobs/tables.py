@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 QUARANTINE = """
     model string, payload string, reason string, source string, position string, batch_id bigint, generation string,
-    quarantined_at timestamp
+    quarantined_at timestamp,
+    id string, status string, replay string, landing string, resolved_at timestamp
+"""
+LATE_COPIES = """
+    replay string, model string, rows bigint, replayed_at timestamp
 """
 SNAPSHOTS = """
     snapshot_id string, model string, model_version int, key string, state_index bigint, event_time timestamp,

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from jobs import cli, errors
 from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.quarantine_table import Choice
 from jobs.report import Report, plain
 from jobs.settings import DEFAULT_MASTER, Settings
 
@@ -42,6 +43,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         "promote",
         "rollback",
         "status",
+        "quarantine",
     ):
 
         def run(settings: Settings, *args: Any, name: str = name, **options: Any) -> Report:
@@ -73,6 +75,9 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("promote", "--model", "m", "--generation", "g2", "--behind").exit_code == 0
     assert call("rollback", "--model", "m").exit_code == 0
     assert call("status").exit_code == 0
+    assert call("quarantine", "list", "--model", "m", "--reason", "late", "--since", "2d").exit_code == 0
+    assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
+    assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
     assert [(name, args, options) for name, _, args, options in verb] == [
         ("ingest", ("m", ["a", "b*"]), {}),
         ("pretrain", ("m",), {"to_version": 3, "as_of": None, "learn_from": "2013-01-01", "learn_to": None}),
@@ -87,6 +92,9 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
         ("promote", ("m",), {"generation": "g2", "behind": True}),
         ("rollback", ("m",), {"to": None}),
         ("status", (None,), {}),
+        ("quarantine", ("list", "m", Choice("late", "2d")), {}),
+        ("quarantine", ("replay", "m", Choice(ids=("a",))), {"edited": "f"}),
+        ("quarantine", ("discard", "m", Choice()), {"everything": True}),
     ]
 
 

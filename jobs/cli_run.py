@@ -1,0 +1,49 @@
+"""Run a verb's module for the command line: its report printed, its error one clear line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from jobs.errors import Terminated, show
+from jobs.report import Report
+from jobs.settings import Settings
+
+
+def run(ctx: typer.Context, verb: str, *args: Any, **options: Any) -> None:
+    """Call `jobs.VERB.run` with the settings of the command and these arguments, and show what it reports."""
+    settings: Settings = ctx.obj
+    try:
+        with _sigterm_raises():
+            report: Report = importlib.import_module(f"jobs.{verb}").run(settings, *args, **options)
+            report.show(settings.json)
+    except BrokenPipeError:
+        # The reader (`| head`) has gone, as it may. Leave nothing to flush into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        raise typer.Exit(show(error, settings.debug)) from error
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM unwind the command, so that `finally` blocks run; a verb may install its own handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,165 @@
+"""The quarantine: one table for every row that was rejected, wherever that was, with its payload and the reason.
+
+A row's `status` says what has become of it since: null (held), `replaying` (a replay has chosen it and fixed, in
+`landing`, what it lands as; killed there, the next replay ends it), `replayed`, `discarded`. No row is ever removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from jobs.errors import RUN_FAILED, UserError
+from jobs.positions import parse_time, to_datetime
+from jobs.spec_watch import QuarantineLimit
+from jobs.tables import QUARANTINE, Warehouse
+from jobs.times import duration_us
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+TABLE = "quarantine"
+HELD, REPLAYING, REPLAYED, DISCARDED = "held", "replaying", "replayed", "discarded"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which held rows are meant: all conditions that are given hold together.
+
+    Attributes:
+        reason: how the reason begins.
+        since: quarantined at or after this time (ISO 8601), or within this duration (2d) from now.
+        ids: these rows.
+    """
+
+    reason: str | None = None
+    since: str | None = None
+    ids: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> bool:
+        """Tell if no condition is given."""
+        return self.reason is None and self.since is None and not self.ids
+
+    def condition(self) -> Column:
+        """Return the condition on rows of the table."""
+        from pyspark.sql import functions as F
+
+        result = F.lit(True)
+        if self.reason is not None:
+            result = result & F.col("reason").startswith(self.reason)
+        if self.since is not None:
+            result = result & (F.col("quarantined_at") >= F.lit(_since(self.since)))
+        if self.ids:
+            result = result & F.col("id").isin(*self.ids)
+        return result
+
+
+def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) -> None:
+    """Append rejected rows, once for a transaction however often it is tried.
+
+    Args:
+        warehouse: where.
+        rows: model, payload, reason, source, position, batch_id, generation, quarantined_at.
+        transaction: application and number, as of `Warehouse.append`.
+    """
+    from pyspark.sql import functions as F
+
+    warehouse.create(TABLE, QUARANTINE)
+    # Tables from before rows had an id get the column with the first row that has one.
+    options = {"mergeSchema": "true"}
+    warehouse.append(rows.withColumn("id", F.expr("uuid()")), TABLE, transaction, options)
+
+
+def too_many(limit: QuarantineLimit | None, reasons: Mapping[str, int], accepted: int) -> bool:
+    """Tell if so many rows were rejected, by reason, beside those accepted, that the spec wants a failure instead."""
+    rejected = sum(reasons.values())
+    return (
+        limit is not None
+        and rejected >= limit.fail_from
+        and rejected > limit.fail_above * (rejected + accepted)
+    )
+
+
+def refusal(
+    limit: QuarantineLimit | None,
+    reasons: Mapping[str, int],
+    accepted: int,
+    where: str,
+    code: int = RUN_FAILED,
+) -> UserError:
+    """Return the error of a micro-batch or file of which too many rows were rejected, before any of it is written.
+
+    Args:
+        limit: of the spec.
+        reasons: rejected rows by reason.
+        accepted: the other rows.
+        where: what they are of, such as "micro-batch 7".
+        code: the command's exit code.
+    """
+    rejected = sum(reasons.values())
+    first = max(reasons, key=lambda reason: reasons[reason])
+    allowed = "" if limit is None else f" ({limit.fail_above:g})"
+    return UserError(
+        f"{where}: {rejected:,} of {rejected + accepted:,} rows would go to quarantine, most for '{first}', and "
+        f"quarantine.fail_above{allowed} allows less: nothing of it was written; mend the rows at their source, or "
+        f"raise quarantine.fail_above in the spec, and start again",
+        code,
+    )
+
+
+def holds(warehouse: Warehouse, model: str, digest: str) -> bool:
+    """Tell if rows of a file with this digest are in the table: then it has been landed before."""
+    from pyspark.sql import functions as F
+
+    if not warehouse.exists(TABLE):
+        return False
+    mine = (F.col("model") == model) & F.col("position").contains(digest)
+    return not warehouse.read(TABLE).filter(mine).isEmpty()
+
+
+def ready(warehouse: Warehouse) -> bool:
+    """Bring a table from before rows had an id up to date; False if there is no quarantine at all."""
+    if not warehouse.exists(TABLE):
+        return False
+    have = set(warehouse.read(TABLE).columns)
+    path = f"delta.`{warehouse.path(TABLE)}`"
+    wanted = [field.strip().split(" ") for field in QUARANTINE.split(",")]
+    absent = [f"`{name}` {kind}" for name, kind in wanted if name not in have]
+    if absent:
+        with warehouse.lock(TABLE):
+            warehouse.spark.sql(f"ALTER TABLE {path} ADD COLUMNS ({', '.join(absent)})")
+    if not warehouse.read(TABLE).filter("id IS NULL").isEmpty():
+        update(warehouse, "id IS NULL", {"id": "uuid()"})
+    return True
+
+
+def update(warehouse: Warehouse, condition: str | Column, values: dict[str, Any]) -> None:
+    """Set columns of the rows that meet a condition, in one commit."""
+    from delta.tables import DeltaTable
+
+    with warehouse.lock(TABLE):
+        DeltaTable.forPath(warehouse.spark, warehouse.path(TABLE)).update(condition, values)
+
+
+def held_by_model(warehouse: Warehouse) -> dict[str, int]:
+    """Return how many rows of each model are held."""
+    from pyspark.sql import functions as F
+
+    if not warehouse.exists(TABLE):
+        return {}
+    rows = warehouse.read(TABLE)
+    if "status" in rows.columns:
+        rows = rows.filter(F.col("status").isNull())
+    return {row["model"]: int(row["count"]) for row in rows.groupBy("model").count().collect()}
+
+
+def _since(text: str) -> datetime:
+    try:
+        return datetime.now(UTC) - timedelta(microseconds=duration_us(text))
+    except ValueError:
+        time = to_datetime(parse_time(text, "--since"))
+        assert time is not None
+        return time
