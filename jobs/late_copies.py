@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jobs import generations
-from jobs.live import Link, links_of
+from jobs.live import Link
 from jobs.tables import LATE_COPIES, Warehouse
 
 if TYPE_CHECKING:
@@ -23,10 +23,30 @@ _PREFIX = "late:"
 
 
 def lineages(warehouse: Warehouse, model: str) -> list[list[Link]]:
-    """Return, for every live or shadow generation, itself and those that it goes on from."""
+    """Return, for every live or shadow generation, its lineage."""
     known = generations.all_of(warehouse, model)
     going = [one for one in known if one.status in (generations.LIVE, generations.SHADOW)]
-    return [links_of(known, one) for one in going]
+    return [lineage(warehouse, known, one) for one in going]
+
+
+def lineage(warehouse: Warehouse, known: list[Generation], generation: Generation) -> list[Link]:
+    """Return a generation and those whose state it has taken over, each up to the micro-batch where it was taken.
+
+    A generation that began from a batch pass has taken over none, whichever it followed as the live one.
+    """
+    from jobs import snapshots
+
+    by_name = {one.generation: one for one in known}
+    at: Generation | None = generation
+    last: int | None = None
+    links: list[Link] = []
+    while at is not None and all(link.generation != at.generation for link in links):
+        links.append(Link(at.generation, last))
+        snapshot = snapshots.find(warehouse, at.snapshot_id)
+        if snapshot is None or snapshot.generation is None:
+            break
+        at, last = by_name.get(snapshot.generation), snapshot.batch_id
+    return links
 
 
 def refused_by_all(chains: list[list[Link]], generation: Column, batch: Column) -> Column:
@@ -76,7 +96,7 @@ def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation
 
     if not warehouse.exists(TABLE):
         return rows
-    chain = links_of(generations.all_of(warehouse, generation.model), generation)
+    chain = lineage(warehouse, generations.all_of(warehouse, generation.model), generation)
     parts = F.split(F.col("_origin"), ":")
     mine = _through(chain, F.get(parts, 1), F.get(parts, 2).try_cast("bigint"))
     copy = F.coalesce(F.col("_origin").startswith(_PREFIX), F.lit(False))

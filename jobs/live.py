@@ -15,8 +15,6 @@ from jobs.tables import Warehouse, estimates
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.generations import Generation
-
 
 class Link(NamedTuple):
     """A generation whose estimates count, up to a micro-batch; None: all of them."""
@@ -27,21 +25,14 @@ class Link(NamedTuple):
 
 def chain(warehouse: Warehouse, model: str) -> list[Link]:
     """Return the generations whose estimates are the live ones, the live generation first; none if there is none."""
-    known = generations.all_of(warehouse, model)
-    at = next((one for one in known if one.status == generations.LIVE), None)
-    return [] if at is None else links_of(known, at)
-
-
-def links_of(known: list[Generation], generation: Generation) -> list[Link]:
-    """Return a generation and, of the known ones, those that it goes on from, each up to where it does."""
-    by_name = {one.generation: one for one in known}
-    at: Generation | None = generation
+    known = {one.generation: one for one in generations.all_of(warehouse, model)}
+    at = next((one for one in known.values() if one.status == generations.LIVE), None)
     last: int | None = None
     links: list[Link] = []
     while at is not None and all(link.generation != at.generation for link in links):
         links.append(Link(at.generation, last))
         last = at.parent_batch
-        at = None if at.parent is None else by_name.get(at.parent)
+        at = None if at.parent is None else known.get(at.parent)
     return links
 
 

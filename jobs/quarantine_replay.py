@@ -60,7 +60,7 @@ def replay(warehouse: Warehouse, spec: ModelSpec, rows: DataFrame) -> Outcome:
             for row in judged.groupBy("reason").count().collect():
                 if row["reason"] is not None:
                     outcome.reasons[row["reason"]] = int(row["count"])
-            fits = judged.filter("reason IS NULL").select("id", "landing")
+            fits = judged.filter("reason IS NULL").select("id", "landing").dropDuplicates(["id"])
             if not fits.isEmpty():
                 _choose(warehouse, fits, identity)
         finally:
