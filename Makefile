@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 LOCK := requirements/lock.txt
 PYTEST_ARGS ?=
+# Processes that the tests are shared out to, a file to each at a time: every one has a Spark of its own.
+TEST_WORKERS ?= 2
 
 # The first of these that runs and is new enough; `make setup PYTHON=...` chooses another.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -37,7 +39,7 @@ demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, 
 	$(BIN)/python -m demo.run
 
 test: setup ## Run the tests (all but the soak)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 soak: setup ## Kill the stream's driver at many moments and compare (long)
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)

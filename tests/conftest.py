@@ -21,6 +21,8 @@ os.environ["SPARK_SUBMIT_OPTS"] = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false "
     "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 )
+# The session that most tests share lives for a quarter of an hour: what Spark keeps of that fills its usual 1 GB.
+os.environ["SPARK_DRIVER_MEMORY"] = "2g"
 MASTER = "local[2,4]"  # two slots, and a task may fail three times before its job does
 
 
