@@ -21,6 +21,7 @@ import numpy as np
 from kalman import checks, columns, structures
 from kalman.columns import Cell, Column
 from kalman.entries import Entry, Matrix, Vector, dot, is_zero, plus, times
+from kalman.functions import FunctionProcess
 from kalman.ldl import factor
 from kalman.packing import order_of, packed_index, packed_size, symmetric
 from kalman.recursions import Transition
@@ -55,7 +56,7 @@ class Adaptive(NamedTuple):
         return (*(noise if self.Q is not None else ()), *(("R",) if self.R is not None else ()))
 
 
-def parse(definition: Any, process: Structure, R: Parameter, controls: int) -> Adaptive:
+def parse(definition: Any, process: Structure | FunctionProcess, R: Parameter, controls: int) -> Adaptive:
     """Return the section `adaptive` of a definition. Raises ModelError."""
     if definition is None:
         return Adaptive()
@@ -67,6 +68,12 @@ def parse(definition: Any, process: Structure, R: Parameter, controls: int) -> A
         _check_pattern("observation.R", R.value)
     if rates["Q"] is None:
         return Adaptive(rates["R"])
+    if isinstance(process, FunctionProcess):
+        if process.q is not None:
+            remedy = "write Q as a matrix, or adapt R"
+            raise ModelError("adaptive.Q", "process.q says what the noise of each row is", remedy)
+        _check_pattern("process.Q", process.Q)
+        return Adaptive(rates["R"], rates["Q"], whole=True)
     inner = process.inner if isinstance(process, structures.Scaled) else process
     if isinstance(inner, structures.Explicit):
         _check_pattern("process.Q", inner.Q)

@@ -57,6 +57,11 @@ class GaussianFilter(StateLayout):
     noise_scale: Cell = 1.0
 
     @property
+    def fading(self) -> float:
+        """What the standard deviations that are carried on are multiplied by."""
+        return 1.0
+
+    @property
     def fields(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of each part of a key's state, in order."""
         n = len(self.states)
@@ -136,7 +141,7 @@ class GaussianFilter(StateLayout):
         with np.errstate(all="ignore"):
             moved, _ = self._moved(state, rows)
             out = np.empty((n + packed_size(n) + n * n, keys))
-            _run(lines.cross_line(self), [*state, rows.dt, *rows.u, *moved], list(out))
+            run_line(lines.cross_line(self), [*state, rows.dt, *rows.u, *moved], list(out))
         return Prediction(out[:n], out[n : n + packed_size(n)], out[n + packed_size(n) :].reshape(n, n, keys))
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
@@ -148,7 +153,7 @@ class GaussianFilter(StateLayout):
         with np.errstate(all="ignore"):
             seen, place, _ = self._seen(state[: self.gaussian_size])
             out = np.empty((m + packed_size(m), keys))
-            _run(lines.measured_line(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out])
+            run_line(lines.measured_line(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out])
         return out[:m], out[m:]
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
@@ -160,7 +165,7 @@ class GaussianFilter(StateLayout):
         checks = np.empty((3, state.shape[1]))
         own = state[self.gaussian_size :]
         target.state[self.gaussian_size :] = own
-        _run(
+        run_line(
             lines.update_line(self, presents[0] is not None),
             [*place, *own, *rows.u, *seen, *rows.y, *masks],
             [*target.state[: self.gaussian_size], target.log_likelihood, target.nis, *checks],
@@ -169,6 +174,18 @@ class GaussianFilter(StateLayout):
         sound = np.minimum(np.minimum(sound, sound_there), sound_here)
         if np.isfinite(total).all() and (innovation > 0.0).all() and (sound >= 0.0).all():
             return
+        target.leave(state, self._codes(rows, moved, seen, sound, innovation, total))
+
+    def _codes(
+        self,
+        rows: Rows,
+        moved: list[Array],
+        seen: list[Array],
+        sound: Array,
+        innovation: Array,
+        total: Array,
+    ) -> np.ndarray:
+        """Return a flag for each key."""
         wrong = np.isinf(rows.y).any(axis=0) | ~np.isfinite(rows.dt) | ~_finite(seen)
         wrong |= ~rows.first & ~_finite(moved)
         if self.controls:
@@ -176,7 +193,7 @@ class GaussianFilter(StateLayout):
             wrong |= ~np.isfinite(rows.u[self.seen_controls]).all(axis=0)
         reasons = [wrong, innovation <= 0.0, sound < 0.0, ~np.isfinite(total)]
         codes = [flags.NON_FINITE, flags.SINGULAR_INNOVATION, flags.NOT_PSD, flags.OVERFLOW]
-        target.leave(state, np.select(reasons, codes, flags.WELL).astype(np.uint8))
+        return np.select(reasons, codes, flags.WELL).astype(np.uint8)
 
     def _prior(
         self, state: Array, rows: Rows, first: np.ndarray | bool
@@ -189,7 +206,7 @@ class GaussianFilter(StateLayout):
         prior = np.empty((self.gaussian_size, state.shape[1]))
         sound_after = np.empty(state.shape[1])
         line = lines.predict_line(self, bool(masks))
-        _run(line, [*state, rows.dt, *rows.u, *moved, *masks], [*prior, sound_after])
+        run_line(line, [*state, rows.dt, *rows.u, *moved, *masks], [*prior, sound_after])
         sound = np.minimum(sound, sound_after)
         return prior, moved, np.where(rows.first, np.inf, sound) if masks else sound
 
@@ -231,7 +248,7 @@ class GaussianFilter(StateLayout):
         n, keys, many = len(self.states), state.shape[1], self.rule.points
         drawn = np.empty((n * many, keys))
         L, sound = np.empty((packed_size(n), keys)), np.empty((1, keys))
-        _run(lines.points_line(self), list(state[: self.gaussian_size]), [*drawn, *L, *sound])
+        run_line(lines.points_line(self), list(state[: self.gaussian_size]), [*drawn, *L, *sound])
         return drawn.reshape(n, many * keys), L, sound[0]
 
     def _deviations(self, state: Array) -> Array:
@@ -244,7 +261,8 @@ class GaussianFilter(StateLayout):
         return np.sqrt(np.maximum(second[[packed_index(i, i) for i in range(n)]], 0.0))
 
 
-def _run(line: Program, inputs: list[Array], outputs: list[Array]) -> None:
+def run_line(line: Program, inputs: list[Array], outputs: list[Array]) -> None:
+    """Run a line on inputs (K,) into outputs (K,)."""
     line(inputs, np.empty((line.buffers, len(outputs[0]))), outputs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,12 +76,12 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
     state, dt, u = tape.symbols(model.size), tape.symbol(), tape.symbols(model.controls)
     n, rule = len(model.states), model.rule
     m, S = state[:n], state[n : model.gaussian_size]
-    values = _values(model, state)
+    values = values_of(model, state)
     inputs = [*state, dt, *u]
     if not isinstance(model.process, FunctionProcess):
         F, Q, c = model.process.transition(dt, u, values)
         mean = [plus(a, b) for a, b in zip(apply(F, m), c, strict=True)]
-        after = _spread_on(model, S, F, Q)
+        after = _spread_on(model, _faded(model, S), F, Q)
         return inputs, state, Predicted(mean, after, np.inf, lambda: _cross(model, S, F))
     moved = tape.symbols(n + n * n if rule is None else n * rule.points)
     noise = [] if model.process.q is None else tape.symbols(packed_size(n))
@@ -90,7 +90,7 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
     Q = [times(scale, q) for q, scale in zip(Q, resolve([model.process.scale], u) * len(Q), strict=True)]
     if rule is None:
         F = _rows(moved[n:], n)
-        after = _spread_on(model, S, F, Q)
+        after = _spread_on(model, _faded(model, S), F, Q)
         return inputs, state, Predicted(moved[:n], after, np.inf, lambda: _cross(model, S, F))
     regressed = sigma.regress(rule, _rows(moved, rule.points))
     after, sound = _spread_by_points(model, rule, regressed, Q)
@@ -113,32 +113,70 @@ def update_line(model: GaussianFilter, missing: bool) -> Program:
     tape = Tape()
     n, count = len(model.states), model.measurements
     place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
-    u, seen = tape.symbols(model.controls), tape.symbols(_width(model))
-    values = _values(model, [*place, *own])
-    m, S = place[:n], place[n:]
+    u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
+    values = values_of(model, [*place, *own])
     y = tape.symbols(count)
     masks: list[Any] = tape.symbols(count, boolean=True) if missing else []
-    presents = masks or [None] * count
-    R = _noise(model, values, u)
-    if not isinstance(model.observation, FunctionObservation):
-        H = resolve_matrix(model.observation, u)
-        e = _differences(y, _expected(model, H, m, u))
-        said = _by_form(model, S, posterior.masked(H, presents), R, e, presents)
-    elif model.rule is None:
-        H = posterior.masked(_rows(seen[count:], n), presents)
-        said = _by_form(model, S, H, R, _differences(y, seen[:count]), presents)
-    else:
-        said = _by_points(model, S, seen, R, y, presents)
-    guards = resolve([model.noise_scale], u) if isinstance(model.noise_scale, Column) else []
-    if used(model.constants["R"]):
-        guards.append(psd(resolve(values["R"], u)))
-    sound = factors.every([said.sound, *guards])
-    m_after = [plus(a, b) for a, b in zip(m, said.change, strict=True)]
+    here = sight(model, place, values, u, seen, y, masks or [None] * count)
+    said = here.update(here.R)
+    sound = factors.every([said.sound, *noise_guards(model, values, u)])
+    m_after = [plus(a, b) for a, b in zip(place[:n], said.change, strict=True)]
     total: Any = said.log_likelihood
     for entry in (*m_after, *said.S):
         total = plus(total, entry)
     outputs = [*m_after, *said.S, said.log_likelihood, said.nis, total, said.innovation, sound]
     return Program(tape, [*place, *own, *u, *seen, *y, *masks], outputs)
+
+
+class Sight(NamedTuple):
+    """A measurement as it is seen: the innovation e, the noise R, what an update with some R gives; and
+
+    C: the covariance (packed) of the predicted measurement without its noise; H: how it depends on the state, to first
+    order, or as the points have it on average
+    """
+
+    e: list[Entry]
+    R: list[Entry]
+    update: Callable[[Vector], Posterior]
+    C: Callable[[], list[Entry]]
+    H: Callable[[], Any]
+
+
+def sight(
+    model: GaussianFilter,
+    place: list[Any],
+    values: Values,
+    u: list[Any],
+    seen: list[Any],
+    y: list[Any],
+    presents: Sequence[Any],
+) -> Sight:
+    """Return how a row sees the state `place`, mean and covariance or factor, as `update_line` takes them."""
+    n, count = len(model.states), model.measurements
+    m, S = place[:n], place[n:]
+    R = _noise(model, values, u)
+    if isinstance(model.observation, FunctionObservation) and model.rule is not None:
+        return _sight_of_points(model, S, seen, R, y, presents)
+    if not isinstance(model.observation, FunctionObservation):
+        written = resolve_matrix(model.observation, u)
+        e = _differences(y, _expected(model, written, m, u))
+        H = posterior.masked(written, presents)
+    else:
+        H = posterior.masked(_rows(seen[count:], n), presents)
+        e = _differences(y, seen[:count])
+    return Sight(
+        e,
+        R,
+        lambda noise: _by_form(model, S, H, noise, e, presents),
+        lambda: congruence(H, factors.gram(S) if model.rooted else S),
+        lambda: H,
+    )
+
+
+def noise_guards(model: GaussianFilter, values: Values, u: list[Any]) -> list[Entry]:
+    """Return entries that are zero or more where what the row's columns say of R is possible."""
+    guards = resolve([model.noise_scale], u) if isinstance(model.noise_scale, Column) else []
+    return [*guards, *([psd(resolve(values["R"], u))] if used(model.constants["R"]) else [])]
 
 
 @lru_cache(maxsize=64)
@@ -148,8 +186,8 @@ def measured_line(model: GaussianFilter) -> Program:
     tape = Tape()
     n, count = len(model.states), model.measurements
     place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
-    u, seen = tape.symbols(model.controls), tape.symbols(_width(model))
-    R = _noise(model, _values(model, [*place, *own]), u)
+    u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
+    R = _noise(model, values_of(model, [*place, *own]), u)
     m, S = place[:n], place[n:]
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         mean, slopes, bends, shift = sigma.regress(model.rule, _rows(seen, model.rule.points))
@@ -168,7 +206,7 @@ def measured_line(model: GaussianFilter) -> Program:
     )
 
 
-def _width(model: GaussianFilter) -> int:
+def seen_width(model: GaussianFilter) -> int:
     """Return how many rows the observation's functions give."""
     n, count = len(model.states), model.measurements
     if not isinstance(model.observation, FunctionObservation):
@@ -192,7 +230,7 @@ def _rows(entries: list[Any], width: int) -> list[list[Any]]:
     return [entries[i : i + width] for i in range(0, len(entries), width)]
 
 
-def _values(model: GaussianFilter, state: list[Any]) -> Values:
+def values_of(model: GaussianFilter, state: list[Any]) -> Values:
     """Return the parameters' entries: the model's, and the key's own from its state."""
     if not model.own:
         return model.constants
@@ -215,6 +253,17 @@ def _spread_on(model: GaussianFilter, S: Vector, F: Any, Q: Vector) -> list[Entr
     return factors.triangle(_beside(moved, factors.rows_of(factors.cholesky(Q).L)))
 
 
+def _faded(model: GaussianFilter, S: Vector) -> Vector:
+    """Return the covariance, or its factor, that is carried on where memory fades."""
+    if model.fading == 1.0:
+        return S
+    return [times(model.fading if model.rooted else model.fading**2, a) for a in S]
+
+
+def _times(a: float, rows: Any) -> list[list[Entry]]:
+    return [[times(a, b) for b in row] for row in rows]
+
+
 def _cross(model: GaussianFilter, S: Vector, F: Any) -> list[list[Entry]]:
     """Return P F'."""
     P = symmetric(factors.gram(S) if model.rooted else S)
@@ -226,6 +275,12 @@ def _spread_by_points(
 ) -> tuple[list[Entry], Entry]:
     """Return the covariance or its factor after the process's function, and `sound`."""
     _, slopes, bends, shift = regressed
+    if model.fading != 1.0:
+        slopes, bends, shift = (
+            _times(model.fading, slopes),
+            _times(model.fading, bends),
+            *_times(model.fading, [shift]),
+        )
     scale = rule.scale
     noise = [times(1.0 / (scale * scale), q) for q in Q]
     if not model.rooted and rule.excess == 0.0:
@@ -249,10 +304,10 @@ def _by_form(model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, pre
     return posterior.by_variance(S, H, R, e, presents)
 
 
-def _by_points(
+def _sight_of_points(
     model: GaussianFilter, L: Vector, seen: list[Any], R: Vector, y: Vector, presents: Any
-) -> Posterior:
-    """Update with what the observation gave at the points, which were drawn with the factor L.
+) -> Sight:
+    """Return how a row sees the state by what the observation gave at the points, drawn with the factor L.
 
     In units of L the state is of unit variance and the slopes are its line; the bends are noise of the line.
     """
@@ -262,19 +317,45 @@ def _by_points(
     mean, slopes, bends, shift = sigma.regress(rule, posterior.masked(values, presents))
     slopes = [[times(rule.scale, a) for a in row] for row in slopes]
     square = rule.scale * rule.scale
-    noise = [plus(times(square, a), r) for a, r in zip(factors.square(bends), R, strict=True)]
+    bent = [times(square, a) for a in factors.square(bends)]
     e = _differences(y, mean)
-    if rule.excess == 0.0:
-        unit = [1.0 if i == j else 0.0 for i in range(n) for j in range(i + 1)]
-        said = posterior.by_rotation(unit, slopes, noise, e, presents, model.noisy)
-    else:
-        lost = [times(rule.excess, times(shift[i], shift[j])) for i in range(len(e)) for j in range(i + 1)]
-        joint = [plus(a, minus(r, d)) for a, r, d in zip(factors.square(slopes), noise, lost, strict=True)]
-        said = posterior.by_elimination(slopes, joint, e, presents)
-    after = factors.product(L, said.S)
-    return said._replace(
-        change=factors.apply(L, said.change), S=after if model.rooted else factors.gram(after)
-    )
+    lost = [times(rule.excess, times(shift[i], shift[j])) for i in range(len(e)) for j in range(i + 1)]
+
+    def updated(noise: Vector) -> Posterior:
+        added = [plus(a, r) for a, r in zip(bent, noise, strict=True)]
+        if rule.excess == 0.0:
+            unit = [1.0 if i == j else 0.0 for i in range(n) for j in range(i + 1)]
+            said = posterior.by_rotation(unit, slopes, added, e, presents, model.noisy)
+        else:
+            spread = factors.square(slopes)
+            joint = [plus(a, minus(r, d)) for a, r, d in zip(spread, added, lost, strict=True)]
+            said = posterior.by_elimination(slopes, joint, e, presents)
+        after = factors.product(L, said.S)
+        return said._replace(
+            change=factors.apply(L, said.change), S=after if model.rooted else factors.gram(after)
+        )
+
+    def covariance() -> list[Entry]:
+        spread = [plus(a, b) for a, b in zip(factors.square(slopes), bent, strict=True)]
+        return spread if rule.excess == 0.0 else [minus(a, d) for a, d in zip(spread, lost, strict=True)]
+
+    return Sight(e, list(R), updated, covariance, lambda: _unrooted(slopes, L))
+
+
+def _unrooted(slopes: Any, L: Vector) -> list[list[Entry]]:
+    """Return H with H L = slopes; 0 for a state of which nothing is left open."""
+    n, rows = len(slopes[0]), factors.rows_of(L)
+    result: list[list[Entry]] = []
+    for slope in slopes:
+        h: list[Entry] = [0.0] * n
+        for j in reversed(range(n)):
+            rest = slope[j]
+            for k in range(j + 1, n):
+                rest = minus(rest, times(h[k], rows[k][j]))
+            open_ = np.greater(rows[j][j], 0.0)
+            h[j] = np.where(open_, np.divide(rest, np.where(open_, rows[j][j], 1.0)), 0.0)
+        result.append(h)
+    return result
 
 
 def _differences(y: Vector, expected: Vector) -> list[Entry]:

@@ -8,11 +8,13 @@ from kalman.build_modes import build_imm, build_mmae
 from kalman.chosen import substituted
 from kalman.definition import Definition
 from kalman.fixed_lag import fixed_lag
+from kalman.gaussian import GaussianFilter
 from kalman.groups import pooled
 from kalman.lms import build_lms, build_nlms
 from kalman.mixtures.building import build_mixture
 from kalman.mixtures.families import FAMILIES
 from kalman.rls import build_rls
+from kalman.robust_gaussian import robust_gaussian
 from kalman.robust_linear import build_robust_linear
 from kalman.types import Filter, ModelError
 
@@ -39,8 +41,6 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
             if kind not in ROBUST:
                 remedy = f"remove it, or use {', '.join(ROBUST)}"
                 raise ModelError(section, f"the {kind} filter has none", remedy)
-            if definition.get("form") not in (None, "covariance"):
-                raise ModelError(section, "goes with the covariance form only", "remove it, or form")
     return fixed_lag(definition, builders[kind](definition, parameters))
 
 
@@ -65,8 +65,21 @@ FILTERS: dict[str, Builder] = {
 }
 """What builds each kind of filter. A new kind is one more entry."""
 
+
+def _robust_linear(definition: Definition, learned: Mapping[str, Any]) -> Filter:
+    plain = build_any_linear(definition, learned)
+    if isinstance(plain, GaussianFilter):
+        return robust_gaussian(plain, definition)
+    return build_robust_linear(definition, learned)
+
+
 ROBUST: dict[str, Builder] = {
-    "linear": build_robust_linear,
+    "linear": _robust_linear,
+    "extended": lambda definition, learned: robust_gaussian(build_extended(definition, learned), definition),
+    "unscented": lambda definition, learned: robust_gaussian(
+        build_unscented(definition, learned), definition
+    ),
+    "cubature": lambda definition, learned: robust_gaussian(build_cubature(definition, learned), definition),
     "imm": FILTERS["imm"],
     "mmae": FILTERS["mmae"],
 }

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kalman import adaptive, flags, robust
 from kalman import definition as definitions
+from kalman import flags, robust
 from kalman.adaptive import Adaptive
-from kalman.entries import Entry, Matrix, Vector, dot, minus, plus, times
+from kalman.entries import Entry, Vector, dot, minus, times
 from kalman.layout import StateLayout, Target, in_blocks
 from kalman.linear import LinearFilter, Parts, build_linear
 from kalman.packing import packed_index, symmetric
 from kalman.recursions import choose
-from kalman.robust import Gate, Huber, Innovation, Robust
+from kalman.robust import Robust
+from kalman.robust_step import Look, adapted, gated, options_of, own_places, put, shown
 from kalman.rts import Prediction
 from kalman.straight_line import Program, Symbol, Tape
-from kalman.structures import Values
 from kalman.types import Array, ModelError, Rows, Step
 from kalman.update import Scalar, presence, update
 
@@ -37,18 +37,6 @@ class Worked(NamedTuple):
     prior: Parts
     scalars: Sequence[Scalar]
     guard: Entry | None
-
-
-class Look(NamedTuple):
-    """What a row showed: innovation v, its covariance C + R with R as weighed by w (empty: not), H, and masks."""
-
-    v: Vector
-    C: Vector
-    H: Matrix
-    R: Vector
-    w: Vector
-    presents: Sequence[Any]
-    undetermined: Any
 
 
 @dataclass(frozen=True)
@@ -109,13 +97,8 @@ class RobustLinearFilter(StateLayout):
     @cached_property
     def _own(self) -> dict[str, slice]:
         """Where each of the key's own parameters is in its state."""
-        found: dict[str, slice] = {}
-        at = self.places["parameters"].start if self.base.own else 0
-        for p in self.base.parameters:
-            if p.name in self.base.own:
-                found[p.name] = slice(at, at + len(p.value))
-                at = found[p.name].stop
-        return found
+        start = self.places["parameters"].start if self.base.own else 0
+        return own_places(self.base.parameters, self.base.own, start)
 
     def _rows(self, name: str) -> range:
         return range(self._own[name].start, self._own[name].stop)
@@ -205,39 +188,22 @@ class RobustLinearFilter(StateLayout):
         if updated.A is not None:
             after[base.places["diffuse"]] = [entry for row in updated.A for entry in row]
         if self.adaptive.names:
-            look = Look(v, C, H, weighed, w, presents, undetermined)
-            self._adapt(after, values, look, nearer, dt, u, first)
-        shown: list[Entry] = [
-            a if has is None else np.where(has, a, np.nan) for a, has in zip(w, presents, strict=False)
-        ]
-        gated = None
-        if options.gate is not None:
-            after, gated = self._gated(options.gate, state, after, nis, presents, undetermined)
-        guard = base.guard(u, values, first)
-        return Worked(after, log_likelihood, nis, gated, shown, prior, updated.scalars, guard)
+            look = Look(v, C, lambda: H, weighed, w, presents, undetermined, first)
 
-    def _gated(
-        self,
-        gate: Gate,
-        state: Sequence[Entry],
-        after: list[Entry],
-        nis: Entry,
-        presents: Sequence[Any],
-        undetermined: Any,
-    ) -> tuple[list[Entry], Any]:
-        """Return the state with what the gate keeps out left as it was, and which keys that is."""
-        size = self.base.size
-        total, run = state[self.places["gate"]]
-        observed = robust.count(presents)
-        gated = robust.beyond(gate, nis, observed)
-        if undetermined is not None:
-            gated = gated & ~undetermined
-        if gate.limit is not None:
-            gated = gated & np.less(run, float(gate.limit))
-        # a row without a measurement neither counts nor ends the run
-        quiet = 0.0 if isinstance(observed, float) else np.where(np.greater(observed, 0.0), 0.0, run)
-        counters = [np.where(gated, total + 1.0, total), np.where(gated, run + 1.0, quiet)]
-        return [*choose(gated, state[:size], after[:size]), *counters], gated
+            def noise() -> Vector:
+                return base.process.transition(dt, u, values).Q
+
+            moves = adapted(self.adaptive, base, values, look, nearer, noise, dt, u)
+            for name, entries in moves.items():
+                put(after, self._own[name], entries)
+        kept_out = None
+        if options.gate is not None:
+            counters = state[self.places["gate"]]
+            kept_out, counters = gated(options.gate, counters, nis, presents, undetermined)
+            after = [*choose(kept_out, state[: base.size], after[: base.size]), *counters]
+        guard = base.guard(u, values, first)
+        weights = shown(w, presents)
+        return Worked(after, log_likelihood, nis, kept_out, weights, prior, updated.scalars, guard)
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
         """Return the prediction from the states (size, K) before the rows, for the smoother.
@@ -269,56 +235,6 @@ class RobustLinearFilter(StateLayout):
         wider = parts._replace(P=[times(alpha, a) for a in parts.P])
         prior = self.base.predicted(wider, dt, u, first)
         return prior if first is False else prior._replace(P=choose(first, parts.P, prior.P))
-
-    def _adapt(
-        self,
-        after: list[Entry],
-        values: Values,
-        look: Look,
-        innovation: Innovation,
-        dt: Array,
-        u: Vector,
-        first: Any,
-    ) -> None:
-        """Move the key's own covariances in `after` the way the innovation says."""
-        options, base = self.adaptive, self.base
-        v, C, H, R, w, presents, undetermined = look
-        if options.R is not None:
-            m = len(v)
-            identity = [[1.0 if i == j else 0.0 for j in range(m)] for i in range(m)]
-            noise = adaptive.given(R, identity, C, v, presents)
-            scale, still = adaptive.unscaled(base.noise_scale, u, undetermined)
-            roots = [np.sqrt(times(a, scale)) for a in w or [1.0] * m]
-            self._put(after, "R", adaptive.moved(values["R"], roots, noise, options.R, still))
-        if options.Q is None or first is True:
-            return
-        still = undetermined  # at a first row nothing was predicted, so that no process noise came in
-        if first is not False:
-            still = first if still is None else still | first
-        if options.whole:
-            n = len(base.states)
-            Q = base.process.transition(dt, u, values).Q
-            _, own = robust.measured([0.0] * n, Q, H)
-            rest = [minus(plus(c, r), q) for c, r, q in zip(C, R, own, strict=True)]
-            noise = adaptive.given(Q, H, rest, v, presents)
-            scale, unmoved = adaptive.unscaled(getattr(base.process, "scale", 1.0), u, still)
-            roots = [np.sqrt(scale)] * n
-            self._put(after, "Q", adaptive.moved(values["Q"], roots, noise, options.Q, unmoved))
-        surplus = robust.surplus(innovation, presents)
-        seen = adaptive.through(innovation, H)
-        parameters = {p.name: p for p in base.parameters}
-        for part in options.scaled:
-            spread = adaptive.spread(base.process, parameters[part.name], dt, u, values)
-            growth = adaptive.growth(spread, part.rank, seen, surplus, options.Q)
-            entries = [times(a, growth) for a in values[part.name]]
-            self._put(
-                after, part.name, entries if still is None else choose(still, values[part.name], entries)
-            )
-
-    def _put(self, after: list[Entry], name: str, entries: Vector) -> None:
-        for row, entry in zip(self._rows(name), entries, strict=True):
-            if type(entry) is not float:  # a structural zero stays as it is
-                after[row] = entry
 
 
 @lru_cache(maxsize=64)
@@ -355,22 +271,6 @@ def step_program(model: RobustLinearFilter, missing: bool, first: bool | None, d
 def build_robust_linear(definition: definitions.Definition, learned: Mapping[str, Any]) -> RobustLinearFilter:
     """Return the linear filter of a definition with its sections `robust` and `adaptive`. Raises ModelError."""
     base = build_linear(definition, learned)
-    options = robust.parse(definition.get("robust"), base.measurements)
-    R = next(p for p in base.parameters if p.name == "R")
-    if isinstance(options.noise, Huber):
-        for i in range(base.measurements):
-            if R.value[packed_index(i, i)] == 0.0 or base.noise_scale == 0.0:
-                raise ModelError(
-                    f"observation.R[{i}][{i}]",
-                    "a component without noise has no outliers to weigh",
-                    "write a positive variance, or remove robust.huber",
-                )
-    moving = adaptive.parse(definition.get("adaptive"), base.process, R, base.controls)
-    for field, scale, rate in (
-        ("observation", base.noise_scale, moving.R),
-        ("process", getattr(base.process, "scale", 1.0), moving.Q),
-    ):
-        if rate is not None and scale == 0.0:
-            raise ModelError(f"{field}.noise_scale", "there is no noise to adapt", "write a positive number")
+    options, moving = options_of(definition, base, base.measurements, base.controls)
     own = tuple(p.name for p in base.parameters if p.name in moving.names or p.name in base.own)
     return RobustLinearFilter(replace(base, own=own), options, moving, base.own)
