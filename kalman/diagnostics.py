@@ -10,6 +10,7 @@ import numpy.typing as npt
 from scipy.special import chdtrc, chdtri
 
 from kalman import flags
+from kalman.cross_lag import CrossLagFilter
 from kalman.entries import dot, minus, times
 from kalman.fixed_lag import FixedLagFilter
 from kalman.forecast import check_measuring, measured, variances
@@ -111,8 +112,8 @@ def innovations(
 def _normalised(model: Filter, before: Array, rows: Rows, flag: npt.NDArray[np.uint8]) -> Array:
     """Return the normalised innovations (m, K) of one row for each key."""
     y = rows.y
-    if isinstance(model, FixedLagFilter):
-        model, before = model.linear, before[: model.linear.size]
+    if isinstance(model, FixedLagFilter | CrossLagFilter):
+        model, before = model.inner, before[: model.inner.size]
     predicted, _ = model.step(before, rows._replace(y=np.full_like(y, np.nan)))
     mean, covariance = measured(model, predicted, rows.u)
     known = ~np.isnan(y) & np.isfinite(variances(covariance)) & (flag == flags.WELL)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman import checks, flags
+from kalman.cross_lag import checked
 from kalman.definition import Definition
 from kalman.diffuse import covariance as outer
 from kalman.diffuse import determine, measure
@@ -24,6 +25,7 @@ from kalman.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
 from kalman.layout import BLOCK, StateLayout, Target, in_blocks
 from kalman.linear import LinearFilter
 from kalman.packing import packed_index, packed_size, symmetric, unpack
+from kalman.rts import Smoothable
 from kalman.types import Array, Filter, ModelError, Rows, Step
 from kalman.update import Scalar, presence, update
 
@@ -51,6 +53,11 @@ class FixedLagFilter(StateLayout):
 
     linear: LinearFilter
     lag: int
+
+    @property
+    def inner(self) -> LinearFilter:
+        """The filter without the rows kept."""
+        return self.linear
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -165,11 +172,12 @@ def fixed_lag(definition: Definition, model: Filter) -> Filter:
         return model
     checks.known("smoothing", smoothing, ("lag",))
     lag = checks.whole("smoothing.lag", checks.needed("smoothing", smoothing, "lag"), 1, LONGEST)
-    if not isinstance(model, LinearFilter):
-        raise ModelError(
-            "smoothing", "only a linear filter has a fixed-lag smoother", "remove smoothing, or use linear"
-        )
-    return FixedLagFilter(model, lag)
+    if isinstance(model, LinearFilter):
+        return FixedLagFilter(model, lag)
+    if not isinstance(model, Smoothable):
+        remedy = "remove smoothing, or use linear, extended, unscented or cubature"
+        raise ModelError("smoothing", "the filter's states cannot be smoothed", remedy)
+    return checked(model, lag)
 
 
 def _pushed(lags: Lags, m: Vector, P: Vector, A: Matrix | None) -> Lags:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from kalman import flags
+from kalman.cross_lag import CrossLagFilter
 from kalman.diffuse import TOLERANCE, rows_of
 from kalman.entries import Entry, apply, dot, plus
 from kalman.fixed_lag import FixedLagFilter
@@ -54,8 +55,8 @@ def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array
     """
     if u is None:
         u = np.full((model.controls, state.shape[1]), np.nan)
-    if isinstance(model, FixedLagFilter):
-        return measured(model.linear, state[: model.linear.size], u)
+    if isinstance(model, FixedLagFilter | CrossLagFilter):
+        return measured(model.inner, state[: model.inner.size], u)
     if isinstance(model, RobustLinearFilter):
         return measured(model.base, state[: model.base.size], u)
     if isinstance(model, LinearFilter):
@@ -67,7 +68,7 @@ def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array
 
 def check_measuring(model: Filter) -> None:
     """Raise ModelError where the filter does not say what it expects to measure."""
-    if not isinstance(model, FixedLagFilter | RobustLinearFilter | LinearFilter | Measuring):
+    if not isinstance(model, FixedLagFilter | CrossLagFilter | RobustLinearFilter | LinearFilter | Measuring):
         raise _silent()
 
 
@@ -90,8 +91,8 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
             raise ModelError("control", "is not known for the time to come", "give the control of each step")
         u = np.empty((steps, 0, keys))
     values = states.values
-    if isinstance(model, FixedLagFilter):
-        model, values = model.linear, values[: model.linear.size]
+    if isinstance(model, FixedLagFilter | CrossLagFilter):
+        model, values = model.inner, values[: model.inner.size]
     n, m = len(model.states), model.measurements
     result = Forecast(
         np.full((n, steps, keys), np.nan),

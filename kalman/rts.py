@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from kalman.entries import Entry, dot, plus
+from kalman.entries import Entry, Matrix, Vector, dot, plus
 from kalman.ldl import factor, solve
 from kalman.packing import packed_size, symmetric
 from kalman.types import Array, Rows
@@ -59,18 +59,38 @@ class CrossSmoother:
         n = len(m)
         with np.errstate(all="ignore"):  # only flagged rows can go wrong, and they are left out
             prediction = self.model.prediction(before, rows)
-            gap = [a - b for a, b in zip(later[:n], prediction.mean, strict=True)]
-            less = [a - b for a, b in zip(later[n:], prediction.covariance, strict=True)]
-            factors = factor(list(prediction.covariance))
-            G = [solve(factors, list(row)) for row in prediction.cross]
-            mean = [plus(a, dot(row, gap)) for a, row in zip(m, G, strict=True)]
-            full = symmetric(less)
-            covariance: list[Entry] = []
-            for i in range(n):
-                half = [dot(G[i], column) for column in full]
-                covariance += [plus(P[len(covariance) + j], dot(G[j], half)) for j in range(i + 1)]
+            link = Link(list(m), list(P), [*prediction.mean], [*prediction.covariance], gain(prediction))
+            mean, covariance = smoothed(link, [*later[:n]], [*later[n:]])
         earlier = np.array([np.broadcast_to(a, before.shape[1:]) for a in (*mean, *covariance)])
         return np.where(rows.first, later, earlier)
+
+
+class Link(NamedTuple):
+    """A state m, P (packed) and the prediction of the next from it, mean and packed covariance; G: the gain (n x n)."""
+
+    m: Vector
+    P: Vector
+    mean: Vector
+    covariance: Vector
+    G: Matrix
+
+
+def gain(prediction: Prediction) -> list[list[Entry]]:
+    """Return G = cov(x before, x now) cov(x now)^-1."""
+    factors = factor(list(prediction.covariance))
+    return [solve(factors, list(row)) for row in prediction.cross]
+
+
+def smoothed(link: Link, mean: Vector, covariance: Vector) -> tuple[list[Entry], list[Entry]]:
+    """Return mean and packed covariance of a state, given those of the next: m + G (x - m-), P + G (V - P-) G'."""
+    G, n = link.G, len(link.m)
+    gap = [a - b for a, b in zip(mean, link.mean, strict=True)]
+    full = symmetric([a - b for a, b in zip(covariance, link.covariance, strict=True)])
+    result: list[Entry] = []
+    for i in range(n):
+        half = [dot(G[i], column) for column in full]
+        result += [plus(link.P[len(result) + j], dot(G[j], half)) for j in range(i + 1)]
+    return [plus(a, dot(row, gap)) for a, row in zip(link.m, G, strict=True)], result
 
 
 def _states(depth: int) -> int:
