@@ -67,7 +67,7 @@ WRONG = [
     ("initial", {"diffuse": "yes"}, "initial.diffuse", "not true or false"),
     ("initial.diffuse", [True, False], "initial.covariance[0]", "diffuse and has a covariance"),
     ("learn.parameters", ["Q"], "learn.parameters[0]", "no parameter"),
-    ("learn.scope", "group", "learn.scope", "not known"),
+    ("learn.scope", "tribe", "learn.scope", "not known"),
 ]
 
 
