@@ -2,7 +2,8 @@
 
 A generation's row names the driver that holds it, an epoch that rises with every driver, and a heartbeat. Two drivers
 that start at once both try to write themselves into the row; Delta commits one, and on a local file system a lock
-that dies with its process decides even before that.
+that dies with its process decides even before that. `jobs.lease_log` tells the same to processes without Spark, and
+`jobs.fencing` keeps a driver that has lost its lease from writing.
 """
 
 from __future__ import annotations
@@ -10,24 +11,60 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
+from jobs.errors import UserError
 from jobs.generations import LIVE, SHADOW, Generation, all_of, one_of_two, taken, update
-from jobs.owners import HEARTBEAT_SECONDS, Owner
+from jobs.lease_log import FOLDER, Drive, LeaseLog
+from jobs.owners import HEARTBEAT_SECONDS, SIGN_SECONDS, Owner
+from jobs.small_files import hadoop_files
 from jobs.tables import Warehouse
 
+LAUNCH_VARIABLE = "KALMAN_LAUNCH"
+"""Names the launch that a driver belongs to, where something started it that wants to find it again."""
 
-def acquire(warehouse: Warehouse, generation: Generation, owner: Owner) -> Generation:
-    """Write `owner` into the generation's lease.
+
+@dataclass
+class Lease:
+    """A driver's hold on a generation.
+
+    taken_over: the driver before did not give it back, and may still run somewhere.
+    lost: set when the lease turns out to be another's.
+    """
+
+    generation: Generation
+    log: LeaseLog
+    drive: Drive
+    taken_over: bool
+    lost: threading.Event = field(default_factory=threading.Event)
+
+    def overtaken(self) -> bool:
+        """Tell if a later driver has the generation."""
+        if self.log.overtaken(self.drive.generation, self.drive.epoch):
+            self.lost.set()
+        return self.lost.is_set()
+
+
+def acquire(warehouse: Warehouse, generation: Generation, owner: Owner) -> Lease:
+    """Write `owner` into the generation's lease, then into the log of drivers.
+
+    Killed between the two, nothing tells of this driver but its epoch, and the next one takes the next epoch.
 
     Raises:
         UserError: another driver that still runs holds it, or took it at the same moment.
     """
     from pyspark.sql import functions as F
 
+    log = LeaseLog(hadoop_files(warehouse, f"{FOLDER}/{generation.model}"), generation.model)
+    before = next((one for one in log.drives() if one.generation == generation.generation), None)
     refuse_if_driven(generation)
+    if before is not None and before.ended_at is None and before.owner.alive_after_waiting(before.beat_at):
+        raise _driven(generation, before.owner)
     mine = F.col("generation") == generation.generation
     same = F.col("epoch") == generation.epoch
     with one_of_two(generation.model):
@@ -44,7 +81,22 @@ def acquire(warehouse: Warehouse, generation: Generation, owner: Owner) -> Gener
     now = next(one for one in all_of(warehouse, generation.model) if one.generation == generation.generation)
     if now.owner != owner.text():
         raise taken(generation.model, f"another driver has just taken generation {generation.generation}")
-    return now
+    at, launch = datetime.now(UTC), os.environ.get(LAUNCH_VARIABLE)
+    drive = Drive(now.model, now.generation, now.epoch, now.status, owner, at, at, launch)
+    log.write(drive)
+    log.prune(now.generation)
+    return Lease(now, log, drive, _may_still_write(generation, before))
+
+
+def _may_still_write(generation: Generation, before: Drive | None) -> bool:
+    """Tell if the driver before this one may wake up and go on: it said no end, and is not of this machine.
+
+    One of this machine was seen to be gone.
+    """
+    if before is not None and before.epoch == generation.epoch:
+        return before.ended_at is None and not before.owner.here
+    holder = Owner.parse(generation.owner)
+    return holder is not None and not holder.here
 
 
 def refuse_if_driven(generation: Generation) -> None:
@@ -55,10 +107,14 @@ def refuse_if_driven(generation: Generation) -> None:
     """
     holder = Owner.parse(generation.owner)
     if holder is not None and holder.alive_after_waiting(generation.heartbeat):
-        raise taken(
-            generation.model,
-            f"process {holder.pid} on {holder.host} drives generation {generation.generation}",
-        )
+        raise _driven(generation, holder)
+
+
+def _driven(generation: Generation, holder: Owner) -> UserError:
+    return taken(
+        generation.model,
+        f"process {holder.pid} on {holder.host} drives generation {generation.generation}",
+    )
 
 
 def beat(warehouse: Warehouse, generation: Generation) -> bool:
@@ -73,47 +129,64 @@ def beat(warehouse: Warehouse, generation: Generation) -> bool:
     return now is not None and now.epoch == generation.epoch and now.owner == generation.owner
 
 
-def release(warehouse: Warehouse, generation: Generation, error: str | None = None) -> None:
-    """Give the lease back, with the error that ended the driver if one did."""
+def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = None) -> None:
+    """Give the lease back and say how the driver ended, with the error if there was one."""
     from pyspark.sql import functions as F
 
+    generation = lease.generation
     mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
-    update(
-        warehouse,
-        mine,
-        {
-            "owner": F.lit(None).cast("string"),
-            "heartbeat": F.current_timestamp(),
-            "last_error": F.lit(error).cast("string"),
-        },
-    )
+    try:
+        update(
+            warehouse,
+            mine,
+            {
+                "owner": F.lit(None).cast("string"),
+                "heartbeat": F.current_timestamp(),
+                "last_error": F.lit(error).cast("string"),
+            },
+        )
+    finally:
+        at = datetime.now(UTC)
+        lease.log.write(replace(lease.drive, beat_at=at, ended_at=at, how=how, error=error))
 
 
 @contextmanager
-def heartbeat(
-    warehouse: Warehouse, generation: Generation, stop: threading.Event
-) -> Iterator[threading.Event]:
-    """Renew the lease from a thread of its own; a lease that was lost stops the stream."""
-    done, lost = threading.Event(), threading.Event()
+def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iterator[None]:
+    """Renew the lease from a thread of its own; a lease that was lost, or a request in the log, stops the stream."""
+    done = threading.Event()
 
     def renew() -> None:
-        while not done.wait(HEARTBEAT_SECONDS):
+        due = time.monotonic() + HEARTBEAT_SECONDS
+        while not done.wait(SIGN_SECONDS):
             try:
-                held = beat(warehouse, generation)
+                if lease.overtaken():
+                    stop.set()
+                    return
+                sign(lease, stop)
+                if time.monotonic() >= due:
+                    due = time.monotonic() + HEARTBEAT_SECONDS
+                    if not beat(warehouse, lease.generation):
+                        lease.lost.set()
+                        stop.set()
+                        return
             except Exception:  # one that fails must not end the stream; the next one tells
                 continue
-            if not held:
-                lost.set()
-                stop.set()
-                return
 
     thread = threading.Thread(target=renew, name="heartbeat", daemon=True)
     thread.start()
     try:
-        yield lost
+        yield
     finally:
         done.set()
         thread.join()
+
+
+def sign(lease: Lease, stop: threading.Event) -> None:
+    """Give a sign of life in the log of drivers, and stop if somebody asked for it there."""
+    lease.drive = replace(lease.drive, beat_at=datetime.now(UTC))
+    lease.log.write(lease.drive)
+    if lease.log.asked_to_stop(lease.drive) is not None:
+        stop.set()
 
 
 @contextmanager

@@ -12,10 +12,13 @@ from datetime import UTC, datetime
 
 import psutil
 
-LEASE_SECONDS = 90.0
+LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
 """A driver on another machine counts as dead when its heartbeat is older than this."""
 
-HEARTBEAT_SECONDS = 30.0
+HEARTBEAT_SECONDS = LEASE_SECONDS / 3
+SIGN_SECONDS = min(5.0, LEASE_SECONDS / 6)
+"""How often a driver gives a sign of life in the log of drivers, and looks there if it is to stop."""
+
 ORPHAN_SECONDS = 60.0
 """How long a start waits for the Spark process of a driver that was killed."""
 
@@ -35,9 +38,7 @@ class Owner:
     def this_process(cls, jvm: int) -> Owner:
         """Return this very process, whose Spark runs in process `jvm`."""
         pid = os.getpid()
-        return cls(
-            socket.gethostname(), pid, _started(pid) or 0.0, jvm, _started(jvm) or 0.0, uuid.uuid4().hex
-        )
+        return cls(machine(), pid, started_at(pid) or 0.0, jvm, started_at(jvm) or 0.0, uuid.uuid4().hex)
 
     @classmethod
     def parse(cls, text: str | None) -> Owner | None:
@@ -48,10 +49,15 @@ class Owner:
         """Return the owner as `generations` holds it."""
         return json.dumps(asdict(self), sort_keys=True)
 
+    @property
+    def here(self) -> bool:
+        """Tell if it is a process of this machine."""
+        return self.host == machine()
+
     def alive(self, heartbeat: datetime | None) -> bool:
         """Tell if the driver still runs: by its processes on this machine, else by its heartbeat."""
-        if self.host == socket.gethostname():
-            return _started(self.pid) == self.started or _started(self.jvm) == self.jvm_started
+        if self.here:
+            return started_at(self.pid) == self.started or started_at(self.jvm) == self.jvm_started
         if heartbeat is None:
             return False
         return (datetime.now(UTC) - heartbeat).total_seconds() < LEASE_SECONDS
@@ -63,14 +69,19 @@ class Owner:
         """
         deadline = time.monotonic() + ORPHAN_SECONDS
         while self.alive(heartbeat):
-            orphan = self.host == socket.gethostname() and _started(self.pid) != self.started
+            orphan = self.here and started_at(self.pid) != self.started
             if not orphan or time.monotonic() > deadline:
                 return True
             time.sleep(0.2)
         return False
 
 
-def _started(pid: int) -> float | None:
+def machine() -> str:
+    """Return this machine's name: KALMAN_HOST, where containers share a name, else the host's."""
+    return os.environ.get("KALMAN_HOST") or socket.gethostname()
+
+
+def started_at(pid: int) -> float | None:
     """Return when a process was started, or None if it has ended."""
     try:
         process = psutil.Process(pid)

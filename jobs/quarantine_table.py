@@ -57,6 +57,10 @@ class Choice:
         return result
 
 
+OPTIONS = {"mergeSchema": "true"}
+"""Of an append: tables from before rows had an id get the column with the first row that has one."""
+
+
 def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) -> None:
     """Append rejected rows, once for a transaction however often it is tried.
 
@@ -65,12 +69,15 @@ def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) ->
         rows: model, payload, reason, source, position, batch_id, generation, quarantined_at.
         transaction: application and number, as of `Warehouse.append`.
     """
+    warehouse.append(identified(warehouse, rows), TABLE, transaction, OPTIONS)
+
+
+def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
+    """Give rejected rows their ids, and make the table that they go to, if it is not there."""
     from pyspark.sql import functions as F
 
     warehouse.create(TABLE, QUARANTINE)
-    # Tables from before rows had an id get the column with the first row that has one.
-    options = {"mergeSchema": "true"}
-    warehouse.append(rows.withColumn("id", F.expr("uuid()")), TABLE, transaction, options)
+    return rows.withColumn("id", F.expr("uuid()"))
 
 
 def too_many(limit: QuarantineLimit | None, reasons: Mapping[str, int], accepted: int) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from jobs.leases import Lease
     from jobs.snapshots import Manifest
 
 POLL_SECONDS = 0.2
@@ -27,7 +28,7 @@ FINISH_SECONDS = 120.0
 def start_query(
     warehouse: Warehouse,
     spec: ModelSpec,
-    generation: Generation,
+    lease: Lease,
     manifest: Manifest,
     seconds: float | None,
     told: Callable[[Totals], None],
@@ -37,6 +38,7 @@ def start_query(
     from jobs import snapshots
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import EstimateFormat
+    from jobs.fencing import Fence
     from jobs.key_groups import group_begin
     from jobs.keys import key_kind
     from jobs.model_functions import ship
@@ -45,7 +47,7 @@ def start_query(
     from jobs.routing import make_routing
     from jobs.state_blocks import state_format
 
-    spark = warehouse.spark
+    spark, generation = warehouse.spark, lease.generation
     table = measurements(spec.name)
     kernel = kalman.build(spec.definition(), manifest.parameters)
     ship(spark, spec.definition())
@@ -57,17 +59,20 @@ def start_query(
     routing = make_routing(generation.partitions, generation.blocks)
     begin = group_begin(kind, spec.definition(), manifest.parameters)
     plan = Plan(kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply", begin)
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
     spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
 
     seeds = None
-    if Checkpoint(warehouse, generation.checkpoint).last_commit() is None:
+    committed, planned = checkpoint.last_commit(), checkpoint.last_planned()
+    if committed is None:
         # The state begins in micro-batch 0, which may be tried many times: the snapshot is pinned, never "the newest".
         pinned = snapshots.verify(warehouse, manifest)
         seeds = snapshots.seed_packets(pinned, kernel, kind, state.layout, routing).groupBy("bucket")
     source = _source(spark, warehouse, spec, generation)
     operator = pack_rows(source.select(*spec.columns), rows, routing).groupBy("bucket")
     packets = operator.transformWithStateInPandas(FilterProcessor(plan), OUTPUT, "Append", "None", seeds)
-    sink = Sink(warehouse, generation, rows, out, told, spec.quarantine)
+    fence = Fence(warehouse, lease, None if planned == committed else planned)
+    sink = Sink(generation, rows, out, fence, told, spec.quarantine)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
     writer = writer.option("checkpointLocation", warehouse.path(generation.checkpoint))
     writer = (

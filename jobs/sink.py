@@ -1,8 +1,7 @@
 """Write what a micro-batch put out: estimates of accepted rows, quarantine for refused ones, each exactly once.
 
-Each write carries (generation and table, micro-batch) as its Delta transaction. A micro-batch that is run again after a
-kill gives the same rows, and what had been committed is passed over. The generation is part of the application's name
-because a new checkpoint counts its micro-batches from 0 again.
+A micro-batch that is run again after a kill gives the same rows, and what had been committed is passed over. What a
+driver writes that has lost its lease is refused (`jobs.fencing`).
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobs.estimates import EstimateFormat, unpack_estimates
+from jobs.fencing import Fence
 from jobs.generations import Generation
 from jobs.late_rows import REASONS, refused_rows
 from jobs.packed_rows import RowFormat
 from jobs.processor import BAD_STATE, ESTIMATES, LATE
-from jobs.quarantine_table import keep, refusal, too_many
+from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
 from jobs.spec_watch import QuarantineLimit
-from jobs.tables import Warehouse, estimates
+from jobs.tables import estimates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,10 +45,10 @@ class Totals:
 class Sink:
     """The function that Spark calls with each micro-batch's packets."""
 
-    warehouse: Warehouse
     generation: Generation
     rows: RowFormat
     estimates: EstimateFormat
+    fence: Fence
     told: Callable[[Totals], None]
     limit: QuarantineLimit | None = None
     totals: Totals = field(default_factory=Totals)
@@ -70,6 +70,7 @@ class Sink:
                 self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
             if counts[ESTIMATES]:
                 self._estimates(packets.filter(F.col("kind") == ESTIMATES), batch_id)
+            self.fence.check()
         finally:
             packets.unpersist()
         self.totals.batches += 1
@@ -90,10 +91,9 @@ class Sink:
             F.lit(batch_id).cast("bigint").alias("batch_id"),
         )
         # Another version of the model may put out more columns.
-        options = {"mergeSchema": "true"}
-        self.warehouse.append(rows, table, (f"{generation.generation}/estimates", batch_id), options)
+        self.fence.append(rows, table, batch_id, {"mergeSchema": "true"})
 
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation
         rows = refused_rows(packets, self.rows, generation.model, generation.generation, batch_id)
-        keep(self.warehouse, rows, (f"{generation.generation}/quarantine", batch_id))
+        self.fence.append(identified(self.fence.warehouse, rows), TABLE, batch_id, OPTIONS)

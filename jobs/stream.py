@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import RUN_FAILED, UserError, first_line
+from jobs.lease_log import CAUGHT_UP, FAILED, LOST, STOPPED
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -24,6 +25,7 @@ from jobs.tables import Warehouse, measurements, need_measurements
 
 if TYPE_CHECKING:
     from jobs.generations import Generation
+    from jobs.leases import Lease
     from jobs.sink import Totals
     from jobs.snapshots import Manifest
 
@@ -82,15 +84,13 @@ class Driver:
         jvm: Any = spark._jvm
         owner = Owner.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
         chosen, manifest, self.spec, began = choose(self.warehouse, self.spec, adopt, name)
-        generation = leases.acquire(self.warehouse, chosen, owner)
+        lease = leases.acquire(self.warehouse, chosen, owner)
+        generation = lease.generation
         error: str | None = None
         try:
-            with (
-                leases.heartbeat(self.warehouse, generation, self.stop) as lost,
-                self._progress() as progress,
-            ):
-                totals = self._run(generation, manifest, progress)
-            if lost.is_set():
+            with leases.heartbeat(self.warehouse, lease, self.stop), self._progress() as progress:
+                totals = self._run(lease, manifest, progress)
+            if lease.lost.is_set():
                 raise UserError(
                     f"generation {generation.generation} is no longer this driver's: it was retired, or taken over",
                     RUN_FAILED,
@@ -100,16 +100,24 @@ class Driver:
             error = first_line(problem, 500)
             raise
         finally:
-            leases.release(self.warehouse, generation, error)
+            leases.release(self.warehouse, lease, self._how(lease, error), error)
+
+    def _how(self, lease: Lease, error: str | None) -> str:
+        if lease.lost.is_set():
+            return LOST
+        if error is not None:
+            return FAILED
+        return STOPPED if self.stop.is_set() else CAUGHT_UP
 
     def _progress(self) -> Progress:
         return Progress(f"stream {self.spec.name}", None, quiet=self.settings.quiet)
 
-    def _run(self, generation: Generation, manifest: Manifest, progress: Progress) -> Totals | None:
+    def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals | None:
         from pyspark.errors import PySparkException
 
         from jobs.query import await_end, cause_of, start_query
 
+        generation = lease.generation
         if not self._wait_for_rows(generation, progress):
             return None
 
@@ -118,7 +126,7 @@ class Driver:
             progress.advance(1, f"micro-batches · {totals.estimated:,} rows · {rate:,.0f} rows/s")
 
         try:
-            query, totals = start_query(self.warehouse, self.spec, generation, manifest, self.seconds, told)
+            query, totals = start_query(self.warehouse, self.spec, lease, manifest, self.seconds, told)
             await_end(query, self.stop)
         except PySparkException as error:
             raise UserError(

@@ -73,7 +73,9 @@ class Warehouse:
 
         if self.exists(table):
             return
-        builder = DeltaTable.createIfNotExists(self.spark).location(self.path(table))
+        # Delta compares the location with itself as Hadoop writes it, which has one slash.
+        location = re.sub(r"^file:/+", "file:/", self.path(table))
+        builder = DeltaTable.createIfNotExists(self.spark).location(location)
         fields = StructType.fromDDL(columns)
         assert isinstance(fields, StructType)
         builder = builder.addColumns(fields)
