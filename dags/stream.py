@@ -71,4 +71,5 @@ def build(spec: ModelSpec) -> DAG:
 
 
 for one in family.specs():
-    build(one)
+    if not one.airflow.stream.continuous:
+        build(one)

@@ -165,6 +165,32 @@ def stream(
 
 
 @app.command()
+def stop(
+    ctx: typer.Context,
+    model: Model,
+    hold: Annotated[
+        str | None,
+        typer.Option(
+            help="How long Airflow is not to start it again, such as 30min; by default until `resume`."
+        ),
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Airflow may start it again at once.")] = False,
+    wait: Annotated[str, typer.Option(help="How long to wait for the end.")] = "10min",
+    needed: Annotated[
+        bool, typer.Option("--needed", help="Exit code 3 if nothing drives the stream.")
+    ] = False,
+) -> None:
+    """Stop a stream that runs; it finishes its micro-batch."""
+    _run(ctx, "stop", model, hold=hold, restart=restart, wait=wait, needed=needed)
+
+
+@app.command()
+def resume(ctx: typer.Context, model: Model) -> None:
+    """Take back a stop: Airflow may start the stream again."""
+    _run(ctx, "resume", model)
+
+
+@app.command()
 def export(
     ctx: typer.Context,
     model: Model,

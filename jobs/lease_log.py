@@ -82,14 +82,20 @@ class Drive(Record):
 
 @dataclass(frozen=True, slots=True)
 class Launch(Record):
-    """A driver's process as whoever started it saw it: before it has a lease, and how it ended."""
+    """A driver's process as whoever started it saw it: before it has a lease, and how it ended.
+
+    keeper: the process that writes this.
+    """
 
     token: str
     host: str
     began_at: datetime
     pid: int | None = None
     started: float | None = None
+    keeper: int | None = None
+    keeper_started: float | None = None
     log: str | None = None
+    about: str | None = None
     exit_code: int | None = None
     ended_at: datetime | None = None
     error: str | None = None

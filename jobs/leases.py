@@ -20,13 +20,11 @@ from pathlib import Path
 
 from jobs.errors import UserError
 from jobs.generations import LIVE, SHADOW, Generation, all_of, one_of_two, taken, update
+from jobs.launch import LAUNCH_VARIABLE
 from jobs.lease_log import FOLDER, Drive, LeaseLog
 from jobs.owners import HEARTBEAT_SECONDS, SIGN_SECONDS, Owner
 from jobs.small_files import hadoop_files
 from jobs.tables import Warehouse
-
-LAUNCH_VARIABLE = "KALMAN_LAUNCH"
-"""Names the launch that a driver belongs to, where something started it that wants to find it again."""
 
 
 @dataclass
@@ -117,8 +115,8 @@ def _driven(generation: Generation, holder: Owner) -> UserError:
     )
 
 
-def beat(warehouse: Warehouse, generation: Generation) -> bool:
-    """Renew the heartbeat; False if the lease is no longer this driver's."""
+def beat(warehouse: Warehouse, generation: Generation) -> Generation | None:
+    """Renew the heartbeat and return the generation as it is now; None if the lease is no longer this driver's."""
     from pyspark.sql import functions as F
 
     mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
@@ -126,7 +124,8 @@ def beat(warehouse: Warehouse, generation: Generation) -> bool:
     now = next(
         (one for one in all_of(warehouse, generation.model) if one.generation == generation.generation), None
     )
-    return now is not None and now.epoch == generation.epoch and now.owner == generation.owner
+    held = now is not None and now.epoch == generation.epoch and now.owner == generation.owner
+    return now if held else None
 
 
 def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = None) -> None:
@@ -165,10 +164,12 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
                 sign(lease, stop)
                 if time.monotonic() >= due:
                     due = time.monotonic() + HEARTBEAT_SECONDS
-                    if not beat(warehouse, lease.generation):
+                    now = beat(warehouse, lease.generation)
+                    if now is None:
                         lease.lost.set()
                         stop.set()
                         return
+                    lease.drive = replace(lease.drive, status=now.status)  # a shadow may have been promoted
             except Exception:  # one that fails must not end the stream; the next one tells
                 continue
 

@@ -233,6 +233,42 @@ class ScheduledDag(Section):
     )
 
 
+CONTINUOUS = "@continuous"
+
+
+class StreamDag(Section):
+    """The DAG that drives the stream."""
+
+    schedule: str | None = Field(
+        default=None,
+        description="cron expression or preset: catch up and end; @continuous: run for ever; null: on new snapshots",
+    )
+    trigger: str | None = Field(
+        default=None, description="with @continuous, time between micro-batches, such as 10s (the default)"
+    )
+
+    @property
+    def continuous(self) -> bool:
+        """Tell if the stream runs for ever."""
+        return self.schedule == CONTINUOUS
+
+    @property
+    def seconds(self) -> float:
+        """Return the time between micro-batches of a stream that runs for ever."""
+        return 10.0 if self.trigger is None else duration_us(self.trigger) / 1e6
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if self.trigger is not None and not self.continuous:
+            raise wrong(
+                "is for streams that run for ever",
+                f'write schedule: "{CONTINUOUS}", or leave it out',
+                "trigger",
+            )
+        _check_duration(self.trigger, "trigger")
+        return self
+
+
 class Airflow(Section):
     """The model's DAG family."""
 
@@ -240,7 +276,7 @@ class Airflow(Section):
     tags: list[str] = Field(default=[], description="tags beside the model's name")
     ingest: IngestDag = Field(default_factory=IngestDag, description="the ingest DAG")
     pretrain: ScheduledDag = Field(default_factory=ScheduledDag, description="the pretrain DAG")
-    stream: ScheduledDag = Field(default_factory=ScheduledDag, description="the stream DAG")
+    stream: StreamDag = Field(default_factory=StreamDag, description="the stream DAG")
     export: ScheduledDag = Field(default_factory=ScheduledDag, description="the export DAG")
     upgrade: ScheduledDag = Field(
         default_factory=ScheduledDag, description="the upgrade DAG, which notices a newer version"

@@ -19,6 +19,9 @@ from kalman_dags.operator import place
 START = datetime(2000, 1, 1, tzinfo=UTC)
 """Earliest interval that can be backfilled; `catchup=False` keeps it from meaning anything else."""
 
+WARDEN = "kalman_stream_warden"
+"""The one DAG that is not a model's."""
+
 log = logging.getLogger(__name__)
 
 
@@ -63,8 +66,9 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
 def _bad_schedules(spec: ModelSpec) -> Iterator[Problem]:
     for verb in ("ingest", "pretrain", "stream", "export", "upgrade"):
         schedule = getattr(spec.airflow, verb).schedule
+        for_ever = verb == "stream" and spec.airflow.stream.continuous
         try:
-            if schedule is not None:
+            if schedule is not None and not for_ever:
                 CronTriggerTimetable(schedule, timezone="UTC").validate()
         except AirflowTimetableInvalid as error:
             yield Problem(

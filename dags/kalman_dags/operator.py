@@ -129,9 +129,9 @@ class KalmanOperator(SparkSubmitOperator):
         # A durable task keeps its job id across a clear, and would then return without running again.
         kwargs.setdefault("durable", False)
         super().__init__(
-            application=str(_folder_of("jobs") / f"{verb}.py"),
+            application=application(verb),
             conf={**spark_conf(), **ui, **(conf or {})},
-            env_vars=_environment(),
+            env_vars=spark_environment(),
             spark_binary=str(_folder_of("pyspark") / "bin" / "spark-submit"),
             conn_id=CONNECTION,
             name=f"kalman-{verb}",
@@ -194,7 +194,13 @@ class KalmanOperator(SparkSubmitOperator):
         )
 
 
-def _environment() -> dict[str, str]:
+def application(verb: str) -> str:
+    """Return the program that runs a verb."""
+    return str(_folder_of("jobs") / f"{verb}.py")
+
+
+def spark_environment() -> dict[str, str]:
+    """Return the variables that a driver needs."""
     return {
         # Workers and driver are the interpreter that Airflow runs in, and Spark is the one beside it.
         "PYSPARK_PYTHON": sys.executable,

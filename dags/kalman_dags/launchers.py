@@ -1,0 +1,115 @@
+"""How a driver that outlives its task is started: a process of this machine, or an application in a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from jobs.launch import LAUNCH_VARIABLE, detach, new_token
+from jobs.lease_log import Launch, LeaseLog
+from jobs.spark_conf import spark_conf
+from kalman_dags.operator import CONNECTION, ROOT, KalmanHook, application, spark_environment
+
+
+class Launcher(Protocol):
+    """Start a driver and return once it is in the log of drivers."""
+
+    def start(self, root: str, model: str, seconds: float, about: str) -> Launch:
+        """Start the driver of a model's stream with so many seconds between micro-batches."""
+        ...
+
+
+def launcher() -> Launcher:
+    """Return the launcher that the connection `spark_default` asks for.
+
+    Its extra `{"deploy-mode": "cluster"}` means that the driver runs in the cluster.
+    """
+    connection = KalmanHook.get_connection(CONNECTION)
+    if (connection.extra_dejson or {}).get("deploy-mode") == "cluster":
+        return ClusterLauncher()
+    host, port = connection.host or "local", connection.port
+    return ProcessLauncher(f"{host}:{port}" if port else host)
+
+
+@dataclass(frozen=True)
+class ProcessLauncher:
+    """A process of this machine; its executors are where `master` says."""
+
+    master: str
+
+    def start(self, root: str, model: str, seconds: float, about: str) -> Launch:
+        """Start `kalman-pipeline stream` detached from the task."""
+        environment = {**os.environ, **spark_environment(), "KALMAN_MASTER": self.master}
+        # The driver is none of Airflow's processes: what these have for themselves is not for it.
+        environment = {name: value for name, value in environment.items() if not name.startswith("_AIRFLOW")}
+        paths = [str(ROOT), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        command = [sys.executable, "-m", "jobs.cli", "--quiet", "--warehouse", root, "stream"]
+        command += ["--model", model, "--trigger", f"{seconds:g}"]
+        return detach(root, model, command, environment, log_file(model), ROOT, about)
+
+
+class ClusterLauncher:
+    """An application whose driver runs in YARN or Kubernetes, submitted by the Spark provider.
+
+    `spark-submit` ends as soon as the application is accepted. From then on the application is known by what it writes
+    into the log of drivers, where it also finds the request to end.
+    """
+
+    def start(self, root: str, model: str, seconds: float, about: str) -> Launch:
+        """Submit the driver and write its launch down."""
+        token = new_token()
+        launch = Launch(token, "cluster", datetime.now(UTC), about=about)
+        log = LeaseLog.at(root, model)
+        log.write(launch)
+        self.hook(root, model, seconds, token).submit(application("stream"))
+        return launch
+
+    def hook(self, root: str, model: str, seconds: float, token: str) -> KalmanHook:
+        """Return the provider's hook with everything that a driver in the cluster needs."""
+        variables = {
+            **{name: value for name, value in spark_environment().items() if name.startswith("KALMAN_")},
+            LAUNCH_VARIABLE: token,
+        }
+        return KalmanHook(
+            own_session=False,
+            conn_id=CONNECTION,
+            conf={**spark_conf(), **cluster_conf(variables)},
+            name=f"kalman-stream-{model}",
+            application_args=[
+                *("--warehouse", root, "--quiet", "--model", model, "--trigger", f"{seconds:g}"),
+            ],
+            spark_binary=str(Path(spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit"),
+        )
+
+
+def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings with which YARN and Kubernetes hand variables to a driver and do not hold its submission.
+
+    The application may not be tried again by the cluster: that is this task's work, by the lease.
+    """
+    return {
+        "spark.yarn.submit.waitAppCompletion": "false",
+        "spark.yarn.maxAppAttempts": "1",
+        "spark.kubernetes.submission.waitAppCompletion": "false",
+        **{f"spark.yarn.appMasterEnv.{name}": value for name, value in variables.items()},
+        **{f"spark.kubernetes.driverEnv.{name}": value for name, value in variables.items()},
+    }
+
+
+def log_file(model: str) -> Path:
+    """Return where a new driver of a model prints to: below KALMAN_LOGS, else Airflow's own logs."""
+    home = os.environ.get("AIRFLOW_HOME") or str(ROOT / "var" / "airflow")
+    folder = Path(os.environ.get("KALMAN_LOGS") or Path(home) / "logs" / "kalman_drivers")
+    return folder / model / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}.log"
+
+
+def about(**settings: Any) -> str:
+    """Return in one text what a driver was started with, to see later if it would be started with the same."""
+    return json.dumps(settings, sort_keys=True)

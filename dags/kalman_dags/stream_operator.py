@@ -1,0 +1,159 @@
+"""The operator of streams that run for ever: one driver at any time, which outlives task, worker, scheduler, triggerer.
+
+It starts a driver, or finds the one that runs, and defers: no worker slot is held. Its trigger wakes it when the
+driver is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from jobs.errors import ALREADY_RUNNING, UserError
+from jobs.launch import tail
+from jobs.lease_log import LOST, LeaseLog
+from jobs.stop import ask
+from jobs.watch import NONE, SILENT, Sight, look, processes
+from kalman_dags.launchers import about, launcher
+from kalman_dags.operator import place
+from kalman_dags.stream_trigger import WATCHED, StreamTrigger
+
+WATCH = timedelta(hours=6)
+"""How long one task watches. The next run's finds the driver, so that runs and their logs stay short."""
+STEADY_SECONDS = 600.0
+"""A driver that lived so long counts as sound: what ends it is not the failure before it once more."""
+MAX_FAILURES = 6
+FIRST_DELAY = timedelta(seconds=5)
+MAX_DELAY = timedelta(minutes=5)
+TAKEN_DELAY = timedelta(seconds=15)
+
+
+class StreamForeverOperator(BaseOperator):
+    """Keep a model's stream driven, for ever.
+
+    Args:
+        model: its name.
+        seconds: between micro-batches.
+
+    A driver that was asked to end, or whose generation was retired, is followed by the next at once, or after the hold.
+    One that failed or was killed is followed by one that goes on from its checkpoint, after 5 s, then 10 s, and so on
+    up to 5 minutes; after the sixth failure in a row the task fails, and its retries try again.
+    """
+
+    ui_color = "#e8f1fb"
+
+    def __init__(self, *, model: str, seconds: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.model, self.seconds = model, seconds
+
+    def execute(self, context: Context) -> None:
+        """Find the driver or start one, then watch it."""
+        self._drive(0, self._until())
+
+    def resume(self, context: Context, event: str, failures: int, until: str) -> None:
+        """Go on when the trigger has fired."""
+        if event == WATCHED:
+            self.log.info("%s; the next run goes on watching it", self._look().text())
+            return
+        sight = self._look()
+        if sight.driven:
+            self._watch(failures, until)
+        if event == "due":
+            self._drive(failures, until)
+        self._after(sight, failures, until)
+
+    def on_kill(self) -> None:
+        """Ask a driver that this task is just starting to end."""
+        log = self._log()
+        ask(log, look(log), "its task was killed")
+
+    def _drive(self, failures: int, until: str) -> NoReturn:
+        """Watch the driver that there is, or start one."""
+        sight = self._look()
+        if sight.driven:
+            self.log.info("%s", sight.text())
+            self._watch(failures, until)
+        hold = self._log().hold()
+        if hold is not None:
+            end = (
+                f"until {hold.until}"
+                if hold.until
+                else f"until `kalman-pipeline resume --model {self.model}`"
+            )
+            self.log.info("Not started: %s, %s", hold.reason, end)
+            self._wait(timedelta(0), failures, until)
+        if sight.state == SILENT:
+            self._kill(sight)
+        try:
+            started = launcher().start(self._root, self.model, self.seconds, about(seconds=self.seconds))
+        except UserError as error:
+            raise AirflowException(error.message) from error
+        self.log.info("Started a driver: process %s on %s, log %s", started.pid, started.host, started.log)
+        self._watch(failures, until)
+
+    def _after(self, sight: Sight, failures: int, until: str) -> NoReturn:
+        """Decide what follows a driver that is gone."""
+        self.log.info("%s", sight.text())
+        if sight.state == NONE:
+            self._drive(failures, until)
+        if self._meant(sight):
+            self._drive(0, until)
+        if sight.exit_code == ALREADY_RUNNING:  # it may not be in the log yet
+            self._wait(TAKEN_DELAY, failures, until)
+        self._show_log(sight)
+        failures = 1 if sight.seconds > STEADY_SECONDS else failures + 1
+        if failures >= MAX_FAILURES:
+            raise AirflowException(f"{failures} drivers in a row have failed, the last: {sight.text()}")
+        self._wait(min(MAX_DELAY, FIRST_DELAY * 2 ** (failures - 1)), failures, until)
+
+    def _meant(self, sight: Sight) -> bool:
+        """Tell if a driver ended as it should: it was asked to, its generation was retired, or it says so itself."""
+        if sight.state == SILENT:
+            return False
+        log = self._log()
+        asked = any(log.asked_to_stop(one) for one in (sight.drive, sight.launch) if one is not None)
+        return asked or not sight.killed and (sight.how == LOST or not sight.exit_code)
+
+    def _kill(self, sight: Sight) -> None:
+        """End a driver of this machine that gives no sign of life; its next one goes on from the checkpoint."""
+        assert sight.drive is not None
+        for pid in processes(sight.drive.owner):
+            self.log.warning("Killing process %s: %s", pid, sight.text())
+            os.kill(pid, signal.SIGKILL)
+
+    def _watch(self, failures: int, until: str) -> NoReturn:
+        self._defer(StreamTrigger(self._root, self.model, until), failures, until)
+
+    def _wait(self, delay: timedelta, failures: int, until: str) -> NoReturn:
+        due = (datetime.now(UTC) + delay).isoformat()
+        self._defer(StreamTrigger(self._root, self.model, until, due), failures, until)
+
+    def _defer(self, trigger: StreamTrigger, failures: int, until: str) -> NoReturn:
+        self.defer(trigger=trigger, method_name="resume", kwargs={"failures": failures, "until": until})
+        raise AssertionError("deferring raises")
+
+    def _show_log(self, sight: Sight) -> None:
+        if sight.launch is not None and sight.launch.log:
+            self.log.info("The end of %s:\n%s", sight.launch.log, tail(Path(sight.launch.log)))
+
+    def _until(self) -> str:
+        return (datetime.now(UTC) + WATCH).isoformat()
+
+    def _look(self) -> Sight:
+        return look(self._log())
+
+    def _log(self) -> LeaseLog:
+        try:
+            return LeaseLog.at(self._root, self.model)
+        except UserError as error:
+            raise AirflowFailException(error.message) from error
+
+    @property
+    def _root(self) -> str:
+        return place("KALMAN_WAREHOUSE", "warehouse")

@@ -1,0 +1,79 @@
+"""The trigger of streams that run for ever: watch a driver, or wait for the moment to start one. No Spark, no slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from jobs.lease_log import LeaseLog
+from jobs.stop import ask
+from jobs.watch import look
+
+POLL_SECONDS = 5.0
+
+GONE, DUE, WATCHED = "gone", "due", "watched"
+"""What it tells: there is no driver (any more); a driver may be started now; the time of watching is over."""
+
+
+class StreamTrigger(BaseTrigger):
+    """Fire when a model's driver is gone, or, without one, when the next may be started.
+
+    It reads the log of drivers and keeps nothing, so that it may be killed and begun again anywhere.
+
+    Args:
+        root: of the warehouse.
+        model: whose driver.
+        until: ISO 8601; then watching ends, and the driver goes on.
+        due: ISO 8601; wait until then, and for the end of a hold, to start a driver. None: watch the one that there is.
+        poll: seconds between two looks.
+    """
+
+    def __init__(
+        self, root: str, model: str, until: str, due: str | None = None, poll: float = POLL_SECONDS
+    ) -> None:
+        super().__init__()
+        self.root, self.model, self.until, self.due, self.poll = root, model, until, due, poll
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what makes this trigger again."""
+        values = {name: getattr(self, name) for name in ("root", "model", "until", "due", "poll")}
+        return f"{type(self).__module__}.{type(self).__qualname__}", values
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until there is something to tell, and tell it."""
+        while True:
+            try:
+                told = await asyncio.to_thread(self.told)
+            except OSError as error:  # the store is out of reach: the driver may well run on
+                self.log.warning("Cannot read the log of drivers: %s", error)
+                told = None
+            if told is not None:
+                yield TriggerEvent(told)
+                return
+            await asyncio.sleep(self.poll)
+
+    async def on_kill(self) -> None:
+        """Ask the driver to end, as somebody has cleared the task or marked its state."""
+        await asyncio.to_thread(self._stop)
+
+    def told(self) -> str | None:
+        """Return what there is to tell now."""
+        log, now = LeaseLog.at(self.root, self.model), datetime.now(UTC)
+        sight = look(log)
+        if self.due is not None:
+            if sight.driven:
+                return DUE  # somebody else has started one: it is found and watched
+            if now < datetime.fromisoformat(self.due) or log.hold() is not None:
+                return None
+            return DUE
+        if not sight.driven:
+            return GONE
+        return WATCHED if now >= datetime.fromisoformat(self.until) else None
+
+    def _stop(self) -> None:
+        log = LeaseLog.at(self.root, self.model)
+        ask(log, look(log), "its task was cleared, or marked")

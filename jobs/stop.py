@@ -1,0 +1,107 @@
+"""Stop a stream that runs: its driver finishes its micro-batch and ends. And let it be started again."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from datetime import UTC, datetime, timedelta
+
+from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.lease_log import Hold, LeaseLog
+from jobs.owners import machine
+from jobs.report import Report
+from jobs.settings import Settings
+from jobs.spec import load_spec
+from jobs.times import duration_us
+from jobs.watch import SILENT, Sight, look
+
+POLL_SECONDS = 0.5
+
+
+def run(
+    settings: Settings,
+    model: str,
+    hold: str | None = None,
+    restart: bool = False,
+    wait: str = "10min",
+    needed: bool = False,
+) -> Report:
+    """Ask the driver of a model's stream to end, and wait until it has. Again it changes nothing.
+
+    Args:
+        settings: of the command.
+        model: name or path of its spec.
+        hold: how long Airflow is not to start the stream again, such as 30min; by default until `resume`.
+        restart: put no such hold, so that Airflow starts it again at once.
+        wait: how long to wait for the end.
+        needed: end with exit code 3 if nothing drives the stream.
+
+    Raises:
+        UserError: it has not ended in time, or gives no sign of life.
+    """
+    name = load_spec(model, settings.models).name
+    longest = _duration("--wait", wait)
+    log = LeaseLog.at(settings.warehouse, name)
+    if not restart:
+        until = None if hold is None else datetime.now(UTC) + _duration("--hold", hold)
+        log.put_hold(Hold(f"stopped by {getpass.getuser()} on {machine()}", datetime.now(UTC), until))
+    sight = look(log)
+    was = sight
+    if not was.driven and was.state != SILENT and needed:
+        raise UserError(f"nothing drives the stream of {name}", ALREADY_RUNNING)
+    ask(log, sight, "by command")
+    deadline = time.monotonic() + longest.total_seconds()
+    while sight.driven or sight.state == SILENT:
+        if sight.state == SILENT:
+            raise UserError(f"{sight.text()}: kill it, nothing is lost by that", RUN_FAILED)
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{sight.text()}, after {wait} still: it may be in a long micro-batch", RUN_FAILED
+            )
+        time.sleep(POLL_SECONDS)
+        sight = look(log)
+        if sight.launch != was.launch or sight.drive is not None and was.drive is None:
+            ask(log, sight, "by command")  # it had no lease yet, or another has begun
+    return _report(name, was, log)
+
+
+def ask(log: LeaseLog, sight: Sight, reason: str) -> None:
+    """Leave a request to end for a driver that runs or starts, once."""
+    for record in (sight.drive, sight.launch):
+        if sight.driven and record is not None and log.asked_to_stop(record) is None:
+            log.ask_to_stop(record, reason)
+
+
+def _report(name: str, was: Sight, log: LeaseLog) -> Report:
+    held = log.hold()
+    lines = [f"the stream of {name} has stopped" if was.driven else f"nothing drove the stream of {name}"]
+    if held is not None:
+        end = (
+            f"until {held.until:%Y-%m-%d %H:%M} UTC"
+            if held.until
+            else f"until `kalman-pipeline resume --model {name}`"
+        )
+        lines.append(f"Airflow does not start it again {end}")
+    return Report(
+        lines,
+        {
+            "model": name,
+            "stopped": was.driven,
+            "generation": was.drive and was.drive.generation,
+            "held_until": held and held.until and held.until.isoformat(),
+            "held": held is not None,
+        },
+    )
+
+
+def _duration(option: str, text: str) -> timedelta:
+    try:
+        return timedelta(microseconds=duration_us(text))
+    except ValueError as error:
+        raise UserError(f"{option} {text}: {error}; write such as 30min or 2h") from error
+
+
+if __name__ == "__main__":
+    from jobs.cli import main
+
+    main("stop")
