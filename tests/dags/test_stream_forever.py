@@ -1,0 +1,284 @@
+"""Streams that run for ever: their DAG, what the trigger tells, what the operator does next; drivers are scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, TaskDeferred
+
+from jobs.launch import detach
+from jobs.lease_log import Drive, Hold, Launch, LeaseLog
+from jobs.owners import Owner, machine, started_at
+from jobs.stop import ask
+from jobs.watch import look
+from kalman_dags import stream_operator
+from kalman_dags.stream_operator import StreamForeverOperator
+from kalman_dags.stream_trigger import DUE, GONE, WATCHED, StreamTrigger
+from tests.dags.conftest import MODELS, ROOT, load_bag
+from tests.dags.test_operator import wait_for
+from tests.dags.test_policies import HEAVY
+
+pytestmark = pytest.mark.airflow
+
+NOW = datetime.now(UTC)
+FOR_EVER = '{schedule: "@continuous", trigger: 2s}'
+
+
+@pytest.fixture
+def for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' model, as a stream that runs for ever."""
+    text = (MODELS / "tiny.yaml").read_text()
+    (tmp_path / "tiny.yaml").write_text(text.replace('{schedule: "*/10 * * * *"}', FOR_EVER))
+    monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseLog:
+    monkeypatch.setenv("KALMAN_WAREHOUSE", str(tmp_path))
+    return LeaseLog.at(str(tmp_path), "tiny")
+
+
+def test_its_dag_takes_the_place_of_the_streams(for_ever: None) -> None:
+    dags = load_bag().dags
+    assert "kalman_stream__tiny" not in dags
+    dag = dags["kalman_stream_forever__tiny"]
+    assert type(dag.timetable).__name__ == "ContinuousTimetable"
+    (task,) = dag.tasks
+    assert task.pool == "kalman_stream__tiny" and task.retries == 5
+    assert {outlet.uri for outlet in task.outlets} == {"kalman://estimates/tiny"}
+    assert "pause this DAG" in (dag.doc_md or "")
+    warden = dags["kalman_stream_warden"]
+    assert warden.is_paused_upon_creation is False and warden.max_active_runs == 1
+
+
+def test_without_one_there_is_no_warden(models: Path) -> None:
+    assert not [name for name in load_bag().dags if "forever" in name or "warden" in name]
+
+
+def test_the_trigger_loads_nothing_heavy() -> None:
+    code = f"""
+import sys
+from airflow.triggers.base import BaseTrigger
+before = {{name.split('.')[0] for name in sys.modules}}
+import kalman_dags.stream_trigger
+print(*({{name.split('.')[0] for name in sys.modules}} - before) & set({(*HEAVY, "delta", "py4j")!r}))
+"""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "dags")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
+
+
+def driving(epoch: int = 1, **changes: Any) -> Drive:
+    """Return what a driver writes that is this very process."""
+    at = started_at(os.getpid()) or 0.0
+    owner = Owner(machine(), os.getpid(), at, os.getpid(), at, "t")
+    return replace(Drive("tiny", "tiny-g0001", epoch, "live", owner, NOW, datetime.now(UTC)), **changes)
+
+
+def test_what_the_trigger_tells(log: LeaseLog, tmp_path: Path) -> None:
+    later, before = (NOW + timedelta(hours=1)).isoformat(), (NOW - timedelta(hours=1)).isoformat()
+    watch = StreamTrigger(str(tmp_path), "tiny", later)
+    assert watch.told() == GONE
+    log.write(driving())
+    assert watch.told() is None
+    assert StreamTrigger(str(tmp_path), "tiny", before).told() == WATCHED
+    log.write(driving(ended_at=NOW, how="failed"))
+    assert watch.told() == GONE
+    assert StreamTrigger(str(tmp_path), "tiny", later, later).told() is None
+    due = StreamTrigger(str(tmp_path), "tiny", later, before)
+    assert due.told() == DUE
+    log.put_hold(Hold("test", NOW))
+    assert due.told() is None
+    log.write(driving(2))  # by hand, in spite of the hold
+    assert due.told() == DUE
+
+
+def test_a_trigger_is_made_again_elsewhere(log: LeaseLog, tmp_path: Path) -> None:
+    path, arguments = StreamTrigger(str(tmp_path), "tiny", NOW.isoformat(), None, 0.01).serialize()
+    assert path == "kalman_dags.stream_trigger.StreamTrigger"
+    again = StreamTrigger(**json.loads(json.dumps(arguments)))
+
+    async def first() -> Any:
+        async for event in again.run():
+            return event.payload
+
+    assert asyncio.run(asyncio.wait_for(first(), 10)) == GONE
+    log.write(driving())
+    asyncio.run(again.on_kill())  # somebody has cleared the task
+    stop = log.asked_to_stop(driving())
+    assert stop is not None and "its task was cleared" in stop.reason
+
+
+class Script:
+    """A launcher of scripts that do `what`, and count how often it was asked."""
+
+    def __init__(self, folder: Path, *what: str) -> None:
+        self.folder, self.what, self.launches = folder, list(what), list[Launch]()
+
+    def start(self, root: str, model: str, seconds: float, about: str) -> Launch:
+        what = self.what[min(len(self.launches), len(self.what) - 1)]
+        command = [sys.executable, "-c", f"import sys, time\n{what}"]
+        made = detach(root, model, command, os.environ, self.folder / "log", ROOT, about)
+        self.launches.append(made)
+        return made
+
+
+@pytest.fixture
+def clean(log: LeaseLog) -> Iterator[None]:
+    """Leave no script behind."""
+    yield
+    for launch in log.launches():
+        if launch.pid is not None and started_at(launch.pid) == launch.started:
+            os.kill(launch.pid, 9)
+
+
+def operator(monkeypatch: pytest.MonkeyPatch, script: Script) -> StreamForeverOperator:
+    monkeypatch.setattr(stream_operator, "launcher", lambda: script)
+    return StreamForeverOperator(task_id="stream", model="tiny", seconds=2.0)
+
+
+def deferred(call: Any, *arguments: Any, **more: Any) -> tuple[StreamTrigger, dict[str, Any]]:
+    """Return the trigger that a call defers to, and what it is resumed with."""
+    with pytest.raises(TaskDeferred) as caught:
+        call(*arguments, **more)
+    assert isinstance(caught.value.trigger, StreamTrigger) and caught.value.method_name == "resume"
+    return caught.value.trigger, dict(caught.value.kwargs or {})
+
+
+CONTEXT: Any = {"ti": SimpleNamespace()}
+
+
+def test_one_driver_is_started_and_then_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clean: None
+) -> None:
+    script = Script(tmp_path, "time.sleep(60)")
+    made = operator(monkeypatch, script)
+    for _ in range(3):  # a task that was killed, and tried again
+        trigger, _ = deferred(made.execute, CONTEXT)
+        assert trigger.due is None and trigger.told() is None
+    assert len(script.launches) == 1
+    os.kill(os.getpgid(script.launches[0].pid or 0), 9)  # what started it
+    deferred(made.execute, CONTEXT)
+    assert len(script.launches) == 1
+
+
+def test_a_driver_that_fails_is_started_again_after_a_pause_that_grows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+) -> None:
+    script = Script(tmp_path, "print('error: the disk is full', flush=True); sys.exit(1)")
+    made = operator(monkeypatch, script)
+    trigger, kept = deferred(made.execute, CONTEXT)
+    pauses = []
+    for failure in range(1, stream_operator.MAX_FAILURES):
+        watch = StreamTrigger(str(tmp_path), "tiny", kept["until"])
+        wait_for(lambda watch=watch: watch.told() == GONE)
+        waits, kept = deferred(made.resume, CONTEXT, GONE, **kept)
+        assert kept["failures"] == failure and waits.due is not None
+        pauses.append((datetime.fromisoformat(waits.due) - datetime.now(UTC)).total_seconds())
+        trigger, kept = deferred(made.resume, CONTEXT, DUE, **kept)
+        assert trigger.due is None and len(script.launches) == failure + 1
+    assert pauses == pytest.approx([5, 10, 20, 40, 80], abs=1)
+    wait_for(lambda: trigger.told() == GONE)
+    with pytest.raises(
+        AirflowException, match="6 drivers in a row have failed.* exit code 1: the disk is full"
+    ):
+        made.resume(CONTEXT, GONE, **kept)
+
+
+@pytest.mark.parametrize(
+    ("what", "failures", "pause"),
+    [
+        ("sys.exit(0)", 0, None),  # it was stopped by SIGTERM: the next begins at once
+        ("sys.exit(2)", 4, 40),
+        ("sys.exit(3)", 3, 15),  # another driver has the stream
+        ("import os; os.kill(os.getpid(), 9)", 4, 40),
+    ],
+    ids=["stopped", "refused", "taken", "killed"],
+)
+def test_what_follows_a_driver(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    clean: None,
+    what: str,
+    failures: int,
+    pause: float | None,
+) -> None:
+    script = Script(tmp_path, what, "time.sleep(60)")
+    made = operator(monkeypatch, script)
+    trigger, kept = deferred(made.execute, CONTEXT)
+    wait_for(lambda: trigger.told() == GONE)
+    trigger, kept = deferred(made.resume, CONTEXT, GONE, 3, kept["until"])
+    assert kept["failures"] == failures
+    if pause is None:
+        assert trigger.due is None and len(script.launches) == 2
+    else:
+        assert trigger.due is not None and len(script.launches) == 1
+        left = (datetime.fromisoformat(trigger.due) - datetime.now(UTC)).total_seconds()
+        assert left == pytest.approx(pause, abs=2)
+
+
+def test_a_driver_that_was_asked_to_end_while_it_started_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+) -> None:
+    script = Script(tmp_path, "time.sleep(60)")
+    made = operator(monkeypatch, script)
+    trigger, kept = deferred(made.execute, CONTEXT)
+    made.on_kill()
+    wait_for(lambda: trigger.told() == GONE)
+    _, kept = deferred(made.resume, CONTEXT, GONE, 2, kept["until"])
+    assert kept["failures"] == 0 and len(script.launches) == 2
+
+
+def test_a_hold_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+) -> None:
+    script = Script(tmp_path, "time.sleep(60)")
+    made = operator(monkeypatch, script)
+    log.put_hold(Hold("an upgrade", NOW))
+    waits, kept = deferred(made.execute, CONTEXT)
+    assert waits.told() is None and not script.launches
+    log.put_hold(None)
+    assert waits.told() == DUE
+    deferred(made.resume, CONTEXT, DUE, **kept)
+    assert len(script.launches) == 1
+
+
+def test_a_driver_that_hangs_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+) -> None:
+    hanging = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    at = started_at(hanging.pid) or 0.0
+    owner = Owner(machine(), hanging.pid, at, hanging.pid, at, "t")
+    log.write(driving(owner=owner, beat_at=NOW - timedelta(minutes=5)))
+    script = Script(tmp_path, "time.sleep(60)")
+    made = operator(monkeypatch, script)
+    deferred(made.execute, CONTEXT)
+    assert hanging.wait(10) == -9
+    assert len(script.launches) == 1
+
+
+def test_the_watch_of_a_run_ends_and_the_driver_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+) -> None:
+    made = operator(monkeypatch, Script(tmp_path, "time.sleep(60)"))
+    _, kept = deferred(made.execute, CONTEXT)
+    assert made.resume(CONTEXT, WATCHED, **kept) is None
+    assert look(log).driven
+
+
+def test_only_a_driver_is_asked_once(log: LeaseLog) -> None:
+    ask(log, look(log), "nobody is there")
+    assert log.files.names("") == []
