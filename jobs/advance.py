@@ -92,6 +92,7 @@ def _gather(
     if new.all():
         return fresh
     states = KeyStates(**{name: known.arrays[name][..., at] for name in _STATE})
+    states = states._replace(values=states.values.astype(np.float64, copy=False))
     for name in _STATE:
         getattr(states, name)[..., new] = getattr(fresh, name)[..., new]
     return states

@@ -125,12 +125,15 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
     from jobs.processor import STATE
     from jobs.snapshots import STATE_ROWS, typed_states
     from jobs.state_blocks import state_format
+    from kalman.rounded import stored_as
 
     spark = warehouse.spark
     spec = origin.model_spec()
     kernel = kalman.build(spec.definition(), origin.parameters)
     kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
-    state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
+    state = state_format(
+        spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
+    )
     _ = spark.streams.active  # the state reader needs what only the stream manager starts
     reader = spark.read.format("statestore").option("path", warehouse.path(generation.checkpoint))
     try:

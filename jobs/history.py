@@ -13,6 +13,7 @@ from jobs.packed_rows import KeyedRows, RowFormat, pack_rows, unpack_rows
 from jobs.routing import make_routing
 from jobs.snapshots import STATE_ROWS, state_rows, typed_states
 from jobs.state_blocks import state_layout
+from kalman.rounded import stored_as
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin |
     """
 
     kind = batch.rows.kind
-    layout = state_layout(kind, kernel.size)
+    layout = state_layout(kind, kernel.size, stored_as(kernel))
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)
@@ -66,7 +67,7 @@ def packed_estimates(
     packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
 ) -> DataFrame:
     """Filter bucketed rows to packets of estimates (`estimates.unpack_estimates` makes rows of them)."""
-    layout = state_layout(batch.rows.kind, kernel.size)
+    layout = state_layout(batch.rows.kind, kernel.size, stored_as(kernel))
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)

@@ -16,6 +16,7 @@ from jobs.spec import ModelSpec
 from jobs.versions import Step
 from kalman.affine import Affine, moved
 from kalman.layout import places
+from kalman.rounded import stored_as, unrounded
 from kalman.types import Filter
 
 Floats = NDArray[np.float64]
@@ -67,7 +68,8 @@ class Migration:
         plain = all(leg.to is not None and leg.to.identity and not leg.diffuse for leg in self.legs)
         return (
             plain
-            and type(self.source) is type(self.target)
+            and type(unrounded(self.source)) is type(unrounded(self.target))
+            and stored_as(self.source) == stored_as(self.target)
             and dict(self.source.fields) == dict(self.target.fields)
         )
 

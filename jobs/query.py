@@ -46,6 +46,7 @@ def start_query(
     from jobs.processor import OUTPUT, FilterProcessor, Plan
     from jobs.routing import make_routing
     from jobs.state_blocks import state_format
+    from kalman.rounded import stored_as
 
     spark, generation = warehouse.spark, lease.generation
     table = measurements(spec.name)
@@ -53,7 +54,9 @@ def start_query(
     ship(spark, spec.definition())
     kind = key_kind(spec.key, warehouse.read(table).schema)
     rows = RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control))
-    state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
+    state = state_format(
+        spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
+    )
     diagonal = spec.outputs.covariance == "diagonal"
     out = EstimateFormat(kind, len(spec.states), diagonal, tuple(kernel.outputs.items()))
     routing = make_routing(generation.partitions, generation.blocks)

@@ -72,7 +72,7 @@ def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.R
     for start in range(0, records.size, step):
         part = records.slice(start, min(start + step, records.size))
         arrays = part.arrays
-        mean, covariance, extras = kernel.snapshot(np.ascontiguousarray(arrays["values"]))
+        mean, covariance, extras = kernel.snapshot(np.ascontiguousarray(arrays["values"], np.float64))
         key = pa.array(integer_keys(np.ascontiguousarray(arrays["route"]))) if integer else part.text
         yield pa.RecordBatch.from_arrays(
             [

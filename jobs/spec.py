@@ -45,6 +45,7 @@ from jobs.spec_sections import (
     Process,
     Section,
     Smoothing,
+    Storage,
     Stream,
     Unscented,
 )
@@ -67,6 +68,7 @@ DEFINITION = (
     "robust",
     "adaptive",
     "smoothing",
+    "storage",
     "modes",
     "transition",
     *OPTIONS,
@@ -164,9 +166,8 @@ class ModelSpec(Section):
     robust: Robust | None = Field(default=None, description="outliers: gate, student_t or huber, fading")
     adaptive: Adaptive | None = Field(default=None, description="noise that follows the innovations: R, Q")
     learn: Learn | None = Field(default=None, description="what pretrain learns; null: nothing")
-    smoothing: Smoothing | None = Field(
-        default=None, description="fixed-lag smoothing of a linear filter; null: none"
-    )
+    smoothing: Smoothing | None = Field(default=None, description="fixed-lag smoothing; null: none")
+    storage: Storage | None = Field(default=None, description="how a key's state is kept; null: in 64 bits")
     migrate: Migrate | None = Field(
         default=None, description="how states of the version before become those of this one"
     )

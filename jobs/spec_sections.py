@@ -186,6 +186,14 @@ class Smoothing(Section):
     )
 
 
+class Storage(Section):
+    """How a key's state is kept."""
+
+    dtype: Literal["float64", "float32"] = Field(
+        default="float64", description="float32: half the room, about seven digits; rounded after each row"
+    )
+
+
 class Outputs(Section):
     """What each estimate carries."""
 

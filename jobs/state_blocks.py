@@ -15,6 +15,7 @@ from jobs.keys import KeyKind
 from jobs.packets import Column, Layout, Records
 
 _MAGIC = b"KSB1"
+FLOAT64 = "<f8"
 _PREFIX = struct.Struct("<4sI")  # magic, bytes of the header (padded to 8)
 
 
@@ -49,14 +50,14 @@ class StateFormat(NamedTuple):
         return self.layout.decode(block, end)
 
 
-def state_layout(kind: KeyKind, size: int) -> Layout:
-    """Return the layout of key states with `size` numbers a key."""
+def state_layout(kind: KeyKind, size: int, dtype: str = FLOAT64) -> Layout:
+    """Return the layout of key states with `size` numbers of a type a key (`kalman.rounded.stored_as`)."""
     columns = (
         *kind.identity_columns,
         Column("event_time", "<i8"),
         Column("count", "<i8"),
         Column("log_likelihood", "<f8"),
-        Column("values", "<f8", size),
+        Column("values", dtype, size),
     )
     return Layout(columns, text=not kind.integer)
 
@@ -68,6 +69,7 @@ def state_format(
     fields: Mapping[str, tuple[int, ...]],
     kind: KeyKind,
     size: int,
+    dtype: str = FLOAT64,
 ) -> StateFormat:
     """Return how the states of a model's version are stored."""
     meaning = {
@@ -77,8 +79,10 @@ def state_format(
         "fields": {name: list(shape) for name, shape in fields.items()},
         "key": dict(zip(kind.columns, kind.types, strict=True)),
     }
+    if dtype != FLOAT64:
+        meaning["numbers"] = dtype
     header = json.dumps(meaning, separators=(",", ":")).encode()
-    return StateFormat(header + b" " * (-len(header) % 8), state_layout(kind, size))
+    return StateFormat(header + b" " * (-len(header) % 8), state_layout(kind, size, dtype))
 
 
 def _difference(found: bytes, wanted: bytes) -> str:

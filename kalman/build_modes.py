@@ -14,7 +14,7 @@ FLOOR = 1e-12
 """The probability that no mode falls below, unless the definition says otherwise."""
 
 SEVERAL = ("imm", "mmae")
-OWN = ("filter", "modes", "transition", "imm", "mmae", "learn", "smoothing", "adaptive")
+OWN = ("filter", "modes", "transition", "imm", "mmae", "learn", "smoothing", "adaptive", "storage")
 """What a definition's modes do not inherit."""
 
 Build = Callable[[Definition], Filter]
@@ -100,7 +100,17 @@ def _mode(j: int, shared: Mapping[str, Any], mode: Any, build: Build) -> Filter:
     field = f"modes[{j}]"
     if not isinstance(mode, Mapping):
         raise ModelError(field, f"{mode!r} is not a mapping", "write process and observation under it")
-    for name in ("states", "measurement", "control", "initial", "modes", "learn", "smoothing", "adaptive"):
+    for name in (
+        "states",
+        "measurement",
+        "control",
+        "initial",
+        "modes",
+        "learn",
+        "smoothing",
+        "adaptive",
+        "state",
+    ):
         if mode.get(name) is not None:
             raise ModelError(f"{field}.{name}", "modes share it or have none", "remove it here")
     own = {name: value for name, value in mode.items() if name != "name" and value is not None}

@@ -16,6 +16,7 @@ from kalman.fixed_lag import FixedLagFilter
 from kalman.forecast import check_measuring, measured, variances
 from kalman.layout import BLOCK
 from kalman.ldl import factor, whiten
+from kalman.rounded import unrounded
 from kalman.run import Integers, KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run
 from kalman.types import Array, Filter, Rows
 
@@ -112,6 +113,7 @@ def innovations(
 def _normalised(model: Filter, before: Array, rows: Rows, flag: npt.NDArray[np.uint8]) -> Array:
     """Return the normalised innovations (m, K) of one row for each key."""
     y = rows.y
+    model = unrounded(model)
     if isinstance(model, FixedLagFilter | CrossLagFilter):
         model, before = model.inner, before[: model.inner.size]
     predicted, _ = model.step(before, rows._replace(y=np.full_like(y, np.nan)))

@@ -15,6 +15,7 @@ from kalman.linear import LinearFilter
 from kalman.packing import order_of, packed_index, packed_size
 from kalman.recursions import congruence
 from kalman.robust_linear import RobustLinearFilter
+from kalman.rounded import unrounded
 from kalman.run import KeyStates
 from kalman.types import Array, Filter, ModelError, Rows
 
@@ -55,6 +56,7 @@ def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array
     """
     if u is None:
         u = np.full((model.controls, state.shape[1]), np.nan)
+    model = unrounded(model)
     if isinstance(model, FixedLagFilter | CrossLagFilter):
         return measured(model.inner, state[: model.inner.size], u)
     if isinstance(model, RobustLinearFilter):
@@ -68,7 +70,9 @@ def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array
 
 def check_measuring(model: Filter) -> None:
     """Raise ModelError where the filter does not say what it expects to measure."""
-    if not isinstance(model, FixedLagFilter | CrossLagFilter | RobustLinearFilter | LinearFilter | Measuring):
+    if not isinstance(
+        unrounded(model), FixedLagFilter | CrossLagFilter | RobustLinearFilter | LinearFilter | Measuring
+    ):
         raise _silent()
 
 
@@ -91,6 +95,7 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
             raise ModelError("control", "is not known for the time to come", "give the control of each step")
         u = np.empty((steps, 0, keys))
     values = states.values
+    model = unrounded(model)
     if isinstance(model, FixedLagFilter | CrossLagFilter):
         model, values = model.inner, values[: model.inner.size]
     n, m = len(model.states), model.measurements

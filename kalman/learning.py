@@ -346,7 +346,8 @@ def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None 
     # a fixed lag or another form changes no likelihood; robust updates and adaptive noise do, and what is learned
     # is the linear model
     model = build(
-        {**definition, "smoothing": None, "robust": None, "adaptive": None, "form": None}, parameters
+        {**definition, "smoothing": None, "robust": None, "adaptive": None, "form": None, "storage": None},
+        parameters,
     )
     if not isinstance(model, LinearFilter):
         raise ModelError(

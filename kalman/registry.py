@@ -16,6 +16,7 @@ from kalman.mixtures.families import FAMILIES
 from kalman.rls import build_rls
 from kalman.robust_gaussian import robust_gaussian
 from kalman.robust_linear import build_robust_linear
+from kalman.rounded import rounding
 from kalman.types import Filter, ModelError
 
 
@@ -25,7 +26,7 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
     Of what was learned for groups of keys, those of all keys together (`kalman.groups` has the others).
 
     The definition has the keys of a model spec: filter, states, measurement, control, process, observation,
-    initial, learn, robust, adaptive, smoothing, modes, transition, imm, mmae, mixture. Raises ModelError, which
+    initial, learn, robust, adaptive, smoothing, storage, modes, transition, imm, mmae, mixture. Raises ModelError, which
     names the field.
     """
     definition, parameters = substituted(definition, pooled(definition, parameters or {}))
@@ -41,7 +42,7 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
             if kind not in ROBUST:
                 remedy = f"remove it, or use {', '.join(ROBUST)}"
                 raise ModelError(section, f"the {kind} filter has none", remedy)
-    return fixed_lag(definition, builders[kind](definition, parameters))
+    return rounding(definition, fixed_lag(definition, builders[kind](definition, parameters)))
 
 
 Builder = Callable[[Definition, Mapping[str, Any]], Filter]

@@ -9,6 +9,7 @@ from kalman import flags
 from kalman.fixed_lag import FixedLagFilter
 from kalman.linear import LinearFilter
 from kalman.moment_smoother import MomentSmoother
+from kalman.rounded import unrounded
 from kalman.rts import CrossSmoother, Smoothable
 from kalman.run import KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run, spread
 from kalman.types import Array, Filter, ModelError, Rows
@@ -42,6 +43,7 @@ class Smoother(Protocol):
 
 def smoother(model: Filter) -> Smoother:
     """Return what smooths a filter's states. Raises ModelError where the filter cannot be smoothed."""
+    model = unrounded(model)
     if isinstance(model, LinearFilter):
         return MomentSmoother(model)
     if isinstance(model, FixedLagFilter):

@@ -10,10 +10,12 @@ import kalman
 from jobs.advance import advance
 from jobs.estimates import EstimateFormat, diagonal_of_packed, full_of_packed, pack_estimates
 from jobs.keys import KeyKind
-from jobs.packed_rows import RowFormat, unpack_rows
+from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
 from jobs.packets import Records
 from jobs.routing import route_of
-from jobs.state_blocks import state_layout
+from jobs.snapshots import state_rows
+from jobs.state_blocks import StateMismatch, state_format, state_layout
+from kalman.rounded import stored_as
 
 UNIT = 1e6
 DEFINITION = {
@@ -133,3 +135,53 @@ def test_packed_triangles_unfold(n: int) -> None:
     packed = full[np.tril_indices(n)]
     np.testing.assert_array_equal(packed[full_of_packed(n)].reshape(n, n), full)
     np.testing.assert_array_equal(packed[diagonal_of_packed(n)], np.diag(full))
+
+
+def test_states_of_32_bits_go_through_blocks_and_snapshots_without_a_further_loss() -> None:
+    """Cut into calls with a block stored between them, it is one call: what is stored is what the filter had."""
+    definition = {
+        "states": ["level"],
+        "measurement": ["y"],
+        "process": {"kind": "random_walk", "variance": 1.0},
+        "observation": {"R": [[2.0]]},
+        "initial": {"mean": [0.1], "covariance": [[3.3]]},
+        "storage": {"dtype": "float32"},
+    }
+    kernel = kalman.build(definition)
+    kind = KeyKind(("k",), ("string",), False)
+    stored = state_format("m", 1, ["level"], kernel.fields, kind, kernel.size, stored_as(kernel))
+    wide = state_format("m", 1, ["level"], kernel.fields, kind, kernel.size)
+    rng = np.random.default_rng(2)
+
+    def rows(numbers: list[int], times: list[int]) -> KeyedRows:
+        route = np.array(numbers, np.uint64) << np.uint64(33)
+        arrays = {"route": route, "check": np.zeros(len(numbers), np.int64)}
+        keys = Records(arrays, pa.array([f"key {n}" for n in numbers]))
+        key, time = np.repeat(np.arange(len(numbers)), len(times)), np.tile(np.array(times), len(numbers))
+        return KeyedRows(
+            keys, kalman.SortedRows(key, time, rng.normal(size=(1, len(key))), np.empty((0, len(key))))
+        )
+
+    parts = [rows([1, 2, 5], [0, 1, 2]), rows([1, 3, 5], [3, 4])]
+    known = stored.layout.empty()
+    advanced = advance(kernel, stored.layout, known, parts[0], 1.0)
+    for part in parts:
+        advanced = advance(kernel, stored.layout, known, part, 1.0)
+        block = stored.encode(advanced.records)
+        assert len(block) < len(wide.encode(advanced.records))
+        known = stored.decode(block)
+        assert known.arrays["values"].dtype == np.float32
+        np.testing.assert_array_equal(known.arrays["values"], advanced.records.arrays["values"])
+    for number in (1, 3, 5):
+        mine = [(p, p.keys.arrays["route"] == np.uint64(number) << np.uint64(33)) for p in parts]
+        masks = [here[p.rows.key] for p, here in mine]
+        y = np.concatenate([p.rows.y[:, mask] for (p, _), mask in zip(mine, masks, strict=True)], axis=1)
+        time = np.concatenate([p.rows.time[mask] for (p, _), mask in zip(mine, masks, strict=True)])
+        whole = kalman.SortedRows(np.zeros(len(time), np.int64), time, y, np.empty((0, len(time))))
+        final, _ = kalman.run(kernel, kalman.initial_states(kernel, 1), whole, 1.0)
+        at = known.arrays["route"] == np.uint64(number) << np.uint64(33)
+        np.testing.assert_array_equal(known.arrays["values"][:, at], final.values)
+    with pytest.raises(StateMismatch, match="numbers"):
+        stored.decode(wide.encode(advanced.records))
+    (snapshot,) = state_rows(kernel, known, False)
+    assert snapshot.column("mean")[0].as_py() == known.arrays["values"][:1, 0].tolist()
