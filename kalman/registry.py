@@ -26,8 +26,8 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
     Of what was learned for groups of keys, those of all keys together (`kalman.groups` has the others).
 
     The definition has the keys of a model spec: filter, states, measurement, control, process, observation,
-    initial, learn, robust, adaptive, smoothing, storage, modes, transition, imm, mmae, mixture. Raises ModelError, which
-    names the field.
+    initial, learn, robust, adaptive, smoothing, storage, modes, transition, imm, mmae, mixture. Raises
+    ModelError, which names the field.
     """
     definition, parameters = substituted(definition, pooled(definition, parameters or {}))
     kind = definition.get("filter", "linear")
