@@ -2,6 +2,9 @@
 
 `python -m jobs.jars` resolves them with the Ivy that PySpark carries, in a folder of its own. The user's Ivy
 and Maven folders are not touched: a half-filled one there makes Spark's own resolution fail.
+
+What only some models need is in sets of their own, each in a folder within, fetched by its first use or by
+`python -m jobs.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo.
 """
 
 from __future__ import annotations
@@ -62,6 +65,32 @@ COORDINATES: tuple[Coordinate, ...] = (
     ),
 )
 
+OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
+    "kafka": (
+        # The connector's own release of the token provider is not in every mirror; it only serves delegation tokens,
+        # and its classes have not changed since 4.0.0.
+        Coordinate(
+            "org.apache.spark",
+            "spark-sql-kafka-0-10_2.13",
+            "4.2.0",
+            without=("spark-token-provider-kafka-0-10_2.13",),
+        ),
+        Coordinate(
+            "org.apache.spark",
+            "spark-token-provider-kafka-0-10_2.13",
+            "4.0.0",
+            without=("kafka-clients",),
+        ),
+    ),
+    "broker": (
+        Coordinate("org.apache.kafka", "kafka_2.13", "4.1.1"),
+        Coordinate("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
+    ),
+}
+"""Sets of jars that only some need, by the name of their folder."""
+_ALONE = {"broker"}
+"""Sets of programs that run without Spark, so that they need also what PySpark carries."""
+
 
 def jar_folder() -> Path:
     """Return the folder of the jars: KALMAN_JARS, else one inside this Python environment."""
@@ -82,10 +111,27 @@ def jar_paths() -> list[str]:
     return [str(folder / name) for name in names]
 
 
-def fetch(coordinates: Sequence[Coordinate] = COORDINATES, folder: Path | None = None) -> bool:
+def optional_jars(part: str) -> list[str]:
+    """Return the paths of a set of `OPTIONAL`, sorted; what is not there is fetched now.
+
+    Raises:
+        UserError: the jars that every job needs are missing, or these cannot be fetched.
+    """
+    jar_paths()  # they come first: a folder without them would be taken for somebody else's
+    folder, coordinates = jar_folder() / part, OPTIONAL[part]
+    names = _fetched(folder, coordinates)
+    if names is None:
+        fetch(coordinates, folder, alone=part in _ALONE)
+        names = _fetched(folder, coordinates) or []
+    return [str(folder / name) for name in names]
+
+
+def fetch(
+    coordinates: Sequence[Coordinate] = COORDINATES, folder: Path | None = None, alone: bool = False
+) -> bool:
     """Fetch the jars into `folder` and return True; return False when they were there, unharmed.
 
-    The folder appears complete or not at all.
+    What PySpark carries is left out, unless they are to run `alone`. The folder appears complete or not at all.
 
     Raises:
         UserError: no Java, no network, or a folder that holds something else.
@@ -100,7 +146,7 @@ def fetch(coordinates: Sequence[Coordinate] = COORDINATES, folder: Path | None =
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".jars-", dir=target.parent) as scratch:
-            complete = _resolve(coordinates, Path(scratch))
+            complete = _resolve(coordinates, Path(scratch), alone)
             _write_manifest(complete, coordinates)
             _swap(complete, target, Path(scratch))
     except OSError as error:
@@ -143,7 +189,7 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def _resolve(coordinates: Sequence[Coordinate], scratch: Path) -> Path:
+def _resolve(coordinates: Sequence[Coordinate], scratch: Path, alone: bool) -> Path:
     """Let Ivy fetch the jars below `scratch`; return their folder."""
     own = _pyspark_jars()
     ivy = next((path for path in own if path.name.startswith("ivy-")), None)
@@ -155,7 +201,8 @@ def _resolve(coordinates: Sequence[Coordinate], scratch: Path) -> Path:
     jars.mkdir()
     settings, module = scratch / "ivysettings.xml", scratch / "ivy.xml"
     settings.write_text(_ivy_settings(scratch / "cache"), encoding="utf-8")
-    module.write_text(_ivy_module(coordinates, {_artifact_name(path.name) for path in own}), encoding="utf-8")
+    carried = set() if alone else {_artifact_name(path.name) for path in own}
+    module.write_text(_ivy_module(coordinates, carried), encoding="utf-8")
     command = [java_command(), *_proxy_options(), "-cp", str(ivy), "org.apache.ivy.Main"]
     command += ["-settings", os.environ.get("KALMAN_IVYSETTINGS") or str(settings), "-ivy", str(module)]
     command += ["-cache", str(scratch / "cache"), "-confs", "default", "-types", "jar", "bundle"]
@@ -284,18 +331,23 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def main() -> int:
-    """Fetch the jars if they are not there and say where they are."""
+def main(parts: Sequence[str] = ()) -> int:
+    """Fetch the jars, and those of the sets that are named, if they are not there, and say where they are."""
     began = time.monotonic()
     try:
+        unknown = [part for part in parts if part not in OPTIONAL]
+        if unknown:
+            raise UserError(f"there is no set of jars '{unknown[0]}': give {' or '.join(OPTIONAL)}")
         print(f"Spark's jars: {', '.join(map(str, COORDINATES))}", flush=True)
         fetched = fetch()
         how = f"fetched in {time.monotonic() - began:.0f} s" if fetched else "all there"
         print(f"Spark's jars: {len(jar_paths())} in {jar_folder()}, {how}")
+        for part in parts:
+            print(f"Jars of {part}: {len(optional_jars(part))} in {jar_folder() / part}")
     except (Exception, KeyboardInterrupt) as error:
         return show(error)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from jobs.errors import UserError
-from jobs.jars import jar_paths
+from jobs.jars import jar_paths, optional_jars
 from jobs.settings import Settings
 from jobs.spark_conf import spark_conf
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def spark_session(settings: Settings, app: str, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Start, or find, the session named `app` on the configured master.
+def spark_session(
+    settings: Settings, app: str, conf: Mapping[str, str] | None = None, kafka: bool = False
+) -> SparkSession:
+    """Start, or find, the session named `app` on the configured master; with `kafka`, one that can speak to brokers.
 
     Under `spark-submit` the master and the jars are those of the command line; otherwise they come from `settings` and
     from the jars that set-up has fetched.
@@ -38,7 +40,7 @@ def spark_session(settings: Settings, app: str, conf: Mapping[str, str] | None =
     for name, value in {**spark_conf(), **(conf or {})}.items():
         builder = builder.config(name, value)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        builder = builder.master(settings.master).config("spark.jars", ",".join(jar_paths()))
+        builder = builder.master(settings.master).config("spark.jars", ",".join(_jars(kafka)))
         builder = builder.config("spark.ui.enabled", os.environ.get("KALMAN_SPARK_UI", "false"))
         if settings.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -50,3 +52,9 @@ def spark_session(settings: Settings, app: str, conf: Mapping[str, str] | None =
         ) from error
     session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
     return session
+
+
+def _jars(kafka: bool) -> list[str]:
+    # A session cannot be given more jars later: KALMAN_KAFKA_JARS=1 gives them to one that several jobs share.
+    wanted = kafka or os.environ.get("KALMAN_KAFKA_JARS") == "1"
+    return [*jar_paths(), *(optional_jars("kafka") if wanted else [])]

@@ -1,0 +1,163 @@
+"""Run a real Kafka broker on this machine: one node in KRaft mode, with Java alone.
+
+Its jars are fetched on first use (`python -m jobs.jars broker` fetches them beforehand). It listens on the loopback
+address only, keeps everything in one folder, and can be killed and started again there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from jobs.doctor import java_command
+from jobs.errors import RUN_FAILED, UserError
+from jobs.jars import optional_jars
+
+START_SECONDS = 90.0
+_HOST = "127.0.0.1"
+_CLUSTER = "a2FsbWFuLXBpcGVsaW5lMQ"  # any 16 bytes, as Kafka writes them
+
+
+class Broker:
+    """A broker whose data is in `folder`; `address` is what clients are told."""
+
+    def __init__(self, folder: Path, partitions: int = 2) -> None:
+        self.folder = folder
+        self.port, self.controller = _free_ports(2)
+        self.address = f"{_HOST}:{self.port}"
+        self.log = folder / "broker.log"
+        self._settings = folder / "server.properties"
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._settings.write_text(
+            "\n".join(f"{name}={value}" for name, value in self._properties(partitions).items()) + "\n"
+        )
+        self._run("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(self._settings))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it, and return once it takes connections.
+
+        Raises:
+            UserError: it ended, or did not come up in time.
+        """
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*_java(), "-Xmx256m", "kafka.Kafka", str(self._settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not _listens(self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise UserError(f"the Kafka broker did not start; {self.log} says why", RUN_FAILED)
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL), as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it in good order."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(how)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _properties(self, partitions: int) -> dict[str, str | int]:
+        return {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@{_HOST}:{self.controller}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://{_HOST}:{self.port},CONTROLLER://{_HOST}:{self.controller}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": self.folder / "data",
+            "num.partitions": partitions,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "broker.session.timeout.ms": 3000,  # a killed one is known to be gone sooner
+            "broker.heartbeat.interval.ms": 500,
+            "group.initial.rebalance.delay.ms": 0,
+            "log.retention.check.interval.ms": 500,
+            "log.initial.task.delay.ms": 500,
+            "log.segment.delete.delay.ms": 100,
+        }
+
+    def _run(self, program: str, *arguments: str) -> None:
+        with self.log.open("ab") as log:
+            done = subprocess.run([*_java(), program, *arguments], stdout=log, stderr=subprocess.STDOUT)
+        if done.returncode:
+            raise UserError(f"the Kafka broker could not be set up; {self.log} says why", RUN_FAILED)
+
+
+def _java() -> list[str]:
+    quiet = Path(__file__).with_name("broker-log4j2.properties")
+    return [
+        java_command(),
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        f"-Dlog4j2.configurationFile={quiet.as_uri()}",
+        "-cp",
+        os.pathsep.join(optional_jars("broker")),
+    ]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((_HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection((_HOST, port), timeout=0.2):
+            return True
+    except OSError:
+        return False
+
+
+def main() -> int:
+    """Run a broker until Ctrl-C, and say where it is."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "var/kafka")
+    with Broker(folder) as broker:
+        print(f"Kafka at {broker.address}: export KALMAN_KAFKA={broker.address}", flush=True)
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
