@@ -91,7 +91,7 @@ class Broker:
             process.kill()
             process.wait()
 
-    def _properties(self, partitions: int) -> dict[str, str | int]:
+    def _properties(self, partitions: int) -> dict[str, str | int | Path]:
         return {
             "process.roles": "broker,controller",
             "node.id": 1,

@@ -14,6 +14,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 
+def compute() -> Any:
+    """Return Arrow's compute functions; loading them takes a quarter of a second, which small inputs can do without."""
+    import pyarrow.compute
+
+    return pyarrow.compute
+
+
 def texts(values: Sequence[str | None]) -> pa.Array:
     """Return N texts; None is null."""
     coded = [b"" if value is None else value.encode() for value in values]

@@ -37,7 +37,7 @@ def key_types_of(spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
 
 def measurement_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
     """Return the columns of the model's measurements table as DDL."""
-    return f"{_typed_columns(spec, key_types)}, _origin string, _landed_at timestamp"
+    return f"{typed_columns(spec, key_types)}, _origin string, _landed_at timestamp"
 
 
 def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
@@ -70,7 +70,7 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
 
 def checked_frame(raw: DataFrame, spec: ModelSpec, key_types: KeyTypes, file: str) -> DataFrame:
     """Check the rows of a data frame where they are; its column `_corrupt`, if any, marks misshapen ones."""
-    schema = f"{REASON} string, {PAYLOAD} string, {_typed_columns(spec, key_types)}"
+    schema = f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, key_types)}"
     return raw.mapInArrow(_checker(spec, key_types, file), schema)
 
 
@@ -89,7 +89,8 @@ def _checker(
     return check
 
 
-def _typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
+def typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
+    """Return the spec's columns, with the types that checked rows have, as DDL."""
     keys = [f"`{name}` {key_types[name]}" for name in spec.key]
     numbers = [f"`{name}` double" for name in (*spec.measurement, *spec.control)]
     return ", ".join([*keys, f"`{spec.time}` timestamp", *numbers])

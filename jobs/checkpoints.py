@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.positions import delta_position, offsets_of, topic_position
 from jobs.tables import Warehouse
 
 _BASE_INDEX = -1  # Delta's index of "nothing of this version yet"; versions before it are done
@@ -16,7 +18,7 @@ class Progressed:
     """How far a checkpoint has come.
 
     batch: the last committed micro-batch; version: all of the measurements table's versions up to it are done;
-    partial: some files of the next one, too.
+    partial: some files of the next one, too. Of a topic, version is the sum of its offsets (`positions.rank`).
     """
 
     batch: int
@@ -49,8 +51,26 @@ class Checkpoint:
         if batch is None:
             return None
         offset = self.offset(batch)
+        if not _of_delta(offset):
+            return Progressed(batch, sum(offsets_of(_of_topic(offset)).values()), False)
         version, index = int(offset["reservoirVersion"]), int(offset["index"])
         return Progressed(batch, version - 1, index > _BASE_INDEX)
+
+    def position(self, batch: int, start: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the position that a micro-batch ends with, of a stream that began at `start`.
+
+        Of one that ends within a version it is the version before.
+        """
+        offset = self.offset(batch)
+        if _of_delta(offset):
+            return delta_position(start["table"], int(offset["reservoirVersion"]) - 1)
+        return _of_topic(offset)
+
+    def query_id(self) -> str | None:
+        """Return the id that Spark gave the query, or None before its first start."""
+        if not self._files.exists(self._jvm.org.apache.hadoop.fs.Path(self.path, "metadata")):
+            return None
+        return json.loads(self._read("metadata"))["id"]
 
     def has(self, batch: int) -> bool:
         """Tell if a micro-batch is committed and its offsets are still there."""
@@ -60,8 +80,10 @@ class Checkpoint:
         )
 
     def ends_with(self, batch: int) -> int | None:
-        """Return the version of the measurements that a micro-batch ends with; None if it ends within one."""
+        """Return how far a micro-batch has come, as `progressed` says it; None if it ends within a version."""
         offset = self.offset(batch)
+        if not _of_delta(offset):
+            return sum(offsets_of(_of_topic(offset)).values())
         return int(offset["reservoirVersion"]) - 1 if int(offset["index"]) <= _BASE_INDEX else None
 
     def offset(self, batch: int) -> dict[str, Any]:
@@ -82,3 +104,12 @@ class Checkpoint:
             return self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
             stream.close()
+
+
+def _of_delta(offset: Mapping[str, Any]) -> bool:
+    return "reservoirVersion" in offset
+
+
+def _of_topic(offset: Mapping[str, Any]) -> dict[str, Any]:
+    ((topic, offsets),) = offset.items()
+    return topic_position(topic, {int(number): int(place) for number, place in offsets.items()})

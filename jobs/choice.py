@@ -8,6 +8,7 @@ from jobs import generations, leases, snapshots
 from jobs.checkpoints import Checkpoint
 from jobs.errors import RUN_FAILED, UserError
 from jobs.generations import RETIRED, Generation
+from jobs.positions import said
 from jobs.snapshots import Manifest
 from jobs.spec import ModelSpec
 from jobs.tables import Warehouse
@@ -42,7 +43,7 @@ def choose(
             leases.refuse_if_driven(live)
         return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
     if live is None:
-        manifest = snapshots.newest_startable(warehouse, spec.name, spec.fingerprint())
+        manifest = snapshots.newest_startable(warehouse, spec.name, spec.fingerprint(), spec.source_kind)
         if manifest is None:
             raise UserError(_no_snapshot(warehouse, spec))
         return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
@@ -136,10 +137,15 @@ def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manif
             f"--adopt {snapshot_id}: it is of version {manifest.model_version} of {spec.name} and the spec, version "
             f"{spec.version}, gives the state another meaning: migrate it, or pretrain the spec as it is now"
         )
+    if manifest.position["source"] != spec.source_kind:
+        raise UserError(
+            f"--adopt {snapshot_id}: its position is in another source than the spec's ({said(manifest.position)}): "
+            f"pretrain the spec as it is now"
+        )
     if manifest.cut is not None:
         raise UserError(
             f"--adopt {snapshot_id}: it is history before {manifest.cut:%Y-%m-%d %H:%M} UTC only; rows after that, "
-            f"up to version {manifest.version}, would be lost. Pretrain up to a version instead"
+            f"up to {said(manifest.position)}, would be lost. Pretrain up to a version instead"
         )
     return manifest
 

@@ -115,11 +115,19 @@ def ingest(
     ctx: typer.Context,
     model: Model,
     input: Annotated[
-        list[str], typer.Option(help="A file, a folder or a glob; may be repeated.", show_default=False)
-    ],
+        list[str] | None,
+        typer.Option(
+            help="A file, a folder or a glob; may be repeated. Without any: the topic of the spec.",
+            show_default=False,
+        ),
+    ] = None,
+    trigger: Annotated[
+        str,
+        typer.Option(help="Of a topic: available-now, or a number: every so many seconds, until stopped."),
+    ] = "available-now",
 ) -> None:
-    """Land files in the model's measurements table; what does not fit goes to quarantine."""
-    _run(ctx, "ingest", model, input)
+    """Land files, or a topic, in the model's measurements table; what does not fit goes to quarantine."""
+    _run(ctx, "ingest", model, input or [], trigger=trigger)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError, first_line
+from jobs.positions import said
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -78,7 +79,6 @@ def export(
     """
     from jobs.checkpoints import Checkpoint
     from jobs.choice import origin as origin_of
-    from jobs.positions import delta_position
     from jobs.snapshots import find, write
 
     origin = origin_of(warehouse, generation)
@@ -96,7 +96,7 @@ def export(
     made = replace(
         origin,
         snapshot_id=identity,
-        position=delta_position(measurements(generation.model), version),
+        position=checkpoint.position(batch, generation.start_position),
         generation=generation.generation,
         batch_id=batch,
         cut=None,
@@ -196,7 +196,7 @@ def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> t
 
 
 def _report(manifest: Manifest, made: bool, seconds: float) -> Report:
-    where = f"measurements version {manifest.version}"
+    where = said(manifest.position)
     if manifest.generation is not None:
         where += f", the end of micro-batch {manifest.batch_id} of {manifest.generation}"
     lines = [f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, {manifest.rows:,} rows, {where}"]
@@ -215,6 +215,7 @@ def _report(manifest: Manifest, made: bool, seconds: float) -> Report:
             "keys": manifest.key_count,
             "rows": manifest.rows,
             "version": manifest.version,
+            "position": manifest.position,
             "seconds": seconds,
         },
     )

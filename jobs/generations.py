@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.checkpoints import Checkpoint
 from jobs.errors import ALREADY_RUNNING, UserError
+from jobs.positions import KAFKA, rank
 from jobs.tables import GENERATIONS, Warehouse, utc
 
 if TYPE_CHECKING:
@@ -50,8 +51,13 @@ class Generation:
 
     @property
     def start_version(self) -> int:
-        """Return the version of the measurements table up to which the snapshot reflects all rows."""
-        return int(self.start_position["version"])
+        """Return how far in its source the snapshot reflects all rows: a version of the measurements, or the like."""
+        return rank(self.start_position)
+
+    @property
+    def topic(self) -> str | None:
+        """Return the Kafka topic that is its source; None: the measurements table is."""
+        return self.start_position["topic"] if self.start_position["source"] == KAFKA else None
 
 
 def all_of(warehouse: Warehouse, model: str | None = None) -> list[Generation]:
@@ -92,9 +98,17 @@ def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generati
 
 
 def reached(warehouse: Warehouse, generation: Generation) -> int:
-    """Return the version of the measurements up to which a generation has come."""
-    done = Checkpoint(warehouse, generation.checkpoint).progressed()
-    return generation.start_version if done is None else done.version
+    """Return how far a generation has come: a version of the measurements, or the sum of a topic's offsets."""
+    return rank(position_of(warehouse, generation))
+
+
+def position_of(warehouse: Warehouse, generation: Generation) -> dict[str, Any]:
+    """Return the position in its source up to which a generation has come."""
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    batch = checkpoint.last_commit()
+    if batch is None:
+        return generation.start_position
+    return checkpoint.position(batch, generation.start_position)
 
 
 def begin(

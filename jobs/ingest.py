@@ -10,7 +10,7 @@ import glob
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from jobs import ingest_topic
 from jobs.checked_rows import (
     PAYLOAD,
     REASON,
@@ -36,6 +37,7 @@ from jobs.row_files import CORRUPT, read, read_schema
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
 from jobs.tables import Warehouse, measurements
+from jobs.triggers import AVAILABLE_NOW, trigger_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,8 +68,14 @@ class Landed:
     version: int | None
 
 
-def run(settings: Settings, model: str, inputs: list[str]) -> Report:
-    """Land `inputs` (files, folders, globs) for a model.
+def run(settings: Settings, model: str, inputs: Sequence[str] = (), trigger: str = AVAILABLE_NOW) -> Report:
+    """Land `inputs` (files, folders, globs) for a model; without any, the topic that its spec names.
+
+    Args:
+        settings: of the command.
+        model: name or path of its spec.
+        inputs: what to land.
+        trigger: of a topic: `available-now`, or seconds between micro-batches (until SIGTERM).
 
     Raises:
         UserError: a file cannot be read or lacks a column; nothing has been landed then.
@@ -76,7 +84,10 @@ def run(settings: Settings, model: str, inputs: list[str]) -> Report:
     from jobs.spark_conf import glance_conf
 
     spec = load_spec(model, settings.models)
-    files = find_files(inputs)
+    seconds = trigger_seconds(trigger)
+    if not inputs:
+        return ingest_topic.run(settings, spec, seconds)
+    files = find_files(list(inputs))
     schemas = [_schema(spec, path) for path in files]
     small = sum(_size(path) for path in files) < SMALL_BYTES
     spark = spark_session(settings, f"ingest {spec.name}", glance_conf() if small else None)
@@ -243,7 +254,17 @@ def _prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTyp
         types = key_types_of(spec, schema)
         warehouse.create(table, measurement_columns(spec, types), properties=MEASUREMENT_PROPERTIES)
         return types
-    have = {field.name: field.dataType.simpleString() for field in warehouse.read(table).schema.fields}
+    return key_types_in(warehouse, spec)
+
+
+def key_types_in(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
+    """Return the types of the key columns of a measurements table that is there.
+
+    Raises:
+        UserError: it is one of other columns.
+    """
+    schema = warehouse.read(measurements(spec.name)).schema
+    have = {field.name: field.dataType.simpleString() for field in schema.fields}
     absent = [name for name in spec.columns if name not in have]
     if absent:
         raise UserError(

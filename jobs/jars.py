@@ -81,6 +81,7 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
             "4.0.0",
             without=("kafka-clients",),
         ),
+        Coordinate("org.apache.spark", "spark-avro_2.13", "4.1.1"),  # only from_avro, the same in 4.2
     ),
     "broker": (
         Coordinate("org.apache.kafka", "kafka_2.13", "4.1.1"),

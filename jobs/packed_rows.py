@@ -6,7 +6,7 @@ Spark hands rows to a keyed Python operator one tuple at a time; packed, it hand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -55,8 +55,11 @@ class KeyedRows(NamedTuple):
     rows: SortedRows
 
 
-def select_columns(frame: DataFrame, fmt: RowFormat) -> DataFrame:
-    """Select what is packed: identity, time in microseconds, measurements and controls, in that order."""
+def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ()) -> DataFrame:
+    """Select what is packed: identity, time in microseconds, measurements and controls, in that order.
+
+    Columns to keep `beside` these have names that begin with _.
+    """
     from pyspark.sql import functions as F
 
     numbers = [
@@ -64,20 +67,24 @@ def select_columns(frame: DataFrame, fmt: RowFormat) -> DataFrame:
         for i, name in enumerate(fmt.measurement + fmt.control)
     ]
     keyed = frame.select(
-        text_of(fmt.kind).alias("_text"), F.unix_micros(F.col(f"`{fmt.time}`")).alias("time"), *numbers
+        text_of(fmt.kind).alias("_text"),
+        F.unix_micros(F.col(f"`{fmt.time}`")).alias("time"),
+        *numbers,
+        *beside,
     )
     names = [f"n{i}" for i in range(len(numbers))]
-    return keyed.select(*identity_expressions(fmt.kind, F.col("_text")), "time", *names)
+    return keyed.select(*identity_expressions(fmt.kind, F.col("_text")), "time", *names, *beside)
 
 
 def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     """Pack measurement rows: one output row for each Arrow batch and bucket."""
-    return select_columns(frame, fmt).mapInArrow(_packer(fmt, routing), PACKED)
+    return select_columns(frame, fmt).mapInArrow(row_packer(fmt, routing), PACKED)
 
 
-def _packer(
+def row_packer(
     fmt: RowFormat, routing: Routing
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that packs batches with the columns of `select_columns`."""
     layout, labels = fmt.layout, np.asarray(routing.labels, np.int32)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

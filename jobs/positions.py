@@ -1,8 +1,13 @@
-"""Find positions in a model's measurements: a Delta version, up to which and including all rows are reflected."""
+"""Positions in a model's measurements: what they are, and how to find them.
+
+In the measurements table a position is a Delta version, up to which and including all rows are reflected. In a Kafka
+topic it is, for each partition, the offset of the first message that is not.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -10,14 +15,19 @@ from jobs.errors import UserError
 from jobs.tables import Warehouse
 from jobs.times import TimeParser
 
+DELTA, KAFKA = "delta", "kafka"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Cut(NamedTuple):
-    """A position, and the event time (microseconds) before which rows count; None: all up to the position count."""
+    """A position, and the event time (microseconds) before which rows count; None: all up to the position count.
+
+    A `place` in a topic leaves out messages that have landed from behind it.
+    """
 
     version: int
     before: int | None
+    place: dict[str, Any] | None = None
 
 
 class Commit(NamedTuple):
@@ -102,7 +112,48 @@ def to_datetime(micros: int | None) -> datetime | None:
 
 def delta_position(table: str, version: int) -> dict[str, Any]:
     """Return the position as a manifest says it."""
-    return {"source": "delta", "table": table, "version": version}
+    return {"source": DELTA, "table": table, "version": version}
+
+
+def topic_position(topic: str, offsets: Mapping[int, int], version: int | None = None) -> dict[str, Any]:
+    """Return the position in a topic as a manifest says it; version: of the measurements that were landed up to it."""
+    position: dict[str, Any] = {
+        "source": KAFKA,
+        "topic": topic,
+        "offsets": {str(number): offset for number, offset in sorted(offsets.items())},
+    }
+    return position if version is None else {**position, "measurements": version}
+
+
+def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
+    """Return the offsets of a position in a topic, by partition."""
+    return {int(number): int(offset) for number, offset in position["offsets"].items()}
+
+
+def rank(position: Mapping[str, Any]) -> int:
+    """Return how far a position is, to compare it with others of its source: a version, or the sum of all offsets."""
+    return sum(offsets_of(position).values()) if position["source"] == KAFKA else int(position["version"])
+
+
+def said(position: Mapping[str, Any]) -> str:
+    """Return what people are told of a position."""
+    if position["source"] != KAFKA:
+        return f"measurements version {position['version']}"
+    offsets = ", ".join(f"{number}:{offset}" for number, offset in offsets_of(position).items())
+    return f"topic {position['topic']} at {offsets or 'its beginning'}"
+
+
+def landed_offsets(warehouse: Warehouse, table: str, version: int | None = None) -> dict[int, int] | None:
+    """Return up to which offsets a topic had been landed at a version of the measurements; None if it had not been."""
+    from delta.tables import DeltaTable
+    from pyspark.sql import functions as F
+
+    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
+    rows = history.filter(F.col("userMetadata").contains('"offsets"'))
+    if version is not None:
+        rows = rows.filter(F.col("version") <= version)
+    newest = rows.orderBy(F.desc("version")).select("userMetadata").first()
+    return None if newest is None else offsets_of(json.loads(newest["userMetadata"]))
 
 
 def _commit(version: int, operation: str, metadata: str | None) -> Commit:

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jobs import late_copies
 from jobs.errors import UserError
-from jobs.positions import Cut, check_version, cut_at, delta_position, parse_time, to_datetime
+from jobs.positions import (
+    Cut,
+    check_version,
+    cut_at,
+    delta_position,
+    landed_offsets,
+    offsets_of,
+    parse_time,
+    said,
+    to_datetime,
+    topic_position,
+)
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -23,7 +34,7 @@ from jobs.tables import Warehouse, need_measurements
 from kalman.groups import GROUPS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from jobs.learn import Learned, Window
     from jobs.snapshots import Manifest
@@ -87,7 +98,10 @@ def snapshot_at(
     from jobs.packed_rows import RowFormat
     from jobs.snapshots import Manifest, find, write
 
-    frame = late_copies.without(warehouse, warehouse.read(table, cut.version)).select(*spec.columns)
+    rows = late_copies.without(warehouse, warehouse.read(table, cut.version))
+    if cut.place is not None:
+        rows = rows.filter(_before(cut.place))
+    frame = rows.select(*spec.columns)
     if cut.before is not None:
         frame = frame.filter(F.unix_micros(F.col(f"`{spec.time}`")) < cut.before)
     window = _window(spec, frame, window)
@@ -116,7 +130,7 @@ def snapshot_at(
             model_version=spec.version,
             fingerprint=spec.fingerprint(),
             parameters=parameters,
-            position=delta_position(table, cut.version),
+            position=cut.place or position_at(warehouse, spec, table, cut.version),
             cut=to_datetime(cut.before),
             learn_from=None if spec.learn is None else to_datetime(window.first),
             learn_to=None if spec.learn is None else to_datetime(window.last),
@@ -135,6 +149,23 @@ def snapshot_at(
         packed.unpersist()
 
 
+def position_at(warehouse: Warehouse, spec: ModelSpec, table: str, version: int) -> dict[str, Any]:
+    """Return the position in the model's source whose rows are the measurements up to a version."""
+    if spec.source is None:
+        return delta_position(table, version)
+    return topic_position(spec.source.topic, landed_offsets(warehouse, table, version) or {}, version)
+
+
+def _before(place: dict[str, Any]) -> Column:
+    """Return the condition of rows that did not come from behind a place in a topic."""
+    from pyspark.sql import functions as F
+
+    behind = F.lit(False)
+    for number, offset in offsets_of(place).items():
+        behind = behind | ((F.col("_partition") == number) & (F.col("_offset") < offset))
+    return F.col("_partition").isNull() | behind
+
+
 def snapshot_id(spec: ModelSpec, table: str, cut: Cut, window: Window) -> str:
     """Return the id of the snapshot that these inputs give."""
     inputs = {
@@ -143,6 +174,7 @@ def snapshot_id(spec: ModelSpec, table: str, cut: Cut, window: Window) -> str:
         "table": table,
         "version": cut.version,
         "before": cut.before,
+        **({} if cut.place is None else {"place": cut.place}),
         "window": [window.first, window.last] if spec.learn else None,
     }
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
@@ -167,7 +199,7 @@ def _window(spec: ModelSpec, frame: DataFrame, window: Window) -> Window:
 def _report(
     spec: ModelSpec, manifest: Manifest, learned: Learned | None, made: bool, seconds: float
 ) -> Report:
-    place = f"measurements version {manifest.version}"
+    place = said(manifest.position)
     if manifest.cut is not None:
         place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
     lines = [f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, {manifest.rows:,} rows, {place}"]

@@ -16,6 +16,7 @@ from jobs.tables import Warehouse, measurements
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     from jobs.leases import Lease
     from jobs.snapshots import Manifest
@@ -42,7 +43,7 @@ def start_query(
     from jobs.key_groups import group_begin
     from jobs.keys import key_kind
     from jobs.model_functions import ship
-    from jobs.packed_rows import RowFormat, pack_rows
+    from jobs.packed_rows import PACKED, RowFormat, pack_rows, row_packer
     from jobs.processor import OUTPUT, FilterProcessor, Plan
     from jobs.routing import make_routing
     from jobs.state_blocks import state_format
@@ -71,9 +72,20 @@ def start_query(
         # The state begins in micro-batch 0, which may be tried many times: the snapshot is pinned, never "the newest".
         pinned = snapshots.verify(warehouse, manifest)
         seeds = snapshots.seed_packets(pinned, kernel, kind, state.layout, routing).groupBy("bucket")
-    source = _source(spark, warehouse, spec, generation)
-    operator = pack_rows(source.select(*spec.columns), rows, routing).groupBy("bucket")
-    packets = operator.transformWithStateInPandas(FilterProcessor(plan), OUTPUT, "Append", "None", seeds)
+    processor: StatefulProcessor = FilterProcessor(plan)
+    if generation.topic is None:
+        source = _source(spark, warehouse, spec, generation)
+        packed = pack_rows(source.select(*spec.columns), rows, routing)
+    else:
+        from jobs.set_aside import SetAside, pack_messages
+        from jobs.topics import stream_of
+
+        types = dict(zip(kind.columns, kind.types, strict=True))
+        messages = stream_of(warehouse, spec, generation, types)
+        packed = pack_messages(messages, rows, row_packer(rows, routing), PACKED)
+        processor = SetAside(processor)
+    operator = packed.groupBy("bucket")
+    packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", "None", seeds)
     fence = Fence(warehouse, lease, None if planned == committed else planned)
     sink = Sink(generation, rows, out, fence, told, spec.quarantine)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobs.positions import said
 from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import load_spec
@@ -27,8 +28,9 @@ def run(settings: Settings, model: str, to: str | None = None) -> Report:
     warehouse = Warehouse(spark_session(settings, f"rollback {spec.name}", glance_conf()), settings.warehouse)
     live, retired = switch.roll_back(warehouse, spec.name, to)
     lines = [
-        f"generation {live.generation} of version {live.model_version} is live again, at measurements version "
-        f"{generations.reached(warehouse, live)}: `kalman-pipeline stream --model {spec.name}` takes it on from there"
+        f"generation {live.generation} of version {live.model_version} is live again, at "
+        f"{said(generations.position_of(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` takes it on "
+        f"from there"
     ]
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")

@@ -26,6 +26,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?")
+PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
+MANY = 5_000
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 _OK, _NOT_A_NUMBER, _NOT_FINITE = 0, 1, 2
 _SAID = {_NOT_A_NUMBER: "not a number", _NOT_FINITE: "not finite"}
@@ -92,14 +94,11 @@ def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_
 def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.object_]) -> Ints:
     zone: tzinfo = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
     kind = column.type
-    missing = arrays.to_numpy(column.is_null())
+    missing = arrays.to_numpy(column.is_null()).copy()
     if pa.types.is_string(kind):
-        parser = TimeParser(spec.time_format, zone)
-        texts, places = _distinct(column)
-        parsed = [parser(text) for text in texts]
-        micros = np.array([0 if value is None else value for value in parsed] + [0], dtype=np.int64)[places]
-        known = np.array([value is not None for value in parsed] + [False])[places]
-        missing |= np.array([text == "" for text in texts] + [True])[places]
+        micros, known = _written_times(column, TimeParser(spec.time_format, zone), spec.time_format, zone)
+        unknown = np.flatnonzero(~known)
+        missing[unknown] |= np.array([not text for text in column.take(pa.array(unknown)).to_pylist()], bool)
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros = _stored_times(column)
         known = (micros >= MIN_US) & (micros <= MAX_US)
@@ -118,6 +117,33 @@ def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.obje
     reject(reason, missing, f"time {spec.time}: missing")
     reject(reason, ~known, f"time {spec.time}: not a time")
     return micros
+
+
+def _written_times(
+    column: pa.Array, parser: TimeParser, time_format: str | None, zone: tzinfo
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """Parse times as text. Of many, Arrow reads the plainest ones, of which it says what the parser says."""
+    rest = np.ones(len(column), bool)
+    micros, known = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
+    if time_format is None and len(column) >= MANY:
+        pc = arrays.compute()
+
+        pattern = f"^{PLAIN_TIME}{'Z?' if zone is UTC else 'Z'}$"
+        plain = pc.fill_null(pc.match_substring_regex(column, pattern), False)
+        cut = pc.replace_substring(pc.utf8_replace_slice(column, 10, 11, " "), "Z", "")
+        try:
+            read = pc.if_else(plain, cut, None).cast(pa.timestamp("us")).cast(pa.int64())
+            micros, rest = arrays.to_numpy(read).copy(), ~arrays.to_numpy(plain)
+            known = ~rest & (micros >= MIN_US) & (micros <= MAX_US)
+        except pa.ArrowInvalid:
+            pass  # there is one such as the 31st of June: the parser finds out which
+    if rest.any():
+        places = np.flatnonzero(rest)
+        texts, which = _distinct(column.take(pa.array(places)))
+        parsed = [parser(text) for text in texts]
+        micros[places] = np.array([0 if value is None else value for value in parsed] + [0])[which]
+        known[places] = np.array([value is not None for value in parsed] + [False])[which]
+    return micros, known
 
 
 def _stored_times(column: pa.Array) -> Ints:

@@ -12,17 +12,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobs.estimates import EstimateFormat, unpack_estimates
-from jobs.fencing import Fence
+from jobs.fencing import Fence, Part
 from jobs.generations import Generation
 from jobs.late_rows import REASONS, refused_rows
 from jobs.packed_rows import RowFormat
 from jobs.processor import BAD_STATE, ESTIMATES, LATE
 from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
+from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_OF_TOPIC = "source LIKE 'kafka:%'"
+"""Which rows of the quarantine are messages that do not fit."""
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Totals:
     estimated: int = 0
     late: int = 0
     bad: int = 0
+    rejected: int = 0
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -60,13 +65,17 @@ class Sink:
         packets = packets.persist()
         try:
             # The one action that runs the filter; the writes below read what it left in the cache.
-            counts = dict.fromkeys((ESTIMATES, *REASONS), 0)
+            counts = dict.fromkeys((ESTIMATES, SET_ASIDE, *REASONS), 0)
             for row in packets.select("kind", "rows").collect():
                 counts[row["kind"]] += row["rows"]
             refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
+            if counts[SET_ASIDE]:
+                refused["messages that do not fit"] = counts[SET_ASIDE]
             if too_many(self.limit, refused, counts[ESTIMATES]):
                 raise refusal(self.limit, refused, counts[ESTIMATES], f"micro-batch {batch_id}")
-            if refused:
+            if counts[SET_ASIDE]:
+                self._rejected(packets.filter(F.col("kind") == SET_ASIDE), batch_id)
+            if any(counts[kind] for kind in REASONS):
                 self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
             if counts[ESTIMATES]:
                 self._estimates(packets.filter(F.col("kind") == ESTIMATES), batch_id)
@@ -77,6 +86,7 @@ class Sink:
         self.totals.estimated += counts[ESTIMATES]
         self.totals.late += counts[LATE]
         self.totals.bad += counts[BAD_STATE]
+        self.totals.rejected += counts[SET_ASIDE]
         self.told(self.totals)
 
     def _estimates(self, packets: DataFrame, batch_id: int) -> None:
@@ -96,4 +106,15 @@ class Sink:
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation
         rows = refused_rows(packets, self.rows, generation.model, generation.generation, batch_id)
-        self.fence.append(identified(self.fence.warehouse, rows), TABLE, batch_id, OPTIONS)
+        self.fence.append(
+            identified(self.fence.warehouse, rows), TABLE, batch_id, OPTIONS, Part("rows", f"NOT {_OF_TOPIC}")
+        )
+
+    def _rejected(self, packets: DataFrame, batch_id: int) -> None:
+        generation = self.generation
+        assert generation.topic is not None
+        rejected = rejected_rows(packets)
+        rows = topic_quarantine(rejected, generation.model, generation.topic, generation.generation, batch_id)
+        self.fence.append(
+            identified(self.fence.warehouse, rows), TABLE, batch_id, OPTIONS, Part("messages", _OF_TOPIC)
+        )

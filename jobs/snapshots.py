@@ -16,6 +16,7 @@ from jobs.arrow_lists import lists, matrix
 from jobs.errors import UserError, first_line
 from jobs.keys import KeyKind, identity_arrays, identity_expressions, integer_keys
 from jobs.packets import Layout, Records
+from jobs.positions import DELTA, rank
 from jobs.processor import SEED
 from jobs.routing import Routing, bucket_of
 from jobs.spec import ModelSpec
@@ -58,8 +59,8 @@ class Manifest:
 
     @property
     def version(self) -> int:
-        """Return the version of the measurements table up to which, and including, rows are reflected."""
-        return int(self.position["version"])
+        """Return how far in its source rows are reflected: a version, or a topic's sum of offsets."""
+        return rank(self.position)
 
     def model_spec(self) -> ModelSpec:
         """Return the spec as it was when the snapshot was made: what its states mean."""
@@ -198,12 +199,17 @@ def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
     return [_manifest(row) for row in frame.orderBy("committed_at", "snapshot_id").collect()]
 
 
-def newest_startable(warehouse: Warehouse, model: str, fingerprint: str) -> Manifest | None:
+def newest_startable(
+    warehouse: Warehouse, model: str, fingerprint: str, source: str = DELTA
+) -> Manifest | None:
     """Return the good snapshot of this very model that reflects most, among those that a stream may start from."""
     fit = [
         one
         for one in all_of(warehouse, model)
-        if one.status == GOOD and one.cut is None and one.fingerprint == fingerprint
+        if one.status == GOOD
+        and one.cut is None
+        and one.fingerprint == fingerprint
+        and one.position["source"] == source
     ]
     return max(fit, key=lambda one: (one.version, one.committed_at), default=None)
 

@@ -49,6 +49,7 @@ from jobs.spec_sections import (
     Stream,
     Unscented,
 )
+from jobs.spec_source import Source
 from jobs.spec_watch import QuarantineLimit
 from jobs.times import EPOCH_FORMATS, UNIT_US, time_pattern
 
@@ -182,6 +183,10 @@ class ModelSpec(Section):
         default=None,
         description="when too many rejected rows fail a micro-batch or a file, such as {fail_above: 0.1}; null: never",
     )
+    source: Source | None = Field(
+        default=None,
+        description="a topic that measurements come from, such as {kind: kafka, topic: readings}",
+    )
     stream: Stream = Field(default_factory=Stream, description="how the stream is run")
     airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")
 
@@ -207,6 +212,8 @@ class ModelSpec(Section):
         self._check_groups()
         self._check_outputs()
         self._check_times()
+        if self.source is not None:
+            self.source.check_keys(self.key)
         return self
 
     def _check_sections(self) -> None:
@@ -303,6 +310,11 @@ class ModelSpec(Section):
     def unit_us(self) -> float:
         """Return the microseconds of one time unit."""
         return float(UNIT_US[self.time_unit])
+
+    @property
+    def source_kind(self) -> str:
+        """Return what the stream reads: kafka, or delta, the measurements table."""
+        return "delta" if self.source is None else self.source.kind
 
     @property
     def columns(self) -> list[str]:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import UserError
+from jobs.positions import KAFKA, said
 from jobs.quarantine_table import held_by_model
 from jobs.report import Report
 from jobs.settings import Settings
@@ -89,6 +90,7 @@ def _model(
 
 def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
     from jobs.checkpoints import Checkpoint
+    from jobs.generations import position_of
     from jobs.owners import Owner
 
     checkpoint = Checkpoint(warehouse, one.checkpoint)
@@ -103,8 +105,13 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
         "snapshot": one.snapshot_id,
         "batches": 0 if done is None else done.batch + 1,
         "version": version,
-        "versions_behind": None if newest is None or one.status == "retired" else max(0, newest - version),
-        "rows_behind": None if one.status == "retired" else _rows_behind(warehouse, one.model, version),
+        "position": position_of(warehouse, one),
+        "versions_behind": None
+        if one.topic is not None or newest is None or one.status == "retired"
+        else max(0, newest - version),
+        "rows_behind": None
+        if one.topic is not None or one.status == "retired"
+        else _rows_behind(warehouse, one.model, version),
         "driver": None if holder is None or not running else {"host": holder.host, "pid": holder.pid},
         # A lease whose driver is gone: it was killed, and the next start goes on from the checkpoint.
         "driver_lost": holder is not None and not running,
@@ -162,7 +169,7 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
                 last[0]["snapshot"] if last else "-",
                 f"{last[0]['keys']:,}" if last else "-",
                 "-" if lineage is None else f"{lineage['generation']} ({lineage['status']})",
-                "-" if lineage is None else f"{lineage['version']} of {landed['version']}",
+                "-" if lineage is None else _place(lineage, landed["version"]),
                 "-"
                 if lineage is None or lineage["rows_behind"] is None
                 else f"{lineage['rows_behind']:,} rows",
@@ -171,6 +178,13 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
             if lineage is not None and lineage["last_error"]:
                 errors.append(f"{lineage['generation']}: last error: {lineage['last_error']}")
     return Group(table, *errors)
+
+
+def _place(lineage: dict[str, Any], newest: int | None) -> str:
+    """Return how far a generation has come, and of how much where that is known."""
+    if lineage["position"]["source"] == KAFKA:
+        return said(lineage["position"])
+    return f"{lineage['version']} of {newest}"
 
 
 def _driver(lineage: dict[str, Any]) -> str:

@@ -22,14 +22,13 @@ from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
 from jobs.tables import Warehouse, measurements, need_measurements
+from jobs.triggers import AVAILABLE_NOW, trigger_seconds
 
 if TYPE_CHECKING:
     from jobs.generations import Generation
     from jobs.leases import Lease
     from jobs.sink import Totals
     from jobs.snapshots import Manifest
-
-AVAILABLE_NOW = "available-now"
 
 
 def run(
@@ -56,9 +55,9 @@ def run(
     from jobs.spark_conf import interpreted_conf
 
     spec = load_spec(model, settings.models, deep=True)
-    seconds = _trigger_seconds(trigger)
-    with stream_lock(settings.warehouse, spec.name, generation), _stop_signal() as stop:
-        spark = spark_session(settings, f"stream {spec.name}", interpreted_conf())
+    seconds = trigger_seconds(trigger)
+    with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
+        spark = spark_session(settings, f"stream {spec.name}", interpreted_conf(), spec.source is not None)
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
         driver = Driver(settings, warehouse, spec, seconds, stop)
@@ -142,6 +141,8 @@ class Driver:
         """
         from jobs.checkpoints import Checkpoint
 
+        if generation.topic is not None:
+            return True
         if Checkpoint(self.warehouse, generation.checkpoint).last_planned() is not None:
             return True
         table = measurements(self.spec.name)
@@ -154,27 +155,32 @@ class Driver:
         return True
 
     def _report(self, generation: Generation, began: bool, totals: Totals | None) -> Report:
-        from jobs.generations import reached
+        from jobs.generations import position_of
+        from jobs.positions import rank, said
 
-        version = reached(self.warehouse, generation)
+        position = position_of(self.warehouse, generation)
+        where = said(position)
         how = f"began from snapshot {generation.snapshot_id}" if began else "went on"
         lines = [f"generation {generation.generation} {how}"]
-        rows, late, batches, seconds = 0, 0, 0, 0.0
+        rows, late, rejected, batches, seconds = 0, 0, 0, 0, 0.0
         if totals is not None:
-            rows, late, batches, seconds = totals.estimated, totals.late, totals.batches, totals.seconds
+            rows, late, rejected = totals.estimated, totals.late, totals.rejected
+            batches, seconds = totals.batches, totals.seconds
         if batches == 0:
-            lines.append(f"nothing new behind version {version} of its measurements")
+            lines.append(f"nothing new behind {where}")
         else:
             rate = rows / seconds if seconds else 0.0
             lines.append(
                 f"estimated {rows:,} rows in {batches} micro-batches, {seconds:.1f} s ({rate:,.0f} rows/s), "
-                f"up to version {version}"
+                f"up to {where}"
             )
         if late:
             lines.append(f"quarantined {late:,} rows that were older than their key's state")
         bad = 0 if totals is None else totals.bad
         if bad:
             lines.append(f"quarantined {bad:,} rows of keys whose state is not a number")
+        if rejected:
+            lines.append(f"quarantined {rejected:,} messages that do not fit")
         return Report(
             lines,
             {
@@ -185,15 +191,17 @@ class Driver:
                 "rows": rows,
                 "late": late,
                 "bad_state": bad,
+                "rejected": rejected,
                 "batches": batches,
-                "version": version,
+                "version": rank(position),
+                "position": position,
                 "seconds": seconds,
             },
         )
 
 
 @contextmanager
-def _stop_signal() -> Iterator[threading.Event]:
+def stop_signal() -> Iterator[threading.Event]:
     """Turn SIGTERM and Ctrl-C into an event, so that the stream can finish its micro-batch."""
     stop = threading.Event()
 
@@ -209,18 +217,6 @@ def _stop_signal() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _trigger_seconds(trigger: str) -> float | None:
-    if trigger == AVAILABLE_NOW:
-        return None
-    try:
-        seconds = float(trigger)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e6:
-        raise UserError(f"--trigger {trigger}: give {AVAILABLE_NOW}, or a number of seconds")
-    return seconds
 
 
 if __name__ == "__main__":

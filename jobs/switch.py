@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jobs import generations
 from jobs.errors import RUN_FAILED, UserError
-from jobs.generations import LIVE, RETIRED, SHADOW, Generation, reached
+from jobs.generations import LIVE, RETIRED, SHADOW, Generation, position_of, reached
+from jobs.positions import said
 from jobs.tables import Warehouse
 
 
@@ -36,8 +37,9 @@ def promote(
         have, want = reached(warehouse, found), reached(warehouse, live)
         if have < want:
             raise UserError(
-                f"{found.generation} has come to measurements version {have} and {live.generation} to {want}: let it "
-                f"catch up first (kalman-pipeline stream --model {model} --generation {found.generation})",
+                f"{found.generation} has come to {said(position_of(warehouse, found))} and {live.generation} to "
+                f"{said(position_of(warehouse, live))}: let it catch up first "
+                f"(kalman-pipeline stream --model {model} --generation {found.generation})",
                 RUN_FAILED,
             )
     return generations.switch(warehouse, model, found, known), live

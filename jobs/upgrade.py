@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs import generations
 from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.positions import said
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -128,7 +129,7 @@ class _Upgrade:
             made = choice.begin(self.warehouse, self.spec, manifest)
         return [
             f"generation {made.generation} of version {made.model_version} is live, from snapshot "
-            f"{manifest.snapshot_id} (measurements version {manifest.version}); {live.generation} is retired",
+            f"{manifest.snapshot_id} ({said(manifest.position)}); {live.generation} is retired",
             f"go on with `kalman-pipeline stream --model {self.spec.name}`",
         ], {
             "generation": made.generation,
@@ -217,8 +218,16 @@ class _Upgrade:
         from jobs.pretrain import snapshot_at
         from jobs.tables import measurements
 
-        cut = Cut(generations.reached(self.warehouse, live), None)
         table = measurements(self.spec.name)
+        if live.topic is None:
+            cut = Cut(generations.reached(self.warehouse, live), None)
+        else:
+            from jobs.topics import land
+
+            # The stream may be ahead of what has landed: land the rest, and take it up to the stream's offsets.
+            land(self.warehouse, self.spec)
+            position = generations.position_of(self.warehouse, live)
+            cut = Cut(self.warehouse.latest_version(table), None, position)
         manifest, _, _ = snapshot_at(self.warehouse, self.spec, table, cut, Window(None, None), self.progress)
         return manifest
 
@@ -227,9 +236,7 @@ class _Upgrade:
         from dataclasses import replace
 
         from jobs.choice import origin
-        from jobs.positions import delta_position
         from jobs.snapshots import STATE_ROWS, find, write
-        from jobs.tables import measurements
 
         version = generations.reached(self.warehouse, live)
         identity = f"{self.spec.name}-v{self.spec.version}-{version}-empty"
@@ -243,7 +250,7 @@ class _Upgrade:
             fingerprint=self.spec.fingerprint(),
             parameters={},
             spec=self.spec.model_dump_json(by_alias=True),
-            position=delta_position(measurements(self.spec.name), version),
+            position=generations.position_of(self.warehouse, live),
             cut=None,
             learn_from=None,
             learn_to=None,

@@ -14,6 +14,9 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from demo.broker import Broker
+    from tests.jobs.feeds import Feed
+
 ROOT = Path(__file__).resolve().parent.parent
 # Every JVM that a test starts, also in a process of its own. Tests move a few hundred rows: compiling plans to Java,
 # and Java with the optimising compiler, costs far more than it saves.
@@ -23,6 +26,7 @@ os.environ["SPARK_SUBMIT_OPTS"] = (
 )
 # The session that most tests share lives for a quarter of an hour: what Spark keeps of that fills its usual 1 GB.
 os.environ["SPARK_DRIVER_MEMORY"] = "2g"
+os.environ["KALMAN_KAFKA_JARS"] = "1"  # one session serves the tests of this process, those of Kafka too
 MASTER = "local[2,4]"  # two slots, and a task may fail three times before its job does
 
 
@@ -70,6 +74,25 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A real Kafka broker, to which KALMAN_KAFKA points; a test that kills it starts it again."""
+    from demo.broker import Broker
+
+    with Broker(tmp_path_factory.mktemp("kafka") / "broker") as broker:
+        os.environ["KALMAN_KAFKA"] = broker.address
+        yield broker
+        del os.environ["KALMAN_KAFKA"]
+
+
+@pytest.fixture
+def feed(broker: Broker, spark: SparkSession) -> Feed:
+    """What makes, fills and reads the broker's topics."""
+    from tests.jobs.feeds import Feed
+
+    return Feed(spark)
+
+
 @pytest.fixture
 def run_cli(warehouse: Path, tmp_path: Path) -> RunCli:
     """Run `kalman-pipeline ARGUMENTS` as a process of its own on this test's warehouse.
@@ -104,6 +127,7 @@ def cli_environment(warehouse: Path, more: Mapping[str, str | None] | None = Non
         "KALMAN_MASTER": MASTER,
         "COLUMNS": "200",  # tables and messages are not wrapped
         "NO_COLOR": "1",
+        "KALMAN_KAFKA_JARS": None,
         **(more or {}),
     }
     merged = {**os.environ, **changes}

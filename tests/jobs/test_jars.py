@@ -10,7 +10,7 @@ import pytest
 
 from jobs import jars
 from jobs.errors import UserError
-from jobs.jars import COORDINATES, Coordinate, fetch, jar_folder, jar_paths
+from jobs.jars import COORDINATES, OPTIONAL, Coordinate, fetch, jar_folder, jar_paths, main, optional_jars
 
 
 @pytest.fixture
@@ -111,3 +111,22 @@ def test_manifest_can_be_checked_by_others(folder: Path, asked: list[list[str]])
     manifest = json.loads((folder / jars.MANIFEST).read_text())
     assert manifest["jars"] == {"delta-1.0.jar": hashlib.sha256(b"jar").hexdigest()}
     assert [name.split(" ")[0] for name in manifest["coordinates"]] == [str(COORDINATES[0])]
+
+
+def test_what_only_some_need_is_fetched_by_its_first_use(folder: Path, asked: list[list[str]]):
+    with pytest.raises(UserError, match="make setup"):
+        optional_jars("kafka")
+    fetch()
+    for _ in range(2):
+        assert optional_jars("kafka") == [str(folder / "kafka" / "delta-1.0.jar")]
+    assert len(asked) == 2
+    assert jar_paths() == [str(folder / "delta-1.0.jar")]  # the others see nothing of it
+
+
+def test_sets_are_fetched_beforehand_by_name(
+    folder: Path, asked: list[list[str]], capsys: pytest.CaptureFixture[str]
+):
+    assert main(list(OPTIONAL)) == 0
+    assert len(asked) == 1 + len(OPTIONAL)
+    assert main(["zookeeper"]) == 2
+    assert "give kafka or broker" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""Feed a real broker: topics, messages where they are wanted, and what is in a topic, by way of Spark's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+
+from jobs import kafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Message(NamedTuple):
+    """A message for a partition; a None is no value, or no key."""
+
+    value: bytes | None
+    partition: int = 0
+    key: bytes | None = None
+
+
+class Feed:
+    """The topics of one broker; KALMAN_KAFKA must be set to its address."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+        self.jvm: Any = spark._jvm
+
+    def make(self, topic: str, partitions: int = 2, **settings: str) -> None:
+        """Make a topic."""
+        new = self.jvm.org.apache.kafka.clients.admin.NewTopic(topic, partitions, 1)
+        configuration = self.jvm.java.util.HashMap()
+        for name, value in settings.items():
+            configuration.put(name.replace("_", "."), value)
+        self._ask(lambda client, one: client.createTopics(one), new.configs(configuration))
+
+    def remove(self, topic: str) -> None:
+        """Remove a topic."""
+        self._ask(lambda client, one: client.deleteTopics(one), topic)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions."""
+        wanted = self.jvm.java.util.HashMap()
+        wanted.put(topic, self.jvm.org.apache.kafka.clients.admin.NewPartitions.increaseTo(partitions))
+        with kafka.admin(self.spark) as client:
+            client.createPartitions(wanted).all().get()
+
+    def lose(self, topic: str, partition: int, before: int) -> None:
+        """Let retention take the messages of a partition before an offset."""
+        wanted = self.jvm.java.util.HashMap()
+        place = self.jvm.org.apache.kafka.common.TopicPartition(topic, partition)
+        wanted.put(place, self._before(before))
+        with kafka.admin(self.spark) as client:
+            client.deleteRecords(wanted).all().get()
+
+    def send(self, topic: str, messages: Iterable[Message]) -> None:
+        """Send messages, and return once the broker has them all."""
+        with self._producer() as producer:
+            record = self.jvm.org.apache.kafka.clients.producer.ProducerRecord
+            last = [producer.send(record(topic, one.partition, one.key, one.value)) for one in messages]
+            producer.flush()
+            for future in last[-1:]:
+                future.get()
+
+    def read(self, topic: str) -> pd.DataFrame:
+        """Return a topic's messages: key and value as text, partition, offset."""
+        reader = self.spark.read.format("kafka").option("subscribe", topic)
+        for name, value in kafka.spark_options().items():
+            reader = reader.option(name, value)
+        return (
+            reader.load()
+            .selectExpr("string(key) key", "string(value) value", "partition", "offset")
+            .orderBy("partition", "offset")
+            .toPandas()
+        )
+
+    def _before(self, offset: int) -> Any:
+        # Py4J cannot tell this static method from the one of an object that has the same name.
+        loader = self.jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        kind = loader.loadClass("org.apache.kafka.clients.admin.RecordsToDelete")
+        gateway: Any = self.spark.sparkContext._gateway
+        types = gateway.new_array(self.jvm.java.lang.Class, 1)
+        types[0] = self.jvm.java.lang.Long.TYPE
+        values = gateway.new_array(self.jvm.java.lang.Object, 1)
+        values[0] = self.jvm.java.lang.Long.valueOf(offset)
+        return kind.getMethod("beforeOffset", types).invoke(None, values)
+
+    def _ask(self, what: Any, one: Any) -> None:
+        some = self.jvm.java.util.ArrayList()
+        some.add(one)
+        with kafka.admin(self.spark) as client:
+            what(client, some).all().get()
+
+    @contextmanager
+    def _producer(self) -> Iterator[Any]:
+        properties = self.jvm.java.util.Properties()
+        coder = "org.apache.kafka.common.serialization.ByteArraySerializer"
+        wanted = {"key.serializer": coder, "value.serializer": coder, "linger.ms": "5", "acks": "all"}
+        for name, value in {**wanted, **kafka.client_properties()}.items():
+            properties.put(name, value)
+        producer = self.jvm.org.apache.kafka.clients.producer.KafkaProducer(properties)
+        try:
+            yield producer
+        finally:
+            producer.close()
+
+
+def as_json(rows: pd.DataFrame, partitions: Sequence[int]) -> list[Message]:
+    """Return rows of a model as JSON messages for the given partitions."""
+    messages = []
+    for row, partition in zip(rows.to_dict("records"), partitions, strict=True):
+        shown = {
+            name: value.isoformat() if isinstance(value, pd.Timestamp) else None if value != value else value
+            for name, value in row.items()
+        }
+        messages.append(Message(json.dumps(shown).encode(), int(partition)))
+    return messages
