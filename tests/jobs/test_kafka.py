@@ -143,8 +143,8 @@ def test_a_new_partition_is_read_from_its_beginning(feed: Feed, tmp_path: Path) 
     assert ingest.run(pipeline.settings, "grown").data["offsets"] == {"0": 120}
     pipeline.pretrain()
     feed.grow("grown", 2)
-    known = set(days[1]["id"])
-    new = days[2][[one not in known for one in days[2]["id"]]].reset_index(drop=True)
+    known = days[1]["id"]
+    new = days[2].loc[~days[2]["id"].isin(known)].reset_index(drop=True)
     feed.send("grown", [*keyed(new, 1), Message(b'{"at": "then"}', 1, b"key 1")])
     done = pipeline.stream().data
     assert (done["rows"], done["rejected"]) == (len(new), 1)
