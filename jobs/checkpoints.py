@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from jobs.positions import delta_position, offsets_of, topic_position
@@ -78,6 +79,11 @@ class Checkpoint:
             self._files.exists(self._jvm.org.apache.hadoop.fs.Path(self.path, f"{folder}/{batch}"))
             for folder in ("commits", "offsets")
         )
+
+    def committed_at(self, batch: int) -> datetime:
+        """Return when a micro-batch was committed."""
+        path = self._jvm.org.apache.hadoop.fs.Path(self.path, f"commits/{batch}")
+        return datetime.fromtimestamp(self._files.getFileStatus(path).getModificationTime() / 1000, UTC)
 
     def ends_with(self, batch: int) -> int | None:
         """Return how far a micro-batch has come, as `progressed` says it; None if it ends within a version."""

@@ -167,9 +167,26 @@ def stream(
         str | None,
         typer.Option(help="Drive this generation, such as a shadow, not the live one.", show_default=False),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.", show_default=False),
+    ] = None,
+    metrics_file: Annotated[
+        str | None,
+        typer.Option(help="Write Prometheus metrics to this file, for a collector.", show_default=False),
+    ] = None,
 ) -> None:
     """Start the model's stream from its newest snapshot, or resume it where it stopped."""
-    _run(ctx, "stream", model, trigger=trigger, adopt=adopt, generation=generation)
+    _run(
+        ctx,
+        "stream",
+        model,
+        trigger=trigger,
+        adopt=adopt,
+        generation=generation,
+        metrics_port=metrics_port,
+        metrics_file=metrics_file,
+    )
 
 
 @app.command()
@@ -296,9 +313,18 @@ def rollback(
 def status(
     ctx: typer.Context,
     model: Annotated[str | None, typer.Option(help="Only this model.", show_default=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.5, help="With --watch: seconds between two looks.")] = 5.0,
+    alarm_after: Annotated[
+        str | None,
+        typer.Option(
+            help="Fail, with a sentence, if a stream has rows to take and took none for so long, such as 10m.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Show models, snapshots, generations, positions, lag and the last error."""
-    _run(ctx, "status", model)
+    _run(ctx, "status", model, watch=every if watch else None, alarm_after=alarm_after)
 
 
 @app.command("filter")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -18,11 +19,13 @@ class Report:
         lines: what a person reads.
         data: the same for a program; numbers, text, lists and mappings.
         renderable: a rich renderable (a table, say) that a person sees in place of `lines`.
+        problems: sentences, said on standard error, for which the command fails though it did its work.
     """
 
     lines: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     renderable: Any = None
+    problems: list[str] = field(default_factory=list)
 
     def show(self, as_json: bool = False, stream: TextIO | None = None) -> None:
         """Print the report on standard output: one JSON document, or what a person reads."""
@@ -38,6 +41,30 @@ class Report:
             for line in self.lines:
                 print(line, file=out)
         out.flush()
+
+
+def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Report:
+    """Show what `look` reports every so many seconds until Ctrl-C: on a terminal in place, elsewhere one below another.
+
+    Returns the last report, to be shown once more.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    report = look()
+    try:
+        if as_json or not sys.stdout.isatty():
+            while True:
+                report.show(as_json)
+                time.sleep(seconds)
+                report = look()
+        with Live(report.renderable, console=Console(), auto_refresh=False, transient=True) as live:
+            while True:
+                live.update(report.renderable, refresh=True)
+                time.sleep(seconds)
+                report = look()
+    except KeyboardInterrupt:
+        return report
 
 
 def plain(value: Any) -> Any:

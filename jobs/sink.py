@@ -28,16 +28,20 @@ if TYPE_CHECKING:
 _OF_TOPIC = "source LIKE 'kafka:%'"
 """Which rows of the quarantine are messages that do not fit."""
 
+KEPT_BATCHES = 1000
+"""Micro-batches whose counts are kept until they are recorded."""
+
 
 @dataclass
 class Totals:
-    """What one run of the stream has written."""
+    """What one run of the stream has written; `of_batch` is for the last micro-batches alone."""
 
     batches: int = 0
     estimated: int = 0
     late: int = 0
     bad: int = 0
     rejected: int = 0
+    of_batch: dict[int, dict[str, int]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -87,6 +91,13 @@ class Sink:
         self.totals.late += counts[LATE]
         self.totals.bad += counts[BAD_STATE]
         self.totals.rejected += counts[SET_ASIDE]
+        self.totals.of_batch[batch_id] = {
+            "estimated": counts[ESTIMATES],
+            "quarantined": sum(refused.values()),
+            "late": counts[LATE],
+            "bad_state": counts[BAD_STATE],
+        }
+        self.totals.of_batch.pop(batch_id - KEPT_BATCHES, None)
         self.told(self.totals)
 
     def _estimates(self, packets: DataFrame, batch_id: int) -> None:

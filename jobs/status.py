@@ -5,13 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from jobs.alarms import alarms
 from jobs.errors import UserError
 from jobs.positions import KAFKA, said
+from jobs.progress_records import Lag
 from jobs.quarantine_table import held_by_model
-from jobs.report import Report
+from jobs.report import Report, show_again
 from jobs.settings import Settings
 from jobs.spec import load_spec, spec_files
 from jobs.tables import Warehouse, measurements
+from jobs.times import duration_us
 
 if TYPE_CHECKING:
     from jobs.generations import Generation
@@ -21,19 +24,49 @@ if TYPE_CHECKING:
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
 
-def run(settings: Settings, model: str | None = None) -> Report:
+def run(
+    settings: Settings,
+    model: str | None = None,
+    *,
+    watch: float | None = None,
+    alarm_after: str | None = None,
+) -> Report:
     """Report on one model, or on all that have a spec or anything in the warehouse.
 
+    Args:
+        settings: of the command.
+        model: name or path of its spec.
+        watch: show the table anew every so many seconds, until Ctrl-C.
+        alarm_after: a duration such as 10m: for a stream that has rows to take and has taken none for so long, or whose
+            driver failed, the report names a problem, which makes the command fail.
+
     Raises:
-        UserError: the model is unknown.
+        UserError: the model is unknown, or the duration is none.
     """
-    from jobs import generations, snapshots
     from jobs.session import spark_session
     from jobs.spark_conf import glance_conf
 
-    names = [load_spec(model, settings.models).name] if model else _spec_names(settings)
+    after = None if alarm_after is None else _duration(alarm_after)
     spark = spark_session(settings, "status", glance_conf())
     warehouse = Warehouse(spark, settings.warehouse)
+
+    def look() -> Report:
+        return _look(settings, warehouse, model, after)
+
+    return look() if watch is None else show_again(look, watch, settings.json)
+
+
+def _duration(text: str) -> float:
+    try:
+        return duration_us(text.replace("m", "min") if text.endswith("m") else text) / 1e6
+    except ValueError:
+        raise UserError(f"--alarm-after {text}: give a duration such as 10m, 90s or 2h") from None
+
+
+def _look(settings: Settings, warehouse: Warehouse, model: str | None, after: float | None) -> Report:
+    from jobs import generations, snapshots
+
+    names = [load_spec(model, settings.models).name] if model else _spec_names(settings)
     manifests, lineages = snapshots.all_of(warehouse), generations.all_of(warehouse)
     if model is None:
         names = sorted({*names, *(one.model for one in manifests), *(one.model for one in lineages)})
@@ -48,7 +81,13 @@ def run(settings: Settings, model: str | None = None) -> Report:
         )
         for name in names
     ]
-    return Report([], {"warehouse": settings.warehouse, "models": data}, _table(settings.warehouse, data))
+    problems = [] if after is None else alarms(data, after, datetime.now(UTC))
+    return Report(
+        [],
+        {"warehouse": settings.warehouse, "models": data, "alarms": problems},
+        _table(settings.warehouse, data),
+        problems,
+    )
 
 
 def _spec_names(settings: Settings) -> list[str]:
@@ -91,12 +130,22 @@ def _model(
 def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
     from jobs.checkpoints import Checkpoint
     from jobs.generations import position_of
+    from jobs.lag import table_lag
     from jobs.owners import Owner
+    from jobs.spool import Spool
 
     checkpoint = Checkpoint(warehouse, one.checkpoint)
     done = checkpoint.progressed()
     version = one.start_version if done is None else done.version
     holder = Owner.parse(one.owner)
+    progress = None if one.status == "retired" else Spool(warehouse, one.model).newest(one.generation)
+    last_batch_at = None if done is None else checkpoint.committed_at(done.batch)
+    if one.status == "retired" or newest is None and one.topic is None:
+        lag = Lag()
+    elif one.topic is not None:
+        lag = _topic_lag(progress, last_batch_at)
+    else:
+        lag = table_lag(warehouse, one.model, version)
     running = holder is not None and holder.alive(one.heartbeat)
     return {
         "generation": one.generation,
@@ -109,9 +158,10 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
         "versions_behind": None
         if one.topic is not None or newest is None or one.status == "retired"
         else max(0, newest - version),
-        "rows_behind": None
-        if one.topic is not None or one.status == "retired"
-        else _rows_behind(warehouse, one.model, version),
+        "rows_behind": lag.rows,
+        "seconds_behind": lag.seconds,
+        "last_batch_at": last_batch_at,
+        "progress": progress,
         "driver": None if holder is None or not running else {"host": holder.host, "pid": holder.pid},
         # A lease whose driver is gone: it was killed, and the next start goes on from the checkpoint.
         "driver_lost": holder is not None and not running,
@@ -120,21 +170,12 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
     }
 
 
-def _rows_behind(warehouse: Warehouse, model: str, version: int) -> int | None:
-    """Return how many landed rows the stream has still to take, as the table's own log counts them."""
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F
-
-    if not warehouse.exists(measurements(model)):
-        return None
-    history = DeltaTable.forPath(warehouse.spark, warehouse.path(measurements(model))).history()
-    added = F.col("operationMetrics")["numOutputRows"].try_cast("bigint")
-    row = (
-        history.filter((F.col("version") > version) & (F.col("operation") == "WRITE"))
-        .agg(F.sum(added))
-        .first()
-    )
-    return int(row[0] or 0) if row is not None else None
+def _topic_lag(progress: dict[str, Any] | None, last_batch_at: datetime | None) -> Lag:
+    """Return the lag behind a topic as the last micro-batch knew it: to know more takes the broker."""
+    rows = None if progress is None else progress["lag_rows"]
+    if not rows or last_batch_at is None:
+        return Lag(rows, None if rows is None else 0.0)
+    return Lag(rows, (datetime.now(UTC) - last_batch_at).total_seconds())
 
 
 def _table(root: str, data: list[dict[str, Any]]) -> Any:
@@ -152,6 +193,7 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
         "generation",
         "position",
         "behind",
+        "last micro-batch",
         "driver",
     ):
         table.add_column(column, justify="right" if column in NUMBERS else "left")
@@ -173,6 +215,7 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
                 "-"
                 if lineage is None or lineage["rows_behind"] is None
                 else f"{lineage['rows_behind']:,} rows",
+                "-" if lineage is None else _last_batch(lineage),
                 "-" if lineage is None else _driver(lineage),
             )
             if lineage is not None and lineage["last_error"]:
@@ -185,6 +228,14 @@ def _place(lineage: dict[str, Any], newest: int | None) -> str:
     if lineage["position"]["source"] == KAFKA:
         return said(lineage["position"])
     return f"{lineage['version']} of {newest}"
+
+
+def _last_batch(lineage: dict[str, Any]) -> str:
+    at: datetime | None = lineage["last_batch_at"]
+    if at is None:
+        return "-"
+    rate = (lineage["progress"] or {}).get("rows_per_second")
+    return f"{at.astimezone(UTC):%m-%d %H:%M:%S}" + ("" if rate is None else f", {rate:,.0f} rows/s")
 
 
 def _driver(lineage: dict[str, Any]) -> str:

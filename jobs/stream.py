@@ -8,6 +8,7 @@ start goes on from the last committed micro-batch; rows that were half written a
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from jobs.triggers import AVAILABLE_NOW, trigger_seconds
 if TYPE_CHECKING:
     from jobs.generations import Generation
     from jobs.leases import Lease
+    from jobs.recorder import Outlet
     from jobs.sink import Totals
     from jobs.snapshots import Manifest
 
@@ -37,6 +39,8 @@ def run(
     trigger: str = AVAILABLE_NOW,
     adopt: str | None = None,
     generation: str | None = None,
+    metrics_port: int | None = None,
+    metrics_file: str | None = None,
 ) -> Report:
     """Start or resume the stream of a model and return when it ends.
 
@@ -46,6 +50,8 @@ def run(
         trigger: `available-now` (take in what is there, then end), or seconds between micro-batches (until SIGTERM).
         adopt: id of a snapshot from which a new generation is to begin.
         generation: drive this one, such as a shadow, instead of the live one.
+        metrics_port: serve Prometheus metrics there while it runs.
+        metrics_file: or write them to this file with each micro-batch.
 
     Raises:
         UserError: no snapshot to start from, another driver, a state that means something else, a failed query.
@@ -60,7 +66,7 @@ def run(
         spark = spark_session(settings, f"stream {spec.name}", interpreted_conf(), spec.source is not None)
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
-        driver = Driver(settings, warehouse, spec, seconds, stop)
+        driver = Driver(settings, warehouse, spec, seconds, stop, metrics_port, metrics_file)
         return driver.drive(adopt, generation)
 
 
@@ -73,6 +79,8 @@ class Driver:
     spec: ModelSpec
     seconds: float | None
     stop: threading.Event
+    metrics_port: int | None = None
+    metrics_file: str | None = None
 
     def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
         from jobs import leases
@@ -108,6 +116,20 @@ class Driver:
             return FAILED
         return STOPPED if self.stop.is_set() else CAUGHT_UP
 
+    @contextmanager
+    def _metrics(self, generation: Generation) -> Iterator[list[Outlet]]:
+        """Serve or write metrics while the query runs, if they are asked for."""
+        if self.metrics_port is None and self.metrics_file is None:
+            yield []
+            return
+        from jobs.metrics import Metrics
+
+        metrics = Metrics(generation.model, generation.generation, self.metrics_port, self.metrics_file)
+        try:
+            yield [metrics.take]
+        finally:
+            metrics.close()
+
     def _progress(self) -> Progress:
         return Progress(f"stream {self.spec.name}", None, quiet=self.settings.quiet)
 
@@ -115,6 +137,7 @@ class Driver:
         from pyspark.errors import PySparkException
 
         from jobs.query import await_end, cause_of, start_query
+        from jobs.recorder import recording
 
         generation = lease.generation
         if not self._wait_for_rows(generation, progress):
@@ -125,8 +148,12 @@ class Driver:
             progress.advance(1, f"micro-batches · {totals.estimated:,} rows · {rate:,.0f} rows/s")
 
         try:
-            query, totals = start_query(self.warehouse, self.spec, lease, manifest, self.seconds, told)
-            await_end(query, self.stop)
+            with self._metrics(generation) as outlets:
+                query, totals = start_query(self.warehouse, self.spec, lease, manifest, self.seconds, told)
+                with recording(self.warehouse, query, totals, generation, outlets) as recorder:
+                    await_end(query, self.stop)
+            if recorder.problem is not None:
+                print(f"warning: progress could not be recorded: {recorder.problem}", file=sys.stderr)
         except PySparkException as error:
             raise UserError(
                 f"the stream of {self.spec.name} failed: {cause_of(error)}", RUN_FAILED

@@ -68,20 +68,21 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("ingest", "--model", "m", "--input", "a", "--input", "b*").exit_code == 0
     assert call("pretrain", "--model", "m", "--to-version", "3", "--learn-from", "2013-01-01").exit_code == 0
-    assert call("stream", "--model", "m", "--trigger", "5", "--adopt", "s1").exit_code == 0
+    assert call("stream", "--model", "m", "--trigger", "5", "--metrics-port", "9000").exit_code == 0
     assert call("export", "--model", "m", "--batch", "4").exit_code == 0
     assert call("migrate", "--model", "m", "--snapshot", "s1", "--to", "2", "--dry-run").exit_code == 0
     assert call("upgrade", "--model", "m", "--mode", "retrain", "--no-promote", "--needed").exit_code == 0
     assert call("promote", "--model", "m", "--generation", "g2", "--behind").exit_code == 0
     assert call("rollback", "--model", "m").exit_code == 0
-    assert call("status").exit_code == 0
+    assert call("status", "--alarm-after", "10m").exit_code == 0
     assert call("quarantine", "list", "--model", "m", "--reason", "late", "--since", "2d").exit_code == 0
     assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
     assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
+    stream = {"adopt": None, "generation": None, "metrics_port": None, "metrics_file": None}
     assert [(name, args, options) for name, _, args, options in verb] == [
         ("ingest", ("m", ["a", "b*"]), {}),
         ("pretrain", ("m",), {"to_version": 3, "as_of": None, "learn_from": "2013-01-01", "learn_to": None}),
-        ("stream", ("m",), {"trigger": "5", "adopt": "s1", "generation": None}),
+        ("stream", ("m",), {**stream, "trigger": "5", "metrics_port": 9000}),
         ("export", ("m",), {"generation": None, "batch": 4, "needed": False}),
         ("migrate", ("m",), {"snapshot": "s1", "to": 2, "dry_run": True}),
         (
@@ -91,7 +92,7 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
         ),
         ("promote", ("m",), {"generation": "g2", "behind": True}),
         ("rollback", ("m",), {"to": None}),
-        ("status", (None,), {}),
+        ("status", (None,), {"watch": None, "alarm_after": "10m"}),
         ("quarantine", ("list", "m", Choice("late", "2d")), {}),
         ("quarantine", ("replay", "m", Choice(ids=("a",))), {"edited": "f"}),
         ("quarantine", ("discard", "m", Choice()), {"everything": True}),
@@ -292,7 +293,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     # more than a pipe holds, so that the writer meets the closed end
     code = (
         "import sys, types; from jobs.report import Report; from jobs.cli import app\n"
-        "module = types.ModuleType('jobs.status'); module.run = lambda *_: Report(lines=['x' * 99] * 9999)\n"
+        "module = types.ModuleType('jobs.status'); module.run = lambda *_, **__: Report(lines=['x' * 99] * 9999)\n"
         "sys.modules['jobs.status'] = module; app(['status'])"
     )
     command = f'{sys.executable} -c "{code}" | head -1'

@@ -1,0 +1,61 @@
+"""Tell from a model's status when somebody should look: no progress though rows wait, or a driver that failed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+GOING = ("live", "shadow")
+
+
+def alarms(models: list[dict[str, Any]], after: float, now: datetime) -> list[str]:
+    """Return a sentence for each stream that has something to do and has done nothing for `after` seconds, or failed.
+
+    Args:
+        models: as `status` reports them.
+        after: seconds.
+        now: the time.
+    """
+    found: list[str] = []
+    for model in models:
+        for lineage in model["generations"]:
+            if lineage["status"] in GOING:
+                said = alarm_of(lineage, after, now)
+                if said is not None:
+                    found.append(f"{model['model']}: {said}")
+    return found
+
+
+def alarm_of(lineage: dict[str, Any], after: float, now: datetime) -> str | None:
+    """Return what is wrong with a stream, None if nothing is."""
+    name, running = lineage["generation"], lineage["driver"] is not None
+    if not running and lineage["last_error"]:
+        return f"the driver of {name} ended with an error: {lineage['last_error']}"
+    waiting, seconds = lineage["rows_behind"], lineage["seconds_behind"]
+    if not waiting or seconds is None:
+        return None
+    last: datetime | None = lineage["last_batch_at"]
+    since = now - timedelta(seconds=seconds)  # before, there was nothing to do
+    quiet = (now - (since if last is None else max(since, last))).total_seconds()
+    if quiet <= after:
+        return None
+    driver = lineage["driver"]
+    who = (
+        f"process {driver['pid']} on {driver['host']} drives it"
+        if running
+        else "its driver is gone"
+        if lineage["driver_lost"]
+        else "nothing drives it"
+    )
+    seen = (
+        "none has ended yet"
+        if last is None
+        else f"the last ended {last.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    )
+    wait = f"{waiting:,} rows have waited for {_time(quiet)}"
+    return f"{name} makes no progress: {wait}; of its micro-batches {seen}; {who}"
+
+
+def _time(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    return f"{seconds:.0f} s" if minutes < 1 else f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"

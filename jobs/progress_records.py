@@ -1,0 +1,98 @@
+"""Say of one micro-batch what a person wants to know of it, from what Spark, the sink and the source tell. Pure."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+SCHEMA = """
+    model string, generation string, run string, batch_id bigint, started_at timestamp, seconds double,
+    rows bigint, estimated bigint, quarantined bigint, late bigint, bad_state bigint, expired bigint,
+    rows_per_second double, durations map<string, bigint>, state_rows bigint, state_bytes bigint,
+    watermark timestamp, position string, lag_rows bigint, lag_seconds double
+"""
+"""Columns of the table `progress/<model>`; a record as JSON has the same names."""
+COLUMNS = tuple(part.strip().split(" ")[0] for part in SCHEMA.replace("<string, bigint>", "").split(","))
+OUTCOMES = ("late", "bad_state", "expired")
+"""Counts of the sink that have a column of their own, besides `estimated` and `quarantined`."""
+
+
+class Lag(NamedTuple):
+    """How far the stream is behind its source: rows that wait, and how long the first of them has; None: unknown."""
+
+    rows: int | None = None
+    seconds: float | None = None
+
+
+def record(
+    progress: dict[str, Any], counts: dict[str, int], lag: Lag, model: str, generation: str, run: str
+) -> dict[str, Any]:
+    """Return the record of a micro-batch.
+
+    Args:
+        progress: as Spark's `StreamingQueryProgress` is in JSON.
+        counts: what the sink wrote: `estimated`, `quarantined`, and any of `OUTCOMES`; empty if it is not known.
+        lag: behind the source.
+        model: whose.
+        generation: whose.
+        run: the driver's.
+    """
+    durations = {name: int(value) for name, value in (progress.get("durationMs") or {}).items()}
+    seconds = durations.get("triggerExecution", 0) / 1000
+    operators = progress.get("stateOperators") or []
+    sources = progress.get("sources") or [{}]
+    rows = counts.get("estimated", 0) + counts.get("quarantined", 0) if counts else _rows(progress)
+    watermark = (progress.get("eventTime") or {}).get("watermark")
+    return {
+        "model": model,
+        "generation": generation,
+        "run": run,
+        "batch_id": int(progress["batchId"]),
+        "started_at": progress["timestamp"],
+        "seconds": seconds,
+        "rows": rows,
+        "estimated": counts.get("estimated"),
+        "quarantined": counts.get("quarantined"),
+        **{name: counts.get(name, 0) if counts else None for name in OUTCOMES},
+        "rows_per_second": rows / seconds if seconds else None,
+        "durations": durations,
+        "state_rows": sum(int(one.get("numRowsTotal") or 0) for one in operators),
+        "state_bytes": sum(int(one.get("memoryUsedBytes") or 0) for one in operators),
+        # Spark says 1970 where no watermark has been seen yet.
+        "watermark": None if watermark is None or watermark.startswith("1970-01-01T00:00:00") else watermark,
+        "position": json.dumps(sources[0].get("endOffset")),
+        "lag_rows": lag.rows,
+        "lag_seconds": lag.seconds,
+    }
+
+
+def ended_at(one: dict[str, Any]) -> datetime:
+    """Return when the micro-batch of a record ended."""
+    started = datetime.fromisoformat(one["started_at"].replace("Z", "+00:00")).astimezone(UTC)
+    return started + timedelta(seconds=one["seconds"])
+
+
+def executed(progress: dict[str, Any]) -> bool:
+    """Tell if progress is of a micro-batch that ran; a query that waits reports now and then, too."""
+    return "addBatch" in (progress.get("durationMs") or {})
+
+
+def offsets_behind(source: dict[str, Any]) -> int | None:
+    """Return how many messages of topics wait, over all partitions; None if the offsets are not of topics."""
+    latest, end = source.get("latestOffset"), source.get("endOffset")
+    if not (isinstance(latest, dict) and isinstance(end, dict) and _of_topics(latest) and _of_topics(end)):
+        return None
+    return sum(
+        max(0, int(newest) - int(end.get(topic, {}).get(partition, newest)))
+        for topic, partitions in latest.items()
+        for partition, newest in partitions.items()
+    )
+
+
+def _of_topics(offset: dict[str, Any]) -> bool:
+    return all(isinstance(value, dict) for value in offset.values())
+
+
+def _rows(progress: dict[str, Any]) -> int:
+    return int(progress.get("numInputRows") or 0)

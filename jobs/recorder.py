@@ -1,0 +1,133 @@
+"""Record a stream's progress from a thread beside it: nothing that goes wrong here stops or delays the query.
+
+The thread looks once a second whether the sink has written more micro-batches than have been recorded, and only then
+asks Spark. It reads what Spark keeps anyway; there is no listener between the query and its next micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from jobs.errors import first_line
+from jobs.lag import lag_of
+from jobs.progress_records import Lag, executed, record
+from jobs.spool import Spool, Writer
+from jobs.tables import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from jobs.generations import Generation
+    from jobs.sink import Totals
+
+PERIOD = 1.0
+FINISH_SECONDS = 10.0
+"""How long the end of a run waits for its last records."""
+
+Outlet = Callable[[list[dict[str, Any]]], None]
+
+
+class Recorder:
+    """Hand each micro-batch's record to outlets. Used as a context around the query's life."""
+
+    def __init__(
+        self,
+        query: StreamingQuery,
+        totals: Totals,
+        generation: Generation,
+        lag: Callable[[dict[str, Any]], Lag],
+        outlets: list[Outlet],
+        last: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Record `query`, whose sink counts in `totals`; `last` is called when all records have been handed over."""
+        self._query, self._totals, self._generation = query, totals, generation
+        self._lag, self._outlets, self._last = lag, outlets, last
+        self._run = str(generation.epoch)
+        self._taken = 0
+        self._seen = -1
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="progress", daemon=True)
+        self.problem: str | None = None
+        """What went wrong at last, if anything did."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join(FINISH_SECONDS)
+        if self._thread.is_alive():
+            self.problem = f"the last progress was not recorded within {FINISH_SECONDS:.0f} s"
+
+    def _work(self) -> None:
+        while not self._done.wait(PERIOD):
+            self._try(self.take)
+        self._try(self.take)
+        self._try(self._last)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as problem:
+            self.problem = first_line(problem)
+
+    def take(self) -> None:
+        """Record the micro-batches that have ended since the last time."""
+        if self._taken >= self._totals.batches:
+            return
+        fresh = self._fresh()
+        if not fresh:
+            return
+        try:
+            lag = self._lag((fresh[-1].get("sources") or [{}])[0])
+        except Exception as problem:  # a record without the lag is better than none
+            lag, self.problem = Lag(), first_line(problem)
+        names = (self._generation.model, self._generation.generation, self._run)
+        records = [
+            record(one, self._totals.of_batch.pop(int(one["batchId"]), {}), lag, *names) for one in fresh
+        ]
+        self._taken += len(records)
+        self._seen = records[-1]["batch_id"]
+        for outlet in self._outlets:
+            self._try(lambda outlet=outlet: outlet(records))
+
+    def _fresh(self) -> list[dict[str, Any]]:
+        """Return Spark's progress of the micro-batches that ran since the last one seen, oldest first."""
+        query: Any = self._query
+        recent = query._jsq.recentProgress()
+        fresh: list[dict[str, Any]] = []
+        for place in range(len(recent) - 1, -1, -1):
+            if int(recent[place].batchId()) <= self._seen:
+                break
+            progress = json.loads(recent[place].json())
+            if executed(progress):
+                fresh.append(progress)
+        return fresh[::-1]
+
+
+def recording(
+    warehouse: Warehouse,
+    query: StreamingQuery,
+    totals: Totals,
+    generation: Generation,
+    outlets: list[Outlet],
+) -> Recorder:
+    """Return the recorder of a generation's query: to the warehouse, and to further outlets."""
+    waiting: list[Writer] = []
+
+    def write(records: list[dict[str, Any]], last: bool = False) -> None:
+        if not waiting:
+            waiting.append(
+                Writer(Spool(warehouse, generation.model), generation.generation, generation.epoch)
+            )
+        waiting[0].write(records, last)
+
+    lag = lag_of(warehouse, generation.model)
+    return Recorder(query, totals, generation, lag, [*outlets, write], lambda: write([], last=True))
