@@ -8,7 +8,7 @@ its checkpoint, after a pause that grows; each measurement is reflected exactly 
 it goes on. A task that is cleared, or whose state is marked, stops its driver too, and is followed by the next run.
 `kalman-pipeline stop --model <model>` stops it until `kalman-pipeline resume --model <model>`, whoever started it.
 
-A run watches for six hours; the next one finds the driver running.
+A run watches for an hour; the next one finds the driver running.
 """
 
 from __future__ import annotations

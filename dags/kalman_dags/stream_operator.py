@@ -24,8 +24,11 @@ from kalman_dags.launchers import about, launcher
 from kalman_dags.operator import place
 from kalman_dags.stream_trigger import WATCHED, StreamTrigger
 
-WATCH = timedelta(hours=6)
+WATCH = timedelta(hours=1)
 """How long one task watches. The next run's finds the driver, so that runs and their logs stay short."""
+LOST_TRIGGER = timedelta(minutes=10)
+"""A trigger that should have told long ago is lost, by a fault of Airflow's: the task fails, and its retry finds the
+driver."""
 STEADY_SECONDS = 600.0
 """A driver that lived so long counts as sound: what ends it is not the failure before it once more."""
 MAX_FAILURES = 6
@@ -135,7 +138,13 @@ class StreamForeverOperator(BaseOperator):
         self._defer(StreamTrigger(self._root, self.model, until, due), failures, until)
 
     def _defer(self, trigger: StreamTrigger, failures: int, until: str) -> NoReturn:
-        self.defer(trigger=trigger, method_name="resume", kwargs={"failures": failures, "until": until})
+        left = datetime.fromisoformat(until) - datetime.now(UTC)
+        self.defer(
+            trigger=trigger,
+            method_name="resume",
+            kwargs={"failures": failures, "until": until},
+            timeout=max(left, timedelta(0)) + LOST_TRIGGER,
+        )
         raise AssertionError("deferring raises")
 
     def _show_log(self, sight: Sight) -> None:

@@ -13,10 +13,13 @@ from jobs.lease_log import LeaseLog
 from jobs.stop import ask
 from jobs.watch import look
 
+PATH = "dags.kalman_dags.stream_trigger.StreamTrigger"
+"""Where the triggerer finds this class: it has the installed package, not the folder of the DAGs, on its path."""
+
 POLL_SECONDS = 5.0
 
 GONE, DUE, WATCHED = "gone", "due", "watched"
-"""What it tells: there is no driver (any more); a driver may be started now; the time of watching is over."""
+"""What it tells: there is no driver (any more); a driver may be started now; this run has watched long enough."""
 
 
 class StreamTrigger(BaseTrigger):
@@ -27,7 +30,7 @@ class StreamTrigger(BaseTrigger):
     Args:
         root: of the warehouse.
         model: whose driver.
-        until: ISO 8601; then watching ends, and the driver goes on.
+        until: ISO 8601; then watching ends, and the driver, if there is one, goes on.
         due: ISO 8601; wait until then, and for the end of a hold, to start a driver. None: watch the one that there is.
         poll: seconds between two looks.
     """
@@ -41,7 +44,7 @@ class StreamTrigger(BaseTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what makes this trigger again."""
         values = {name: getattr(self, name) for name in ("root", "model", "until", "due", "poll")}
-        return f"{type(self).__module__}.{type(self).__qualname__}", values
+        return PATH, values
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to tell, and tell it."""
@@ -64,15 +67,12 @@ class StreamTrigger(BaseTrigger):
         """Return what there is to tell now."""
         log, now = LeaseLog.at(self.root, self.model), datetime.now(UTC)
         sight = look(log)
-        if self.due is not None:
-            if sight.driven:
-                return DUE  # somebody else has started one: it is found and watched
-            if now < datetime.fromisoformat(self.due) or log.hold() is not None:
-                return None
-            return DUE
-        if not sight.driven:
-            return GONE
-        return WATCHED if now >= datetime.fromisoformat(self.until) else None
+        over = WATCHED if now >= datetime.fromisoformat(self.until) else None
+        if self.due is None:
+            return over if sight.driven else GONE
+        if sight.driven:
+            return DUE  # somebody else has started one: it is found and watched
+        return over if now < datetime.fromisoformat(self.due) or log.hold() is not None else DUE
 
     def _stop(self) -> None:
         log = LeaseLog.at(self.root, self.model)
