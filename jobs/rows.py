@@ -98,7 +98,9 @@ def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.obje
     if pa.types.is_string(kind):
         micros, known = _written_times(column, TimeParser(spec.time_format, zone), spec.time_format, zone)
         unknown = np.flatnonzero(~known)
-        missing[unknown] |= np.array([not text for text in column.take(pa.array(unknown)).to_pylist()], bool)
+        missing[unknown] |= np.array(
+            [not text for text in column.take(arrays.integers(unknown)).to_pylist()], bool
+        )
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros = _stored_times(column)
         known = (micros >= MIN_US) & (micros <= MAX_US)
@@ -139,7 +141,7 @@ def _written_times(
             pass  # there is one such as the 31st of June: the parser finds out which
     if rest.any():
         places = np.flatnonzero(rest)
-        texts, which = _distinct(column.take(pa.array(places)))
+        texts, which = _distinct(column.take(arrays.integers(places)))
         parsed = [parser(text) for text in texts]
         micros[places] = np.array([0 if value is None else value for value in parsed] + [0])[which]
         known[places] = np.array([value is not None for value in parsed] + [False])[which]

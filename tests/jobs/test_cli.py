@@ -80,7 +80,7 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
     stream = {"adopt": None, "generation": None, "metrics_port": None, "metrics_file": None}
     assert [(name, args, options) for name, _, args, options in verb] == [
-        ("ingest", ("m", ["a", "b*"]), {}),
+        ("ingest", ("m", ["a", "b*"]), {"trigger": "available-now"}),
         ("pretrain", ("m",), {"to_version": 3, "as_of": None, "learn_from": "2013-01-01", "learn_to": None}),
         ("stream", ("m",), {**stream, "trigger": "5", "metrics_port": 9000}),
         ("export", ("m",), {"generation": None, "batch": 4, "needed": False}),
@@ -132,7 +132,7 @@ def test_settings_come_from_flags_then_environment_then_defaults(monkeypatch: py
     [
         (["filtr"], "error: no such command 'filtr'"),
         (["status", "--modle", "m"], "error: no such option: --modle"),
-        (["ingest", "--model", "m"], "error: missing option '--input'"),
+        (["filter", "--model", "m"], "error: missing option '--input'"),
         (["status", "--model"], "error: option '--model' requires an argument"),
         (["--warehouse"], "error: option '--warehouse' requires an argument"),
         (["pretrain", "--model", "m", "--to-version", "x"], "error: invalid value for '--to-version'"),

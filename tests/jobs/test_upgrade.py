@@ -102,7 +102,9 @@ def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> N
     pipeline.land(DAYS[2])
     went_on = pipeline.stream().data
     assert (went_on["generation"], went_on["rows"]) == ("walk-g0001", len(DAYS[2]))
-    with pytest.raises(UserError, match="has come to measurements version 2 and walk-g0001 to 3"):
+    with pytest.raises(
+        UserError, match="has come to measurements version 2 and walk-g0001 to measurements version 3"
+    ):
         promote.run(pipeline.settings, "walk")
     before = live(pipeline)
     done = upgrade.run(pipeline.settings, "walk").data  # takes up the shadow that is there
