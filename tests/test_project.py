@@ -42,7 +42,8 @@ def locked() -> dict[str, str]:
     lines = [
         line for line in LOCK.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")
     ]
-    return dict(line.split("==", 1) for line in lines)
+    pairs = (line.split("==", 1) for line in lines)
+    return {canonicalize_name(name): version for name, version in pairs}
 
 
 def asked_for() -> list[Requirement]:

@@ -67,7 +67,7 @@ def textbook(definition, y, dt, u):
         if begun:
             at, push = np.array([waited]), u[k][:, None]
 
-            def moving(p, at=at, push=push):
+            def moving(p: Any, at: Any = at, push: Any = push) -> Any:
                 return bent(p, np.repeat(at, p.shape[1]), np.repeat(push, p.shape[1], axis=1))
 
             x, P, _ = moved(kind, x, P, moving, lambda p, at=at, push=push: bent_slope(p, at, push), rule)
