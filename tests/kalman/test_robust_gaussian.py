@@ -66,11 +66,16 @@ def textbook(definition, y, dt, u):
         before, waited = (x, P), waited + dt[k]
         if begun:
             at, push = np.array([waited]), u[k][:, None]
-
-            def moving(p: Any, at: Any = at, push: Any = push) -> Any:
-                return bent(p, np.repeat(at, p.shape[1]), np.repeat(push, p.shape[1], axis=1))
-
-            x, P, _ = moved(kind, x, P, moving, lambda p, at=at, push=push: bent_slope(p, at, push), rule)
+            x, P, _ = moved(
+                kind,
+                x,
+                P,
+                lambda p, at=at, push=push: bent(
+                    p, np.repeat(at, p.shape[1]), np.repeat(push, p.shape[1], axis=1)
+                ),
+                lambda p, at=at, push=push: bent_slope(p, at, push),
+                rule,
+            )
             P = robust.get("fading", 1.0) ** 2 * P + Q
         has = ~np.isnan(y[k])
         count = int(has.sum())
