@@ -18,6 +18,7 @@ from kalman.layout import BLOCK, StateLayout, Target, in_blocks
 from kalman.packing import packed_size, unpack
 from kalman.rts import Link, Prediction, Smoothable, gain, smoothed
 from kalman.types import Array, Filter, Rows, Step
+from kalman.wrapping import Wrapping
 
 
 class SmoothableFilter(Filter, Smoothable, Protocol):
@@ -25,26 +26,11 @@ class SmoothableFilter(Filter, Smoothable, Protocol):
 
 
 @dataclass(frozen=True)
-class CrossLagFilter(StateLayout):
+class CrossLagFilter(Wrapping, StateLayout):
     """A filter that also gives each row's state when `lag` more rows of its key have been applied."""
 
     inner: SmoothableFilter
     lag: int
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """Names of the states."""
-        return self.inner.states
-
-    @property
-    def measurements(self) -> int:
-        """Number of measured components."""
-        return self.inner.measurements
-
-    @property
-    def controls(self) -> int:
-        """Number of control inputs."""
-        return self.inner.controls
 
     @property
     def _kept(self) -> dict[str, int]:

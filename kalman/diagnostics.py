@@ -10,13 +10,10 @@ import numpy.typing as npt
 from scipy.special import chdtrc, chdtri
 
 from kalman import flags
-from kalman.cross_lag import CrossLagFilter
 from kalman.entries import dot, minus, times
-from kalman.fixed_lag import FixedLagFilter
-from kalman.forecast import check_measuring, measured, variances
+from kalman.forecast import bare, check_measuring, measured, variances
 from kalman.layout import BLOCK
 from kalman.ldl import factor, whiten
-from kalman.rounded import unrounded
 from kalman.run import Integers, KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run
 from kalman.types import Array, Filter, Rows
 
@@ -113,9 +110,7 @@ def innovations(
 def _normalised(model: Filter, before: Array, rows: Rows, flag: npt.NDArray[np.uint8]) -> Array:
     """Return the normalised innovations (m, K) of one row for each key."""
     y = rows.y
-    model = unrounded(model)
-    if isinstance(model, FixedLagFilter | CrossLagFilter):
-        model, before = model.inner, before[: model.inner.size]
+    model, before = bare(model, before)
     predicted, _ = model.step(before, rows._replace(y=np.full_like(y, np.nan)))
     mean, covariance = measured(model, predicted, rows.u)
     known = ~np.isnan(y) & np.isfinite(variances(covariance)) & (flag == flags.WELL)

@@ -28,6 +28,7 @@ from kalman.packing import packed_index, packed_size, symmetric, unpack
 from kalman.rts import Smoothable
 from kalman.types import Array, Filter, ModelError, Rows, Step
 from kalman.update import Scalar, presence, update
+from kalman.wrapping import Wrapping
 
 LONGEST = 500
 """Rows that a key may keep at most."""
@@ -48,39 +49,19 @@ class Lags(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FixedLagFilter(StateLayout):
+class FixedLagFilter(Wrapping, StateLayout):
     """A linear filter that also gives each row's state when `lag` more rows of its key have been applied."""
 
-    linear: LinearFilter
+    inner: LinearFilter
     lag: int
-
-    @property
-    def inner(self) -> LinearFilter:
-        """The filter without the rows kept."""
-        return self.linear
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """Names of the states."""
-        return self.linear.states
-
-    @property
-    def measurements(self) -> int:
-        """Number of measured components."""
-        return self.linear.measurements
-
-    @property
-    def controls(self) -> int:
-        """Number of control inputs."""
-        return self.linear.controls
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
         """The linear filter's fields, then those of the rows kept, each entry's `lag` values together."""
-        n, q = len(self.states), len(self.linear.diffuse) // len(self.states)
+        n, q = len(self.states), len(self.inner.diffuse) // len(self.states)
         kept = {"means": n, "covariances": packed_size(n), "crosses": n * n, "diffuses": n * q, "ages": 1}
         lags = {f"lagged_{name}": (width * self.lag,) for name, width in kept.items() if width}
-        return {**self.linear.fields, **lags}
+        return {**self.inner.fields, **lags}
 
     @property
     def outputs(self) -> Mapping[str, int]:
@@ -91,26 +72,26 @@ class FixedLagFilter(StateLayout):
     def initial(self, keys: int) -> Array:
         """Return the state (size, keys) of keys that have no row yet."""
         state = np.zeros((self.size, keys))
-        state[: self.linear.size] = self.linear.initial(keys)
+        state[: self.inner.size] = self.inner.initial(keys)
         state[self.places["lagged_ages"]] = -1.0
         return state
 
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance of the newest row's state."""
-        return self.linear.moments(state[: self.linear.size])
+        return self.inner.moments(state[: self.inner.size])
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and what the rows said."""
         return in_blocks(state, rows, self.outputs, self._step_block, max(BLOCK // (self.lag + 1), 64))
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
-        size = self.linear.size
-        target.state[:size], said = self.linear.step(state[:size], rows)
+        size = self.inner.size
+        target.state[:size], said = self.inner.step(state[:size], rows)
         target.log_likelihood[:], target.nis[:] = said.log_likelihood, said.nis
         lags = self._advanced(state, rows)
         kept = [*lags.m, *lags.V, *(entry for row in lags.C for entry in row)]
-        if self.linear.diffuse:
-            nothing: list[Entry] = [0.0] * len(self.linear.diffuse)
+        if self.inner.diffuse:
+            nothing: list[Entry] = [0.0] * len(self.inner.diffuse)
             kept += nothing if lags.A is None else [entry for row in lags.A for entry in row]
         for place, entry in zip(range(size, self.size, self.lag), [*kept, lags.age], strict=True):
             target.state[place : place + self.lag] = entry
@@ -126,7 +107,7 @@ class FixedLagFilter(StateLayout):
 
     def _advanced(self, state: Array, rows: Rows) -> Lags:
         """Return the rows kept after these rows; the rows' own states are the first among those before them."""
-        linear, first, presents = self.linear, rows.which_first(), presence(rows.y)
+        linear, first, presents = self.inner, rows.which_first(), presence(rows.y)
         lags = self._kept(state)
         parts = linear.split(list(state[: linear.size]), lags.A is not None)
         prior = linear.predicted(parts, rows.dt, list(rows.u), first)
@@ -152,8 +133,8 @@ class FixedLagFilter(StateLayout):
             if name.startswith("lagged_")
         }
         A = None
-        if self.linear.diffuse and (
-            self.linear.is_diffuse(state) or state[self.places["lagged_diffuses"]].any()
+        if self.inner.diffuse and (
+            self.inner.is_diffuse(state) or state[self.places["lagged_diffuses"]].any()
         ):
             A = _as_rows(entries["lagged_diffuses"], n)
         return Lags(

@@ -56,9 +56,7 @@ def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array
     """
     if u is None:
         u = np.full((model.controls, state.shape[1]), np.nan)
-    model = unrounded(model)
-    if isinstance(model, FixedLagFilter | CrossLagFilter):
-        return measured(model.inner, state[: model.inner.size], u)
+    model, state = bare(model, state)
     if isinstance(model, RobustLinearFilter):
         return measured(model.base, state[: model.base.size], u)
     if isinstance(model, LinearFilter):
@@ -66,6 +64,14 @@ def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array
     if isinstance(model, Measuring):
         return model.measured(state, u)
     raise _silent()
+
+
+def bare(model: Filter, state: Array) -> tuple[Filter, Array]:
+    """Return the filter without rounding and without the rows that it keeps for smoothing, and its part of states."""
+    model = unrounded(model)
+    if isinstance(model, FixedLagFilter | CrossLagFilter):
+        return model.inner, state[: model.inner.size]
+    return model, state
 
 
 def check_measuring(model: Filter) -> None:
@@ -94,10 +100,7 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
         if model.controls:
             raise ModelError("control", "is not known for the time to come", "give the control of each step")
         u = np.empty((steps, 0, keys))
-    values = states.values
-    model = unrounded(model)
-    if isinstance(model, FixedLagFilter | CrossLagFilter):
-        model, values = model.inner, values[: model.inner.size]
+    model, values = bare(model, states.values)
     n, m = len(model.states), model.measurements
     result = Forecast(
         np.full((n, steps, keys), np.nan),

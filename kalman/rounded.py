@@ -17,30 +17,14 @@ import numpy as np
 from kalman import checks, flags
 from kalman.definition import Definition
 from kalman.types import Array, Filter, ModelError, Rows, Step
+from kalman.wrapping import Wrapping
 
 DTYPES = {"float64": "<f8", "float32": "<f4"}
 
 
 @dataclass(frozen=True)
-class RoundedFilter:
+class RoundedFilter(Wrapping):
     """A filter whose state (size, K), still an array of float64, has numbers that float32 can hold."""
-
-    inner: Filter
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """Names of the states."""
-        return self.inner.states
-
-    @property
-    def measurements(self) -> int:
-        """Number of measured components."""
-        return self.inner.measurements
-
-    @property
-    def controls(self) -> int:
-        """Number of control inputs."""
-        return self.inner.controls
 
     @property
     def fields(self) -> Mapping[str, tuple[int, ...]]:

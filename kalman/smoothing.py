@@ -47,7 +47,7 @@ def smoother(model: Filter) -> Smoother:
     if isinstance(model, LinearFilter):
         return MomentSmoother(model)
     if isinstance(model, FixedLagFilter):
-        return MomentSmoother(model.linear)
+        return MomentSmoother(model.inner)
     if isinstance(model, Smoothable):
         return CrossSmoother(model)
     raise ModelError(
