@@ -16,10 +16,10 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench bench-quick lint format airflow lock clean
+.PHONY: help setup demo cluster test test-slow soak bench bench-quick lint format airflow lock clean
 
 help: ## Show these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Check Python and Java, build .venv, fetch Spark's jars (once)
 
@@ -35,11 +35,20 @@ $(STAMP): pyproject.toml $(LOCK)
 	$(BIN)/python -m jobs.class_archive
 	@touch $@
 
+# MASTER=spark://... runs its DAGs' jobs on a cluster.
 demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, check it
-	$(BIN)/python -m demo.run
+	$(if $(MASTER),KALMAN_MASTER=$(MASTER)) $(BIN)/python -m demo.run
 
-test: setup ## Run the tests (all but the soak)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+cluster: setup ## Run a Spark master and two workers here until Ctrl-C; then: make demo MASTER=spark://127.0.0.1:7077
+	$(BIN)/python -m demo.cluster
+
+PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: setup ## Run the tests, in a quarter of an hour on two cores
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-slow: setup ## Run the tests that take longer, too many for every change
+	$(PYTEST) -m "slow and not soak" $(PYTEST_ARGS)
 
 soak: setup ## Kill the stream's driver at many moments and compare (long)
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from demo.ports import HOST, free_ports, listens
 from jobs.doctor import java_command
 from jobs.errors import RUN_FAILED, UserError
 from jobs.jars import optional_jars
 
 START_SECONDS = 90.0
-_HOST = "127.0.0.1"
 _CLUSTER = "a2FsbWFuLXBpcGVsaW5lMQ"  # any 16 bytes, as Kafka writes them
 
 
@@ -30,8 +29,8 @@ class Broker:
 
     def __init__(self, folder: Path, partitions: int = 2) -> None:
         self.folder = folder
-        self.port, self.controller = _free_ports(2)
-        self.address = f"{_HOST}:{self.port}"
+        self.port, self.controller = free_ports(2)
+        self.address = f"{HOST}:{self.port}"
         self.log = folder / "broker.log"
         self._settings = folder / "server.properties"
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,7 +64,7 @@ class Broker:
                 start_new_session=True,
             )
         deadline = time.monotonic() + START_SECONDS
-        while not _listens(self.port):
+        while not listens(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise UserError(f"the Kafka broker did not start; {self.log} says why", RUN_FAILED)
@@ -95,9 +94,9 @@ class Broker:
         return {
             "process.roles": "broker,controller",
             "node.id": 1,
-            "controller.quorum.voters": f"1@{_HOST}:{self.controller}",
+            "controller.quorum.voters": f"1@{HOST}:{self.controller}",
             "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://{_HOST}:{self.port},CONTROLLER://{_HOST}:{self.controller}",
+            "listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.dirs": self.folder / "data",
             "num.partitions": partitions,
@@ -129,25 +128,6 @@ def _java() -> list[str]:
         "-cp",
         os.pathsep.join(optional_jars("broker")),
     ]
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((_HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
-def _listens(port: int) -> bool:
-    try:
-        with socket.create_connection((_HOST, port), timeout=0.2):
-            return True
-    except OSError:
-        return False
 
 
 def main() -> int:

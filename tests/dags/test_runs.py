@@ -39,6 +39,7 @@ def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) 
     assert {row["key"] for row in estimates} == {f"s{sensor}" for sensor in range(SENSORS)}
 
 
+@pytest.mark.slow
 def test_upgrade_and_roll_back(landed: Tiny) -> None:
     spec = landed.models / "tiny.yaml"
     first = spec.read_text()

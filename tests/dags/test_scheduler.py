@@ -165,6 +165,7 @@ def test_the_script_makes_the_pools(airflow: Airflow) -> None:
     assert airflow.api("/pools/kalman_stream__tiny")["slots"] == 1
 
 
+@pytest.mark.slow
 def test_backfill_and_clear(airflow: Airflow, tiny: Tiny) -> None:
     first, last = FIRST_DAY, FIRST_DAY + timedelta(days=2)
     airflow.command(

@@ -65,7 +65,11 @@ class Pipeline:
             else:
                 frame.to_csv(path, index=False)
             paths.append(str(path))
-        return ingest.run(self.settings, self.name, paths)
+        return self.land_files(*paths)
+
+    def land_files(self, *paths: str | Path) -> Report:
+        """Land files that are there."""
+        return ingest.run(self.settings, self.name, [str(path) for path in paths])
 
     def pretrain(self, **options: Any) -> Report:
         return pretrain.run(self.settings, self.name, **options)

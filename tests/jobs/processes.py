@@ -21,17 +21,19 @@ PATIENCE = 240.0
 class Driver:
     """A verb that runs as a process of its own, in a session of its own."""
 
-    def __init__(self, pipeline: Pipeline, *arguments: str) -> None:
-        environment = cli_environment(
-            Path(pipeline.settings.warehouse), {"KALMAN_MODELS": str(pipeline.settings.models)}
-        )
+    def __init__(self, pipeline: Pipeline, *arguments: str, **environment: str) -> None:
+        given = {"KALMAN_MODELS": str(pipeline.settings.models), **environment}
         self.log = pipeline.folder / f"driver-{time.monotonic_ns()}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jobs.cli", *arguments],
-                cwd=pipeline.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                cwd=pipeline.folder,
+                env=cli_environment(Path(pipeline.settings.warehouse), given),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def wait_for(self, what: Callable[[], object]) -> None:
         """Wait until something is so; the process must not end before."""

@@ -59,6 +59,7 @@ def test_a_stream_whose_driver_is_killed_ends_as_if_it_had_not_been(tmp_path: Pa
     assert lineages[0].epoch >= kills + 1
 
 
+@pytest.mark.slow
 def test_python_workers_that_are_killed_are_replaced(tmp_path: Path) -> None:
     pipeline, frames = prepared(tmp_path, 5)
     checkpoint = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001")

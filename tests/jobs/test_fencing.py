@@ -155,6 +155,7 @@ def test_a_driver_elsewhere_that_gives_signs_of_life_is_left_alone(
         acquired(warehouse, "b")
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

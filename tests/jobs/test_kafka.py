@@ -109,6 +109,7 @@ def test_messages_that_are_gone_are_named_and_nothing_is_skipped(feed: Feed, tmp
         ingest.run(other.settings, "nowhere")
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_and_comes_back_costs_no_message(
     feed: Feed, broker: Broker, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_message(
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
 
 
+@pytest.mark.slow
 def test_a_new_partition_is_read_from_its_beginning(feed: Feed, tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, topic_spec("grown", source={"message_key": "id", "start": "latest"}))
     feed.make("grown", 1)

@@ -18,7 +18,9 @@ INITIALS = {
 }
 
 
-@pytest.mark.parametrize(("text", "initial"), [(False, "proper"), (True, "diffuse")])
+@pytest.mark.parametrize(
+    ("text", "initial"), [pytest.param(False, "proper", marks=pytest.mark.slow), (True, "diffuse")]
+)
 def test_pretrain_then_stream_is_one_batch_over_everything(tmp_path: Path, text: bool, initial: str) -> None:
     days = random_rows(6, text=text)
     split = Pipeline(tmp_path / "split", random_walk_spec(initial=INITIALS[initial]))
@@ -70,6 +72,7 @@ def test_the_offline_command_gives_the_same_bits(tmp_path: Path) -> None:
     assert_bit_equal(found, pipeline.batch())
 
 
+@pytest.mark.slow
 def test_several_key_columns_and_a_snapshot_pinned_while_newer_ones_arrive(tmp_path: Path) -> None:
     days = [
         frame.assign(site=np.where(frame["id"] % 2 == 0, "east", 'we,st "x"')) for frame in random_rows(4)

@@ -94,7 +94,7 @@ def fails(*args: Any, **options: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", ["the choice", "landing"])
+@pytest.mark.parametrize("after", [pytest.param("the choice", marks=pytest.mark.slow), "landing"])
 def test_a_replay_that_ends_between_its_commits_is_ended_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_replay_that_ends_between_its_commits_is_ended_by_the_next(
     assert call(pipeline, "replay").data["landed"] == 0
 
 
-@pytest.mark.parametrize("commit", ["quarantine", "measurements/walk"])
+@pytest.mark.parametrize("commit", [pytest.param("quarantine", marks=pytest.mark.slow), "measurements/walk"])
 def test_a_replay_that_is_killed_is_ended_by_the_next(tmp_path: Path, commit: str) -> None:
     pipeline = rejected(tmp_path)
     mend(pipeline)

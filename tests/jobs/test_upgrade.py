@@ -147,6 +147,7 @@ def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> N
     assert (again["generation"], again["retired"]) == ("walk-g0002", None)
 
 
+@pytest.mark.slow
 def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])
@@ -173,6 +174,7 @@ def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_p
     assert_bit_equal(live(pipeline), since(pipeline.batch(), DAYS[1]))
 
 
+@pytest.mark.slow
 def test_retraining_and_starting_without_state_leave_no_hole(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])

@@ -1,0 +1,198 @@
+"""Run a Spark standalone cluster on this machine: a master and workers as processes, from the installed package.
+
+`python -m demo.cluster` (or `make cluster`) runs one until Ctrl-C and says what its address is. An application gets as
+many cores as `spark.cores.max` says, else `cores_per_application`: without such a limit the first one would take them
+all, and every other stream would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+from urllib.request import urlopen
+
+import psutil
+
+from demo.ports import HOST, free_ports, listens
+from jobs.errors import RUN_FAILED, Terminated, UserError, show
+
+START_SECONDS = 60.0
+WORKER_MEMORY = "4g"
+_DEPLOY = "org.apache.spark.deploy"
+
+
+class Cluster:
+    """A master and its workers, whose logs and work are in `folder`; `address` is what applications are told."""
+
+    def __init__(
+        self,
+        folder: Path,
+        cores: int = 2,
+        memory: str = WORKER_MEMORY,
+        cores_per_application: int = 2,
+        port: int | None = None,
+    ) -> None:
+        self.folder = folder
+        self.cores, self.memory = cores, memory
+        self.cores_per_application = cores_per_application
+        self.port, self._page = free_ports(2)
+        self.port = port or self.port
+        self.page = f"http://{HOST}:{self._page}"
+        self.address = f"spark://{HOST}:{self.port}"
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._master: subprocess.Popen[bytes] | None = None
+        self._started = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, workers: int = 2) -> None:
+        """Start the master and its workers, and return once they know each other.
+
+        Raises:
+            UserError: a process ended, or did not come up in time.
+        """
+        limit = f"-Dspark.deploy.defaultCores={self.cores_per_application}"
+        self._master = self._run(
+            "master", "master.Master", "--host", HOST, "--port", str(self.port), "--webui-port", str(self._page),
+            SPARK_MASTER_OPTS=limit,
+        )  # fmt: skip
+        self._await("master", self._master, lambda: listens(self.port) and listens(self._page))
+        for _ in range(workers):
+            self.add_worker()
+
+    def add_worker(self) -> str:
+        """Start one more worker, and return its name once the master has it.
+
+        Raises:
+            UserError: it ended, or did not come up in time.
+        """
+        self._started += 1
+        name = f"worker-{self._started}"
+        port, page = free_ports(2)
+        process = self._run(
+            name, "worker.Worker", self.address, "--host", HOST, "--port", str(port), "--webui-port", str(page),
+            "--cores", str(self.cores), "--memory", self.memory, "--work-dir", str(self.folder / name),
+        )  # fmt: skip
+        self.workers[name] = process
+        self._await(name, process, lambda: any(one["port"] == port for one in self._alive()))
+        return name
+
+    def kill_worker(self, name: str) -> None:
+        """End a worker and its executors at once (SIGKILL), as the loss of a machine would."""
+        _kill_family(self.workers.pop(name))
+
+    def stop(self) -> None:
+        """End the workers and the master."""
+        for name in list(self.workers):
+            self.kill_worker(name)
+        if self._master is not None:
+            _kill_family(self._master)
+            self._master = None
+
+    def log(self, name: str) -> Path:
+        """Return where a process writes what it says."""
+        return self.folder / f"{name}.log"
+
+    def _run(self, name: str, program: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        from pyspark.find_spark_home import _find_spark_home
+
+        home = _find_spark_home()
+        java = {
+            "SPARK_HOME": home,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_LOCAL_IP": HOST,
+        }
+        with self.log(name).open("wb") as log:
+            return subprocess.Popen(
+                [str(Path(home) / "bin" / "spark-class"), f"{_DEPLOY}.{program}", *arguments],
+                env={**os.environ, **java, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _alive(self) -> list[dict[str, Any]]:
+        """Return the workers that the master counts on."""
+        with urlopen(f"{self.page}/json/", timeout=5) as answer:
+            return [one for one in json.load(answer)["workers"] if one["state"] == "ALIVE"]
+
+    def _await(self, name: str, process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise UserError(f"the cluster's {name} did not start; {self.log(name)} says why", RUN_FAILED)
+            time.sleep(0.1)
+
+
+def _kill_family(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it has started, each of which may lead a group of its own."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    process.kill()
+    for one in family:
+        try:
+            one.kill()
+        except psutil.NoSuchProcess:
+            pass
+    process.wait()
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise Terminated
+
+
+def main() -> int:
+    """Run a cluster until Ctrl-C or SIGTERM, and say where it is."""
+    parser = argparse.ArgumentParser(
+        "python -m demo.cluster", description="Run a Spark cluster on this machine."
+    )
+    parser.add_argument("--folder", type=Path, default=Path("var/cluster"), help="of logs and work")
+    parser.add_argument("--port", type=int, default=7077, help="of the master")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--cores", type=int, default=2, help="of each worker")
+    parser.add_argument("--memory", default=WORKER_MEMORY, help="of each worker")
+    options = parser.parse_args()
+    cluster = Cluster(options.folder.absolute(), options.cores, options.memory, port=options.port)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        cluster.start(options.workers)
+        print(
+            f"{options.workers} workers of {options.cores} cores at {cluster.address}, page at {cluster.page}\n"
+            f"  export KALMAN_MASTER={cluster.address}    # or: make demo MASTER={cluster.address}\n"
+            "Ctrl-C ends it",
+            flush=True,
+        )
+        while True:
+            signal.pause()
+    except (KeyboardInterrupt, Terminated):
+        return 0
+    except UserError as error:
+        return show(error)
+    finally:
+        cluster.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
