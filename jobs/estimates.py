@@ -19,6 +19,9 @@ from kalman.run import Outputs
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_ARROW = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}
+
 ROWS_A_PACKET = 262_144
 """Rows in one packet of estimates: it keeps a packet far below the 2 GiB that a binary value may have."""
 
@@ -92,19 +95,23 @@ def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
     """Turn packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags."""
     from pyspark.sql import functions as F
 
-    key_type = "bigint" if fmt.kind.integer else "string"
+    number = f", number {fmt.kind.types[0]}" if fmt.kind.integer else ""
     extra = "".join(f", `{name}` array<double>" for name, _ in fmt.extra)
     schema = (
-        f"key {key_type}, event_time bigint, mean array<double>, covariance array<double>, log_likelihood double, "
-        f"nis double, flags string{extra}"
+        f"key string, event_time timestamp, mean array<double>, covariance array<double>, log_likelihood double, "
+        f"nis double, flags string{extra}{number}"
     )
     rows = packed.select("payload").mapInArrow(_unpacker(fmt), schema)
-    text = F.col("key").cast("string")
+    typed = (
+        [F.col("number").alias(fmt.kind.columns[0])]
+        if fmt.kind.integer
+        else columns_of(fmt.kind, F.col("key"))
+    )
     alone = [name.casefold() for name in fmt.kind.columns] == ["key"]  # the text stands for the column too
     return rows.select(
-        text.alias("key"),
-        *([] if alone else columns_of(fmt.kind, F.col("key"))),
-        F.timestamp_micros("event_time").alias("event_time"),
+        "key",
+        *([] if alone else typed),
+        "event_time",
         "mean",
         "covariance",
         "log_likelihood",
@@ -126,7 +133,9 @@ def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Itera
         "nis",
         "flags",
         *(x for x, _ in fmt.extra),
+        *(["number"] if fmt.kind.integer else []),
     ]
+    number_type = _ARROW[fmt.kind.types[0]] if fmt.kind.integer else None
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -135,16 +144,18 @@ def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Itera
                 arrays = records.arrays
                 covariance = arrays["covariance"] if full is None else arrays["covariance"][full]
                 nis = arrays["nis"]
+                number = None if number_type is None else pa.array(arrays["key"]).cast(number_type)
                 yield pa.RecordBatch.from_arrays(
                     [
-                        records.text if records.text is not None else pa.array(arrays["key"]),
-                        pa.array(arrays["time"]),
+                        records.text if number is None else number.cast(pa.string()),
+                        pa.array(arrays["time"]).view(_TIMESTAMP),
                         lists(arrays["mean"]),
                         lists(covariance),
                         pa.array(arrays["log_likelihood"]),
                         pa.array(nis, mask=np.isnan(nis)),
                         flag_names(arrays["flag"]),
                         *(lists(arrays[name]) for name, _ in fmt.extra),
+                        *([] if number is None else [number]),
                     ],
                     names,
                 )
