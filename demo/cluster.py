@@ -132,8 +132,11 @@ class Cluster:
 
     def _alive(self) -> list[dict[str, Any]]:
         """Return the workers that the master counts on."""
-        with urlopen(f"{self.page}/json/", timeout=5) as answer:
-            return [one for one in json.load(answer)["workers"] if one["state"] == "ALIVE"]
+        try:
+            with urlopen(f"{self.page}/json/", timeout=5) as answer:
+                return [one for one in json.load(answer)["workers"] if one["state"] == "ALIVE"]
+        except OSError:  # the page comes up a little later than the port
+            return []
 
     def _await(self, name: str, process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_SECONDS
