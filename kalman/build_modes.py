@@ -109,7 +109,7 @@ def _mode(j: int, shared: Mapping[str, Any], mode: Any, build: Build) -> Filter:
         "learn",
         "smoothing",
         "adaptive",
-        "state",
+        "storage",
     ):
         if mode.get(name) is not None:
             raise ModelError(f"{field}.{name}", "modes share it or have none", "remove it here")

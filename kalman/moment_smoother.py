@@ -71,6 +71,10 @@ class MomentSmoother:
             np.maximum(variance, 0.0, out=variance)
         return mean, covariance
 
+    def extra(self, later: Array) -> dict[str, Array]:
+        """Nothing beside mean and covariance."""
+        return {}
+
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
         """Return what the rows and all later ones say of the states (size, K) before the rows."""
         result = np.empty(later.shape)
