@@ -121,17 +121,32 @@ class Learning:
         value, slopes, used = self.value_and_slopes(theta, rows, keys, unit)
         return value, np.array(self.pulled(theta.tolist(), slopes), float), int(used.sum())
 
-    def value_and_slopes(
-        self, theta: Array, rows: SortedRows, keys: int, unit: float
-    ) -> tuple[float, list[float], np.ndarray]:
-        """Return log-likelihood, its derivatives by the packed entries of what is learned, each key's rows (keys,)."""
+    def with_inputs(self, theta: Array, rows: SortedRows) -> SortedRows:
+        """Return the rows as `each` takes them at theta."""
         inputs = np.repeat(self._inputs(theta)[:, None], len(rows.key), axis=1)
-        rows = rows._replace(u=np.concatenate([rows.u, inputs]))
+        return rows._replace(u=np.concatenate([rows.u, inputs]))
+
+    def value_and_slopes(
+        self,
+        theta: Array,
+        rows: SortedRows,
+        keys: int,
+        unit: float,
+        more: tuple[tuple[str, int, int], ...] = (),
+    ) -> tuple[float, list[float], np.ndarray]:
+        """Return log-likelihood, its derivatives by the packed entries of what is learned, each key's rows (keys,).
+
+        more: entries of F and H by which the last derivatives are.
+        """
         begun = self.begun(theta, keys)
-        result = score(self.each, self.own_names, rows, keys, unit, begun, self.entries_of_matrices)
-        parts = [result.gradient]
+        entries = (*self.entries_of_matrices, *more)
+        taken = self.with_inputs(theta, rows)
+        result = score(self.each, self.own_names, taken, keys, unit, begun, entries)
+        wanted = len(result.gradient) - len(more)
+        parts = [result.gradient[:wanted]]
         parts += [result.mean] if "initial.mean" in self.names else []
         parts += [result.covariance] if "initial.covariance" in self.names else []
+        parts.append(result.gradient[wanted:])
         slopes = [math.fsum(row) for part in parts for row in part.tolist()]
         return math.fsum(result.log_likelihood.tolist()), slopes, result.used
 
