@@ -217,10 +217,10 @@ def table(document: dict[str, Any]) -> str:
         f"Commit `{document['commit']}`, {document['measured_at']}, {document['machine']}, one thread; {versions}. "
         f"Load when it began: {document['load_before']}.",
         "",
-        "Key updates (predict, update, log-likelihood) a second of processor time: median (least to greatest of the rounds). How many "
-        "times as fast ours is: median (least to greatest) of the ratios of each round. *states alone*: without "
-        "log-likelihood. *rows to estimates*: from sorted rows to an estimate for each, as batch and stream do it. "
-        "The estimates were compared before anything was timed: *difference* is the largest from ours.",
+        "Key updates (predict, update, log-likelihood) a second of processor time: median (least to greatest of the "
+        "rounds). How many times as fast ours is: median (least to greatest) of the ratios of each round. *states "
+        "alone*: without log-likelihood. *rows to estimates*: from sorted rows to an estimate for each, as batch and "
+        "stream do it. The estimates were compared before anything was timed: *difference* is the largest from ours.",
         "",
         "| filter | who | updates/s | ours, times as fast | difference |",
         "|---|---|---:|---:|---:|",
