@@ -16,10 +16,10 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test test-slow soak bench bench-quick lint format airflow lock clean
+.PHONY: help setup demo cluster test test-slow soak bench bench-quick bench-filters lint format airflow lock clean
 
 help: ## Show these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Check Python and Java, build .venv, fetch Spark's jars (once)
 
@@ -63,6 +63,9 @@ bench: $(BENCH) ## Measure against Spark's limit and state by the key (half an h
 
 bench-quick: $(BENCH) ## The same in three minutes, for a look
 	$(BIN)/python -m benchmarks.run --quick
+
+bench-filters: $(BENCH) ## Measure the filters alone beside filterpy and simdkalman (two minutes, one thread)
+	$(BIN)/python -m benchmarks.filters
 
 lint: setup ## Check style, format and types
 	$(BIN)/ruff check .

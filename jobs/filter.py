@@ -100,6 +100,7 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
         smoothed = {
             "smoothed_mean": given_all.mean,
             "smoothed_covariance": given_all.covariance[places],
+            **{f"smoothed_{name}": values for name, values in given_all.extra.items()},
         }
     else:
         _, out = kalman.run(model, states, sorted_rows, spec.unit_us, look)

@@ -87,6 +87,7 @@ OUTPUT_COLUMNS = (
     "responsibilities",
     "smoothed_mean",
     "smoothed_covariance",
+    "smoothed_mode_probabilities",
     "lagged_mean",
     "lagged_covariance",
     "lagged_age",

@@ -135,8 +135,8 @@ class Learn(Section):
 
     method: Literal["mle", "em"] = Field(
         default="mle",
-        description="maximum likelihood by scoring, or expectation maximisation (noise and the initial distribution of "
-        "a linear filter; mixtures always)",
+        description="maximum likelihood by scoring, or expectation maximisation (noise, entries of F and H and the "
+        "initial distribution of a linear filter; mixtures always)",
     )
 
     @property

@@ -16,29 +16,32 @@ FLOOR = 1e-12
 SEVERAL = ("imm", "mmae")
 OWN = ("filter", "modes", "transition", "imm", "mmae", "learn", "smoothing", "adaptive", "storage")
 """What a definition's modes do not inherit."""
+SHARED = ("transition", "initial.mode_probabilities")
+"""What is learned of the modes together."""
 
-Build = Callable[[Definition], Filter]
+Build = Callable[[Definition, Mapping[str, Any]], Filter]
 
 
-def build_imm(definition: Definition, build: Build) -> MultipleModels:
+def build_imm(definition: Definition, build: Build, learned: Mapping[str, Any]) -> MultipleModels:
     """Return the interacting multiple-model filter of a definition. Raises ModelError."""
-    names, modes, start = _modes(definition, build)
+    names, modes, start = _modes(definition, build, learned)
     section = definition.get("imm") or {}
     checks.known("imm", section, ("floor",))
     M = len(modes)
-    if definition.get("transition") is None:
+    written = learned.get("transition", definition.get("transition"))
+    if written is None:
         raise ModelError("transition", "is missing", "write a row for each mode, each of which sums to 1")
-    transition = checks.matrix("transition", definition["transition"], M, M)
+    transition = checks.matrix("transition", written, M, M)
     for i, row in enumerate(transition):
         _check_probabilities(f"transition[{i}]", row)
     return MultipleModels(names, modes, start, _floor("imm", section, M), transition)
 
 
-def build_mmae(definition: Definition, build: Build) -> MultipleModels:
+def build_mmae(definition: Definition, build: Build, learned: Mapping[str, Any]) -> MultipleModels:
     """Return the multiple-model adaptive estimator of a definition. Raises ModelError."""
     if definition.get("transition") is not None:
         raise ModelError("transition", "an mmae's modes stay as they are", "remove it, or use filter: imm")
-    names, modes, start = _modes(definition, build)
+    names, modes, start = _modes(definition, build, learned)
     section = definition.get("mmae") or {}
     checks.known("mmae", section, ("window", "floor"))
     window = section.get("window")
@@ -57,11 +60,9 @@ def _floor(field: str, section: Mapping[str, Any], modes: int) -> float:
 
 
 def _modes(
-    definition: Definition, build: Build
+    definition: Definition, build: Build, learned: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], tuple[Filter, ...], tuple[float, ...]]:
     """Return names, filters and first probabilities of the modes."""
-    if definition.get("learn") is not None:
-        raise ModelError("learn", "the parameters of modes cannot be learned", "remove it")
     if definition.get("adaptive") is not None:
         raise ModelError("adaptive", "modes are told apart by their fixed noise", "remove it")
     written = definition.get("modes")
@@ -79,7 +80,11 @@ def _modes(
                 "give a mean and a wide covariance",
             )
     shared = {name: value for name, value in definition.items() if name not in OWN} | {"initial": initial}
-    modes = tuple(_mode(j, shared, mode, build) for j, mode in enumerate(written))
+    for j, mode in enumerate(written):
+        if not isinstance(mode, Mapping):
+            raise ModelError(
+                f"modes[{j}]", f"{mode!r} is not a mapping", "write process and observation under it"
+            )
     names = tuple(str(mode.get("name") or f"mode_{j}") for j, mode in enumerate(written))
     for j, name in enumerate(names):
         if name in names[:j] or not name.isidentifier():
@@ -87,7 +92,19 @@ def _modes(
             raise ModelError(
                 f"modes[{j}].name", f"{name!r} {problem}", "use letters, digits and _, each name once"
             )
+    own = [
+        {
+            name.removeprefix(f"{mode}."): value
+            for name, value in learned.items()
+            if name not in SHARED
+            if name.startswith(f"{mode}.") or not name.startswith(tuple(f"{other}." for other in names))
+        }
+        for mode in names
+    ]
+    pairs = zip(written, own, strict=True)
+    modes = tuple(_mode(j, shared, mode, build, values) for j, (mode, values) in enumerate(pairs))
     M = len(modes)
+    probabilities = learned.get("initial.mode_probabilities", probabilities)
     if probabilities is None:
         return names, modes, (1.0 / M,) * M
     start = checks.vector("initial.mode_probabilities", probabilities, M)
@@ -95,11 +112,11 @@ def _modes(
     return names, modes, start
 
 
-def _mode(j: int, shared: Mapping[str, Any], mode: Any, build: Build) -> Filter:
-    """Return a mode's filter; what it does not say is as in the definition around it."""
+def _mode(
+    j: int, shared: Mapping[str, Any], mode: Mapping[str, Any], build: Build, learned: Mapping[str, Any]
+) -> Filter:
+    """Return a mode's filter, with what it learned; what it does not say is as in the definition around it."""
     field = f"modes[{j}]"
-    if not isinstance(mode, Mapping):
-        raise ModelError(field, f"{mode!r} is not a mapping", "write process and observation under it")
     for name in (
         "states",
         "measurement",
@@ -109,7 +126,7 @@ def _mode(j: int, shared: Mapping[str, Any], mode: Any, build: Build) -> Filter:
         "learn",
         "smoothing",
         "adaptive",
-        "state",
+        "storage",
     ):
         if mode.get(name) is not None:
             raise ModelError(f"{field}.{name}", "modes share it or have none", "remove it here")
@@ -117,7 +134,7 @@ def _mode(j: int, shared: Mapping[str, Any], mode: Any, build: Build) -> Filter:
     if own.get("filter", "linear") in SEVERAL:
         raise ModelError(f"{field}.filter", "a mode is a single filter", "choose another, such as linear")
     try:
-        found = build({**shared, "filter": "linear", "mode": True, **own})
+        found = build({**shared, "filter": "linear", "mode": True, **own}, learned)
     except ModelError as error:
         inside = error.field.replace("[", ".").split(".")[0] in {*own, "filter", "process", "observation"}
         where = f"{field}.{error.field}" if inside else error.field

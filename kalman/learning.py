@@ -11,17 +11,19 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
 
 from kalman import chosen, constraints
+from kalman.build_modes import SEVERAL
 from kalman.chosen import is_chosen
 from kalman.definition import learn_request, natural
 from kalman.em import Evaluate, Evaluation, Fit, KeyFit, Learner, Sample
 from kalman.em_linear import expectation_maximisation
 from kalman.information import information
+from kalman.lbfgs import fit
 from kalman.linear import LinearFilter
 from kalman.mixtures.families import FAMILIES
 from kalman.mixtures.learner import mixture_learner
+from kalman.mode_learning import mode_learner
 from kalman.packing import symmetric
 from kalman.quasi_newton import maximise_each
 from kalman.registry import build
@@ -30,10 +32,6 @@ from kalman.score import score
 from kalman.scoring import Point, covariance, finite, maximise
 from kalman.structures import Parameter
 from kalman.types import Array, ModelError
-
-REACH = 25.0
-"""How far a free number may go from its start: a factor e^25 for a variance."""
-
 
 STEP = 1e-5
 """By how much a free number is moved to see what the innovations tell about it."""
@@ -121,17 +119,32 @@ class Learning:
         value, slopes, used = self.value_and_slopes(theta, rows, keys, unit)
         return value, np.array(self.pulled(theta.tolist(), slopes), float), int(used.sum())
 
-    def value_and_slopes(
-        self, theta: Array, rows: SortedRows, keys: int, unit: float
-    ) -> tuple[float, list[float], np.ndarray]:
-        """Return log-likelihood, its derivatives by the packed entries of what is learned, each key's rows (keys,)."""
+    def with_inputs(self, theta: Array, rows: SortedRows) -> SortedRows:
+        """Return the rows as `each` takes them at theta."""
         inputs = np.repeat(self._inputs(theta)[:, None], len(rows.key), axis=1)
-        rows = rows._replace(u=np.concatenate([rows.u, inputs]))
+        return rows._replace(u=np.concatenate([rows.u, inputs]))
+
+    def value_and_slopes(
+        self,
+        theta: Array,
+        rows: SortedRows,
+        keys: int,
+        unit: float,
+        more: tuple[tuple[str, int, int], ...] = (),
+    ) -> tuple[float, list[float], np.ndarray]:
+        """Return log-likelihood, its derivatives by the packed entries of what is learned, each key's rows (keys,).
+
+        more: entries of F and H by which the last derivatives are.
+        """
         begun = self.begun(theta, keys)
-        result = score(self.each, self.own_names, rows, keys, unit, begun, self.entries_of_matrices)
-        parts = [result.gradient]
+        entries = (*self.entries_of_matrices, *more)
+        taken = self.with_inputs(theta, rows)
+        result = score(self.each, self.own_names, taken, keys, unit, begun, entries)
+        wanted = len(result.gradient) - len(more)
+        parts = [result.gradient[:wanted]]
         parts += [result.mean] if "initial.mean" in self.names else []
         parts += [result.covariance] if "initial.covariance" in self.names else []
+        parts.append(result.gradient[wanted:])
         slopes = [math.fsum(row) for part in parts for row in part.tolist()]
         return math.fsum(result.log_likelihood.tolist()), slopes, result.used
 
@@ -281,55 +294,11 @@ def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     return result
 
 
-LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = dict.fromkeys(FAMILIES, mixture_learner)
-"""What learns for each kind of filter; the others learn by maximum likelihood."""
-
-
-def fit(
-    objective: Callable[[Array], tuple[Any, ...]],
-    start: Array,
-    max_iterations: int = 100,
-    progress: Callable[[int, float], None] | None = None,
-) -> Fit:
-    """Maximise a log-likelihood by L-BFGS-B (scipy), from `start` (p,).
-
-    objective: theta -> (log-likelihood, gradient, ...). progress: called with (evaluations, log-likelihood).
-    A theta at which the filter breaks down, so that rows fall out, is refused: the third item, if the
-    objective returns it, is the number of rows used.
-    """
-    start = np.asarray(start, float)
-    evaluations = 0
-    scale = 0.0
-    rows_at_start = 0
-
-    def negative(theta: Array) -> tuple[float, Array]:
-        nonlocal evaluations, scale, rows_at_start
-        log_likelihood, gradient, *rest = objective(theta)
-        evaluations += 1
-        if progress is not None:
-            progress(evaluations, float(log_likelihood))
-        if evaluations == 1:
-            scale = max(1.0, abs(float(log_likelihood)))
-            rows_at_start = rest[0] if rest else 0
-        lost = bool(rest) and rest[0] < rows_at_start
-        if lost or not np.isfinite(log_likelihood) or not np.isfinite(gradient).all():
-            return 1e3, np.zeros(len(theta))
-        return -float(log_likelihood) / scale, -np.asarray(gradient, float) / scale
-
-    if len(start) == 0:
-        log_likelihood = float(objective(start)[0])
-        return Fit(start, log_likelihood, 0, True)
-    found = minimize(
-        negative,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(a - REACH, a + REACH) for a in start],
-        options={"maxiter": max_iterations, "ftol": 1e-13, "gtol": 1e-9},
-    )
-    # "abnormal" is a line search that rounding stops: the optimum, as far as float64 can tell
-    converged = found.status == 0 or "ABNORMAL" in str(found.message)
-    return Fit(np.asarray(found.x, float), -float(found.fun) * scale, int(found.nit), bool(converged))
+LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = {
+    **dict.fromkeys(FAMILIES, mixture_learner),
+    **dict.fromkeys(SEVERAL, mode_learner),
+}
+"""What learns for each kind of filter; the others learn by the exact gradient of the linear one."""
 
 
 def _select(rows: SortedRows, which: np.ndarray, keys: int) -> SortedRows:

@@ -138,7 +138,7 @@ class MultipleModels(StateLayout):
         keys, M = state.shape[1], len(self.modes)
         after, before, chances = target.state, state, state[self.places["log_probabilities"]]
         if self.transition is not None and first is not True:
-            before, chances = self._mixed(state, first)
+            before, chances = self.mixed(state, first)
         unmeasured = rows._replace(y=np.full_like(rows.y, np.nan))
         predicted = rows._replace(first=np.ones(keys, bool))  # at a first row nothing is predicted
         said = np.empty((M, keys))
@@ -177,7 +177,7 @@ class MultipleModels(StateLayout):
             left = np.where(np.isfinite(check), flags.WELL, flags.OVERFLOW)
             target.leave(state, np.where(good, left, codes[0]).astype(np.uint8))
 
-    def _mixed(self, state: Array, first: Any) -> tuple[Array, Array]:
+    def mixed(self, state: Array, first: Any) -> tuple[Array, Array]:
         """Return the states with each mode's moments mixed, and the logs of the probabilities before the row."""
         keys, M, size = state.shape[1], len(self.modes), self._gaussian
         program = mix_program(self, isinstance(first, np.ndarray))

@@ -60,8 +60,8 @@ FILTERS: dict[str, Builder] = {
     "rls": build_rls,
     "lms": build_lms,
     "nlms": build_nlms,
-    "imm": lambda definition, _: build_imm(definition, build),
-    "mmae": lambda definition, _: build_mmae(definition, build),
+    "imm": lambda definition, learned: build_imm(definition, build, learned),
+    "mmae": lambda definition, learned: build_mmae(definition, build, learned),
     **dict.fromkeys(FAMILIES, build_mixture),
 }
 """What builds each kind of filter. A new kind is one more entry."""

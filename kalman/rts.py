@@ -53,6 +53,10 @@ class CrossSmoother:
         n = _states(len(later))
         return later[:n], later[n:]
 
+    def extra(self, later: Array) -> dict[str, Array]:
+        """Nothing beside mean and covariance."""
+        return {}
+
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
         """Return the smoothed states before the rows, from those after them."""
         m, P = self.model.moments(before)

@@ -1,6 +1,6 @@
 """Fixed-interval smoothing: every row's state given all rows of its key, those after it too."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -8,7 +8,9 @@ import numpy as np
 from kalman import flags
 from kalman.fixed_lag import FixedLagFilter
 from kalman.linear import LinearFilter
+from kalman.mode_smoother import mode_smoother
 from kalman.moment_smoother import MomentSmoother
+from kalman.multiple_models import MultipleModels
 from kalman.rounded import unrounded
 from kalman.rts import CrossSmoother, Smoothable
 from kalman.run import KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run, spread
@@ -18,11 +20,13 @@ from kalman.types import Array, Filter, ModelError, Rows
 class Smoothed(NamedTuple):
     """State given all rows of its key, for each of N rows: mean (n, N), packed covariance (p, N).
 
-    NaN where the row is late. A flagged row has that of its key's last good row, whose state it repeats.
+    extra: name -> (d, N), what else is known given all rows. NaN where the row is late. A flagged row has that of its
+    key's last good row, whose state it repeats.
     """
 
     mean: Array
     covariance: Array
+    extra: Mapping[str, Array]
 
 
 class Smoother(Protocol):
@@ -34,6 +38,10 @@ class Smoother(Protocol):
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance of the states after a row, given the later rows too."""
+        ...
+
+    def extra(self, later: Array) -> dict[str, Array]:
+        """Return what else `later` says of the states after a row, name -> (d, K)."""
         ...
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
@@ -50,9 +58,10 @@ def smoother(model: Filter) -> Smoother:
         return MomentSmoother(model.inner)
     if isinstance(model, Smoothable):
         return CrossSmoother(model)
-    raise ModelError(
-        "filter", "its states cannot be smoothed", "choose linear, extended, unscented or cubature to smooth"
-    )
+    if isinstance(model, MultipleModels):
+        return mode_smoother(model)
+    remedy = "choose linear, extended, unscented, cubature, imm or mmae to smooth"
+    raise ModelError("filter", "its states cannot be smoothed", remedy)
 
 
 def smooth(
@@ -68,7 +77,8 @@ def smooth(
     approximate as the filter itself is for the others. Takes memory for one state a row.
     Raises ModelError where the filter cannot be smoothed.
 
-    References: Durbin and Koopman (2012), chapters 4 and 5; Rauch, Tung and Striebel (1965).
+    References: Durbin and Koopman (2012), chapters 4 and 5; Rauch, Tung and Striebel (1965); for several models see
+    `kalman.mode_smoother`.
     """
     backwards = smoother(model)
     late = late_rows(states, rows)
@@ -76,8 +86,9 @@ def smooth(
         kept = np.flatnonzero(~late)
         part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
         states, outputs, smoothed = smooth(model, states, part, unit, look)
-        whole = Smoothed(*(among(array, kept, len(late)) for array in smoothed))
-        return states, spread(outputs, kept, late), whole
+        mean, covariance = (among(array, kept, len(late)) for array in smoothed[:2])
+        extra = {name: among(array, kept, len(late)) for name, array in smoothed.extra.items()}
+        return states, spread(outputs, kept, late), Smoothed(mean, covariance, extra)
     history: list[Taken] = []
 
     def keep(taken: Taken) -> None:
@@ -90,10 +101,14 @@ def smooth(
     values = states.values[:, plan.keys]
     later = backwards.begin(values)
     mean, covariance = np.empty_like(outputs.mean), np.empty_like(outputs.covariance)
+    extra = {name: np.empty((len(a), mean.shape[1])) for name, a in backwards.extra(later).items()}
     while history:
         place, keys, before, taken, step = history.pop()
         mean[:, place], covariance[:, place] = backwards.smoothed(values[:, keys], later[:, keys])
+        for name, value in backwards.extra(later[:, keys]).items():
+            extra[name][:, place] = value
         earlier = backwards.back(before, taken, later[:, keys])
         later[:, keys] = np.where(step.flag == flags.WELL, earlier, later[:, keys])
         values[:, keys] = before
-    return states, outputs, Smoothed(mean[:, plan.place], covariance[:, plan.place])
+    extra = {name: array[:, plan.place] for name, array in extra.items()}
+    return states, outputs, Smoothed(mean[:, plan.place], covariance[:, plan.place], extra)

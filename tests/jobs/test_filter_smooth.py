@@ -59,6 +59,27 @@ def test_the_filters_columns_stay_as_they_are_and_rejected_rows_have_nulls(tmp_p
         np.testing.assert_allclose(means[row], out["mean"].to_pylist()[row], rtol=1e-14)
 
 
+def test_modes_are_smoothed_too(nile: Path, tmp_path: Path) -> None:
+    model = tmp_path / "modes.yaml"
+    lines = (MODELS / "nile.yaml").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(("process:", "filter:"))]
+    modes = "filter: imm\nmodes:\n" + "".join(
+        f"  - {{process: {{kind: explicit, F: [[1.0]], Q: [[{q}]]}}}}\n" for q in (10.0, 50000.0)
+    )
+    model.write_text("\n".join(kept) + f"\n{modes}transition: [[0.98, 0.02], [0.5, 0.5]]\n")
+    smoothed(model, nile, tmp_path / "out.csv")
+    exact: Any = {"float_precision": "round_trip"}
+    out = pd.read_csv(tmp_path / "out.csv", **exact)
+    given_all = out[["smoothed_mode_probabilities_0", "smoothed_mode_probabilities_1"]].to_numpy()
+    np.testing.assert_allclose(given_all.sum(axis=1), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(given_all[-1], out[["mode_probabilities_0", "mode_probabilities_1"]].iloc[-1])
+    # the level is known to have fallen between 1898 and 1899 (Cobb 1978): row 28 is 1899
+    assert given_all[:, 1].argmax() == 28 and given_all[28, 1] > 0.5 > given_all[27, 1]
+    smoothed(model, nile, tmp_path / "out.parquet")
+    lists = pq.read_table(tmp_path / "out.parquet")["smoothed_mode_probabilities"].to_pylist()
+    np.testing.assert_array_equal(np.array(lists), given_all)
+
+
 def test_a_fixed_lag_comes_with_the_later_row(tmp_path: Path) -> None:
     random_rows(60).to_csv(tmp_path / "in.csv", index=False)
     model = two_states(tmp_path)

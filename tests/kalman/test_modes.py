@@ -440,7 +440,7 @@ WRONG = [
         "initial.mode_probabilities",
         "not probabilities",
     ),
-    ({"learn": {"parameters": ["R"]}}, "learn", "cannot be learned"),
+    ({"modes": [{"storage": {"dtype": "float32"}}]}, "modes[0].storage", "share it"),
     ({"adaptive": {"R": 0.1}}, "adaptive", "fixed noise"),
     ({"robust": {"gate": {"threshold": 9.0}}}, "robust.gate", "gated mode"),
 ]
