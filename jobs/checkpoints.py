@@ -64,7 +64,7 @@ class Checkpoint:
         """
         offset = self.offset(batch)
         if _of_delta(offset):
-            return delta_position(start["table"], int(offset["reservoirVersion"]) - 1)
+            return delta_position(start["table"], int(offset["reservoirVersion"]) - 1, offset["reservoirId"])
         return _of_topic(offset)
 
     def query_id(self) -> str | None:
@@ -72,6 +72,11 @@ class Checkpoint:
         if not self._files.exists(self._jvm.org.apache.hadoop.fs.Path(self.path, "metadata")):
             return None
         return json.loads(self._read("metadata"))["id"]
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings that Spark goes on with, whatever the session says; none before the first micro-batch."""
+        batch = self.last_planned()
+        return {} if batch is None else json.loads(self._lines(batch)[1]).get("conf") or {}
 
     def has(self, batch: int) -> bool:
         """Tell if a micro-batch is committed and its offsets are still there."""
@@ -94,8 +99,11 @@ class Checkpoint:
 
     def offset(self, batch: int) -> dict[str, Any]:
         """Return the source's offset at the end of a micro-batch."""
-        lines = self._read(f"offsets/{batch}").splitlines()
-        return json.loads(lines[2])  # version of the log, metadata, then a line a source
+        return json.loads(self._lines(batch)[2])
+
+    def _lines(self, batch: int) -> list[str]:
+        """Return what is planned for a micro-batch: the version of the log, its metadata, then a line a source."""
+        return self._read(f"offsets/{batch}").splitlines()
 
     def _last(self, folder: str) -> int | None:
         path = self._jvm.org.apache.hadoop.fs.Path(self.path, folder)

@@ -152,7 +152,7 @@ def snapshot_at(
 def position_at(warehouse: Warehouse, spec: ModelSpec, table: str, version: int) -> dict[str, Any]:
     """Return the position in the model's source whose rows are the measurements up to a version."""
     if spec.source is None:
-        return delta_position(table, version)
+        return delta_position(table, version, warehouse.table_id(table))
     return topic_position(spec.source.topic, landed_offsets(warehouse, table, version) or {}, version)
 
 

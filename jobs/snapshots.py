@@ -200,9 +200,12 @@ def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
 
 
 def newest_startable(
-    warehouse: Warehouse, model: str, fingerprint: str, source: str = DELTA
+    warehouse: Warehouse, model: str, fingerprint: str, source: str = DELTA, table: str | None = None
 ) -> Manifest | None:
-    """Return the good snapshot of this very model that reflects most, among those that a stream may start from."""
+    """Return the good snapshot of this very model that reflects most, among those that a stream may start from.
+
+    With the id of the measurements `table`, none of a table that was there before it.
+    """
     fit = [
         one
         for one in all_of(warehouse, model)
@@ -210,6 +213,7 @@ def newest_startable(
         and one.cut is None
         and one.fingerprint == fingerprint
         and one.position["source"] == source
+        and (table is None or one.position.get("id", table) == table)
     ]
     return max(fit, key=lambda one: (one.version, one.committed_at), default=None)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -90,7 +90,7 @@ class Driver:
         spark = self.warehouse.spark
         jvm: Any = spark._jvm
         owner = Owner.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
-        chosen, manifest, self.spec, began = choose(self.warehouse, self.spec, adopt, name)
+        chosen, manifest, self.spec, began, notes = choose(self.warehouse, self.spec, adopt, name)
         lease = leases.acquire(self.warehouse, chosen, owner)
         generation = lease.generation
         error: str | None = None
@@ -102,7 +102,7 @@ class Driver:
                     f"generation {generation.generation} is no longer this driver's: it was retired, or taken over",
                     RUN_FAILED,
                 )
-            return self._report(generation, began, totals)
+            return self._report(generation, began, notes, totals)
         except BaseException as problem:
             error = first_line(problem, 500)
             raise
@@ -181,7 +181,9 @@ class Driver:
                 return False
         return True
 
-    def _report(self, generation: Generation, began: bool, totals: Totals | None) -> Report:
+    def _report(
+        self, generation: Generation, began: bool, notes: Sequence[str], totals: Totals | None
+    ) -> Report:
         from jobs.generations import position_of
         from jobs.positions import rank, said
 
@@ -208,6 +210,7 @@ class Driver:
             lines.append(f"quarantined {bad:,} rows of keys whose state is not a number")
         if rejected:
             lines.append(f"quarantined {rejected:,} messages that do not fit")
+        lines += [f"note: {note}" for note in notes]
         return Report(
             lines,
             {
@@ -223,6 +226,7 @@ class Driver:
                 "version": rank(position),
                 "position": position,
                 "seconds": seconds,
+                "notes": list(notes),
             },
         )
 
