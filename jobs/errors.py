@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -67,6 +68,14 @@ def first_line(error: BaseException, limit: int = 300) -> str:
     """Return the first line that an exception says, cut to `limit` characters."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def raised_in_python(error: BaseException) -> str:
+    """Return what the innermost exception said that Spark's Python workers raised, if there is one of ours."""
+    raised = [
+        line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Mismatch): ", line)
+    ]
+    return raised[-1].partition(": ")[2] if raised else first_line(error)
 
 
 def _keep_traceback(error: BaseException) -> str:

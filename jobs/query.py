@@ -14,7 +14,7 @@ from jobs.spec import ModelSpec
 from jobs.tables import Warehouse, measurements
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -106,7 +106,26 @@ def _source(spark: SparkSession, warehouse: Warehouse, spec: ModelSpec, generati
     if spec.stream.max_bytes_per_batch is not None:
         reader = reader.option("maxBytesPerTrigger", spec.stream.max_bytes_per_batch)
     rows = reader.load(warehouse.path(measurements(spec.name)))
+    if spec.migrate is not None and spec.migrate.keys is not None:
+        rows = rows.filter(_has_keys(spec))
     return late_copies.for_generation(warehouse, rows, generation)
+
+
+def _has_keys(spec: ModelSpec) -> Column:
+    """Return a condition that fails the query at a row without a key: one that was landed with the old keys.
+
+    What is landed has its keys; only another version's spec, with other key columns, leaves them empty.
+    """
+    from pyspark.sql import functions as F
+
+    missing = F.lit(False)
+    for name in spec.key:
+        missing = missing | F.col(f"`{name}`").isNull()
+    said = (
+        f"ValueError: a row of {measurements(spec.name)} has no {' or '.join(spec.key)}: it was landed by a version "
+        f"with other key columns, behind the migration. Roll back, let that version take it in, and upgrade again"
+    )
+    return F.when(missing, F.raise_error(F.lit(said)).cast("boolean")).otherwise(F.lit(True))
 
 
 def await_end(query: StreamingQuery, stop: threading.Event) -> None:

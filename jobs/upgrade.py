@@ -10,14 +10,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from jobs import generations
+from jobs import generations, upgrade_rules
 from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.positions import said
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
-from jobs.tables import Warehouse, need_measurements
+from jobs.tables import Warehouse, measurements, need_measurements
 
 if TYPE_CHECKING:
     from jobs.compare import Comparison
@@ -109,20 +109,15 @@ class _Upgrade:
                 f"the live generation {live.generation} is of version {live.model_version} and the spec of version "
                 f"{self.spec.version}: raise the spec's version, or roll back (kalman-pipeline rollback)"
             )
-        self._refuse_other_source(live)
+        if self.mode != RETRAIN:
+            upgrade_rules.refuse_other_source(self.warehouse, self.spec, live)
+        if self.mode in (BLUE_GREEN, STOP_START):
+            upgrade_rules.refuse_other_keys(self.warehouse, self.spec, live, self.mode == BLUE_GREEN)
         if dry_run:
             return self._dry_run(live)
         if self.mode == BLUE_GREEN:
             return self._prove(live, self._shadow(live), promote)
         return self._at_once(live)
-
-    def _refuse_other_source(self, live: Generation) -> None:
-        from jobs import choice, compatibility
-
-        made = compatibility.made_generation(self.warehouse, live, choice.origin(self.warehouse, live))
-        other = compatibility.other_source(made, self.spec)
-        if other is not None and self.mode != RETRAIN:
-            raise UserError(f"{self.spec.name} cannot be upgraded to version {self.spec.version}: {other}")
 
     def _repartition(
         self, live: Generation, dry_run: bool, promote: bool
@@ -169,7 +164,7 @@ class _Upgrade:
         }
 
     def _dry_run(self, live: Generation) -> tuple[list[str], dict[str, Any]]:
-        from jobs.carry import table_of
+        from jobs.carry import rekeyed_lines, table_of
 
         if self.mode in (RETRAIN, STATELESS):
             said = f"dry run: version {self.spec.version} would begin without the states of {live.generation}"
@@ -181,6 +176,7 @@ class _Upgrade:
         return [
             *lines,
             *(f"  {line}" for line in table_of(change)),
+            *rekeyed_lines(change),
             "dry run: nothing was written but the export",
         ], {
             "dry_run": True,
@@ -284,7 +280,6 @@ class _Upgrade:
         from jobs.learn import Window
         from jobs.positions import Cut
         from jobs.pretrain import snapshot_at
-        from jobs.tables import measurements
 
         table = measurements(self.spec.name)
         if live.topic is None:

@@ -1,4 +1,4 @@
-"""A stream's state is laid out anew by one command, idle or running, and killed on the way; what it may not go on with."""
+"""A stream's state is laid out anew by one command, idle or running, and killed on the way."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def live(pipeline: Pipeline) -> pd.DataFrame:
 def layout(pipeline: Pipeline, name: str) -> tuple[int, int, str | None]:
     """Return a generation's partitions and blocks, and the partitions that its checkpoint says."""
     one = generations.named(pipeline.warehouse, "walk", name)
-    return one.partitions, one.blocks, Checkpoint(pipeline.warehouse, one.checkpoint).settings().get(PARTITIONS)
+    return (
+        one.partitions,
+        one.blocks,
+        Checkpoint(pipeline.warehouse, one.checkpoint).settings().get(PARTITIONS),
+    )
 
 
 def test_a_stream_is_laid_out_anew_and_back(tmp_path: Path) -> None:
@@ -86,7 +90,9 @@ def test_a_stream_is_laid_out_anew_and_back(tmp_path: Path) -> None:
     generations.update(pipeline.warehouse, F.col("generation") == "walk-g0001", {"partitions": F.lit(2)})
     shutil.rmtree(tmp_path / "warehouse" / "measurements" / "walk")
     pipeline.land(*days)
-    with pytest.raises(UserError, match="the measurements table has been made anew since walk-g0001") as refused:
+    with pytest.raises(
+        UserError, match="the measurements table has been made anew since walk-g0001"
+    ) as refused:
         pipeline.stream()
     assert refused.value.exit_code == INPUT_ERROR
     assert_bit_equal(live(pipeline), expected)
