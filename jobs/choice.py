@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from jobs import compatibility, generations, leases, snapshots
 from jobs.checkpoints import Checkpoint
+from jobs.damage import damage_of, refuse_damaged
 from jobs.errors import RUN_FAILED, UserError
 from jobs.generations import RETIRED, Generation
 from jobs.positions import said
@@ -41,7 +42,7 @@ def choose(
     if generation is not None:
         return _again(warehouse, spec, generations.named(warehouse, spec.name, generation))
     live = generations.live(warehouse, spec.name)
-    if adopt is not None and (live is None or live.snapshot_id != adopt):
+    if adopt is not None and _is_new(warehouse, adopt, live):
         manifest = _adoptable(warehouse, spec, adopt)
         if live is not None:
             leases.refuse_if_driven(live)
@@ -56,6 +57,11 @@ def choose(
         compatibility.check(compatibility.made_snapshot(manifest), compatibility.asked_now(warehouse, spec))
         return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
     return _again(warehouse, spec, live)
+
+
+def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
+    """Tell if a snapshot is to be begun from: not if the live generation has, unless its checkpoint is damaged."""
+    return live is None or live.snapshot_id != adopt or damage_of(warehouse, live) is not None
 
 
 def begin(
@@ -85,13 +91,19 @@ def _parent(warehouse: Warehouse, manifest: Manifest) -> tuple[str, int] | None:
     if live is None:
         return None
     checkpoint = Checkpoint(warehouse, live.checkpoint)
-    batch = checkpoint.last_commit()
-    while batch is not None and batch >= 0 and checkpoint.has(batch):
-        version = checkpoint.ends_with(batch)
+    for batch in reversed(checkpoint.commits()):
+        version = _end_of(checkpoint, batch)
         if version is not None and version <= manifest.version:
             return live.generation, batch
-        batch -= 1
     return live.generation, -1
+
+
+def _end_of(checkpoint: Checkpoint, batch: int) -> int | None:
+    """Return the version that a micro-batch ends with; None if it ends within one, or cannot be read any more."""
+    try:
+        return checkpoint.ends_with(batch) if checkpoint.has(batch) else None
+    except UserError:
+        return None
 
 
 def origin(warehouse: Warehouse, generation: Generation) -> Manifest:
@@ -116,6 +128,7 @@ def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Cho
             f"--to {generation.generation}` makes it the live one again"
         )
     manifest = origin(warehouse, generation)
+    refuse_damaged(warehouse, generation)
     made = compatibility.made_generation(warehouse, generation, manifest)
     asked = compatibility.asked_now(warehouse, spec, made.stored)
     notes = compatibility.check(made, asked)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self, TypeVar
 
 from jobs.owners import Owner
@@ -148,6 +148,14 @@ class LeaseLog:
             if epochs:
                 found.append(Drive.parse(self.files.read(f"{generation}/{epochs[-1]}")))
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
+
+    def next_time(self) -> datetime:
+        """Return the time, but later than when any known driver or launch began, whatever the clock says.
+
+        The last one to begin is the one that counts, also after the clock was put back.
+        """
+        began = [one.began_at for one in (*self.drives(), *self.launches())]
+        return max([datetime.now(UTC), *(at + timedelta(microseconds=1) for at in began)])
 
     def history(self, generation: str) -> list[Drive]:
         """Return a generation's drivers, oldest first."""

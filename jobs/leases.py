@@ -79,8 +79,9 @@ def acquire(warehouse: Warehouse, generation: Generation, owner: Owner) -> Lease
     now = next(one for one in all_of(warehouse, generation.model) if one.generation == generation.generation)
     if now.owner != owner.text():
         raise taken(generation.model, f"another driver has just taken generation {generation.generation}")
-    at, launch = datetime.now(UTC), os.environ.get(LAUNCH_VARIABLE)
-    drive = Drive(now.model, now.generation, now.epoch, now.status, owner, at, at, launch)
+    launch = os.environ.get(LAUNCH_VARIABLE)
+    beat = datetime.now(UTC)
+    drive = Drive(now.model, now.generation, now.epoch, now.status, owner, log.next_time(), beat, launch)
     log.write(drive)
     log.prune(now.generation)
     return Lease(now, log, drive, _may_still_write(generation, before))

@@ -79,7 +79,7 @@ def migrate(
     Raises:
         UserError: there is no way between the versions, or some keys would come out wrong.
     """
-    from jobs.snapshots import find, verify, write
+    from jobs.snapshots import find_whole, verify, write
     from jobs.versions import path_between
 
     # What the snapshot's states mean is what its own manifest says, not what a file of that version says today.
@@ -90,7 +90,7 @@ def migrate(
     way = migration(steps, source.parameters, parameters)
     spec = steps[-1].new
     identity = snapshot_id(source, steps, parameters)
-    found = find(warehouse, identity)
+    found = find_whole(warehouse, identity)
     if found is not None:
         return found, {}, False
     told("checking every key")
@@ -204,7 +204,7 @@ def _source(warehouse: Warehouse, model: str, snapshot: str | None, target: int)
         raise UserError(
             f"model {model} has no snapshot of a version before {target} that a stream could start from"
         )
-    return max(fit, key=lambda one: (one.version, one.committed_at))
+    return max(fit, key=lambda one: (one.version, one.snapshots_version))
 
 
 def _report(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from jobs.snapshots import Manifest
 
 POLL_SECONDS = 0.2
+STATE_LOST = "CANNOT_LOAD_STATE_STORE"
+"""What Spark says where files of its state are missing or damaged."""
 FINISH_SECONDS = 120.0
 """How long a stop waits for the running micro-batch before it interrupts it (which loses nothing)."""
 

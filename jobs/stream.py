@@ -136,7 +136,8 @@ class Driver:
     def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals | None:
         from pyspark.errors import PySparkException
 
-        from jobs.query import await_end, cause_of, start_query
+        from jobs.damage import way_on
+        from jobs.query import STATE_LOST, await_end, cause_of, start_query
         from jobs.recorder import recording
 
         generation = lease.generation
@@ -155,9 +156,10 @@ class Driver:
             if recorder.problem is not None:
                 print(f"warning: progress could not be recorded: {recorder.problem}", file=sys.stderr)
         except PySparkException as error:
-            raise UserError(
-                f"the stream of {self.spec.name} failed: {cause_of(error)}", RUN_FAILED
-            ) from error
+            said = f"the stream of {self.spec.name} failed: {cause_of(error)}"
+            if STATE_LOST in str(error):
+                said = f"{said.rstrip('. ')}. {way_on(self.warehouse, generation)}"
+            raise UserError(said, RUN_FAILED) from error
         return totals
 
     def _wait_for_rows(self, generation: Generation, progress: Progress) -> bool:
