@@ -1,6 +1,6 @@
 """Tell if a generation's checkpoint is whole, and if not, from which snapshot its stream goes on exactly.
 
-Spark begins from nothing where a checkpoint has gone, and from the wrong place where a part of it has. So it is looked at
+Spark begins from nothing where a checkpoint has gone, and from the wrong place where a part of it has. It is looked at
 before the query starts, and what is damaged is refused; nothing is repaired by guessing.
 """
 

@@ -13,6 +13,12 @@ INPUT_ERROR = 2  # bad input or usage
 RUN_FAILED = 1  # a run that began and failed
 ALREADY_RUNNING = 3  # another driver holds the stream, or there is nothing to do
 
+_FULL = ("No space left on device", "Disk quota exceeded")
+FULL = (
+    "there is no room left on a disk that it writes to (No space left on device): make room and run the command again; "
+    "what was half written is not seen, and nothing is lost"
+)
+
 
 class UserError(Exception):
     """Report something that the user can mend, in one clear sentence.
@@ -49,6 +55,8 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
         lines, code = ["stopped by SIGTERM"], 143
     elif _is_model_error(error):
         lines, code = [" ".join(str(error).split())], INPUT_ERROR
+    elif is_full(error):
+        lines, code = [FULL], RUN_FAILED
     else:
         where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
         lines, code = [f"{type(error).__name__}: {first_line(error)}{where}"], RUN_FAILED
@@ -68,6 +76,15 @@ def first_line(error: BaseException, limit: int = 300) -> str:
     """Return the first line that an exception says, cut to `limit` characters."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Tell if an error, or one that led to it, says that a disk is full."""
+    while error is not None:
+        if any(said in str(error) for said in _FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def raised_in_python(error: BaseException) -> str:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
+from jobs import clock
 from jobs.owners import Owner
 from jobs.small_files import Files, files_of
 
@@ -155,7 +156,7 @@ class LeaseLog:
         The last one to begin is the one that counts, also after the clock was put back.
         """
         began = [one.began_at for one in (*self.drives(), *self.launches())]
-        return max([datetime.now(UTC), *(at + timedelta(microseconds=1) for at in began)])
+        return max([clock.now(), *(at + timedelta(microseconds=1) for at in began)])
 
     def history(self, generation: str) -> list[Drive]:
         """Return a generation's drivers, oldest first."""
@@ -183,7 +184,7 @@ class LeaseLog:
 
     def ask_to_stop(self, record: Drive | Launch, reason: str) -> None:
         """Leave a request that a driver end."""
-        stop = Stop(reason, datetime.now(UTC))
+        stop = Stop(reason, clock.now())
         self.files.write(record.name.removesuffix("json") + "stop", stop.text())
 
     def asked_to_stop(self, record: Drive | Launch) -> Stop | None:
@@ -193,7 +194,7 @@ class LeaseLog:
     def hold(self) -> Hold | None:
         """Return the hold that is in force."""
         found = Hold.parse(self.files.read("hold.json"))
-        return None if found is None or found.over(datetime.now(UTC)) else found
+        return None if found is None or found.over(clock.now()) else found
 
     def put_hold(self, hold: Hold | None) -> None:
         """Begin a hold, or end the one that is there."""

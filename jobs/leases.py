@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
+from jobs import clock
 from jobs.errors import UserError
 from jobs.generations import LIVE, SHADOW, Generation, all_of, one_of_two, taken, update
 from jobs.launch import LAUNCH_VARIABLE
@@ -80,7 +80,7 @@ def acquire(warehouse: Warehouse, generation: Generation, owner: Owner) -> Lease
     if now.owner != owner.text():
         raise taken(generation.model, f"another driver has just taken generation {generation.generation}")
     launch = os.environ.get(LAUNCH_VARIABLE)
-    beat = datetime.now(UTC)
+    beat = clock.now()
     drive = Drive(now.model, now.generation, now.epoch, now.status, owner, log.next_time(), beat, launch)
     log.write(drive)
     log.prune(now.generation)
@@ -146,7 +146,7 @@ def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = No
             },
         )
     finally:
-        at = datetime.now(UTC)
+        at = clock.now()
         lease.log.write(replace(lease.drive, beat_at=at, ended_at=at, how=how, error=error))
 
 
@@ -185,7 +185,7 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
 
 def sign(lease: Lease, stop: threading.Event) -> None:
     """Give a sign of life in the log of drivers, and stop if somebody asked for it there."""
-    lease.drive = replace(lease.drive, beat_at=datetime.now(UTC))
+    lease.drive = replace(lease.drive, beat_at=clock.now())
     lease.log.write(lease.drive)
     if lease.log.asked_to_stop(lease.drive) is not None:
         stop.set()

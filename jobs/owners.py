@@ -8,9 +8,11 @@ import socket
 import time
 import uuid
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 import psutil
+
+from jobs import clock
 
 LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
 """A driver on another machine counts as dead when its heartbeat is older than this."""
@@ -86,7 +88,7 @@ def is_fresh(beat: datetime, seconds: float) -> bool:
     given a sign by the new one. Should that be wrong, because two machines' clocks differ so much, a driver is replaced
     that need not be, and the fence keeps it from writing.
     """
-    return abs((datetime.now(UTC) - beat).total_seconds()) < seconds
+    return abs((clock.now() - beat).total_seconds()) < seconds
 
 
 def started_at(pid: int) -> float | None:

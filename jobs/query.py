@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jobs import late_copies
+from jobs.errors import FULL, is_full
 from jobs.generations import Generation
 from jobs.sink import Sink, Totals
 from jobs.spec import ModelSpec
@@ -155,6 +156,8 @@ def _last_batch(query: StreamingQuery) -> int:
 
 def cause_of(error: BaseException) -> str:
     """Return the line of an error that says most: the innermost exception raised in Python, else the first line."""
+    if is_full(error):
+        return FULL
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if line.startswith(("jobs.", "kalman.", "ValueError", "StateMismatch"))]
     return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:600]

@@ -107,7 +107,11 @@ class Driver:
             error = first_line(problem, 500)
             raise
         finally:
-            leases.release(self.warehouse, lease, self._how(lease, error), error)
+            try:
+                leases.release(self.warehouse, lease, self._how(lease, error), error)
+            except Exception:
+                if error is None:
+                    raise  # otherwise the first error is the one to tell: of a disk that is full, say
 
     def _how(self, lease: Lease, error: str | None) -> str:
         if lease.lost.is_set():

@@ -116,11 +116,11 @@ def test_a_hand_over_killed_after(tmp_path: Path, moment: str) -> None:
     where, more = MOMENTS[moment]
     folder = Path(pipeline.settings.warehouse, where)
     before = commits(folder)
-    command = ("upgrade", "--model", "walk", "--mode", "repartition", "--partitions", "3")
-    driver = Driver(pipeline, *command)
+    pipeline.write_spec(random_walk_spec(**OTHER))
+    driver = Driver(pipeline, "upgrade", "--model", "walk", "--mode", "repartition")
     driver.wait_for(lambda: commits(folder) >= before + more)
     driver.kill()
-    upgrade.run(pipeline.settings, "walk", mode="repartition", partitions=3)
+    upgrade.run(pipeline.settings, "walk", mode="repartition")
     known = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
     assert known == {"walk-g0001": "retired", "walk-g0002": "live"}
     assert len(snapshots.all_of(pipeline.warehouse, "walk")) == 2
@@ -145,7 +145,8 @@ def test_a_running_stream_is_laid_out_anew_in_shadow(tmp_path: Path, monkeypatch
     pipeline.land(days[2])
     driver.wait_for(lambda: "1" in files(done_batches))
     pipeline.land(days[3])
-    done = upgrade.run(pipeline.settings, "walk", mode="repartition", partitions=3).data
+    pipeline.write_spec(random_walk_spec(**OTHER))
+    done = upgrade.run(pipeline.settings, "walk", mode="repartition").data
     assert (done["generation"], done["promoted"], done["partitions"]) == ("walk-g0002", True, 3)
     assert done["comparison"]["unequal_rows"] == 0
     assert driver.finish() == RUN_FAILED, driver.said()
