@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from jobs.arrow_lists import lists, matrix
@@ -146,7 +145,7 @@ def new_keys(way: Rekey, old: pd.DataFrame) -> list[list[str]]:
         UserError: the function does not return a whole number or a text for each key and column.
     """
     what = f"migrate.keys.function: {way.function.name}"
-    found = way.function(old)
+    found: Any = way.function(old)
     if not isinstance(found, pd.DataFrame) or list(found.columns) != list(way.names):
         given = list(found.columns) if isinstance(found, pd.DataFrame) else type(found).__name__
         raise UserError(f"{what} returned {given}, not a pandas table of the columns {', '.join(way.names)}")
@@ -248,7 +247,8 @@ def _merger(way: Rekey) -> Callable[[pa.Table], pa.Table]:
         part: Any = ordered.to_batches()[0]
         keys = part.column("key")
         starts = np.ones(len(keys), bool)
-        starts[1:] = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+        code = keys.dictionary_encode().indices.to_numpy()
+        starts[1:] = code[1:] != code[:-1]
         first = np.flatnonzero(starts)
         n = len(way.target.states)
         times = part.column("event_time")

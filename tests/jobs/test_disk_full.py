@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -56,38 +57,21 @@ def fails_for_want_of_room(what: Callable[[], object]) -> bool:
         what()
     except Exception as problem:
         assert is_full(problem), repr(problem)
-        told = Told()
+        told = StringIO()
         assert errors.show(problem, stream=told) == RUN_FAILED
-        assert told.lines[0].startswith("error: ") and FULL in told.lines[0] and len(told.lines) == 1
+        (line,) = told.getvalue().splitlines()
+        assert line.startswith("error: ") and FULL in line
         return True
     return False
-
-
-class Told:
-    """Keeps the lines that are printed to it."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        return
-
-    @property
-    def lines(self) -> list[str]:
-        return self.text.splitlines()
 
 
 def test_what_a_full_disk_says() -> None:
     deep = RuntimeError("a lease could not be given back")
     deep.__context__ = OSError(28, "No space left on device")
     assert is_full(deep) and not is_full(RuntimeError("a lease could not be given back"))
-    told = Told()
+    told = StringIO()
     assert errors.show(deep, stream=told) == RUN_FAILED
-    assert told.lines == [f"error: {FULL}"]
+    assert told.getvalue() == f"error: {FULL}\n"
 
 
 @pytest.mark.soak

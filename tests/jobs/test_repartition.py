@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,7 +20,7 @@ from tests.jobs.processes import Driver, files
 
 pytestmark = pytest.mark.spark
 
-OTHER = {"stream": {"max_files_per_batch": 1, "partitions": 3, "keys_per_block": 4}}
+OTHER: dict[str, Any] = {"stream": {"max_files_per_batch": 1, "partitions": 3, "keys_per_block": 4}}
 
 
 def prepared(folder: Path, days: list[pd.DataFrame]) -> Pipeline:
