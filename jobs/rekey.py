@@ -7,7 +7,7 @@ all keys of a part at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -145,7 +145,7 @@ def new_keys(way: Rekey, old: pd.DataFrame) -> list[list[str]]:
         UserError: the function does not return a whole number or a text for each key and column.
     """
     what = f"migrate.keys.function: {way.function.name}"
-    found: Any = way.function(old)
+    found = way.function(old)
     if not isinstance(found, pd.DataFrame) or list(found.columns) != list(way.names):
         given = list(found.columns) if isinstance(found, pd.DataFrame) else type(found).__name__
         raise UserError(f"{what} returned {given}, not a pandas table of the columns {', '.join(way.names)}")
@@ -154,7 +154,7 @@ def new_keys(way: Rekey, old: pd.DataFrame) -> list[list[str]]:
             f"{what} returned {len(found)} rows for {len(old)} keys: it has to give each key one new key"
         )
     return [
-        _texts(found[name], whole, f"{what}: {name}")
+        _texts(cast(pd.Series, found[name]), whole, f"{what}: {name}")
         for name, whole in zip(way.names, way.whole, strict=True)
     ]
 
