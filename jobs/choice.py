@@ -12,7 +12,7 @@ from jobs.generations import RETIRED, Generation
 from jobs.positions import said
 from jobs.snapshots import Manifest
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse, measurements
+from jobs.tables import Warehouse
 
 
 class Choice(NamedTuple):
@@ -48,13 +48,12 @@ def choose(
             leases.refuse_if_driven(live)
         return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
     if live is None:
-        table = warehouse.table_id(measurements(spec.name))
-        manifest = snapshots.newest_startable(
-            warehouse, spec.name, spec.fingerprint(), spec.source_kind, table
-        )
+        asked = compatibility.asked_now(warehouse, spec)
+        known = spec.fingerprint(), spec.source_kind, asked.table
+        manifest = snapshots.newest_startable(warehouse, spec.name, *known)
         if manifest is None:
             raise UserError(_no_snapshot(warehouse, spec))
-        compatibility.check(compatibility.made_snapshot(manifest), compatibility.asked_now(warehouse, spec))
+        compatibility.check(compatibility.made_snapshot(manifest), asked)
         return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
     return _again(warehouse, spec, live)
 

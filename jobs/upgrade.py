@@ -126,16 +126,17 @@ class _Upgrade:
         from jobs import leases, repartition
 
         layout = repartition.wanted(self.warehouse, self.spec, live, self.partitions)
-        data: dict[str, Any] = {"generation": live.generation, "promoted": False, "upgraded": False}
         if not layout.reasons:
             there = f"{live.generation} has {live.partitions} state partitions of {live.blocks} blocks, as asked for"
             return [f"{there}: nothing to do"], {
-                **data,
+                "generation": live.generation,
+                "promoted": False,
+                "upgraded": False,
                 "partitions": live.partitions,
                 "blocks": live.blocks,
             }
         if dry_run:
-            return [*layout.reasons, "dry run: nothing was written"], {**data, "dry_run": True}
+            return [*layout.reasons, "dry run: nothing was written"], {"dry_run": True}
         if repartition.is_driven(live):
             note = self.progress.note
             shadow = repartition.hand_over(self.warehouse, live, layout, generations.SHADOW, note)
