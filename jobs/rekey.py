@@ -241,9 +241,9 @@ def _merger(way: Rekey) -> Callable[[pa.Table], pa.Table]:
     def merge(table: pa.Table) -> pa.Table:
         from jobs.snapshots import map_of
 
-        ordered = table.sort_by(
-            [(name, "ascending") for name in ("key", "event_time", "old_key")]
-        ).combine_chunks()
+        needed = table.select([name for name in table.column_names if name not in ("extras", "part")])
+        by = [(name, "ascending") for name in ("key", "event_time", "old_key")]
+        ordered = needed.sort_by(by).combine_chunks()
         part: Any = ordered.to_batches()[0]
         keys = part.column("key")
         starts = np.ones(len(keys), bool)
@@ -271,7 +271,6 @@ def _merger(way: Rekey) -> Callable[[pa.Table], pa.Table]:
             "log_likelihood": pa.array(np.add.reduceat(likelihood, first)),
             "extras": map_of(extras, len(first)),
         }
-        names = [name for name in part.schema.names if name in columns]
-        return pa.table([columns[name] for name in names], names)
+        return pa.table(list(columns.values()), list(columns))
 
     return merge
