@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from jobs import errors, export, snapshots, upgrade
+from jobs import errors, snapshots
 from jobs.errors import FULL, RUN_FAILED, is_full
 from jobs.live import live_estimates
-from jobs.tables import Warehouse, measurements
+from jobs.tables import measurements
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
+from tests.jobs.processes import Driver
 
 DISK = 24 * 2**20
 
@@ -51,18 +53,16 @@ class Ballast:
         self.file.unlink(missing_ok=True)
 
 
-def fails_for_want_of_room(what: Callable[[], object]) -> bool:
-    """Do something; True if it failed and said why in one sentence, False if there was room enough."""
-    try:
-        what()
-    except Exception as problem:
-        assert is_full(problem), repr(problem)
-        told = StringIO()
-        assert errors.show(problem, stream=told) == RUN_FAILED
-        (line,) = told.getvalue().splitlines()
-        assert line.startswith("error: ") and FULL in line
-        return True
-    return False
+def fails_for_want_of_room(pipeline: Pipeline, *command: str) -> bool:
+    """Run a verb as a process of its own; True if it failed and said why in one sentence, False if it did its work."""
+    driver = Driver(pipeline, *command)
+    code, said = driver.finish(), driver.said()
+    if code == 0:
+        return False
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert (code, len(lines)) == (RUN_FAILED, 1), said
+    assert FULL in lines[0] and "Traceback" not in said, said
+    return True
 
 
 def test_what_a_full_disk_says() -> None:
@@ -76,51 +76,46 @@ def test_what_a_full_disk_says() -> None:
 
 @pytest.mark.soak
 @pytest.mark.spark
-def test_a_disk_that_is_full_at_any_step_loses_nothing(disk: Path) -> None:
-    days = random_rows(8, rows=60)
-    pipeline = Pipeline(disk, random_walk_spec())
+def test_a_disk_that_is_full_at_any_step_loses_nothing(disk: Path, tmp_path: Path) -> None:
+    days = random_rows(6, rows=60)
+    folder = tmp_path / "pipeline"
+    folder.mkdir()
+    (disk / "warehouse").mkdir()
+    (folder / "warehouse").symlink_to(disk / "warehouse")  # what tests write for themselves is elsewhere
+    pipeline = Pipeline(folder, random_walk_spec())
     ballast = Ballast(disk)
-    failed: list[str] = []
+    failed: set[str] = set()
 
-    def tried(name: str, what: Callable[[], object], *free: int) -> None:
-        """Do something with ever more room until there is enough."""
-        for room in free:
+    def tried(*command: str) -> None:
+        """Run a verb with ever more room until there is enough."""
+        for room in (0, 12_288, 40_960):
             ballast.leave(room)
-            if not fails_for_want_of_room(what):
+            if not fails_for_want_of_room(pipeline, *command, "--model", "walk"):
                 ballast.clear()
                 return
-            failed.append(name)
+            failed.add(command[0])
         ballast.clear()
-        what()
+        assert not fails_for_want_of_room(pipeline, *command, "--model", "walk")
 
-    some = (0, 4_096, 12_288, 24_576, 40_960, 65_536, 98_304)
+    def live() -> pd.DataFrame:
+        return ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
+
     pipeline.land(days[0])
-    frame = disk / "day.csv"
-    days[1].to_csv(frame, index=False)
-    before = rows_of(pipeline.warehouse)
-    tried("ingest", lambda: ingest_file(pipeline, frame), *some)
-    assert rows_of(pipeline.warehouse) == before + len(days[1])
-    tried("pretrain", lambda: pipeline.pretrain(to_version=1), *some)
+    file = folder / "day.csv"
+    days[1].to_csv(file, index=False)
+    tried("ingest", "--input", str(file))
+    assert pipeline.warehouse.read(measurements("walk")).count() == len(days[0]) + len(days[1])
+    tried("pretrain", "--to-version", "1")
     (manifest,) = snapshots.all_of(pipeline.warehouse)
     snapshots.verify(pipeline.warehouse, manifest)
     for day in days[2:]:
         pipeline.land(day)
-        tried("stream", pipeline.stream, *some)
-    tried("export", lambda: export.run(pipeline.settings, "walk"), *some)
+        tried("stream")
+    tried("export")
     expected = since(pipeline.batch(), days[1])
-    assert_bit_equal(ordered(live_estimates(pipeline.warehouse, "walk").toPandas()), expected)
+    assert_bit_equal(live(), expected)
     pipeline.write_spec(random_walk_spec(stream={"partitions": 3, "keys_per_block": 8}))
-    tried("upgrade", lambda: upgrade.run(pipeline.settings, "walk", mode="repartition"), *some)
+    tried("upgrade", "--mode", "repartition")
     pipeline.stream()
-    assert_bit_equal(ordered(live_estimates(pipeline.warehouse, "walk").toPandas()), expected)
-    assert {"ingest", "pretrain", "stream", "export", "upgrade"} <= set(failed)
-
-
-def ingest_file(pipeline: Pipeline, file: Path) -> None:
-    from jobs import ingest
-
-    ingest.run(pipeline.settings, "walk", [str(file)])
-
-
-def rows_of(warehouse: Warehouse) -> int:
-    return warehouse.read(measurements("walk")).count()
+    assert_bit_equal(live(), expected)
+    assert failed == {"ingest", "pretrain", "stream", "export", "upgrade"}
