@@ -41,7 +41,9 @@ RULES = (
         "the next micro-batch takes in as much as is said now",
     ),
     Rule(ALLOWED, ("quarantine",), "the next micro-batch is judged by it, also one that had failed"),
-    Rule(ALLOWED, ("late", "outputs"), "from the next micro-batch on"),
+    Rule(
+        ALLOWED, ("late", "outputs"), "from the next micro-batch on; one that is half written is ended first"
+    ),
     Rule(
         ALLOWED,
         (
@@ -142,6 +144,42 @@ def as_made(made: ModelSpec, asked: ModelSpec) -> ModelSpec:
     if made.fingerprint() == asked.fingerprint():
         return asked
     return made.model_copy(update={"stream": asked.stream, "quarantine": asked.quarantine})
+
+
+def row_rules(spec: ModelSpec) -> dict[str, Any]:
+    """Return the fields that may change between micro-batches and that decide what becomes of a row."""
+    names = (
+        ("late", "outputs", "time_zone", "time_format", "missing_values")
+        if spec.source
+        else ("late", "outputs")
+    )
+    return {
+        name: value
+        for name, value in _fields(spec).items()
+        if name in names
+        or name.startswith("source.")
+        and name not in ("source.max_offsets_per_batch", "source.start")
+    }
+
+
+def refuse_half_written(
+    warehouse: Warehouse, generation: Generation, before: Mapping[str, Any] | None, now: Mapping[str, Any]
+) -> None:
+    """Refuse to end a micro-batch that is half written under other rules of rows than those that it was begun under.
+
+    Raises:
+        UserError: the rules have changed, and rows of it were written by the old ones.
+    """
+    from jobs.damage import half_written
+
+    changed = [] if before is None else sorted(name for name in now if before.get(name) != now[name])
+    batch = half_written(warehouse, generation) if changed else None
+    if batch is not None:
+        raise UserError(
+            f"the stream of {generation.model} cannot go on: micro-batch {batch} of {generation.generation} is half "
+            f"written, and {', '.join(changed)} has changed since. Put it back and start once, which ends the "
+            f"micro-batch; then change it"
+        )
 
 
 def blocks_of(spec: ModelSpec, keys: int, partitions: int) -> int:

@@ -63,12 +63,23 @@ def way_on(warehouse: Warehouse, generation: Generation) -> str:
     )
 
 
-def _wrote(warehouse: Warehouse, generation: Generation) -> bool:
+def half_written(warehouse: Warehouse, generation: Generation) -> int | None:
+    """Return the micro-batch of which a killed driver has written something and that is not committed, or None."""
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    planned = checkpoint.last_planned()
+    if planned is None or planned == checkpoint.last_commit():
+        return None
+    return planned if _wrote(warehouse, generation, planned) else None
+
+
+def _wrote(warehouse: Warehouse, generation: Generation, batch: int | None = None) -> bool:
     from pyspark.sql import functions as F
 
     for table in (estimates(generation.model), TABLE):
         if warehouse.exists(table):
             mine = F.col("generation") == generation.generation
+            if batch is not None:
+                mine = mine & (F.col("batch_id") == batch)
             if not warehouse.read(table).filter(mine).isEmpty():
                 return True
     return False

@@ -61,7 +61,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Drive(Record):
-    """A driver's hold on a generation, from the moment that it had the lease."""
+    """A driver's hold on a generation, from the moment that it had the lease.
+
+    rules: what decided what becomes of rows (`compatibility.row_rules`).
+    """
 
     model: str
     generation: str
@@ -74,6 +77,7 @@ class Drive(Record):
     ended_at: datetime | None = None
     how: str | None = None
     error: str | None = None
+    rules: dict[str, Any] | None = None
 
     @property
     def name(self) -> str:

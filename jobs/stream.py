@@ -85,13 +85,14 @@ class Driver:
     def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
         from jobs import leases
         from jobs.choice import choose
+        from jobs.compatibility import row_rules
         from jobs.owners import Owner
 
         spark = self.warehouse.spark
         jvm: Any = spark._jvm
         owner = Owner.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
         chosen, manifest, self.spec, began, notes = choose(self.warehouse, self.spec, adopt, name)
-        lease = leases.acquire(self.warehouse, chosen, owner)
+        lease = leases.acquire(self.warehouse, chosen, owner, row_rules(self.spec))
         generation = lease.generation
         error: str | None = None
         try:

@@ -21,6 +21,7 @@ from jobs.compatibility import (
     changes,
     check,
     judge,
+    row_rules,
 )
 from jobs.errors import INPUT_ERROR, UserError
 from jobs.positions import delta_position, topic_position
@@ -186,6 +187,16 @@ def test_a_generation_of_an_earlier_version_takes_its_limits_from_the_deployed_s
         new.quarantine,
     )
     assert found.fingerprint() == spec().fingerprint()
+
+
+def test_what_decides_what_becomes_of_rows_is_told_from_the_rest() -> None:
+    plain = row_rules(spec())
+    assert set(plain) == {"late", "outputs"}
+    assert row_rules(spec(quarantine={"fail_above": 0.5}, time_zone="Europe/Vienna")) == plain
+    topic = row_rules(spec(**KAFKA))
+    assert {"time_zone", "source.format", "source.whole_keys"} < set(topic)
+    assert row_rules(spec(source={**KAFKA["source"], "max_offsets_per_batch": 5})) == topic
+    assert row_rules(spec(**KAFKA, time_zone="Europe/Vienna")) != topic
 
 
 def test_blocks_are_for_the_keys_that_are_there_or_will_come() -> None:

@@ -80,6 +80,17 @@ def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(tmp_path: Path)
         shutil.copytree(copy, checkpoint)
     assert len(pipeline.estimates()) == written
 
+    # Not damaged but half written, as by a driver that was killed before its commit: under the rules it was begun under.
+    remove(checkpoint / "commits" / "1")
+    pipeline.write_spec(random_walk_spec(late="apply"))
+    with pytest.raises(
+        UserError, match="micro-batch 1 of walk-g0001 is half written, and late has changed since"
+    ):
+        pipeline.stream()
+    pipeline.write_spec(random_walk_spec())
+    shutil.rmtree(checkpoint)
+    shutil.copytree(copy, checkpoint)
+
     # The state itself: Spark finds out when it loads it.
     for path in (checkpoint / "state" / "0").glob("*/*2.*"):
         path.unlink()
