@@ -173,3 +173,14 @@ def table_of(change: dict[str, Any]) -> list[str]:
             )
         lines.append(f"{name:<20} {' '.join(cells)}  {said}")
     return lines
+
+
+def rekeyed_lines(change: dict[str, Any]) -> list[str]:
+    """Return what a migration does to the keys, as lines; none where they stay."""
+    found = change.get("rekeyed")
+    if not found:
+        return []
+    lines = [f"  {change['keys']:,} keys become {found['keys']:,}"]
+    if found["merged"]:
+        lines.append(f"  {found['merged']:,} of them were merged into {found['into']:,}")
+    return lines

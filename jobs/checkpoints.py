@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from jobs.errors import RUN_FAILED, UserError
 from jobs.positions import delta_position, offsets_of, topic_position
 from jobs.tables import Warehouse
 
@@ -64,7 +65,7 @@ class Checkpoint:
         """
         offset = self.offset(batch)
         if _of_delta(offset):
-            return delta_position(start["table"], int(offset["reservoirVersion"]) - 1)
+            return delta_position(start["table"], int(offset["reservoirVersion"]) - 1, offset["reservoirId"])
         return _of_topic(offset)
 
     def query_id(self) -> str | None:
@@ -72,6 +73,37 @@ class Checkpoint:
         if not self._files.exists(self._jvm.org.apache.hadoop.fs.Path(self.path, "metadata")):
             return None
         return json.loads(self._read("metadata"))["id"]
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings that Spark goes on with, whatever the session says; none before the first micro-batch."""
+        batch = self.last_planned()
+        return {} if batch is None else json.loads(self._lines(batch)[1]).get("conf") or {}
+
+    def damage(self) -> str | None:
+        """Return what is wrong with what Spark goes on from, None if nothing is.
+
+        Of a micro-batch first the offsets are written, then, when all is done, the commit; one may be under way.
+        """
+        planned, committed = self.last_planned(), self.last_commit()
+        if planned is None and committed is None:
+            return None
+        done = -1 if committed is None else committed
+        if planned is None or planned < done:
+            return f"micro-batch {committed} is committed, and offsets/{committed} is missing"
+        if planned > done + 1:
+            return f"micro-batch {planned} is planned, and commits/{planned - 1} is missing"
+        try:
+            for batch in {planned, max(done, 0)}:
+                self.offset(batch)
+            if committed is not None and not self._read(f"commits/{committed}").startswith("v"):
+                return f"commits/{committed} is cut short"
+        except UserError as error:
+            return error.message
+        return None
+
+    def commits(self) -> list[int]:
+        """Return the micro-batches whose commits are still there, oldest first."""
+        return self._numbers("commits")
 
     def has(self, batch: int) -> bool:
         """Tell if a micro-batch is committed and its offsets are still there."""
@@ -94,22 +126,44 @@ class Checkpoint:
 
     def offset(self, batch: int) -> dict[str, Any]:
         """Return the source's offset at the end of a micro-batch."""
+        try:
+            return json.loads(self._lines(batch)[2])
+        except ValueError:
+            raise UserError(f"offsets/{batch} is damaged", RUN_FAILED) from None
+
+    def _lines(self, batch: int) -> list[str]:
+        """Return what is planned for a micro-batch: the version of the log, its metadata, then a line a source.
+
+        Raises:
+            UserError: it cannot be read.
+        """
         lines = self._read(f"offsets/{batch}").splitlines()
-        return json.loads(lines[2])  # version of the log, metadata, then a line a source
+        if len(lines) < 3:
+            raise UserError(f"offsets/{batch} is cut short", RUN_FAILED)
+        return lines
 
     def _last(self, folder: str) -> int | None:
+        return max(self._numbers(folder), default=None)
+
+    def _numbers(self, folder: str) -> list[int]:
         path = self._jvm.org.apache.hadoop.fs.Path(self.path, folder)
         if not self._files.exists(path):
-            return None
+            return []
         names = [status.getPath().getName() for status in self._files.listStatus(path)]
-        return max((int(name) for name in names if name.isdigit()), default=None)
+        return sorted(int(name) for name in names if name.isdigit())
 
     def _read(self, name: str) -> str:
-        stream = self._files.open(self._jvm.org.apache.hadoop.fs.Path(self.path, name))
+        from py4j.protocol import Py4JJavaError
+
         try:
-            return self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
+            stream = self._files.open(self._jvm.org.apache.hadoop.fs.Path(self.path, name))
+            try:
+                return self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+            finally:
+                stream.close()
+        except Py4JJavaError as error:
+            why = str(error.java_exception.getClass().getSimpleName())
+            raise UserError(f"{name} cannot be read ({why})", RUN_FAILED) from error
 
 
 def _of_delta(offset: Mapping[str, Any]) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jobs import generations, leases, snapshots
+from jobs import compatibility, generations, leases, snapshots
 from jobs.checkpoints import Checkpoint
+from jobs.damage import damage_of, refuse_damaged
 from jobs.errors import RUN_FAILED, UserError
 from jobs.generations import RETIRED, Generation
 from jobs.positions import said
@@ -15,12 +16,16 @@ from jobs.tables import Warehouse
 
 
 class Choice(NamedTuple):
-    """A generation, the snapshot that it began from, the spec that its state means, and if it begins now."""
+    """A generation, the snapshot that it began from, the spec that its state means, and if it begins now.
+
+    notes: what a person should know of differences between what it was made with and what is deployed.
+    """
 
     generation: Generation
     manifest: Manifest
     spec: ModelSpec
     begins: bool
+    notes: tuple[str, ...] = ()
 
 
 def choose(
@@ -37,28 +42,44 @@ def choose(
     if generation is not None:
         return _again(warehouse, spec, generations.named(warehouse, spec.name, generation))
     live = generations.live(warehouse, spec.name)
-    if adopt is not None and (live is None or live.snapshot_id != adopt):
+    if adopt is not None and _is_new(warehouse, adopt, live):
         manifest = _adoptable(warehouse, spec, adopt)
         if live is not None:
             leases.refuse_if_driven(live)
         return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
     if live is None:
-        manifest = snapshots.newest_startable(warehouse, spec.name, spec.fingerprint(), spec.source_kind)
+        asked = compatibility.asked_now(warehouse, spec)
+        known = spec.fingerprint(), spec.source_kind, asked.table
+        manifest = snapshots.newest_startable(warehouse, spec.name, *known)
         if manifest is None:
             raise UserError(_no_snapshot(warehouse, spec))
+        compatibility.check(compatibility.made_snapshot(manifest), asked)
         return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
     return _again(warehouse, spec, live)
 
 
+def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
+    """Tell if a snapshot is to be begun from: not if the live generation has, unless its checkpoint is damaged."""
+    return live is None or live.snapshot_id != adopt or damage_of(warehouse, live) is not None
+
+
 def begin(
-    warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, status: str = generations.LIVE
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    manifest: Manifest,
+    status: str = generations.LIVE,
+    partitions: int | None = None,
 ) -> Generation:
     """Make a generation from a snapshot, laid out for its keys, with the one that it follows as its parent."""
-    partitions = spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
-    keys = max(manifest.key_count, spec.stream.expected_keys or 0, 1)
-    blocks = max(1, -(-keys // (partitions * spec.stream.keys_per_block)))
-    parent = _parent(warehouse, manifest)
-    return generations.begin(warehouse, manifest, partitions, blocks, status, parent)
+    partitions = partitions or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
+    return generations.begin(
+        warehouse,
+        manifest,
+        partitions,
+        compatibility.blocks_of(spec, manifest.key_count, partitions),
+        status,
+        _parent(warehouse, manifest),
+    )
 
 
 def _parent(warehouse: Warehouse, manifest: Manifest) -> tuple[str, int] | None:
@@ -69,13 +90,19 @@ def _parent(warehouse: Warehouse, manifest: Manifest) -> tuple[str, int] | None:
     if live is None:
         return None
     checkpoint = Checkpoint(warehouse, live.checkpoint)
-    batch = checkpoint.last_commit()
-    while batch is not None and batch >= 0 and checkpoint.has(batch):
-        version = checkpoint.ends_with(batch)
+    for batch in reversed(checkpoint.commits()):
+        version = _end_of(checkpoint, batch)
         if version is not None and version <= manifest.version:
             return live.generation, batch
-        batch -= 1
     return live.generation, -1
+
+
+def _end_of(checkpoint: Checkpoint, batch: int) -> int | None:
+    """Return the version that a micro-batch ends with; None if it ends within one, or cannot be read any more."""
+    try:
+        return checkpoint.ends_with(batch) if checkpoint.has(batch) else None
+    except UserError:
+        return None
 
 
 def origin(warehouse: Warehouse, generation: Generation) -> Manifest:
@@ -100,30 +127,11 @@ def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Cho
             f"--to {generation.generation}` makes it the live one again"
         )
     manifest = origin(warehouse, generation)
-    return Choice(generation, manifest, meant_by(spec, generation, manifest), False)
-
-
-def meant_by(spec: ModelSpec, generation: Generation, manifest: Manifest) -> ModelSpec:
-    """Return the spec that a generation's state means: the deployed one, or an earlier version's.
-
-    Raises:
-        UserError: the deployed spec gives the state another meaning under the same version, or is an older one.
-    """
-    if generation.fingerprint == spec.fingerprint():
-        return spec
-    if generation.model_version < spec.version:
-        return manifest.model_spec()
-    what = (
-        f"the deployed spec is version {spec.version}, older than the generation's {generation.model_version}"
-        if generation.model_version > spec.version
-        else f"its spec has changed since {generation.generation} began, under the same version {spec.version}"
-    )
-    raise UserError(
-        f"the stream of {spec.name} cannot go on: {what}, so its state would mean something else. Put the spec back; "
-        f"or raise its version and run `kalman-pipeline upgrade --model {spec.name}`; or pretrain it and start a new "
-        f"generation with `stream --model {spec.name} --adopt SNAPSHOT`",
-        RUN_FAILED,
-    )
+    refuse_damaged(warehouse, generation)
+    made = compatibility.made_generation(warehouse, generation, manifest)
+    asked = compatibility.asked_now(warehouse, spec, made.stored)
+    notes = compatibility.check(made, asked)
+    return Choice(generation, manifest, compatibility.as_made(made.spec, spec), False, tuple(notes))
 
 
 def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manifest:
@@ -142,6 +150,7 @@ def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manif
             f"--adopt {snapshot_id}: its position is in another source than the spec's ({said(manifest.position)}): "
             f"pretrain the spec as it is now"
         )
+    compatibility.check(compatibility.made_snapshot(manifest), compatibility.asked_now(warehouse, spec))
     if manifest.cut is not None:
         raise UserError(
             f"--adopt {snapshot_id}: it is history before {manifest.cut:%Y-%m-%d %H:%M} UTC only; rows after that, "

@@ -253,8 +253,17 @@ def upgrade(
     ctx: typer.Context,
     model: Model,
     mode: Annotated[
-        str, typer.Option(help="blue-green, stop-start, retrain or stateless (docs/upgrades.md).")
+        str,
+        typer.Option(help="blue-green, stop-start, retrain, stateless or repartition (docs/upgrades.md)."),
     ] = "blue-green",
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With mode repartition: how many state partitions; by default as the spec says.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would become of the states; change nothing.")
     ] = False,
@@ -268,7 +277,7 @@ def upgrade(
         bool, typer.Option("--needed", help="Exit code 3 if there is nothing to upgrade.")
     ] = False,
 ) -> None:
-    """Bring the stream to the version of the model's spec, proved on live data before it takes over."""
+    """Bring the stream to the version of the model's spec, proved on live data first; or lay its state out anew."""
     _run(
         ctx,
         "upgrade",
@@ -278,6 +287,7 @@ def upgrade(
         promote=promote,
         lose_state=lose_state,
         needed=needed,
+        partitions=partitions,
     )
 
 

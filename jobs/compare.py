@@ -112,6 +112,10 @@ def unequal(table: DataFrame, old: str, new: str, first_batch: int) -> int:
 def judged(numbers: dict[str, Any], spec: ModelSpec, same: bool) -> Comparison:
     """Return the verdict on the numbers, by the thresholds of the spec."""
     limits = spec.upgrade
+    if same:
+        differ = numbers["unequal_rows"]
+        reasons = [f"it is the same model, and {differ:,} rows differ"] if differ else []
+        return Comparison(numbers, not reasons, reasons)
     reasons: list[str] = []
     if numbers["rows"] < limits.rows:
         reasons.append(f"only {numbers['rows']:,} rows to compare, of {limits.rows:,} wanted (upgrade.rows)")
@@ -125,6 +129,4 @@ def judged(numbers: dict[str, Any], spec: ModelSpec, same: bool) -> Comparison:
             reasons.append(
                 f"it flags {numbers['flagged']['new']:,} rows, the old one {numbers['flagged']['old']:,}"
             )
-    if same and numbers["unequal_rows"]:
-        reasons.append(f"it is the same model, and {numbers['unequal_rows']:,} rows differ")
     return Comparison(numbers, not reasons, reasons)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -11,6 +12,12 @@ from typing import TextIO
 INPUT_ERROR = 2  # bad input or usage
 RUN_FAILED = 1  # a run that began and failed
 ALREADY_RUNNING = 3  # another driver holds the stream, or there is nothing to do
+
+_FULL = ("No space left on device", "Disk quota exceeded")
+FULL = (
+    "there is no room left on a disk that it writes to (No space left on device): make room and run the command again; "
+    "what was half written is not seen, and nothing is lost"
+)
 
 
 class UserError(Exception):
@@ -48,6 +55,8 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
         lines, code = ["stopped by SIGTERM"], 143
     elif _is_model_error(error):
         lines, code = [" ".join(str(error).split())], INPUT_ERROR
+    elif is_full(error):
+        lines, code = [FULL], RUN_FAILED
     else:
         where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
         lines, code = [f"{type(error).__name__}: {first_line(error)}{where}"], RUN_FAILED
@@ -67,6 +76,23 @@ def first_line(error: BaseException, limit: int = 300) -> str:
     """Return the first line that an exception says, cut to `limit` characters."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Tell if an error, or one that led to it, says that a disk is full."""
+    while error is not None:
+        if any(said in str(error) for said in _FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def raised_in_python(error: BaseException) -> str:
+    """Return what the innermost exception said that Spark's Python workers raised, if there is one of ours."""
+    raised = [
+        line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Mismatch): ", line)
+    ]
+    return raised[-1].partition(": ")[2] if raised else first_line(error)
 
 
 def _keep_traceback(error: BaseException) -> str:

@@ -79,9 +79,11 @@ def export(
     """
     from jobs.checkpoints import Checkpoint
     from jobs.choice import origin as origin_of
-    from jobs.snapshots import find, write
+    from jobs.damage import refuse_damaged
+    from jobs.snapshots import find_whole, write
 
     origin = origin_of(warehouse, generation)
+    refuse_damaged(warehouse, generation)
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     if checkpoint.last_commit() is None:
         if batch is not None:
@@ -89,7 +91,7 @@ def export(
         return origin, False
     batch, version = _end(checkpoint, generation, batch)
     identity = snapshot_id(generation, batch, version)
-    found = find(warehouse, identity)
+    found = find_whole(warehouse, identity)
     if found is not None:
         return found, False
     told(f"reading the state of micro-batch {batch}")

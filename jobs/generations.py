@@ -50,6 +50,12 @@ class Generation:
     parent_batch: int | None = None
 
     @property
+    def number(self) -> int:
+        """Return its number among the model's generations."""
+        digits = self.generation.rpartition("-g")[2]
+        return int(digits) if digits.isdigit() else 0
+
+    @property
     def start_version(self) -> int:
         """Return how far in its source the snapshot reflects all rows: a version of the measurements, or the like."""
         return rank(self.start_position)
@@ -61,7 +67,7 @@ class Generation:
 
 
 def all_of(warehouse: Warehouse, model: str | None = None) -> list[Generation]:
-    """Return the generations, of one model or of all, oldest first."""
+    """Return the generations, of one model or of all, oldest first: by their numbers, as a clock may be put back."""
     from pyspark.sql import functions as F
 
     if not warehouse.exists("generations"):
@@ -69,7 +75,7 @@ def all_of(warehouse: Warehouse, model: str | None = None) -> list[Generation]:
     frame = warehouse.read("generations")
     if model is not None:
         frame = frame.filter(F.col("model") == model)
-    return [_generation(row) for row in frame.orderBy("created_at", "generation").collect()]
+    return sorted((_generation(row) for row in frame.collect()), key=lambda one: (one.model, one.number))
 
 
 def live(warehouse: Warehouse, model: str) -> Generation | None:
@@ -129,7 +135,7 @@ def begin(
     """
     warehouse.create("generations", GENERATIONS)
     known = all_of(warehouse, manifest.model)
-    name = f"{manifest.model}-g{len(known) + 1:04d}"
+    name = f"{manifest.model}-g{max((one.number for one in known), default=0) + 1:04d}"
     made = Generation(
         generation=name,
         model=manifest.model,

@@ -83,7 +83,7 @@ def main(words: Sequence[str]) -> int:
     root, model, token, log, about, dashes, *command = words
     assert dashes == "--"
     known = LeaseLog.at(root, model)
-    began = datetime.now(UTC)
+    began = known.next_time()
     child = subprocess.Popen(command, env={**os.environ, LAUNCH_VARIABLE: token})
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
+from jobs import clock
 from jobs.owners import Owner
 from jobs.small_files import Files, files_of
 
@@ -60,7 +61,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Drive(Record):
-    """A driver's hold on a generation, from the moment that it had the lease."""
+    """A driver's hold on a generation, from the moment that it had the lease.
+
+    rules: what decided what becomes of rows (`compatibility.row_rules`).
+    """
 
     model: str
     generation: str
@@ -73,6 +77,7 @@ class Drive(Record):
     ended_at: datetime | None = None
     how: str | None = None
     error: str | None = None
+    rules: dict[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -149,6 +154,14 @@ class LeaseLog:
                 found.append(Drive.parse(self.files.read(f"{generation}/{epochs[-1]}")))
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
+    def next_time(self) -> datetime:
+        """Return the time, but later than when any known driver or launch began, whatever the clock says.
+
+        The last one to begin is the one that counts, also after the clock was put back.
+        """
+        began = [one.began_at for one in (*self.drives(), *self.launches())]
+        return max([clock.now(), *(at + timedelta(microseconds=1) for at in began)])
+
     def history(self, generation: str) -> list[Drive]:
         """Return a generation's drivers, oldest first."""
         names = [name for name in self.files.names(generation) if name.endswith(".json")]
@@ -175,7 +188,7 @@ class LeaseLog:
 
     def ask_to_stop(self, record: Drive | Launch, reason: str) -> None:
         """Leave a request that a driver end."""
-        stop = Stop(reason, datetime.now(UTC))
+        stop = Stop(reason, clock.now())
         self.files.write(record.name.removesuffix("json") + "stop", stop.text())
 
     def asked_to_stop(self, record: Drive | Launch) -> Stop | None:
@@ -185,7 +198,7 @@ class LeaseLog:
     def hold(self) -> Hold | None:
         """Return the hold that is in force."""
         found = Hold.parse(self.files.read("hold.json"))
-        return None if found is None or found.over(datetime.now(UTC)) else found
+        return None if found is None or found.over(clock.now()) else found
 
     def put_hold(self, hold: Hold | None) -> None:
         """Begin a hold, or end the one that is there."""

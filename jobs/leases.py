@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from jobs import clock
 from jobs.errors import UserError
 from jobs.generations import LIVE, SHADOW, Generation, all_of, one_of_two, taken, update
 from jobs.launch import LAUNCH_VARIABLE
@@ -48,21 +49,33 @@ class Lease:
         return self.lost.is_set()
 
 
-def acquire(warehouse: Warehouse, generation: Generation, owner: Owner) -> Lease:
+def acquire(
+    warehouse: Warehouse, generation: Generation, owner: Owner, rules: dict[str, Any] | None = None
+) -> Lease:
     """Write `owner` into the generation's lease, then into the log of drivers.
 
     Killed between the two, nothing tells of this driver but its epoch, and the next one takes the next epoch.
+
+    Args:
+        warehouse: where.
+        generation: whose lease.
+        owner: the driver.
+        rules: what decides what becomes of rows; they may not change within a micro-batch.
 
     Raises:
         UserError: another driver that still runs holds it, or took it at the same moment.
     """
     from pyspark.sql import functions as F
 
+    from jobs.compatibility import refuse_half_written
+
     log = LeaseLog(hadoop_files(warehouse, f"{FOLDER}/{generation.model}"), generation.model)
     before = next((one for one in log.drives() if one.generation == generation.generation), None)
     refuse_if_driven(generation)
     if before is not None and before.ended_at is None and before.owner.alive_after_waiting(before.beat_at):
         raise _driven(generation, before.owner)
+    if rules is not None:
+        refuse_half_written(warehouse, generation, before and before.rules, rules)
     mine = F.col("generation") == generation.generation
     same = F.col("epoch") == generation.epoch
     with one_of_two(generation.model):
@@ -79,8 +92,11 @@ def acquire(warehouse: Warehouse, generation: Generation, owner: Owner) -> Lease
     now = next(one for one in all_of(warehouse, generation.model) if one.generation == generation.generation)
     if now.owner != owner.text():
         raise taken(generation.model, f"another driver has just taken generation {generation.generation}")
-    at, launch = datetime.now(UTC), os.environ.get(LAUNCH_VARIABLE)
-    drive = Drive(now.model, now.generation, now.epoch, now.status, owner, at, at, launch)
+    launch = os.environ.get(LAUNCH_VARIABLE)
+    beat = clock.now()
+    drive = Drive(
+        now.model, now.generation, now.epoch, now.status, owner, log.next_time(), beat, launch, rules=rules
+    )
     log.write(drive)
     log.prune(now.generation)
     return Lease(now, log, drive, _may_still_write(generation, before))
@@ -145,7 +161,7 @@ def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = No
             },
         )
     finally:
-        at = datetime.now(UTC)
+        at = clock.now()
         lease.log.write(replace(lease.drive, beat_at=at, ended_at=at, how=how, error=error))
 
 
@@ -184,7 +200,7 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
 
 def sign(lease: Lease, stop: threading.Event) -> None:
     """Give a sign of life in the log of drivers, and stop if somebody asked for it there."""
-    lease.drive = replace(lease.drive, beat_at=datetime.now(UTC))
+    lease.drive = replace(lease.drive, beat_at=clock.now())
     lease.log.write(lease.drive)
     if lease.log.asked_to_stop(lease.drive) is not None:
         stop.set()

@@ -13,15 +13,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jobs.carry import carried, change_of, table_of
-from jobs.errors import RUN_FAILED, UserError
+from jobs.carry import carried, change_of, rekeyed_lines, table_of
+from jobs.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.migration import kept_in_unit, leg_of, migration
 from jobs.progress import Progress
+from jobs.rekey import Rekey, collisions, merged, rekey_of, rekeyed
 from jobs.report import Report
 from jobs.settings import Settings
 from jobs.tables import Warehouse
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from jobs.snapshots import Manifest
     from jobs.spec import ModelSpec
     from jobs.versions import Step
@@ -76,7 +79,7 @@ def migrate(
     Raises:
         UserError: there is no way between the versions, or some keys would come out wrong.
     """
-    from jobs.snapshots import find, verify, write
+    from jobs.snapshots import find_whole, verify, write
     from jobs.versions import path_between
 
     # What the snapshot's states mean is what its own manifest says, not what a file of that version says today.
@@ -87,7 +90,7 @@ def migrate(
     way = migration(steps, source.parameters, parameters)
     spec = steps[-1].new
     identity = snapshot_id(source, steps, parameters)
-    found = find(warehouse, identity)
+    found = find_whole(warehouse, identity)
     if found is not None:
         return found, {}, False
     told("checking every key")
@@ -100,6 +103,11 @@ def migrate(
             f"no room: nothing was written",
             RUN_FAILED,
         )
+    states = carried(rows, way)
+    rekey = rekey_of(warehouse, steps, way.target)
+    if rekey is not None:
+        told("giving every state its new key")
+        states, change["rekeyed"] = _rekeyed(states, rekey, spec)
     if dry_run:
         return None, change, False
     told(f"writing {change['keys']:,} keys")
@@ -113,7 +121,31 @@ def migrate(
         parent=source.snapshot_id,
         committed_at=None,
     )
-    return write(warehouse, made, carried(rows, way)), change, True
+    return write(warehouse, made, states), change, True
+
+
+def _rekeyed(states: DataFrame, way: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:
+    """Return states with their new keys, and how many keys that makes.
+
+    Raises:
+        UserError: keys come out as one and nothing says what becomes of them, or a function returns what it should not.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        renamed = rekeyed(states, way)
+        old, new, some = collisions(renamed)
+        if old and way.merge is None:
+            raise UserError(
+                f"version {spec.version} of {spec.name}: {old:,} keys come out as {new:,} (such as {'; '.join(some)}), "
+                f"and nothing says what becomes of their states: write migrate.keys.merge, newest or module:function. "
+                f"Nothing was written",
+                RUN_FAILED,
+            )
+        joined = merged(renamed, way)
+        return joined, {"keys": joined.count(), "merged": old, "into": new}
+    except PySparkException as error:
+        raise UserError(f"{raised_in_python(error)}. Nothing was written", RUN_FAILED) from error
 
 
 def parameters_after(steps: list[Step], learned: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +204,7 @@ def _source(warehouse: Warehouse, model: str, snapshot: str | None, target: int)
         raise UserError(
             f"model {model} has no snapshot of a version before {target} that a stream could start from"
         )
-    return max(fit, key=lambda one: (one.version, one.committed_at))
+    return max(fit, key=lambda one: (one.version, one.snapshots_version))
 
 
 def _report(
@@ -186,6 +218,7 @@ def _report(
     lines = [f"{source.snapshot_id} (version {source.model_version}) to version {target}"]
     if change:
         lines += [f"  {line}" for line in table_of(change)]
+        lines += rekeyed_lines(change)
     if manifest is None:
         lines.append("dry run: nothing was written")
     else:

@@ -16,6 +16,7 @@ from jobs.spec import ModelSpec
 from jobs.versions import Step
 from kalman.affine import Affine, moved
 from kalman.layout import places
+from kalman.named import Named, find
 from kalman.rounded import stored_as, unrounded
 from kalman.types import Filter
 
@@ -82,7 +83,7 @@ class Migration:
             extras: the other fields, each (d, K).
         """
         if self.same:
-            return Carried(mean, covariance, dict(extras), _wrong(mean, covariance))
+            return Carried(mean, covariance, dict(extras), wrong_states(mean, covariance))
         n, keys = mean.shape
         A = extras["diffuse"].reshape(n, -1, keys) if "diffuse" in extras else None
         at = Moments(mean, covariance, A)
@@ -93,7 +94,7 @@ class Migration:
             state = self.target.with_parameters(state, extras["parameters"])
         lost = _put_diffuse(self.target, state, at.A)
         new_mean, new_covariance, new_extras = self.target.snapshot(state)
-        return Carried(new_mean, new_covariance, new_extras, lost | _wrong(new_mean, new_covariance))
+        return Carried(new_mean, new_covariance, new_extras, lost | wrong_states(new_mean, new_covariance))
 
 
 def migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[str, Any]) -> Migration:
@@ -206,6 +207,19 @@ def function_of(name: str) -> Function:
     return cast(Function, found)
 
 
+def function_named(name: str, field: str, folder: str | None = None) -> Named:
+    """Return the function `module:function` of a field; `folder` is one more place to look for the module.
+
+    Raises:
+        UserError: there is no such function.
+    """
+    try:
+        find(name, folder, field)
+    except kalman.ModelError as error:
+        raise UserError(str(error)) from error
+    return Named(name, folder)
+
+
 def _through(leg: Leg, at: Moments, extras: Mapping[str, Floats]) -> Moments:
     keys = at.mean.shape[1]
     if leg.to is None:
@@ -249,7 +263,7 @@ def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.
     return np.asarray(A.any(axis=(0, 1)))
 
 
-def _wrong(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
+def wrong_states(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
     """Return which keys are not finite, not symmetric or not positive semidefinite."""
     n, keys = mean.shape
     P = covariance.reshape(n, n, keys)
@@ -323,9 +337,10 @@ def _begin_as_initial(new: ModelSpec, i: int, b: Floats, N: Floats, together: Se
 
 def _refuse_other_keys(step: Step) -> None:
     old, new = step
-    if old.key != new.key:
+    if old.key != new.key and (new.migrate is None or new.migrate.keys is None):
         raise UserError(
             f"{new.name} cannot be migrated from version {old.version} to {new.version}: the key columns changed from "
-            f"{', '.join(old.key)} to {', '.join(new.key)}, so the states are of other systems. Pretrain version "
-            f"{new.version} from history instead (upgrade --mode retrain)"
+            f"{', '.join(old.key)} to {', '.join(new.key)}, so the states are of other systems. Say in migrate.keys "
+            f"how the old keys become the new ones, or pretrain version {new.version} from history instead (upgrade "
+            f"--mode retrain)"
         )

@@ -8,9 +8,11 @@ import socket
 import time
 import uuid
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 import psutil
+
+from jobs import clock
 
 LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
 """A driver on another machine counts as dead when its heartbeat is older than this."""
@@ -58,9 +60,7 @@ class Owner:
         """Tell if the driver still runs: by its processes on this machine, else by its heartbeat."""
         if self.here:
             return started_at(self.pid) == self.started or started_at(self.jvm) == self.jvm_started
-        if heartbeat is None:
-            return False
-        return (datetime.now(UTC) - heartbeat).total_seconds() < LEASE_SECONDS
+        return heartbeat is not None and is_fresh(heartbeat, LEASE_SECONDS)
 
     def alive_after_waiting(self, heartbeat: datetime | None) -> bool:
         """Tell if the driver still runs, once a driver that was killed has had the time to be gone altogether.
@@ -81,10 +81,26 @@ def machine() -> str:
     return os.environ.get("KALMAN_HOST") or socket.gethostname()
 
 
+def is_fresh(beat: datetime, seconds: float) -> bool:
+    """Tell if a sign of life is of the last seconds.
+
+    One that seems to come from as far in the future is not: the clock was put back since, and whoever still lives has
+    given a sign by the new one. Should that be wrong, because two machines' clocks differ so much, a driver is replaced
+    that need not be, and the fence keeps it from writing.
+    """
+    return abs((clock.now() - beat).total_seconds()) < seconds
+
+
 def started_at(pid: int) -> float | None:
-    """Return when a process was started, or None if it has ended."""
+    """Return when a process was started, or None if it has ended: a number that it keeps for life.
+
+    On Linux in seconds since the machine was: the time of day moves when somebody sets the clock.
+    """
     try:
         process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        began = process.create_time()
+        return round(began - psutil.boot_time(), 2) if psutil.LINUX else began
     except psutil.NoSuchProcess:
         return None

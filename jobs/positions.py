@@ -110,9 +110,10 @@ def to_datetime(micros: int | None) -> datetime | None:
     return None if micros is None else EPOCH + timedelta(microseconds=micros)
 
 
-def delta_position(table: str, version: int) -> dict[str, Any]:
-    """Return the position as a manifest says it."""
-    return {"source": DELTA, "table": table, "version": version}
+def delta_position(table: str, version: int, identity: str | None = None) -> dict[str, Any]:
+    """Return the position as a manifest says it; identity: the table's own id, as a table made anew has another."""
+    position = {"source": DELTA, "table": table, "version": version}
+    return position if identity is None else {**position, "id": identity}
 
 
 def topic_position(topic: str, offsets: Mapping[int, int], version: int | None = None) -> dict[str, Any]:

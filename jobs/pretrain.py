@@ -96,7 +96,7 @@ def snapshot_at(
     from jobs.learn import each_key_learner, learn_pooled
     from jobs.model_functions import ship
     from jobs.packed_rows import RowFormat
-    from jobs.snapshots import Manifest, find, write
+    from jobs.snapshots import Manifest, find_whole, write
 
     rows = late_copies.without(warehouse, warehouse.read(table, cut.version))
     if cut.place is not None:
@@ -106,7 +106,7 @@ def snapshot_at(
         frame = frame.filter(F.unix_micros(F.col(f"`{spec.time}`")) < cut.before)
     window = _window(spec, frame, window)
     identity = snapshot_id(spec, table, cut, window)
-    found = find(warehouse, identity)
+    found = find_whole(warehouse, identity)
     if found is not None:
         return found, None, False
     count = frame.count()
@@ -152,7 +152,7 @@ def snapshot_at(
 def position_at(warehouse: Warehouse, spec: ModelSpec, table: str, version: int) -> dict[str, Any]:
     """Return the position in the model's source whose rows are the measurements up to a version."""
     if spec.source is None:
-        return delta_position(table, version)
+        return delta_position(table, version, warehouse.table_id(table))
     return topic_position(spec.source.topic, landed_offsets(warehouse, table, version) or {}, version)
 
 

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jobs import late_copies
+from jobs.errors import FULL, is_full
 from jobs.generations import Generation
 from jobs.sink import Sink, Totals
 from jobs.spec import ModelSpec
 from jobs.tables import Warehouse, measurements
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from jobs.snapshots import Manifest
 
 POLL_SECONDS = 0.2
+STATE_LOST = "CANNOT_LOAD_STATE_STORE"
+"""What Spark says where files of its state are missing or damaged."""
 FINISH_SECONDS = 120.0
 """How long a stop waits for the running micro-batch before it interrupts it (which loses nothing)."""
 
@@ -106,7 +109,26 @@ def _source(spark: SparkSession, warehouse: Warehouse, spec: ModelSpec, generati
     if spec.stream.max_bytes_per_batch is not None:
         reader = reader.option("maxBytesPerTrigger", spec.stream.max_bytes_per_batch)
     rows = reader.load(warehouse.path(measurements(spec.name)))
+    if spec.migrate is not None and spec.migrate.keys is not None:
+        rows = rows.filter(_has_keys(spec))
     return late_copies.for_generation(warehouse, rows, generation)
+
+
+def _has_keys(spec: ModelSpec) -> Column:
+    """Return a condition that fails the query at a row without a key: one that was landed with the old keys.
+
+    What is landed has its keys; only another version's spec, with other key columns, leaves them empty.
+    """
+    from pyspark.sql import functions as F
+
+    missing = F.lit(False)
+    for name in spec.key:
+        missing = missing | F.col(f"`{name}`").isNull()
+    said = (
+        f"ValueError: a row of {measurements(spec.name)} has no {' or '.join(spec.key)}: it was landed by a version "
+        f"with other key columns, behind the migration. Roll back, let that version take it in, and upgrade again"
+    )
+    return F.when(missing, F.raise_error(F.lit(said)).cast("boolean")).otherwise(F.lit(True))
 
 
 def await_end(query: StreamingQuery, stop: threading.Event) -> None:
@@ -134,6 +156,8 @@ def _last_batch(query: StreamingQuery) -> int:
 
 def cause_of(error: BaseException) -> str:
     """Return the line of an error that says most: the innermost exception raised in Python, else the first line."""
+    if is_full(error):
+        return FULL
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if line.startswith(("jobs.", "kalman.", "ValueError", "StateMismatch"))]
     return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:600]

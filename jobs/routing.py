@@ -73,6 +73,11 @@ def block_of(route: NDArray[np.uint64], blocks: int) -> NDArray[np.int64]:
     return (((route >> _HALF) * np.uint64(blocks)) >> _HALF).astype(np.int64)
 
 
+def blocks_for(keys: int, buckets: int, keys_per_block: int) -> int:
+    """Return how many blocks a bucket needs so that, of so many keys, each block has about `keys_per_block`."""
+    return max(1, -(-max(keys, 1) // (buckets * keys_per_block)))
+
+
 def make_routing(buckets: int, blocks: int) -> Routing:
     """Find one group label for each of `buckets` partitions of Spark's hash partitioning."""
     labels: dict[int, int] = {}

@@ -106,7 +106,8 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manife
         manifest: what the snapshot is; count, checksum and table version are filled in here.
         states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras.
 
-    Killed before the manifest is committed, the snapshot does not exist; the next attempt overwrites its rows.
+    Killed before the manifest is committed, the snapshot does not exist; the next attempt overwrites its rows. One that
+    exists and whose rows are damaged gets new rows, and its manifest is pointed to them in one commit.
     """
     from pyspark.sql import functions as F
 
@@ -145,6 +146,8 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manife
         "spec": manifest.spec,
         "parent": manifest.parent,
     }
+    if find(warehouse, manifest.snapshot_id) is not None:
+        return _repaired(warehouse, row)
     schema = warehouse.read("manifests").schema
     frame = warehouse.spark.createDataFrame([row], schema).withColumn("committed_at", F.current_timestamp())
     warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1))
@@ -188,7 +191,7 @@ def find(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
 
 
 def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
-    """Return the manifests, of one model or of all, oldest first."""
+    """Return the manifests, of one model or of all, in the order in which their rows were committed."""
     from pyspark.sql import functions as F
 
     if not warehouse.exists("manifests"):
@@ -196,13 +199,16 @@ def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
     frame = warehouse.read("manifests")
     if model is not None:
         frame = frame.filter(F.col("model") == model)
-    return [_manifest(row) for row in frame.orderBy("committed_at", "snapshot_id").collect()]
+    return [_manifest(row) for row in frame.orderBy("snapshots_version", "snapshot_id").collect()]
 
 
 def newest_startable(
-    warehouse: Warehouse, model: str, fingerprint: str, source: str = DELTA
+    warehouse: Warehouse, model: str, fingerprint: str, source: str = DELTA, table: str | None = None
 ) -> Manifest | None:
-    """Return the good snapshot of this very model that reflects most, among those that a stream may start from."""
+    """Return the good snapshot of this very model that reflects most, among those that a stream may start from.
+
+    With the id of the measurements `table`, none of a table that was there before it.
+    """
     fit = [
         one
         for one in all_of(warehouse, model)
@@ -210,8 +216,34 @@ def newest_startable(
         and one.cut is None
         and one.fingerprint == fingerprint
         and one.position["source"] == source
+        and (table is None or one.position.get("id", table) == table)
     ]
-    return max(fit, key=lambda one: (one.version, one.committed_at), default=None)
+    return max(fit, key=lambda one: (one.version, one.snapshots_version), default=None)
+
+
+def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
+    """Return a snapshot's manifest if the snapshot exists and its rows are there; None: it is to be made (again)."""
+    found = find(warehouse, snapshot_id)
+    try:
+        if found is not None:
+            verify(warehouse, found)
+    except UserError:
+        return None
+    return found
+
+
+def _repaired(warehouse: Warehouse, row: dict[str, Any]) -> Manifest:
+    """Point the manifest of a snapshot whose rows were written again to them, in one commit."""
+    from delta.tables import DeltaTable
+    from pyspark.sql import functions as F
+
+    names = ("key_count", "checksum", "rows", "snapshots_version", "parameters")
+    table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests"))
+    with warehouse.lock("manifests"):
+        table.update(F.col("snapshot_id") == row["snapshot_id"], {name: F.lit(row[name]) for name in names})
+    written = find(warehouse, row["snapshot_id"])
+    assert written is not None
+    return written
 
 
 def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:

@@ -50,6 +50,26 @@ class Transform(Section):
     )
 
 
+_FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+
+
+class Rekeying(Section):
+    """How the keys of the version before become those of this one."""
+
+    function: str = Field(
+        pattern=rf"^{_FUNCTION}$",
+        description="module:function of a pandas table of the old key columns, which returns one of the new key "
+        "columns: for each key its new key",
+    )
+    merge: str | None = Field(
+        default=None,
+        pattern=rf"^(newest|{_FUNCTION})$",
+        description="what becomes of old keys that come out as one: null: the migration is refused; newest: the state "
+        "with the newest event time stays; module:function of group (K,), event_time (K,), mean (n, K) and "
+        "covariance (n*n, K), which returns mean (n, G) and covariance (n*n, G)",
+    )
+
+
 class Migrate(Section):
     """How states of an earlier version become states of this one."""
 
@@ -65,9 +85,13 @@ class Migrate(Section):
     transform: Transform | None = Field(default=None, description="instead of states and drop: a linear map")
     function: str | None = Field(
         default=None,
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        pattern=rf"^{_FUNCTION}$",
         description="instead of these: module:function of mean (n, K), covariance (n*n, K) and a mapping of the "
         "other fields, which returns the new mean and covariance",
+    )
+    keys: Rekeying | None = Field(
+        default=None,
+        description="other key columns, or other values in them: {function: module:name}; null: the keys stay",
     )
     parameters: Literal["keep", "spec"] | None = Field(
         default=None,

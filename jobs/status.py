@@ -135,7 +135,8 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
     from jobs.spool import Spool
 
     checkpoint = Checkpoint(warehouse, one.checkpoint)
-    done = checkpoint.progressed()
+    damage = checkpoint.damage()
+    done = None if damage else checkpoint.progressed()
     version = one.start_version if done is None else done.version
     holder = Owner.parse(one.owner)
     progress = None if one.status == "retired" else Spool(warehouse, one.model).newest(one.generation)
@@ -154,7 +155,7 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
         "snapshot": one.snapshot_id,
         "batches": 0 if done is None else done.batch + 1,
         "version": version,
-        "position": position_of(warehouse, one),
+        "position": one.start_position if damage else position_of(warehouse, one),
         "versions_behind": None
         if one.topic is not None or newest is None or one.status == "retired"
         else max(0, newest - version),
@@ -166,7 +167,7 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
         # A lease whose driver is gone: it was killed, and the next start goes on from the checkpoint.
         "driver_lost": holder is not None and not running,
         "heartbeat": one.heartbeat,
-        "last_error": one.last_error,
+        "last_error": f"the checkpoint is damaged: {damage}" if damage else one.last_error,
     }
 
 

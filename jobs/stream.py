@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -85,13 +85,14 @@ class Driver:
     def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
         from jobs import leases
         from jobs.choice import choose
+        from jobs.compatibility import row_rules
         from jobs.owners import Owner
 
         spark = self.warehouse.spark
         jvm: Any = spark._jvm
         owner = Owner.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
-        chosen, manifest, self.spec, began = choose(self.warehouse, self.spec, adopt, name)
-        lease = leases.acquire(self.warehouse, chosen, owner)
+        chosen, manifest, self.spec, began, notes = choose(self.warehouse, self.spec, adopt, name)
+        lease = leases.acquire(self.warehouse, chosen, owner, row_rules(self.spec))
         generation = lease.generation
         error: str | None = None
         try:
@@ -102,12 +103,16 @@ class Driver:
                     f"generation {generation.generation} is no longer this driver's: it was retired, or taken over",
                     RUN_FAILED,
                 )
-            return self._report(generation, began, totals)
+            return self._report(generation, began, notes, totals)
         except BaseException as problem:
             error = first_line(problem, 500)
             raise
         finally:
-            leases.release(self.warehouse, lease, self._how(lease, error), error)
+            try:
+                leases.release(self.warehouse, lease, self._how(lease, error), error)
+            except Exception:
+                if error is None:
+                    raise  # otherwise the first error is the one to tell: of a disk that is full, say
 
     def _how(self, lease: Lease, error: str | None) -> str:
         if lease.lost.is_set():
@@ -136,7 +141,8 @@ class Driver:
     def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals | None:
         from pyspark.errors import PySparkException
 
-        from jobs.query import await_end, cause_of, start_query
+        from jobs.damage import way_on
+        from jobs.query import STATE_LOST, await_end, cause_of, start_query
         from jobs.recorder import recording
 
         generation = lease.generation
@@ -155,9 +161,10 @@ class Driver:
             if recorder.problem is not None:
                 print(f"warning: progress could not be recorded: {recorder.problem}", file=sys.stderr)
         except PySparkException as error:
-            raise UserError(
-                f"the stream of {self.spec.name} failed: {cause_of(error)}", RUN_FAILED
-            ) from error
+            said = f"the stream of {self.spec.name} failed: {cause_of(error)}"
+            if STATE_LOST in str(error):
+                said = f"{said.rstrip('. ')}. {way_on(self.warehouse, generation)}"
+            raise UserError(said, RUN_FAILED) from error
         return totals
 
     def _wait_for_rows(self, generation: Generation, progress: Progress) -> bool:
@@ -181,7 +188,9 @@ class Driver:
                 return False
         return True
 
-    def _report(self, generation: Generation, began: bool, totals: Totals | None) -> Report:
+    def _report(
+        self, generation: Generation, began: bool, notes: Sequence[str], totals: Totals | None
+    ) -> Report:
         from jobs.generations import position_of
         from jobs.positions import rank, said
 
@@ -208,6 +217,7 @@ class Driver:
             lines.append(f"quarantined {bad:,} rows of keys whose state is not a number")
         if rejected:
             lines.append(f"quarantined {rejected:,} messages that do not fit")
+        lines += [f"note: {note}" for note in notes]
         return Report(
             lines,
             {
@@ -223,6 +233,7 @@ class Driver:
                 "version": rank(position),
                 "position": position,
                 "seconds": seconds,
+                "notes": list(notes),
             },
         )
 

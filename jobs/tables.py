@@ -105,6 +105,14 @@ class Warehouse:
         names = [status.getPath().getName() for status in files.listStatus(log)]
         return max(int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit())
 
+    def table_id(self, table: str) -> str:
+        """Return the id that a table was given when it was made."""
+        from delta.tables import DeltaTable
+
+        row = DeltaTable.forPath(self.spark, self.path(table)).detail().select("id").first()
+        assert row is not None
+        return str(row["id"])
+
     def append(
         self,
         frame: DataFrame,

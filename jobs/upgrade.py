@@ -10,14 +10,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from jobs import generations
+from jobs import generations, upgrade_rules
 from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.positions import said
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
-from jobs.tables import Warehouse, need_measurements
+from jobs.tables import Warehouse, measurements, need_measurements
 
 if TYPE_CHECKING:
     from jobs.compare import Comparison
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from jobs.snapshots import Manifest
 
 BLUE_GREEN, STOP_START, RETRAIN, STATELESS = "blue-green", "stop-start", "retrain", "stateless"
+REPARTITION = "repartition"
 CATCH_UPS = 5
 """How often a shadow is driven again after a live generation that runs ahead meanwhile."""
-MODES = (BLUE_GREEN, STOP_START, RETRAIN, STATELESS)
+MODES = (BLUE_GREEN, STOP_START, RETRAIN, STATELESS, REPARTITION)
 
 
 def run(
@@ -38,8 +39,9 @@ def run(
     promote: bool = True,
     lose_state: bool = False,
     needed: bool = False,
+    partitions: int | None = None,
 ) -> Report:
-    """Bring a model's stream to the version of its spec.
+    """Bring a model's stream to the version of its spec, or its state to another layout.
 
     Args:
         settings: of the command.
@@ -49,6 +51,7 @@ def run(
         promote: in mode blue-green, let the new generation take over if the comparison is good.
         lose_state: must be true for mode stateless.
         needed: end with exit code 3 where there is nothing to upgrade.
+        partitions: of mode repartition: how many state partitions; by default as the spec says, else as many as now.
 
     Raises:
         UserError: no live generation, no way between the versions, a driver in the way, a new version that is worse.
@@ -61,12 +64,16 @@ def run(
         raise UserError(f"--mode {mode}: choose one of {', '.join(MODES)}")
     if mode == STATELESS and not lose_state:
         raise UserError("--mode stateless forgets every key's state: say --lose-state if that is meant")
+    if partitions is not None and mode != REPARTITION:
+        raise UserError(
+            "--partitions is for --mode repartition: a new version takes stream.partitions of its spec"
+        )
     spec = load_spec(model, settings.models, deep=True)
     spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     need_measurements(warehouse, spec.name)
     with Progress(f"upgrade {spec.name}", None, quiet=settings.quiet) as progress:
-        lines, data = _Upgrade(settings, warehouse, spec, mode, progress).run(dry_run, promote)
+        lines, data = _Upgrade(settings, warehouse, spec, mode, progress, partitions).run(dry_run, promote)
     if needed and not data.get("upgraded", True):
         raise UserError(lines[0], ALREADY_RUNNING)
     return Report(
@@ -79,13 +86,21 @@ class _Upgrade:
     """One run of an upgrade."""
 
     def __init__(
-        self, settings: Settings, warehouse: Warehouse, spec: ModelSpec, mode: str, progress: Progress
+        self,
+        settings: Settings,
+        warehouse: Warehouse,
+        spec: ModelSpec,
+        mode: str,
+        progress: Progress,
+        partitions: int | None = None,
     ) -> None:
         self.settings, self.warehouse, self.spec = settings, warehouse, spec
-        self.mode, self.progress = mode, progress
+        self.mode, self.progress, self.partitions = mode, progress, partitions
 
     def run(self, dry_run: bool, promote: bool) -> tuple[list[str], dict[str, Any]]:
         live = generations.named(self.warehouse, self.spec.name)
+        if self.mode == REPARTITION:
+            return self._repartition(live, dry_run, promote)
         if live.fingerprint == self.spec.fingerprint():
             said = f"generation {live.generation} is of version {live.model_version} already: nothing to do"
             return [said], {"generation": live.generation, "promoted": False, "upgraded": False}
@@ -94,14 +109,63 @@ class _Upgrade:
                 f"the live generation {live.generation} is of version {live.model_version} and the spec of version "
                 f"{self.spec.version}: raise the spec's version, or roll back (kalman-pipeline rollback)"
             )
+        if self.mode != RETRAIN:
+            upgrade_rules.refuse_other_source(self.warehouse, self.spec, live)
+        if self.mode in (BLUE_GREEN, STOP_START):
+            upgrade_rules.refuse_other_keys(self.warehouse, self.spec, live, self.mode == BLUE_GREEN)
         if dry_run:
             return self._dry_run(live)
         if self.mode == BLUE_GREEN:
-            return self._blue_green(live, promote)
+            return self._prove(live, self._shadow(live), promote)
         return self._at_once(live)
 
+    def _repartition(
+        self, live: Generation, dry_run: bool, promote: bool
+    ) -> tuple[list[str], dict[str, Any]]:
+        """Hand the state over to a generation of the same version in the layout that is asked for."""
+        from jobs import leases, repartition
+
+        layout = repartition.wanted(self.warehouse, self.spec, live, self.partitions)
+        if not layout.reasons:
+            there = f"{live.generation} has {live.partitions} state partitions of {live.blocks} blocks, as asked for"
+            return [f"{there}: nothing to do"], {
+                "generation": live.generation,
+                "promoted": False,
+                "upgraded": False,
+                "partitions": live.partitions,
+                "blocks": live.blocks,
+            }
+        if dry_run:
+            return [*layout.reasons, "dry run: nothing was written"], {"dry_run": True}
+        if repartition.is_driven(live):
+            note = self.progress.note
+            shadow = repartition.hand_over(self.warehouse, live, layout, generations.SHADOW, note)
+            lines, found = self._prove(live, shadow, promote)
+            return [*layout.reasons, *lines], {
+                **found,
+                "partitions": shadow.partitions,
+                "blocks": shadow.blocks,
+            }
+        with leases.stream_lock(self.settings.warehouse, self.spec.name):
+            leases.refuse_if_driven(live)
+            made = repartition.hand_over(self.warehouse, live, layout, told=self.progress.note)
+        return [
+            *layout.reasons,
+            f"generation {made.generation} is live, with {made.partitions} state partitions of {made.blocks} blocks, "
+            f"from snapshot {made.snapshot_id}; {live.generation} is retired",
+            f"go on with `kalman-pipeline stream --model {self.spec.name}`",
+        ], {
+            "generation": made.generation,
+            "snapshot": made.snapshot_id,
+            "retired": live.generation,
+            "partitions": made.partitions,
+            "blocks": made.blocks,
+            "upgraded": True,
+            "promoted": True,
+        }
+
     def _dry_run(self, live: Generation) -> tuple[list[str], dict[str, Any]]:
-        from jobs.carry import table_of
+        from jobs.carry import rekeyed_lines, table_of
 
         if self.mode in (RETRAIN, STATELESS):
             said = f"dry run: version {self.spec.version} would begin without the states of {live.generation}"
@@ -113,6 +177,7 @@ class _Upgrade:
         return [
             *lines,
             *(f"  {line}" for line in table_of(change)),
+            *rekeyed_lines(change),
             "dry run: nothing was written but the export",
         ], {
             "dry_run": True,
@@ -139,11 +204,11 @@ class _Upgrade:
             "promoted": True,
         }
 
-    def _blue_green(self, live: Generation, promote: bool) -> tuple[list[str], dict[str, Any]]:
+    def _prove(self, live: Generation, shadow: Generation, promote: bool) -> tuple[list[str], dict[str, Any]]:
+        """Let a shadow catch up, compare it with the live generation, and promote it if it is good."""
         from jobs import switch
         from jobs.compare import compare
 
-        shadow = self._shadow(live)
         self.progress.note(f"{shadow.generation} catches up in shadow")
         caught_up = self._drive(shadow)
         for _ in range(CATCH_UPS):  # the live one may be running
@@ -216,7 +281,6 @@ class _Upgrade:
         from jobs.learn import Window
         from jobs.positions import Cut
         from jobs.pretrain import snapshot_at
-        from jobs.tables import measurements
 
         table = measurements(self.spec.name)
         if live.topic is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from jobs import owners
 from jobs.lease_log import Drive, Launch, LeaseLog
@@ -94,7 +94,7 @@ def state_of(drive: Drive) -> str:
     """
     if drive.ended_at is not None:
         return ENDED
-    fresh = (datetime.now(UTC) - drive.beat_at).total_seconds() < owners.LEASE_SECONDS
+    fresh = owners.is_fresh(drive.beat_at, owners.LEASE_SECONDS)
     if drive.owner.here:
         if started_at(drive.owner.pid) != drive.owner.started:
             return ENDED
@@ -113,7 +113,7 @@ def _starting(launch: Launch) -> bool:
         return False
     if launch.host == machine() and launch.pid is not None:
         return _kept(launch)
-    return datetime.now(UTC) - launch.began_at < START
+    return owners.is_fresh(launch.began_at, START.total_seconds())
 
 
 def _kept(launch: Launch) -> bool:

@@ -65,8 +65,8 @@ class ClusterLauncher:
     def start(self, root: str, model: str, seconds: float, about: str) -> Launch:
         """Submit the driver and write its launch down."""
         token = new_token()
-        launch = Launch(token, "cluster", datetime.now(UTC), about=about)
         log = LeaseLog.at(root, model)
+        launch = Launch(token, "cluster", log.next_time(), about=about)
         log.write(launch)
         self.hook(root, model, seconds, token).submit(application("stream"))
         return launch

@@ -1,0 +1,120 @@
+"""A clock that is put back, or differs from machine to machine, moves no lease and no order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs import leases, watch
+from jobs.errors import ALREADY_RUNNING, UserError
+from jobs.generations import Generation, all_of, live
+from jobs.lease_log import Drive, Launch, LeaseLog
+from jobs.owners import Owner, started_at
+from jobs.tables import GENERATIONS, Warehouse
+
+NOON = datetime(2024, 5, 1, 12, 0, tzinfo=UTC)
+Set = Callable[[datetime], None]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Set:
+    """Sets the time of day that leases and their log see."""
+
+    def to(time: datetime) -> None:
+        monkeypatch.setattr("jobs.clock.now", lambda: time)
+
+    to(NOON)
+    return to
+
+
+def elsewhere(name: str) -> Owner:
+    return Owner(name, 1, 0.0, 2, 0.0, name)
+
+
+def drive(log: LeaseLog, generation: str, epoch: int, host: str = "a") -> Drive:
+    at = log.next_time()
+    made = Drive("m", generation, epoch, "live", elsewhere(host), at, at)
+    log.write(made)
+    return made
+
+
+def test_a_process_is_known_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = started_at(os.getpid())
+    real = psutil.boot_time()
+    # On Linux the time at which the machine began is reckoned from the clock: who sets the clock moves it.
+    monkeypatch.setattr(psutil, "boot_time", lambda: real - 3600.0)
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: real - 3600.0)
+    assert started_at(os.getpid()) == began
+    assert Owner.this_process(os.getpid()).alive(None)
+
+
+def test_the_last_driver_to_begin_counts_though_the_clock_was_put_back(clock: Set, tmp_path: Path) -> None:
+    log = LeaseLog.at(str(tmp_path), "m")
+    first = drive(log, "m-g0001", 1)
+    clock(NOON - timedelta(hours=1))
+    second = drive(log, "m-g0002", 1, "b")
+    assert second.began_at > first.began_at
+    assert [one.generation for one in log.drives()] == ["m-g0001", "m-g0002"]
+    launch = Launch("t", "c", log.next_time())
+    log.write(launch)
+    assert launch.began_at > second.began_at
+    third = drive(log, "m-g0001", 2)  # rolled back
+    assert third.began_at > launch.began_at and log.drives()[-1] == third
+
+
+@pytest.mark.parametrize(
+    ("back", "state"),
+    [(timedelta(), watch.RUNNING), (timedelta(seconds=60), watch.RUNNING), (timedelta(hours=1), watch.ENDED)],
+)
+def test_a_sign_of_life_from_the_future_is_none(
+    clock: Set, tmp_path: Path, back: timedelta, state: str
+) -> None:
+    log = LeaseLog.at(str(tmp_path), "m")
+    clock(NOON)
+    mine = Drive("m", "m-g0001", 1, "live", elsewhere("b"), NOON, NOON)
+    log.write(mine)
+    clock(NOON - back)
+    assert watch.look(log).state == state
+    assert elsewhere("b").alive(NOON) == (state == watch.RUNNING)
+    clock(NOON + timedelta(hours=1))
+    assert watch.look(log).state == watch.ENDED
+
+
+@pytest.fixture
+def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
+    """A warehouse with generations that were made while the clock was put back, hour by hour."""
+    made = Warehouse(spark, str(tmp_path))
+    made.create("generations", GENERATIONS)
+    rows = []
+    for number, status in ((1, "retired"), (2, "retired"), (10, "live")):
+        one = Generation(f"m-g{number:04d}", "m", 1, "f", "s", "c", {}, 1, 1, status)
+        values = {name: getattr(one, name) for name in Generation.__dataclass_fields__}
+        rows.append({**values, "start_position": "{}", "created_at": NOON - timedelta(hours=number)})
+    made.append(spark.createDataFrame(rows, made.read("generations").schema).coalesce(1), "generations")
+    return made
+
+
+@pytest.mark.spark
+def test_a_lease_is_taken_over_and_generations_are_in_order(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [one.number for one in all_of(warehouse, "m")] == [1, 2, 10]
+    now = live(warehouse, "m")
+    assert now is not None
+    held = leases.acquire(warehouse, now, elsewhere("a"))
+    assert held.generation.heartbeat is not None
+    with pytest.raises(UserError, match="process 1 on a drives generation m-g0010") as refused:
+        leases.acquire(warehouse, held.generation, elsewhere("b"))
+    assert refused.value.exit_code == ALREADY_RUNNING
+    # Here the clock is put back by an hour: the sign of life is from the future, and the driver is gone.
+    past = held.generation.heartbeat - timedelta(hours=1)
+    monkeypatch.setattr("jobs.clock.now", lambda: past)
+    next_one = leases.acquire(warehouse, held.generation, elsewhere("b"))
+    assert (next_one.generation.epoch, next_one.taken_over) == (2, True)
+    assert held.overtaken() and not next_one.overtaken()

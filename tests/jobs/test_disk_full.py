@@ -1,0 +1,121 @@
+"""A disk that is full while something is written: said in a sentence, nothing half visible, and it goes on after."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jobs import errors, snapshots
+from jobs.errors import FULL, RUN_FAILED, is_full
+from jobs.live import live_estimates
+from jobs.tables import measurements
+from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
+from tests.jobs.processes import Driver
+
+DISK = 24 * 2**20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+class Ballast:
+    """Fills a disk but for some bytes."""
+
+    def __init__(self, disk: Path) -> None:
+        self.disk, self.file = disk, disk / "ballast"
+
+    def leave(self, free: int) -> None:
+        self.clear()
+        room = os.statvfs(self.disk)
+        with self.file.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, room.f_bavail * room.f_frsize - free))
+
+    def clear(self) -> None:
+        self.file.unlink(missing_ok=True)
+
+
+def fails_for_want_of_room(pipeline: Pipeline, *command: str) -> bool:
+    """Run a verb as a process of its own; True if it failed and said why in one sentence, False if it did its work."""
+    driver = Driver(pipeline, *command)
+    code, said = driver.finish(), driver.said()
+    if code == 0:
+        return False
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert (code, len(lines)) == (RUN_FAILED, 1), said
+    assert FULL in lines[0] and "Traceback" not in said, said
+    return True
+
+
+def test_what_a_full_disk_says() -> None:
+    deep = RuntimeError("a lease could not be given back")
+    deep.__context__ = OSError(28, "No space left on device")
+    assert is_full(deep) and not is_full(RuntimeError("a lease could not be given back"))
+    told = StringIO()
+    assert errors.show(deep, stream=told) == RUN_FAILED
+    assert told.getvalue() == f"error: {FULL}\n"
+
+
+@pytest.mark.soak
+@pytest.mark.spark
+def test_a_disk_that_is_full_at_any_step_loses_nothing(disk: Path, tmp_path: Path) -> None:
+    days = random_rows(6, rows=60)
+    folder = tmp_path / "pipeline"
+    folder.mkdir()
+    (disk / "warehouse").mkdir()
+    (folder / "warehouse").symlink_to(disk / "warehouse")  # what tests write for themselves is elsewhere
+    pipeline = Pipeline(folder, random_walk_spec())
+    ballast = Ballast(disk)
+    failed: set[str] = set()
+
+    def tried(*command: str) -> None:
+        """Run a verb with ever more room until there is enough."""
+        for room in (0, 12_288, 40_960):
+            ballast.leave(room)
+            if not fails_for_want_of_room(pipeline, *command, "--model", "walk"):
+                ballast.clear()
+                return
+            failed.add(command[0])
+        ballast.clear()
+        assert not fails_for_want_of_room(pipeline, *command, "--model", "walk")
+
+    def live() -> pd.DataFrame:
+        return ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
+
+    pipeline.land(days[0])
+    file = folder / "day.csv"
+    days[1].to_csv(file, index=False)
+    tried("ingest", "--input", str(file))
+    assert pipeline.warehouse.read(measurements("walk")).count() == len(days[0]) + len(days[1])
+    tried("pretrain", "--to-version", "1")
+    (manifest,) = snapshots.all_of(pipeline.warehouse)
+    snapshots.verify(pipeline.warehouse, manifest)
+    for day in days[2:]:
+        pipeline.land(day)
+        tried("stream")
+    tried("export")
+    expected = since(pipeline.batch(), days[1])
+    assert_bit_equal(live(), expected)
+    pipeline.write_spec(random_walk_spec(stream={"partitions": 3, "keys_per_block": 8}))
+    tried("upgrade", "--mode", "repartition")
+    pipeline.stream()
+    assert_bit_equal(live(), expected)
+    assert failed == {"ingest", "pretrain", "stream", "export", "upgrade"}
