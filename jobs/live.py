@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs import generations
-from jobs.tables import Warehouse, estimates
+from jobs.tables import Warehouse, estimates, latest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,3 +48,12 @@ def live_estimates(warehouse: Warehouse, model: str) -> DataFrame:
             mine if link.last_batch is None else mine & (F.col("batch_id") <= link.last_batch)
         )
     return frame.filter(condition)
+
+
+def live_latest(warehouse: Warehouse, model: str) -> DataFrame:
+    """Return the latest state of each key of a model's live generation; its spec has `sinks: {latest: true}`."""
+    from pyspark.sql import functions as F
+
+    live = generations.live(warehouse, model)
+    mine = F.lit(False) if live is None else F.col("generation") == live.generation
+    return warehouse.read(latest(model)).filter(mine)

@@ -17,6 +17,7 @@ from jobs.errors import UserError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_WRITE = "spark.databricks.delta.write"
 QUARANTINE = """
     model string, payload string, reason string, source string, position string, batch_id bigint, generation string,
     quarantined_at timestamp,
@@ -121,6 +122,37 @@ class Warehouse:
         with self.lock(table):
             writer.save(self.path(table))
 
+    def upsert(
+        self,
+        frame: DataFrame,
+        table: str,
+        condition: str,
+        transaction: tuple[str, int],
+        options: Mapping[str, str],
+    ) -> None:
+        """Put rows in the place of those that meet a condition of t (the table) and s, once for a `transaction`.
+
+        The frame's session must be used by this thread alone: it is where Delta finds the transaction of a merge.
+        """
+        from delta.tables import DeltaTable
+
+        session = frame.sparkSession
+        merge = DeltaTable.forPath(session, self.path(table)).alias("t").merge(frame.alias("s"), condition)
+        merge = merge.whenMatchedUpdateAll().whenNotMatchedInsertAll()
+        if options.get("mergeSchema") == "true":
+            merge = merge.withSchemaEvolution()
+        settings = dict(
+            zip((f"{_WRITE}.txnAppId", f"{_WRITE}.txnVersion"), map(str, transaction), strict=True)
+        )
+        with self.lock(table):
+            try:
+                for name, value in settings.items():
+                    session.conf.set(name, value)
+                merge.execute()
+            finally:
+                for name in settings:
+                    session.conf.unset(name)
+
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Let one process of this machine at a time commit to a local table.
@@ -156,6 +188,11 @@ def measurements(model: str) -> str:
 def estimates(model: str) -> str:
     """Return the name of a model's estimates table."""
     return f"estimates/{model}"
+
+
+def latest(model: str) -> str:
+    """Return the name of the table of a model's latest states."""
+    return f"latest/{model}"
 
 
 def need_measurements(warehouse: Warehouse, model: str) -> str:

@@ -62,7 +62,7 @@ def run(
     if mode == STATELESS and not lose_state:
         raise UserError("--mode stateless forgets every key's state: say --lose-state if that is meant")
     spec = load_spec(model, settings.models, deep=True)
-    spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf())
+    spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf(), spec.speaks_to_kafka)
     warehouse = Warehouse(spark, settings.warehouse)
     need_measurements(warehouse, spec.name)
     with Progress(f"upgrade {spec.name}", None, quiet=settings.quiet) as progress:
