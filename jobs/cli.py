@@ -123,7 +123,7 @@ def ingest(
     ] = None,
     trigger: Annotated[
         str,
-        typer.Option(help="Of a topic: available-now, or a number: every so many seconds, until stopped."),
+        typer.Option(help="available-now, or a number: look again every so many seconds, until stopped."),
     ] = "available-now",
 ) -> None:
     """Land files, or a topic, in the model's measurements table; what does not fit goes to quarantine."""
