@@ -16,10 +16,10 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench bench-quick lint format airflow lock clean
+.PHONY: help setup demo demo-kafka test soak bench bench-quick lint format airflow lock clean
 
 help: ## Show these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Check Python and Java, build .venv, fetch Spark's jars (once)
 
@@ -37,6 +37,9 @@ $(STAMP): pyproject.toml $(LOCK)
 
 demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, check it
 	$(BIN)/python -m demo.run
+
+demo-kafka: setup ## Feed a topic, stream it, kill the broker on the way, check it (a real broker, two minutes)
+	$(BIN)/python -m demo.kafka_run
 
 test: setup ## Run the tests (all but the soak)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
