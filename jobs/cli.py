@@ -190,6 +190,19 @@ def stream(
 
 
 @app.command()
+def monitor(
+    ctx: typer.Context,
+    model: Model,
+    trigger: Annotated[
+        str,
+        typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped."),
+    ] = "available-now",
+) -> None:
+    """Watch the live estimates: windows over time, and rules over keys that raise alerts."""
+    _run(ctx, "monitor", model, trigger=trigger)
+
+
+@app.command()
 def stop(
     ctx: typer.Context,
     model: Model,

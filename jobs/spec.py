@@ -20,6 +20,7 @@ from jobs import yaml_text
 from jobs.model_functions import named_functions
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
 from jobs.spec_migrate import Migrate, Upgrade
+from jobs.spec_monitor import Monitor
 from jobs.spec_options import (
     MIXTURES,
     NEEDS,
@@ -191,6 +192,9 @@ class ModelSpec(Section):
     sinks: Sinks = Field(
         default_factory=Sinks, description="where estimates go besides their table, such as {latest: true}"
     )
+    monitor: Monitor | None = Field(
+        default=None, description="what `monitor` watches in the estimates: windows, rules; null: nothing"
+    )
     stream: Stream = Field(default_factory=Stream, description="how the stream is run")
     airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")
 
@@ -218,6 +222,8 @@ class ModelSpec(Section):
         self._check_times()
         if self.source is not None:
             self.source.check_keys(self.key)
+        if self.monitor is not None:
+            self.monitor.check_names(self.key, self.states)
         return self
 
     def _check_sections(self) -> None:
@@ -328,7 +334,8 @@ class ModelSpec(Section):
     @property
     def speaks_to_kafka(self) -> bool:
         """Tell if commands of this model need Spark's connector for Kafka."""
-        return self.source is not None or self.sinks.kafka is not None
+        told = self.monitor is not None and self.monitor.kafka is not None
+        return self.source is not None or self.sinks.kafka is not None or told
 
     @property
     def columns(self) -> list[str]:

@@ -141,17 +141,8 @@ class Warehouse:
         merge = merge.whenMatchedUpdateAll().whenNotMatchedInsertAll()
         if options.get("mergeSchema") == "true":
             merge = merge.withSchemaEvolution()
-        settings = dict(
-            zip((f"{_WRITE}.txnAppId", f"{_WRITE}.txnVersion"), map(str, transaction), strict=True)
-        )
-        with self.lock(table):
-            try:
-                for name, value in settings.items():
-                    session.conf.set(name, value)
-                merge.execute()
-            finally:
-                for name in settings:
-                    session.conf.unset(name)
+        with self.lock(table), of_transaction(session, *transaction):
+            merge.execute()
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -175,6 +166,22 @@ class Warehouse:
         return "://" not in self.root
 
 
+@contextmanager
+def of_transaction(session: SparkSession, application: str, number: int) -> Iterator[None]:
+    """Let a merge of a session be of a transaction: once, however often it is tried.
+
+    Delta finds it in the session's settings, so nothing else may write in that session meanwhile.
+    """
+    settings = {f"{_WRITE}.txnAppId": application, f"{_WRITE}.txnVersion": str(number)}
+    try:
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name in settings:
+            session.conf.unset(name)
+
+
 def utc(values: dict[str, Any]) -> dict[str, Any]:
     """Give the times of a collected row their zone: Spark hands them over without one, in this process's local time."""
     return {name: v.astimezone(UTC) if isinstance(v, datetime) else v for name, v in values.items()}
@@ -193,6 +200,16 @@ def estimates(model: str) -> str:
 def latest(model: str) -> str:
     """Return the name of the table of a model's latest states."""
     return f"latest/{model}"
+
+
+def windows(model: str) -> str:
+    """Return the name of the table of a model's windows."""
+    return f"windows/{model}"
+
+
+def alerts(model: str) -> str:
+    """Return the name of the table of a model's alerts."""
+    return f"alerts/{model}"
 
 
 def need_measurements(warehouse: Warehouse, model: str) -> str:
