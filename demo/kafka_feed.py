@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEVICES = 400
-START = pd.Timestamp("2024-06-01", tz="UTC")
+START = datetime(2024, 6, 1, tzinfo=UTC)
 POISON = ("nope", '{"device": "device 1"', '{"device": "device 1", "at": "soon", "value": 1}', "[1, 2]", None)
 
 
@@ -27,8 +28,7 @@ class Chunk(NamedTuple):
 
 def make_topic(spark: SparkSession, topic: str, partitions: int = 2) -> None:
     """Make a topic."""
-    jvm = spark._jvm
-    assert jvm is not None
+    jvm: Any = spark._jvm
     wanted = jvm.java.util.ArrayList()
     wanted.add(jvm.org.apache.kafka.clients.admin.NewTopic(topic, partitions, 1))
     with kafka.admin(spark) as client:
@@ -68,7 +68,7 @@ def _messages(value: np.ndarray, partition: int, chunk: int | None, minutes: int
     texts = [
         json.dumps({"device": f"device {device}", "at": at, "value": round(float(value[device, minute]), 4)})
         for minute in range(chunk * minutes, (chunk + 1) * minutes)
-        for at in [(START + pd.Timedelta(minutes=minute)).isoformat()]
+        for at in [(START + timedelta(minutes=minute)).isoformat()]
         for device in devices.tolist()
     ]
     return pd.DataFrame({"value": texts, "partition": np.int32(partition)})

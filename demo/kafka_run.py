@@ -82,7 +82,7 @@ class KafkaDemo:
             landed = ingest.run(self.settings, MODEL).data
             pretrain.run(self.settings, MODEL)
             self.landed_before = sent
-            self.since = (START + timedelta(minutes=HISTORY * MINUTES)).to_pydatetime()
+            self.since = START + timedelta(minutes=HISTORY * MINUTES)
             phase.result(f"{landed['rows']:,} readings landed, {landed['quarantined']} quarantined")
 
     def stream(self) -> None:

@@ -20,7 +20,7 @@ from jobs.keys import KeyKind, match
 from jobs.packed_rows import RowFormat, row_packer, select_columns, unpack_rows
 from jobs.packets import Column, Layout, Records, concat
 from jobs.routing import Routing
-from jobs.rules import Events, Rules, RuleStates, apply_rules, no_states, silences
+from jobs.rules import Events, Rules, RuleStates, apply_rules, joined, no_states, silences
 from jobs.spec import ModelSpec
 from jobs.spec_monitor import Monitor
 from jobs.tables import Warehouse, alerts
@@ -130,8 +130,8 @@ def watch(plan: Plan, known: Records, payloads: list[bytes], clock: int) -> tupl
             new = keyed.keys.take(born)
             fresh = _arrays(no_states(rules, len(born)))
             added = Records({**new.arrays, **fresh}, new.text)
-            joined = concat([known, added]) if known.size else added
-            known = joined.take(np.argsort(joined.arrays["route"], kind="stable"))
+            whole = concat([known, added]) if known.size else added
+            known = whole.take(np.argsort(whole.arrays["route"], kind="stable"))
             at = match(known, keyed.keys)
         states = _states(known)
         rows = keyed.rows
@@ -140,11 +140,7 @@ def watch(plan: Plan, known: Records, payloads: list[bytes], clock: int) -> tupl
     else:
         states, events = _states(known), None
     states, quiet = silences(rules, states, clock)
-    both = (
-        quiet
-        if events is None
-        else Events(*(np.concatenate(pair) for pair in zip(events, quiet, strict=True)))
-    )
+    both = joined([*([] if events is None else [events]), quiet])
     if keyed is None and len(quiet.key) == 0:
         return known, both
     return Records({**known.arrays, **_arrays(states)}, known.text), both
@@ -152,9 +148,8 @@ def watch(plan: Plan, known: Records, payloads: list[bytes], clock: int) -> tupl
 
 def _states(records: Records) -> RuleStates:
     arrays = records.arrays
-    return RuleStates(
-        *(arrays[name] for name in ("time", "run", "since", "calm", "last")), arrays["active"].astype(bool)
-    )
+    kept = {name: arrays[name] for name in ("time", "run", "since", "calm", "last")}
+    return RuleStates(**kept, active=arrays["active"].astype(bool))
 
 
 def _arrays(states: RuleStates) -> dict[str, Any]:

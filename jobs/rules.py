@@ -54,7 +54,11 @@ class RuleStates(NamedTuple):
 
     def take(self, keys: Ints) -> RuleStates:
         """Return the states of some keys."""
-        return RuleStates(*(array[..., keys] for array in self))
+        return RuleStates(**{name: getattr(self, name)[..., keys] for name in self._fields})
+
+    def copy(self) -> RuleStates:
+        """Return states that may be changed in place."""
+        return RuleStates(**{name: np.array(getattr(self, name)) for name in self._fields})
 
 
 class Events(NamedTuple):
@@ -74,7 +78,7 @@ class Events(NamedTuple):
 
     def take(self, index: Ints) -> Events:
         """Return some events."""
-        return Events(*(array[index] for array in self))
+        return Events(**{name: getattr(self, name)[index] for name in self._fields})
 
 
 def no_states(rules: Rules, keys: int) -> RuleStates:
@@ -104,17 +108,17 @@ def apply_rules(
     """
     kept = np.flatnonzero(time >= states.time[key])
     key, time, value = key[kept], time[kept], value[:, kept]
-    now = RuleStates(*(np.array(array) for array in states))
+    now = states.copy()
     found: list[Events] = []
     if len(key) == 0:
-        return now, _joined(found)
+        return now, _in_order(found)
     first = np.r_[0, np.flatnonzero(np.diff(key)) + 1]
     turn = np.arange(len(key)) - np.repeat(first, np.diff(np.r_[first, len(key)]))
     order = np.argsort(turn, kind="stable")
     # The k-th row of every key at once: as many rounds as the busiest key has rows.
     for rows in np.split(order, np.cumsum(np.bincount(turn))[:-1]):
         found += _round(rules, now, key[rows], time[rows], value[:, rows])
-    return now, _joined(found)
+    return now, _in_order(found)
 
 
 def silences(rules: Rules, states: RuleStates, clock: int) -> tuple[RuleStates, Events]:
@@ -172,14 +176,26 @@ def _events(
     """Return the events of rules and keys that `which` (R, n) marks."""
     rule, place = np.nonzero(which)
     counts = np.broadcast_to(readings, which.shape)
-    picked = [array[rule, place] for array in (time, value, since, counts)]
-    return Events(key[place], rule, np.full(len(rule), raised), *picked)
+    return Events(
+        key[place],
+        rule,
+        np.full(len(rule), raised),
+        time[rule, place],
+        value[rule, place],
+        since[rule, place],
+        counts[rule, place],
+    )
 
 
-def _joined(parts: list[Events]) -> Events:
-    """Join events, those of a key and rule in their order."""
+def joined(parts: list[Events]) -> Events:
+    """Return events end to end."""
     if not parts:
         none = np.zeros(0, np.int64)
         return Events(none, none, none.astype(bool), none, none.astype(float), none, none)
-    whole = Events(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    return Events(**{name: np.concatenate([getattr(one, name) for one in parts]) for name in Events._fields})
+
+
+def _in_order(parts: list[Events]) -> Events:
+    """Join events, those of a key and rule in their order."""
+    whole = joined(parts)
     return whole.take(np.lexsort((np.arange(len(whole.key)), whole.time, whole.key)))

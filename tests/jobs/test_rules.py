@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.rules import Events, Rules, RuleStates, apply_rules, no_states, silences
+from jobs.rules import Events, Rules, apply_rules, no_states, silences
 
 INF = math.inf
 Event = tuple[int, int, bool, int, float, int, int]
@@ -144,7 +144,7 @@ def test_an_alert_that_is_raised_is_not_raised_again_before_it_is_cleared() -> N
 
 def test_states_are_left_as_they_were() -> None:
     states = no_states(RULES, 2)
-    before = RuleStates(*(np.array(array) for array in states))
+    before = states.copy()
     apply_rules(RULES, states, np.array([0, 0]), np.array([1, 2]), np.full((4, 2), 3.0))
     assert all(np.array_equal(a, b) for a, b in zip(states, before, strict=True))
 
