@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pytest
+
+from jobs import monitor
+from jobs.errors import UserError
+from jobs.monitor_rules import KIND, Plan, rules_of, watch
+from jobs.packed_rows import RowFormat
+from jobs.packets import Records
+from jobs.routing import route_of
+from jobs.rules import apply_rules, no_states
+from jobs.spec import ModelSpec
+from jobs.spec_monitor import Monitor
+from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
+from tests.jobs.test_spec import NILE, refused
 
 # The racks of the example: a reading of each every five minutes. An estimate is the reading itself (R = 0).
 RACKS: dict[str, Any] = {
