@@ -128,11 +128,12 @@ class _Watcher:
         return queries
 
     def _source(self) -> DataFrame:
-        """Return the live estimates as a stream, from the first one on."""
+        """Return the live estimates as a stream, from the first one on that the table's log still knows of."""
         from jobs.live import is_live
 
         table = estimates(self.spec.name)
-        reader = self.warehouse.spark.readStream.format("delta").option("startingVersion", 0)
+        reader = self.warehouse.spark.readStream.format("delta")
+        reader = reader.option("startingVersion", self.warehouse.first_version(table))
         rows = reader.load(self.warehouse.path(table))
         return rows.filter(is_live(self.warehouse, self.spec.name))
 

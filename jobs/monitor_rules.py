@@ -20,7 +20,7 @@ from jobs.keys import KeyKind, match
 from jobs.packed_rows import RowFormat, row_packer, select_columns, unpack_rows
 from jobs.packets import Column, Layout, Records, concat
 from jobs.routing import Routing
-from jobs.rules import Events, Rules, RuleStates, apply_rules, joined, no_states, silences
+from jobs.rules import NEVER, Events, Rules, RuleStates, apply_rules, joined, no_states, silences
 from jobs.spec import ModelSpec
 from jobs.spec_monitor import Monitor
 from jobs.tables import Warehouse, alerts
@@ -95,7 +95,7 @@ class RuleProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """Take a micro-batch's readings of the bucket and put out what they raise and clear."""
         payloads: list[bytes] = []
-        clock = 0
+        clock = NEVER
         for frame in rows:
             payloads += [payload for payload in frame["payload"] if payload is not None]
             clock = max(clock, int(frame["clock"].max()))

@@ -96,15 +96,22 @@ class Warehouse:
 
     def latest_version(self, table: str) -> int:
         """Return the newest version of a table: its log has a file a version."""
+        return max(self._versions(table))
+
+    def first_version(self, table: str) -> int:
+        """Return the oldest version of a table that its log still has."""
+        return min(self._versions(table))
+
+    def _versions(self, table: str) -> list[int]:
         if self.local:
             names = os.listdir(f"{self.path(table)}/_delta_log")
-            return max(int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit())
+            return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
         jvm: Any = self.spark._jvm
         session: Any = self.spark._jsparkSession
         log = jvm.org.apache.hadoop.fs.Path(self.path(table), "_delta_log")
         files = log.getFileSystem(session.sessionState().newHadoopConf())
         names = [status.getPath().getName() for status in files.listStatus(log)]
-        return max(int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit())
+        return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
 
     def append(
         self,

@@ -15,15 +15,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+import kalman
 from jobs.errors import RUN_FAILED, UserError
 from jobs.estimates import EstimateFormat, _last_keeper
 from jobs.keys import KeyKind
 from jobs.leases import Lease
 from jobs.live import live_latest
 from jobs.packets import Records
-from jobs.publish import Publisher
+from jobs.publish import Publisher, targets_of
+from jobs.spec_sinks import Sinks
 from jobs.tables import Warehouse
-from tests.jobs.feeds import Feed
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files
 
@@ -152,12 +153,16 @@ def test_a_sink_that_fails_fails_its_micro_batch_and_the_retry_converges(tmp_pat
     assert set(before["key"]) <= set(after["key"]) and (after["batch_id"] == -1).all()
 
 
-@pytest.mark.spark
-def test_a_sink_that_is_not_there_is_named_before_anything_runs(tmp_path: Path) -> None:
-    pipeline, _ = prepared(tmp_path, 2, functions=["shelf:give"])
-    with pytest.raises(Exception, match="sinks.functions: module shelf has no function give"):
-        pipeline.stream()
-    assert not pipeline.warehouse.exists("estimates/walk")
+def test_a_sink_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lone_shelf.py").write_text("def take(rows, generation, batch_id): ...")
+    for name, said in (
+        ("lone_shelf:give", "sinks.functions: module lone_shelf has no function give"),
+        ("no_shelf:take", "sinks.functions: there is no module no_shelf"),
+    ):
+        with pytest.raises(kalman.ModelError, match=said):
+            targets_of(cast(Warehouse, None), Sinks(functions=[name]), str(tmp_path))
+    with pytest.raises(ValueError, match="does not name a function; write module:function"):
+        Sinks(functions=["take"])
 
 
 class Recording:
@@ -210,31 +215,6 @@ def test_a_generation_that_becomes_live_hands_on_what_it_estimated_in_shadow(
     batch(5)
     begun(5)  # named again, it is new
     assert sink.got[4:] == []
-
-
-@pytest.mark.spark
-def test_a_topic_gets_each_live_estimate_under_its_key(feed: Feed, tmp_path: Path) -> None:
-    frames = random_rows(2, text=True)
-    pipeline = Pipeline(tmp_path, sinks_spec(kafka={"topic": "walked"}))
-    pipeline.land(frames[0])
-    pipeline.pretrain()
-    pipeline.land(frames[1])
-    with pytest.raises(UserError, match="Kafka has no topic walked"):
-        pipeline.stream()
-    feed.make("walked")
-    pipeline.stream()
-    messages = feed.read("walked")
-    values = pd.DataFrame([json.loads(value) for value in messages["value"]])
-    assert list(values["key"]) == list(messages["key"]) and set(messages["partition"]) == {0, 1}
-    assert len(messages[["key", "partition"]].drop_duplicates()) == messages["key"].nunique()
-    assert all(times.is_monotonic_increasing for _, times in values.groupby("key")["event_time"])
-    expected = pipeline.estimates()
-    values["event_time"] = pd.to_datetime(values["event_time"]).dt.tz_localize(None).astype("datetime64[ns]")
-    values["mean"] = values["mean"].map(tuple)
-    found = values.sort_values(["key", "event_time", "log_likelihood", "mean"], ignore_index=True)
-    expected["event_time"] = expected["event_time"].astype("datetime64[ns]")
-    for name in ("key", "id", "event_time", "mean", "log_likelihood", "generation", "batch_id"):
-        assert found[name].to_list() == expected[name].to_list(), name
 
 
 @pytest.mark.spark
