@@ -97,7 +97,7 @@ class _Watcher:
         from jobs.checkpoints import Checkpoint
         from jobs.kafka import bounds
         from jobs.keys import key_kind
-        from jobs.monitor_rules import Alerts, start_rules
+        from jobs.monitor_rules import Alerts, buckets_of, start_rules
         from jobs.monitor_windows import Windows
 
         spec, monitor, warehouse = self.spec, self.monitor, self.warehouse
@@ -116,7 +116,8 @@ class _Watcher:
             else:
                 kind = key_kind(spec.key, source.schema)
                 self.alerts = self.alerts or Alerts(warehouse, spec, monitor, name, kind)
-                sink, rows = self.alerts, start_rules(spec, monitor, source)
+                buckets = buckets_of(warehouse, spec, name)
+                sink, rows = self.alerts, start_rules(spec, monitor, source, buckets)
             writer = rows.writeStream.queryName(name).foreachBatch(sink)
             writer = writer.option("checkpointLocation", checkpoint.path)
             writer = (

@@ -6,6 +6,7 @@ others go on.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from jobs.packed_rows import RowFormat, row_packer, select_columns, unpack_rows
 from jobs.packets import Column, Layout, Records, concat
 from jobs.routing import Routing
 from jobs.rules import NEVER, Events, Rules, RuleStates, apply_rules, joined, no_states, silences
+from jobs.small_files import hadoop_files
 from jobs.spec import ModelSpec
 from jobs.spec_monitor import Monitor
 from jobs.tables import Warehouse, alerts
@@ -32,9 +34,20 @@ if TYPE_CHECKING:
 
 PACKED = "bucket int, payload binary, clock bigint"
 OUTPUT = "key string, rule int, raised boolean, time bigint, value double, since bigint, readings bigint"
+BUCKETS_A_PARTITION = 4
 KIND = KeyKind(("key",), ("string",), False)
-BUCKETS = 64
 RAISED, CLEARED = "raised", "cleared"
+
+
+def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
+    """Return over how many buckets the keys are spread: fixed when the stream that has this name first starts."""
+    files = hadoop_files(warehouse, f"_monitor/{spec.name}")
+    kept = files.read(f"{name}.json")
+    if kept is None:
+        partitions = spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
+        kept = json.dumps({"buckets": BUCKETS_A_PARTITION * partitions}).encode()
+        files.write(f"{name}.json", kept)
+    return int(json.loads(kept)["buckets"])
 
 
 class Plan(NamedTuple):
@@ -156,7 +169,7 @@ def _arrays(states: RuleStates) -> dict[str, Any]:
     return {**states._asdict(), "active": states.active.astype(np.uint8)}
 
 
-def start_rules(spec: ModelSpec, monitor: Monitor, estimates: DataFrame) -> DataFrame:
+def start_rules(spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int) -> DataFrame:
     """Return the stream of a model's alerts from the stream of its live estimates."""
     from pyspark.sql import functions as F
 
@@ -173,13 +186,15 @@ def start_rules(spec: ModelSpec, monitor: Monitor, estimates: DataFrame) -> Data
     fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(len(read))), ())
     plan = Plan(rules, fmt)
     chosen = select_columns(estimates.select("key", "event_time", *read), fmt)
-    packed = chosen.mapInArrow(_packer(fmt, bool((rules.after >= 0).any())), PACKED)
+    packed = chosen.mapInArrow(_packer(fmt, buckets, bool((rules.after >= 0).any())), PACKED)
     grouped = packed.groupBy("bucket")
     return grouped.transformWithStateInPandas(RuleProcessor(plan), OUTPUT, "Append", "None")
 
 
-def _packer(fmt: RowFormat, to_all: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    pack = row_packer(fmt, Routing(tuple(range(BUCKETS)), 1))
+def _packer(
+    fmt: RowFormat, buckets: int, to_all: bool
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    pack = row_packer(fmt, Routing(tuple(range(buckets)), 1))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -189,7 +204,7 @@ def _packer(fmt: RowFormat, to_all: bool) -> Callable[[Iterator[pa.RecordBatch]]
             for part in pack(iter([batch])):
                 bucket, payload = part.column("bucket"), part.column("payload")
                 if to_all:
-                    others = np.setdiff1d(np.arange(BUCKETS), bucket.to_numpy())
+                    others = np.setdiff1d(np.arange(buckets), bucket.to_numpy())
                     bucket = pa.concat_arrays([bucket, pa.array(others, pa.int32())])
                     payload = pa.concat_arrays([payload, pa.nulls(len(others), pa.binary())])
                 clocks = pa.array(np.full(len(bucket), clock))

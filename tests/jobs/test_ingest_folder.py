@@ -159,7 +159,9 @@ def test_files_of_every_kind_land_as_they_come_until_the_stream_is_stopped(tmp_p
     assert row["reason"].startswith("file: there is no column 'a'") and row["source"] == str(inbox / "4.csv")
     # What has landed from another kind of file is the same rows.
     landed = (
-        table.select("id", "at", "a", "b").toPandas().sort_values(["at", "id", "a", "b"], ignore_index=True)
+        table.selectExpr("bigint(id) id", "at", "a", "b")
+        .toPandas()
+        .sort_values(["at", "id", "a", "b"], ignore_index=True)
     )
     sent = pd.concat(days[:3]).sort_values(["at", "id", "a", "b"], ignore_index=True)
     assert landed["a"].to_numpy() == pytest.approx(sent["a"].to_numpy(), nan_ok=True, abs=1e-14)
