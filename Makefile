@@ -16,7 +16,7 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test test-slow soak bench bench-quick bench-filters lint format airflow lock clean
+.PHONY: help setup demo demo-kafka cluster test test-slow soak bench bench-quick bench-filters lint format airflow lock clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, 
 
 cluster: setup ## Run a Spark master and two workers here until Ctrl-C; then: make demo MASTER=spark://127.0.0.1:7077
 	$(BIN)/python -m demo.cluster
+
+demo-kafka: setup ## Feed a topic, stream it, kill the broker on the way, check it (a real broker, two minutes)
+	$(BIN)/python -m demo.kafka_run
 
 PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 

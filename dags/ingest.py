@@ -39,6 +39,7 @@ def build(spec: ModelSpec) -> DAG:
         KalmanOperator(
             task_id="ingest",
             verb="ingest",
+            kafka=spec.speaks_to_kafka,
             options={
                 "--model": spec.name,
                 "--input": "{% if params.input %}{{ params.input }}{% else %}" + (path or "") + "{% endif %}",

@@ -58,6 +58,7 @@ def build(spec: ModelSpec) -> DAG:
         KalmanOperator(
             task_id="stream",
             verb="stream",
+            kafka=spec.speaks_to_kafka,
             options={
                 "--model": spec.name,
                 "--trigger": "{{ params.trigger }}",

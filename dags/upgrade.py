@@ -76,21 +76,34 @@ def build(spec: ModelSpec) -> DAG:
     ) as dag:
         common = {"--model": spec.name, "--mode": "{{ params.mode }}"}
         preview = KalmanOperator(
-            task_id="preview", verb="upgrade", options=common, flags=["--dry-run", "--needed"]
+            task_id="preview",
+            verb="upgrade",
+            kafka=spec.speaks_to_kafka,
+            options=common,
+            flags=["--dry-run", "--needed"],
         )
         proceed = ShortCircuitOperator(task_id="proceed", python_callable=goes_on)
         shadow = KalmanOperator(
             task_id="shadow",
             verb="upgrade",
+            kafka=spec.speaks_to_kafka,
             options=common,
             flags=["{{ '--no-promote' if params.mode == 'blue-green' else '--dry-run' }}"],
         )
         choose = BranchPythonOperator(task_id="way", python_callable=way)
         promote = KalmanOperator(
-            task_id="promote", verb="upgrade", options=common, outlets=[family.estimates(spec.name)]
+            task_id="promote",
+            verb="upgrade",
+            kafka=spec.speaks_to_kafka,
+            options=common,
+            outlets=[family.estimates(spec.name)],
         )
         replace = KalmanOperator(
-            task_id="replace", verb="upgrade", options=common, pool=family.stream_pool(spec.name)
+            task_id="replace",
+            verb="upgrade",
+            kafka=spec.speaks_to_kafka,
+            options=common,
+            pool=family.stream_pool(spec.name),
         )
         gate = [] if spec.upgrade.automatic else [_approval(spec)]
         chain(preview, proceed, shadow, *gate, choose, [promote, replace])

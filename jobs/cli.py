@@ -123,7 +123,7 @@ def ingest(
     ] = None,
     trigger: Annotated[
         str,
-        typer.Option(help="Of a topic: available-now, or a number: every so many seconds, until stopped."),
+        typer.Option(help="available-now, or a number: look again every so many seconds, until stopped."),
     ] = "available-now",
 ) -> None:
     """Land files, or a topic, in the model's measurements table; what does not fit goes to quarantine."""
@@ -187,6 +187,19 @@ def stream(
         metrics_port=metrics_port,
         metrics_file=metrics_file,
     )
+
+
+@app.command()
+def monitor(
+    ctx: typer.Context,
+    model: Model,
+    trigger: Annotated[
+        str,
+        typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped."),
+    ] = "available-now",
+) -> None:
+    """Watch the live estimates: windows over time, and rules over keys that raise alerts."""
+    _run(ctx, "monitor", model, trigger=trigger)
 
 
 @app.command()

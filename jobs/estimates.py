@@ -121,6 +121,54 @@ def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
     )
 
 
+def last_of_keys(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
+    """Keep of packets (column `payload`) the last row of each key; packets of a key are in one partition, in order."""
+    return packed.select("payload").mapInArrow(_last_keeper(fmt), "payload binary")
+
+
+def _last_keeper(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    layout = fmt.layout
+
+    def one(records: Records) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([pa.array([layout.encode(records)], pa.binary())], ["payload"])
+
+    def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held: Records | None = (
+            None  # the last key's row of the packet before: this one may go on with that key
+        )
+        for batch in batches:
+            for payload in batch.column("payload"):
+                records = layout.decode(payload.as_py())
+                if records.size == 0:
+                    continue
+                if held is not None and _key_at(held, 0) != _key_at(records, 0):
+                    yield one(held)
+                last = records.take(_ends_of_keys(records))
+                if last.size > 1:
+                    yield one(last.slice(0, last.size - 1))
+                held = last.slice(last.size - 1, last.size)
+        if held is not None:
+            yield one(held)
+
+    return keep
+
+
+def _ends_of_keys(records: Records) -> NDArray[np.int64]:
+    """Return where the rows of each key end; those of a key are together."""
+    ends = np.ones(records.size, bool)
+    if records.text is None:
+        key = records.arrays["key"]
+        ends[:-1] = key[1:] != key[:-1]
+    else:
+        codes = records.text.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+        ends[:-1] = codes[1:] != codes[:-1]
+    return np.flatnonzero(ends)
+
+
+def _key_at(records: Records, place: int) -> int | str:
+    return int(records.arrays["key"][place]) if records.text is None else records.text[place].as_py()
+
+
 def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     n, layout = fmt.states, fmt.layout
     full = None if fmt.diagonal else full_of_packed(n)

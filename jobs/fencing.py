@@ -99,6 +99,39 @@ class Fence:
         self.warehouse.append(rows, table, (name, number), options)
         self.check()
 
+    def begin(self, rows: DataFrame, table: str, options: Mapping[str, str] | None = None) -> None:
+        """Append a generation's first rows to a table, before its micro-batches upsert others.
+
+        Raises:
+            UserError: the lease is lost.
+        """
+        self.check()
+        name = f"{self._name(table, None)}/begin"
+        self._raise_fence(rows, table, name, options)
+        self._last[name] = -1
+        self.warehouse.append(rows, table, (name, self.lease.generation.epoch * _BATCHES), options)
+        self.check()
+
+    def upsert(
+        self, rows: DataFrame, table: str, batch_id: int, key: str, options: Mapping[str, str] | None = None
+    ) -> None:
+        """Put a micro-batch's rows, one a `key`, in the place of the generation's rows with these keys.
+
+        Doing it again, or once more after a kill, changes nothing, so nobody has to look if it was done.
+
+        Raises:
+            UserError: the lease is lost.
+        """
+        self.check()
+        name = self._name(table, None)
+        self._raise_fence(rows, table, name, options)
+        self._last[name] = batch_id
+        # A constant, so that rows of other generations are neither read nor in the way of their drivers' commits.
+        mine = f"t.generation = '{self.lease.generation.generation}' AND t.`{key}` = s.`{key}`"
+        number = self.lease.generation.epoch * _BATCHES + batch_id
+        self.warehouse.upsert(rows, table, mine, (name, number), options or {})
+        self.check()
+
     def _name(self, table: str, part: Part | None) -> str:
         return f"{self.lease.generation.generation}/{table}/{part.name if part else 'rows'}/by-epoch"
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from jobs import ingest_topic
+from jobs import ingest_folder, ingest_topic
 from jobs.checked_rows import (
     PAYLOAD,
     REASON,
@@ -30,6 +30,8 @@ from jobs.checked_rows import (
     refuse_types,
 )
 from jobs.errors import INPUT_ERROR, UserError, first_line
+from jobs.json_files import FORMATS as JSON_FORMATS
+from jobs.json_files import is_array, is_json, json_frame, json_schema, read_checked
 from jobs.progress import Progress
 from jobs.quarantine_table import TABLE, holds, keep, refusal, too_many
 from jobs.report import Report
@@ -46,7 +48,7 @@ IN_DRIVER_BYTES = 16 << 20
 """A file up to this size is read in the driver: that takes less than the Spark jobs that would read it elsewhere."""
 SMALL_BYTES = 64 << 20
 """Files of less than this, together, are landed before compiling anything would have paid for itself."""
-SUFFIXES = (".csv", ".csv.gz", ".parquet")
+SUFFIXES = (".csv", ".csv.gz", ".parquet", *JSON_FORMATS)
 MEASUREMENT_PROPERTIES = {
     # A stream that was stopped for months must still find every version after its position.
     "delta.logRetentionDuration": "interval 400 days",
@@ -75,7 +77,8 @@ def run(settings: Settings, model: str, inputs: Sequence[str] = (), trigger: str
         settings: of the command.
         model: name or path of its spec.
         inputs: what to land.
-        trigger: of a topic: `available-now`, or seconds between micro-batches (until SIGTERM).
+        trigger: `available-now`, or seconds: between a topic's micro-batches, or between looks into folders (until
+            SIGTERM).
 
     Raises:
         UserError: a file cannot be read or lacks a column; nothing has been landed then.
@@ -87,12 +90,14 @@ def run(settings: Settings, model: str, inputs: Sequence[str] = (), trigger: str
     seconds = trigger_seconds(trigger)
     if not inputs:
         return ingest_topic.run(settings, spec, seconds)
+    if seconds is not None:
+        return ingest_folder.run(settings, spec, list(inputs), seconds)
     files = find_files(list(inputs))
-    schemas = [_schema(spec, path) for path in files]
+    schemas = [file_schema(spec, path) for path in files]
     small = sum(_size(path) for path in files) < SMALL_BYTES
     spark = spark_session(settings, f"ingest {spec.name}", glance_conf() if small else None)
     warehouse = Warehouse(spark, settings.warehouse)
-    key_types = _prepare(warehouse, spec, schemas[0])
+    key_types = prepare(warehouse, spec, schemas[0])
     landed: list[Landed] = []
     with Progress(f"ingest {spec.name}", len(files), quiet=settings.quiet) as progress:
         for path in files:
@@ -131,16 +136,19 @@ def find_files(inputs: list[str]) -> list[str]:
 
 def land(warehouse: Warehouse, spec: ModelSpec, path: str, key_types: KeyTypes) -> Landed:
     """Land one file's rows: quarantine first, then measurements, each at most once."""
-    digest = _digest(path)
-    if Path(path).is_file() and _size(path) <= IN_DRIVER_BYTES:
+    digest = file_digest(path)
+    small = Path(path).is_file() and _size(path) <= IN_DRIVER_BYTES
+    if small or is_json(path) and is_array(Path(path)):
         return _land_here(warehouse, spec, path, digest, key_types)
     return _land_there(warehouse, spec, path, digest, key_types)
 
 
 def _land_here(warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes) -> Landed:
     """Land a small file, read and checked in this process."""
-    source = read(Path(path))
-    checked = check_rows(spec, source, key_types, path)
+    if is_json(path):
+        checked = read_checked(spec, path, key_types)
+    else:
+        checked = check_rows(spec, read(Path(path)), key_types, path)
     rejected = checked.column(REASON).is_valid()
     bad = pa.Table.from_batches([checked.filter(rejected).select([REASON, PAYLOAD])])
     fits = checked.column(REASON).is_null()
@@ -165,7 +173,10 @@ def _land_there(warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, k
     """Land a large file, read and checked by Spark's workers."""
     from pyspark.sql import functions as F
 
-    rows = checked_frame(_frame(warehouse, spec, path), spec, key_types, path).persist()
+    if is_json(path):
+        rows = json_frame(warehouse.spark, spec, path, key_types).persist()
+    else:
+        rows = checked_frame(_frame(warehouse, spec, path), spec, key_types, path).persist()
     try:
         counts = rows.groupBy(REASON).agg(
             F.count("*").alias("rows"),
@@ -247,7 +258,7 @@ def _append(
     return after if after > before else None
 
 
-def _prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
+def prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
     """Make the measurements table if it is not there, and return the types of its key columns."""
     table = measurements(spec.name)
     if not warehouse.exists(table):
@@ -274,9 +285,13 @@ def key_types_in(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
     return {name: have[name] for name in spec.key}
 
 
-def _schema(spec: ModelSpec, path: str) -> pa.Schema:
-    """Return a file's columns after checking that they can be those of the spec."""
-    schema = read_schema(Path(path), spec.columns)
+def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
+    """Return a file's columns after checking that they can be those of the spec.
+
+    Raises:
+        UserError: they cannot, or the file cannot be read.
+    """
+    schema = json_schema(Path(path), spec) if is_json(path) else read_schema(Path(path), spec.columns)
     refuse_types(spec, schema, path)
     return schema
 
@@ -316,7 +331,8 @@ def _size(path: str) -> int:
     return sum(file.stat().st_size for file in _files_of(path))
 
 
-def _digest(path: str) -> str:
+def file_digest(path: str) -> str:
+    """Return the SHA-256 of a file's content."""
     digest = hashlib.sha256()
     for file in _files_of(path):
         with file.open("rb") as stream:

@@ -104,7 +104,7 @@ def _ordinary(documents: pa.Array) -> NDArray[np.bool_]:
 
 def _schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
     """Return the types of the columns in some documents; None if Arrow has none that fits."""
-    rows = [_object(document)[0] for document in documents.to_pylist()]
+    rows = [object_of(document)[0] for document in documents.to_pylist()]
     kinds: dict[str, pa.DataType] = {}
     for name in wanted.columns:
         value = next((row[name] for row in rows if row.get(name) is not None), None)
@@ -163,7 +163,7 @@ def _one_by_one(documents: pa.Array, wanted: _Wanted) -> JsonRows:
     rows: list[Mapping[str, Any]] = []
     problems = np.full(len(documents), None, object)
     for place, document in enumerate(documents.to_pylist()):
-        row, problem = _object(document)
+        row, problem = object_of(document)
         problems[place] = problem or _key_problem(row, wanted.keys)
         rows.append(row)
     return JsonRows(
@@ -171,7 +171,8 @@ def _one_by_one(documents: pa.Array, wanted: _Wanted) -> JsonRows:
     )
 
 
-def _object(document: bytes) -> tuple[dict[str, Any], str | None]:
+def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
+    """Return a document's members, and why it is none; numbers stay as they are written."""
     try:
         text = document.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -183,6 +184,11 @@ def _object(document: bytes) -> tuple[dict[str, Any], str | None]:
     except (ValueError, RecursionError):
         return {}, NOT_AN_OBJECT
     return (value, None) if isinstance(value, dict) else ({}, NOT_AN_OBJECT)
+
+
+def is_whole(value: Any) -> bool:
+    """Tell if a member that `object_of` gave is a whole number."""
+    return isinstance(value, _Number) and value.lstrip("-").isdigit()
 
 
 def _key_problem(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:

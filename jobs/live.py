@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs import generations
-from jobs.tables import Warehouse, estimates
+from jobs.tables import Warehouse, estimates, latest
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 class Link(NamedTuple):
@@ -38,13 +38,26 @@ def chain(warehouse: Warehouse, model: str) -> list[Link]:
 
 def live_estimates(warehouse: Warehouse, model: str) -> DataFrame:
     """Return the live estimates of a model, with the columns of its estimates table."""
+    return warehouse.read(estimates(model)).filter(is_live(warehouse, model))
+
+
+def is_live(warehouse: Warehouse, model: str) -> Column:
+    """Return the condition on rows of the estimates table by which they are live ones."""
     from pyspark.sql import functions as F
 
-    frame = warehouse.read(estimates(model))
     condition = F.lit(False)
     for link in chain(warehouse, model):
         mine = F.col("generation") == link.generation
         condition = condition | (
             mine if link.last_batch is None else mine & (F.col("batch_id") <= link.last_batch)
         )
-    return frame.filter(condition)
+    return condition
+
+
+def live_latest(warehouse: Warehouse, model: str) -> DataFrame:
+    """Return the latest state of each key of a model's live generation; its spec has `sinks: {latest: true}`."""
+    from pyspark.sql import functions as F
+
+    live = generations.live(warehouse, model)
+    mine = F.lit(False) if live is None else F.col("generation") == live.generation
+    return warehouse.read(latest(model)).filter(mine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +41,19 @@ def files_to_ship(definition: Mapping[str, Any]) -> list[Path]:
     Raises:
         ModelError: a function is not there.
     """
+    return files_of(named_functions(definition), definition.get("folder"))
+
+
+def files_of(names: Iterable[str], folder: str | None) -> list[Path]:
+    """Return the files of the modules of functions by their names, as `files_to_ship` does.
+
+    Raises:
+        ModelError: a function is not there.
+    """
     from kalman.named import find, module_file
 
-    folder = definition.get("folder")
     files: dict[Path, None] = {}
-    for name in named_functions(definition):
+    for name in names:
         find(name, folder)
         file = module_file(name, folder)
         if file is not None and not _installed(file):

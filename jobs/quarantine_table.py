@@ -80,6 +80,10 @@ def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
     return rows.withColumn("id", F.expr("uuid()"))
 
 
+class TooMany(UserError):
+    """More was rejected than the spec allows."""
+
+
 def too_many(limit: QuarantineLimit | None, reasons: Mapping[str, int], accepted: int) -> bool:
     """Tell if so many rows were rejected, by reason, beside those accepted, that the spec wants a failure instead."""
     rejected = sum(reasons.values())
@@ -96,7 +100,7 @@ def refusal(
     accepted: int,
     where: str,
     code: int = RUN_FAILED,
-) -> UserError:
+) -> TooMany:
     """Return the error of a micro-batch or file of which too many rows were rejected, before any of it is written.
 
     Args:
@@ -109,7 +113,7 @@ def refusal(
     rejected = sum(reasons.values())
     first = max(reasons, key=lambda reason: reasons[reason])
     allowed = "" if limit is None else f" ({limit.fail_above:g})"
-    return UserError(
+    return TooMany(
         f"{where}: {rejected:,} of {rejected + accepted:,} rows would go to quarantine, most for '{first}', and "
         f"quarantine.fail_above{allowed} allows less: nothing of it was written; mend the rows at their source, or "
         f"raise quarantine.fail_above in the spec, and start again",

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+    from jobs.estimates import EstimateFormat
+    from jobs.fencing import Fence
+    from jobs.latest import Latest
     from jobs.leases import Lease
+    from jobs.publish import Publisher
     from jobs.snapshots import Manifest
+    from jobs.spec_sinks import Sinks
 
 POLL_SECONDS = 0.2
 STATE_LOST = "CANNOT_LOAD_STATE_STORE"
@@ -36,8 +41,12 @@ def start_query(
     manifest: Manifest,
     seconds: float | None,
     told: Callable[[Totals], None],
+    deployed: ModelSpec,
 ) -> tuple[StreamingQuery, Totals]:
-    """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet."""
+    """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet.
+
+    `deployed` is the spec as it is now, whose sinks count, whichever version's states the generation has.
+    """
     import kalman
     from jobs import snapshots
     from jobs.checkpoints import Checkpoint
@@ -69,7 +78,7 @@ def start_query(
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
 
-    seeds = None
+    seeds = pinned = None
     committed, planned = checkpoint.last_commit(), checkpoint.last_planned()
     if committed is None:
         # The state begins in micro-batch 0, which may be tried many times: the snapshot is pinned, never "the newest".
@@ -91,6 +100,8 @@ def start_query(
     packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", "None", seeds)
     fence = Fence(warehouse, lease, None if planned == committed else planned)
     sink = Sink(generation, rows, out, fence, told, spec.quarantine)
+    sink.latest = _latest(fence, out, deployed.sinks, manifest, pinned, committed)
+    sink.publisher = _publisher(warehouse, lease, deployed, committed)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
     writer = writer.option("checkpointLocation", warehouse.path(generation.checkpoint))
     writer = (
@@ -99,6 +110,46 @@ def start_query(
         else writer.trigger(processingTime=f"{seconds} seconds")
     )
     return writer.start(), sink.totals
+
+
+def _latest(
+    fence: Fence,
+    out: EstimateFormat,
+    sinks: Sinks,
+    manifest: Manifest,
+    pinned: DataFrame | None,
+    committed: int | None,
+) -> Latest | None:
+    """Return what keeps the latest states, with those that there are already; None where the spec wants none."""
+    from jobs import latest
+    from jobs.export import states_at
+
+    warehouse, generation = fence.warehouse, fence.lease.generation
+
+    def states() -> DataFrame:
+        if pinned is not None:
+            return pinned
+        assert committed is not None
+        return states_at(warehouse, generation, manifest, committed)
+
+    if not sinks.latest:
+        latest.forget(warehouse, generation.model, generation.generation)
+        return None
+    keeper = latest.Latest(fence, out)
+    keeper.begin(states)
+    return keeper
+
+
+def _publisher(
+    warehouse: Warehouse, lease: Lease, deployed: ModelSpec, committed: int | None
+) -> Publisher | None:
+    """Return what hands estimates on, at the place where it was; None where the spec names nothing to hand them to."""
+    from jobs.publish import Publisher, targets_of
+
+    targets = targets_of(warehouse, deployed.sinks, deployed.folder)
+    publisher = Publisher(warehouse, lease, targets)
+    publisher.begin(committed)
+    return publisher if publisher.targets else None
 
 
 def _source(spark: SparkSession, warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> DataFrame:

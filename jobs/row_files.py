@@ -77,7 +77,7 @@ def read_schema(path: Path, columns: Sequence[str]) -> pa.Schema:
         raise UserError(f"{path}: there is no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
-    _check_columns(path, schema.names, columns)
+    check_columns(path, schema.names, columns)
     return schema
 
 
@@ -107,7 +107,7 @@ def _read_csv(path: Path, wanted: Sequence[str] | None) -> Source:
         with _text(path) as text:
             reader = csv.reader(text)
             header = _header(path, reader)
-            _check_columns(path, header, header if wanted is None else wanted)
+            check_columns(path, header, header if wanted is None else wanted)
             rows = [row for row in reader if row]
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
@@ -155,7 +155,7 @@ def _read_parquet(path: Path, wanted: Sequence[str] | None) -> Source:
     try:
         with pq.ParquetFile(path) as file:
             wanted = file.schema_arrow.names if wanted is None else wanted
-            _check_columns(path, file.schema_arrow.names, wanted)
+            check_columns(path, file.schema_arrow.names, wanted)
             table = file.read(columns=list(wanted)).combine_chunks()
     except pa.ArrowInvalid as error:
         raise UserError(f"{path}: is not a Parquet file ({str(error).splitlines()[0]})") from error
@@ -176,7 +176,12 @@ def _plain_type(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
-def _check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> None:
+def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> None:
+    """Check that a file has each of the wanted columns once.
+
+    Raises:
+        UserError: it has not.
+    """
     for name in wanted:
         if name not in have:
             hint = closest(name, have)

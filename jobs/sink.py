@@ -15,8 +15,10 @@ from jobs.estimates import EstimateFormat, unpack_estimates
 from jobs.fencing import Fence, Part
 from jobs.generations import Generation
 from jobs.late_rows import REASONS, refused_rows
+from jobs.latest import Latest
 from jobs.packed_rows import RowFormat
 from jobs.processor import BAD_STATE, ESTIMATES, LATE
+from jobs.publish import Publisher, with_target
 from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
 from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
 from jobs.spec_watch import QuarantineLimit
@@ -60,6 +62,8 @@ class Sink:
     fence: Fence
     told: Callable[[Totals], None]
     limit: QuarantineLimit | None = None
+    latest: Latest | None = None
+    publisher: Publisher | None = None
     totals: Totals = field(default_factory=Totals)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
@@ -83,6 +87,7 @@ class Sink:
                 self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
             if counts[ESTIMATES]:
                 self._estimates(packets.filter(F.col("kind") == ESTIMATES), batch_id)
+            self._others(packets.filter(F.col("kind") == ESTIMATES) if counts[ESTIMATES] else None, batch_id)
             self.fence.check()
         finally:
             packets.unpersist()
@@ -101,18 +106,27 @@ class Sink:
         self.told(self.totals)
 
     def _estimates(self, packets: DataFrame, batch_id: int) -> None:
+        # Another version of the model may put out more columns.
+        table = estimates(self.generation.model)
+        self.fence.append(self._rows(packets, batch_id), table, batch_id, {"mergeSchema": "true"})
+
+    def _rows(self, packets: DataFrame, batch_id: int) -> DataFrame:
         from pyspark.sql import functions as F
 
-        generation = self.generation
-        table = estimates(generation.model)
-        rows = unpack_estimates(packets, self.estimates).select(
+        return unpack_estimates(packets, self.estimates).select(
             "*",
-            F.lit(generation.model_version).cast("int").alias("model_version"),
-            F.lit(generation.generation).alias("generation"),
+            F.lit(self.generation.model_version).cast("int").alias("model_version"),
+            F.lit(self.generation.generation).alias("generation"),
             F.lit(batch_id).cast("bigint").alias("batch_id"),
         )
-        # Another version of the model may put out more columns.
-        self.fence.append(rows, table, batch_id, {"mergeSchema": "true"})
+
+    def _others(self, packets: DataFrame | None, batch_id: int) -> None:
+        """Hand a micro-batch's estimates to the other sinks, behind the one that must have them exactly once."""
+        if self.latest is not None and packets is not None:
+            keep = self.latest
+            with_target(keep.table, batch_id, lambda: keep.write(packets, batch_id))
+        if self.publisher is not None:
+            self.publisher(None if packets is None else self._rows(packets, batch_id), batch_id)
 
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation

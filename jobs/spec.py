@@ -20,6 +20,7 @@ from jobs import yaml_text
 from jobs.model_functions import named_functions
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
 from jobs.spec_migrate import Migrate, Upgrade
+from jobs.spec_monitor import Monitor
 from jobs.spec_options import (
     MIXTURES,
     NEEDS,
@@ -49,6 +50,7 @@ from jobs.spec_sections import (
     Stream,
     Unscented,
 )
+from jobs.spec_sinks import Sinks
 from jobs.spec_source import Source
 from jobs.spec_watch import QuarantineLimit
 from jobs.times import EPOCH_FORMATS, UNIT_US, time_pattern
@@ -188,6 +190,12 @@ class ModelSpec(Section):
         default=None,
         description="a topic that measurements come from, such as {kind: kafka, topic: readings}",
     )
+    sinks: Sinks = Field(
+        default_factory=Sinks, description="where estimates go besides their table, such as {latest: true}"
+    )
+    monitor: Monitor | None = Field(
+        default=None, description="what `monitor` watches in the estimates: windows, rules; null: nothing"
+    )
     stream: Stream = Field(default_factory=Stream, description="how the stream is run")
     airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")
 
@@ -215,6 +223,8 @@ class ModelSpec(Section):
         self._check_times()
         if self.source is not None:
             self.source.check_keys(self.key)
+        if self.monitor is not None:
+            self.monitor.check_names(self.key, self.states)
         return self
 
     def _check_sections(self) -> None:
@@ -308,6 +318,11 @@ class ModelSpec(Section):
         return self._source
 
     @property
+    def folder(self) -> str | None:
+        """Return the folder of the file that the spec was loaded from: one more place to look for functions."""
+        return None if self._source is None else str(self._source.resolve().parent)
+
+    @property
     def unit_us(self) -> float:
         """Return the microseconds of one time unit."""
         return float(UNIT_US[self.time_unit])
@@ -316,6 +331,12 @@ class ModelSpec(Section):
     def source_kind(self) -> str:
         """Return what the stream reads: kafka, or delta, the measurements table."""
         return "delta" if self.source is None else self.source.kind
+
+    @property
+    def speaks_to_kafka(self) -> bool:
+        """Tell if commands of this model need Spark's connector for Kafka."""
+        told = self.monitor is not None and self.monitor.kafka is not None
+        return self.source is not None or self.sinks.kafka is not None or told
 
     @property
     def columns(self) -> list[str]:
@@ -328,7 +349,7 @@ class ModelSpec(Section):
         if self.form not in (None, "covariance"):
             result["form"] = self.form
         if self._source is not None and any(named_functions(result)):
-            result["folder"] = str(self._source.resolve().parent)  # one more place to look for functions
+            result["folder"] = self.folder
         result["learn"] = self.learn and self.learn.definition()
         return result
 

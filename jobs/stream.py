@@ -63,7 +63,7 @@ def run(
     spec = load_spec(model, settings.models, deep=True)
     seconds = trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
-        spark = spark_session(settings, f"stream {spec.name}", interpreted_conf(), spec.source is not None)
+        spark = spark_session(settings, f"stream {spec.name}", interpreted_conf(), spec.speaks_to_kafka)
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
         driver = Driver(settings, warehouse, spec, seconds, stop, metrics_port, metrics_file)
@@ -81,6 +81,9 @@ class Driver:
     stop: threading.Event
     metrics_port: int | None = None
     metrics_file: str | None = None
+
+    def __post_init__(self) -> None:
+        self.deployed = self.spec  # a generation of an earlier version goes on with that version's
 
     def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
         from jobs import leases
@@ -155,7 +158,9 @@ class Driver:
 
         try:
             with self._metrics(generation) as outlets:
-                query, totals = start_query(self.warehouse, self.spec, lease, manifest, self.seconds, told)
+                query, totals = start_query(
+                    self.warehouse, self.spec, lease, manifest, self.seconds, told, self.deployed
+                )
                 with recording(self.warehouse, query, totals, generation, outlets) as recorder:
                     await_end(query, self.stop)
             if recorder.problem is not None:

@@ -17,6 +17,7 @@ from jobs.errors import UserError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_WRITE = "spark.databricks.delta.write"
 QUARANTINE = """
     model string, payload string, reason string, source string, position string, batch_id bigint, generation string,
     quarantined_at timestamp,
@@ -95,15 +96,22 @@ class Warehouse:
 
     def latest_version(self, table: str) -> int:
         """Return the newest version of a table: its log has a file a version."""
+        return max(self._versions(table))
+
+    def first_version(self, table: str) -> int:
+        """Return the oldest version of a table that its log still has."""
+        return min(self._versions(table))
+
+    def _versions(self, table: str) -> list[int]:
         if self.local:
             names = os.listdir(f"{self.path(table)}/_delta_log")
-            return max(int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit())
+            return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
         jvm: Any = self.spark._jvm
         session: Any = self.spark._jsparkSession
         log = jvm.org.apache.hadoop.fs.Path(self.path(table), "_delta_log")
         files = log.getFileSystem(session.sessionState().newHadoopConf())
         names = [status.getPath().getName() for status in files.listStatus(log)]
-        return max(int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit())
+        return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
 
     def table_id(self, table: str) -> str:
         """Return the id that a table was given when it was made."""
@@ -129,6 +137,28 @@ class Warehouse:
         with self.lock(table):
             writer.save(self.path(table))
 
+    def upsert(
+        self,
+        frame: DataFrame,
+        table: str,
+        condition: str,
+        transaction: tuple[str, int],
+        options: Mapping[str, str],
+    ) -> None:
+        """Put rows in the place of those that meet a condition of t (the table) and s, once for a `transaction`.
+
+        The frame's session must be used by this thread alone: it is where Delta finds the transaction of a merge.
+        """
+        from delta.tables import DeltaTable
+
+        session = frame.sparkSession
+        merge = DeltaTable.forPath(session, self.path(table)).alias("t").merge(frame.alias("s"), condition)
+        merge = merge.whenMatchedUpdateAll().whenNotMatchedInsertAll()
+        if options.get("mergeSchema") == "true":
+            merge = merge.withSchemaEvolution()
+        with self.lock(table), of_transaction(session, *transaction):
+            merge.execute()
+
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Let one process of this machine at a time commit to a local table.
@@ -151,6 +181,22 @@ class Warehouse:
         return "://" not in self.root
 
 
+@contextmanager
+def of_transaction(session: SparkSession, application: str, number: int) -> Iterator[None]:
+    """Let a merge of a session be of a transaction: once, however often it is tried.
+
+    Delta finds it in the session's settings, so nothing else may write in that session meanwhile.
+    """
+    settings = {f"{_WRITE}.txnAppId": application, f"{_WRITE}.txnVersion": str(number)}
+    try:
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name in settings:
+            session.conf.unset(name)
+
+
 def utc(values: dict[str, Any]) -> dict[str, Any]:
     """Give the times of a collected row their zone: Spark hands them over without one, in this process's local time."""
     return {name: v.astimezone(UTC) if isinstance(v, datetime) else v for name, v in values.items()}
@@ -164,6 +210,21 @@ def measurements(model: str) -> str:
 def estimates(model: str) -> str:
     """Return the name of a model's estimates table."""
     return f"estimates/{model}"
+
+
+def latest(model: str) -> str:
+    """Return the name of the table of a model's latest states."""
+    return f"latest/{model}"
+
+
+def windows(model: str) -> str:
+    """Return the name of the table of a model's windows."""
+    return f"windows/{model}"
+
+
+def alerts(model: str) -> str:
+    """Return the name of the table of a model's alerts."""
+    return f"alerts/{model}"
 
 
 def need_measurements(warehouse: Warehouse, model: str) -> str:

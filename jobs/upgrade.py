@@ -69,7 +69,7 @@ def run(
             "--partitions is for --mode repartition: a new version takes stream.partitions of its spec"
         )
     spec = load_spec(model, settings.models, deep=True)
-    spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf())
+    spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf(), spec.speaks_to_kafka)
     warehouse = Warehouse(spark, settings.warehouse)
     need_measurements(warehouse, spec.name)
     with Progress(f"upgrade {spec.name}", None, quiet=settings.quiet) as progress:

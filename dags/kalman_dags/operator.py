@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import (
 )
 
 from jobs.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
-from jobs.jars import jar_paths
+from jobs.jars import jar_paths, optional_jars
 from jobs.settings import DEFAULT_MASTER
 from jobs.spark_conf import spark_conf
 
@@ -105,6 +105,7 @@ class KalmanOperator(SparkSubmitOperator):
         flags: options without a value (templates); one that renders to nothing is left out.
         finish_on_kill: when the task is killed let the driver finish what it is at, as a stream does with its
             micro-batch, instead of killing the whole tree of processes.
+        kafka: give it Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); fetched now if it is not there.
 
     A driver that ends with 2 (bad input) fails the task at once, as no retry can mend it. One that ends
     with 3 (another driver has the stream, or there is nothing to do) skips it. On a retry, though, that other
@@ -122,6 +123,7 @@ class KalmanOperator(SparkSubmitOperator):
         options: Mapping[str, str | None],
         flags: Sequence[str] = (),
         finish_on_kill: bool = False,
+        kafka: bool = False,
         conf: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -141,6 +143,7 @@ class KalmanOperator(SparkSubmitOperator):
         self.options = dict(options)
         self.flags = list(flags)
         self.finish_on_kill = finish_on_kill
+        self.kafka = kafka
         self._hook: KalmanHook | None = None
 
     def execute(self, context: Context) -> None:
@@ -152,7 +155,7 @@ class KalmanOperator(SparkSubmitOperator):
             for text in (option, str(value))
         ] + [flag for flag in self.flags if flag]
         try:
-            self.jars = ",".join(jar_paths())
+            self.jars = ",".join([*jar_paths(), *(optional_jars("kafka") if self.kafka else [])])
             super().execute(context)
         except UserError as error:
             raise AirflowFailException(error.message) from error

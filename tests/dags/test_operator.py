@@ -73,6 +73,15 @@ def test_the_command(operator: Operator, tmp_path: Path) -> None:
     assert (Path(environment["SPARK_HOME"]) / "bin" / "spark-submit").exists()
 
 
+def test_a_model_that_speaks_to_kafka_has_its_connector(
+    operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kalman_dags.operator.optional_jars", lambda part: [f"/jars/{part}/c.jar"])
+    operator(kafka=True).execute(context())
+    words, _ = called(tmp_path)
+    assert words[words.index("--jars") + 1] == "/jars/a.jar,/jars/b.jar,/jars/kafka/c.jar"
+
+
 def test_a_cluster_is_one_setting_away(
     operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

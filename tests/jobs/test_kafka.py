@@ -157,6 +157,30 @@ def test_a_new_partition_is_read_from_its_beginning(feed: Feed, tmp_path: Path) 
     assert json.loads(row["position"]) == {**place, "generation": "grown-g0001", "batch_id": 0}
 
 
+def test_a_topic_gets_each_live_estimate_under_its_key(feed: Feed, tmp_path: Path) -> None:
+    frames = random_rows(2, text=True)
+    pipeline = Pipeline(tmp_path, random_walk_spec(sinks={"kafka": {"topic": "walked"}}))
+    pipeline.land(frames[0])
+    pipeline.pretrain()
+    pipeline.land(frames[1])
+    with pytest.raises(UserError, match="Kafka has no topic walked"):
+        pipeline.stream()
+    feed.make("walked")
+    pipeline.stream()
+    messages = feed.read("walked")
+    values = pd.DataFrame([json.loads(value) for value in messages["value"]])
+    assert list(values["key"]) == list(messages["key"]) and set(messages["partition"]) == {0, 1}
+    assert len(messages[["key", "partition"]].drop_duplicates()) == messages["key"].nunique()
+    assert all(times.is_monotonic_increasing for _, times in values.groupby("key")["event_time"])
+    expected = pipeline.estimates()
+    values["event_time"] = pd.to_datetime(values["event_time"]).dt.tz_localize(None).astype("datetime64[ns]")
+    values["mean"] = values["mean"].map(tuple)
+    found = values.sort_values(["key", "event_time", "log_likelihood", "mean"], ignore_index=True)
+    expected["event_time"] = expected["event_time"].astype("datetime64[ns]")
+    for name in ("key", "id", "event_time", "mean", "log_likelihood", "generation", "batch_id"):
+        assert found[name].to_list() == expected[name].to_list(), name
+
+
 def keyed(rows: pd.DataFrame, partition: int) -> list[Message]:
     """Return rows as messages whose key is the key column."""
     values = as_json(rows.drop(columns="id"), [partition] * len(rows))

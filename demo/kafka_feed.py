@@ -1,0 +1,92 @@
+"""The feed of the Kafka demo: readings of devices, with poison among them, sent to a topic chunk by chunk."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from jobs import kafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEVICES = 400
+START = datetime(2024, 6, 1, tzinfo=UTC)
+POISON = ("nope", '{"device": "device 1"', '{"device": "device 1", "at": "soon", "value": 1}', "[1, 2]", None)
+
+
+class Chunk(NamedTuple):
+    """Messages to send: their partitions, values (JSON, or what is none), and how many are poison."""
+
+    frame: pd.DataFrame
+    poison: int
+
+
+def make_topic(spark: SparkSession, topic: str, partitions: int = 2) -> None:
+    """Make a topic."""
+    jvm: Any = spark._jvm
+    wanted = jvm.java.util.ArrayList()
+    wanted.add(jvm.org.apache.kafka.clients.admin.NewTopic(topic, partitions, 1))
+    with kafka.admin(spark) as client:
+        client.createTopics(wanted).all().get()
+
+
+def chunks(history: int, streamed: int, minutes: int, seed: int) -> list[Chunk]:
+    """Return chunks of the devices' readings, a reading of each device a minute, with one in 200 messages poison.
+
+    Behind the history the devices of partition 1 are a chunk ahead of those of partition 0, as if one of two gateways
+    had been cut off for a while: there is one chunk more than there are readings for both.
+    """
+    count = history + streamed
+    rng = np.random.default_rng(seed)
+    total = count * minutes
+    level = np.cumsum(rng.normal(0.0, 0.5, (DEVICES, total)), axis=1) + rng.normal(20.0, 5.0, (DEVICES, 1))
+    value = level + rng.normal(0.0, 1.0, level.shape)
+    made = []
+    for number in range(count + 1):
+        behind = number - 1 if number > history else number if number < history else None
+        parts = [_messages(value, partition, at, minutes) for partition, at in enumerate((behind, number))]
+        frame = pd.concat([part for part in parts if part is not None], ignore_index=True)
+        bad = max(1, len(frame) // 200)
+        poison = [POISON[i % len(POISON)] for i in range(bad)]
+        extra = pd.DataFrame({"value": poison, "partition": np.arange(bad, dtype=np.int32) % 2})
+        places = np.sort(rng.choice(len(frame), bad, replace=False)) + 0.5
+        frame = pd.concat([frame, extra.set_index(places)]).sort_index(kind="stable", ignore_index=True)
+        made.append(Chunk(frame.astype({"partition": np.int32}), bad))
+    return made
+
+
+def _messages(value: np.ndarray, partition: int, chunk: int | None, minutes: int) -> pd.DataFrame | None:
+    """Return the readings of one partition's devices in one chunk; None where there is no such chunk."""
+    if chunk is None or not 0 <= chunk < value.shape[1] // minutes:
+        return None
+    devices = np.arange(partition, len(value), 2)
+    texts = [
+        json.dumps({"device": f"device {device}", "at": at, "value": round(float(value[device, minute]), 4)})
+        for minute in range(chunk * minutes, (chunk + 1) * minutes)
+        for at in [(START + timedelta(minutes=minute)).isoformat()]
+        for device in devices.tolist()
+    ]
+    return pd.DataFrame({"value": texts, "partition": np.int32(partition)})
+
+
+def send(spark: SparkSession, topic: str, chunk: Chunk) -> int:
+    """Send a chunk, each partition's messages in their order, and return how many there were."""
+    frame = spark.createDataFrame(chunk.frame, "value string, partition int").coalesce(1)
+    writer = frame.write.format("kafka").option("topic", topic)
+    for name, value in kafka.spark_options().items():
+        writer = writer.option(name, value)
+    writer.save()
+    return len(chunk.frame)
+
+
+def read(spark: SparkSession, topic: str) -> pd.DataFrame:
+    """Return the key and the value, as text, of each message of a topic."""
+    reader = spark.read.format("kafka").option("subscribe", topic)
+    for name, value in kafka.spark_options().items():
+        reader = reader.option(name, value)
+    return reader.load().selectExpr("string(key) key", "string(value) value").toPandas()
