@@ -34,6 +34,7 @@ from jobs.spec_options import (
     Rls,
     Robust,
 )
+from jobs.spec_retention import Retention
 from jobs.spec_sections import (
     Airflow,
     Initial,
@@ -188,6 +189,7 @@ class ModelSpec(Section):
         description="a topic that measurements come from, such as {kind: kafka, topic: readings}",
     )
     stream: Stream = Field(default_factory=Stream, description="how the stream is run")
+    retention: Retention = Field(default_factory=Retention, description="what `maintain` leaves")
     airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")
 
     _source: Path | None = PrivateAttr(None)

@@ -289,6 +289,9 @@ class Airflow(Section):
     upgrade: ScheduledDag = Field(
         default_factory=ScheduledDag, description="the upgrade DAG, which notices a newer version"
     )
+    maintain: ScheduledDag = Field(
+        default_factory=ScheduledDag, description="the maintain DAG, which takes away what nothing needs"
+    )
 
 
 def _check_duration(text: str | None, field: str) -> None:
