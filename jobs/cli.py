@@ -339,6 +339,27 @@ def maintain(
 
 
 @app.command()
+def report(
+    ctx: typer.Context,
+    model: Model,
+    generation: Annotated[
+        str | None,
+        typer.Option(
+            help="The new one; by default the newest shadow, else the live one.", show_default=False
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="The old one; by default the one that the new one began behind.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Compare two generations of a model, and write an HTML and a JSON report beside the tables."""
+    _run(ctx, "comparison_report", model, generation=generation, against=against)
+
+
+@app.command()
 def status(
     ctx: typer.Context,
     model: Annotated[str | None, typer.Option(help="Only this model.", show_default=False)] = None,

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.advance import INNOVATION
 from jobs.arrow_lists import lists
 from jobs.keys import KeyKind, columns_of, integer_keys
 from jobs.packed_rows import KeyedRows
@@ -18,6 +19,9 @@ from kalman.run import Outputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from jobs.spec import ModelSpec
+    from kalman.types import Filter
 
 ROWS_A_PACKET = 262_144
 """Rows in one packet of estimates: it keeps a packet far below the 2 GiB that a binary value may have."""
@@ -36,6 +40,11 @@ class EstimateFormat(NamedTuple):
     extra: tuple[tuple[str, int], ...]
 
     @property
+    def watched(self) -> bool:
+        """Tell if normalised innovations are put out."""
+        return any(name == INNOVATION for name, _ in self.extra)
+
+    @property
     def layout(self) -> Layout:
         """Return the layout of a packet of estimates."""
         n = self.states
@@ -50,6 +59,15 @@ class EstimateFormat(NamedTuple):
             Column("flag", "|u1"),
         ]
         return Layout(tuple(columns), text=not self.kind.integer)
+
+
+def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateFormat:
+    """Return what the estimates of a spec's model are made of."""
+    extra = dict(kernel.outputs)
+    if spec.outputs.innovation:
+        extra[INNOVATION] = kernel.measurements
+    diagonal = spec.outputs.covariance == "diagonal"
+    return EstimateFormat(kind, len(spec.states), diagonal, tuple(extra.items()))
 
 
 def diagonal_of_packed(n: int) -> NDArray[np.int64]:

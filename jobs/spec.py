@@ -93,7 +93,7 @@ OUTPUT_COLUMNS = (
     "lagged_age",
 )
 # Columns of the estimates table that no key column may be called; `key` is the key as text.
-ESTIMATE_COLUMNS = ("event_time", "flags", "model_version", "generation", "batch_id")
+ESTIMATE_COLUMNS = ("event_time", "flags", "model_version", "generation", "batch_id", "innovation")
 
 
 class ModelSpec(Section):
@@ -357,7 +357,11 @@ class ModelSpec(Section):
         import kalman
 
         try:
-            kalman.build(self.definition())
+            kernel = kalman.build(self.definition())
+            if self.outputs.innovation:
+                from kalman.forecast import check_measuring
+
+                check_measuring(kernel)
             if self.learn is not None:
                 from kalman.learning import learnable
 

@@ -200,6 +200,10 @@ class Outputs(Section):
     covariance: Literal["full", "diagonal"] = Field(
         default="full", description="n*n numbers row by row, or the n variances"
     )
+    innovation: bool = Field(
+        default=False,
+        description="true: also each row's normalised innovations, by which a comparison of versions judges bias",
+    )
 
 
 class Stream(Section):

@@ -66,5 +66,5 @@ def test_a_slice_that_is_too_short_is_refused() -> None:
         timeout=120,
     )
     assert done.returncode == 2
-    assert "--days must be from 5 to 61" in done.stderr
+    assert "--days must be from 8 to 61" in done.stderr
     assert "Traceback" not in done.stderr
