@@ -57,17 +57,15 @@ def route_series(checked: Checked, key: int) -> Series:
 
 def switch_of(checked: Checked, switched: Switched) -> Switch:
     """Return what the report shows of an upgrade and its roll-back, of the busiest routes."""
-    drawn: list[tuple[str, Estimate, Estimate]] = []
     first, second = (switched.estimates.get(name, {}) for name in (switched.first, switched.second))
-    for key in choose_routes(checked)[:3]:
-        name = checked.names[key]
-        if name in first and name in second:
-            origin, dest = json.loads(name)
-            drawn.append((f"{origin} to {dest}", first[name], second[name]))
+    names = checked.names
+    chosen = [key for key in choose_routes(checked)[:3] if names[key] in first and names[key] in second]
+    drawn: list[tuple[str, Estimate, Estimate]] = []
+    for name in (names[key] for key in chosen):
+        origin, dest = json.loads(name)
+        drawn.append((f"{origin} to {dest}", first[name], second[name]))
     since = min((one.time[0] for _, one, _ in drawn), default=checked.since)
-    series = [
-        route_series(checked, checked.names.index(json.dumps(title.split(" to ")))) for title, _, _ in drawn
-    ]
+    series = [route_series(checked, key) for key in chosen]
     measured = [(one.time[one.time >= since], one.measured[one.time >= since]) for one in series]
     return Switch(drawn, measured, switched.days, switched.result())
 

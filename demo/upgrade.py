@@ -20,7 +20,7 @@ from jobs.settings import Settings
 
 MODEL = "air_time"
 HELD = 3
-"""Days that land around the switch: one for both versions, one for version 2 when it is live, one after the roll-back."""
+"""Days that land around the switch: one for both versions, one for version 2 alone, one after the roll-back."""
 
 SECOND: dict[str, Any] = {
     "version": 2,

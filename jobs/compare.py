@@ -140,16 +140,23 @@ def judge_keys(frame: pd.DataFrame) -> pd.DataFrame:
         low, high = mean_bounds(1, np.maximum(degrees, 1.0))
         ratio = frame[f"{letter}_nis"].to_numpy() / np.maximum(degrees, 1.0)
         outside = (ratio < low) | (ratio > high)
-        frame[f"{letter}_nis_outside"] = np.where((degrees > 0) & np.isfinite(ratio), outside, None)
+        frame[f"{letter}_nis_outside"] = _where_known((degrees > 0) & np.isfinite(ratio), outside)
     for letter in SIDES:
         count = frame[f"{letter}_components"].fillna(0.0).to_numpy()
         total = frame[f"{letter}_innovation"].to_numpy()
         with np.errstate(invalid="ignore", divide="ignore"):
             far = np.abs(total) / np.sqrt(count) > 1.959963984540054
-        frame[f"{letter}_bias_outside"] = np.where(count > 0, far, None)
+        frame[f"{letter}_bias_outside"] = _where_known(count > 0, far)
     names = [f"{letter}_{what}" for letter in SIDES for what in ("nis_outside", "bias_outside")]
     sums = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
-    return frame[["key", *sums, "gain", *names]]
+    return frame.filter(["key", *sums, "gain", *names])
+
+
+def _where_known(known: Any, value: Any) -> Any:
+    """Return truth values (N,), null where nothing is known."""
+    found = value.astype(object)
+    found[~known] = None
+    return found
 
 
 def totals(keys: DataFrame) -> dict[str, Any]:

@@ -241,6 +241,9 @@ class Maintenance:
         spark = self.warehouse.spark
         # It would write two commits a time, which say nothing that anybody reads.
         spark.conf.set("spark.databricks.delta.vacuum.logging.enabled", "false")
+        # By default each table's folders are listed by 10,000 tasks.
+        tasks = 4 * spark.sparkContext.defaultParallelism
+        spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)
         hours = span_of(self.spec.retention.files).total_seconds() / 3600
         words = f"VACUUM delta.`{self.warehouse.path(table)}` RETAIN {hours:g} HOURS"
         try:

@@ -53,6 +53,8 @@ def test_the_demo(tmp_path: Path) -> None:
     assert result["rows_estimated"] == result["rows_sent"] - result["rows_quarantined"]
     assert result["driver_kills"] == 2
     assert result["problems"] == []
+    assert result["upgrade"]["rolled_back"] and result["upgrade"]["rows_compared"] > 500
+    assert result["upgrade"]["live_rows"] == result["upgrade"]["live_rows_expected"]
     assert Path(result["report"]).read_text().startswith("<!doctype html>")
     assert "largest absolute difference" in said
 

@@ -95,7 +95,7 @@ def test_each_key_is_judged_by_its_chi_square_and_normal_bounds() -> None:
             frame[f"{letter}_{name}"] = values
     frame["a_innovation"] = np.full(count, np.nan)  # the old one was not asked for its innovations
     frame["a_components"] = np.full(count, np.nan)
-    found = judge_keys(pd.DataFrame(frame))
+    found: Any = judge_keys(pd.DataFrame(frame))
     for letter in "ab":
         for row in found.to_dict("records"):
             degrees, nis = row[f"{letter}_degrees"], row[f"{letter}_nis"]

@@ -23,7 +23,7 @@ from tests.jobs.processes import Driver
 
 pytestmark = pytest.mark.spark
 
-DAYS = random_rows(6, rows=60)
+DAYS = random_rows(7, rows=60)
 LONG_AGO = datetime.now(UTC) - timedelta(days=400)
 RULES: dict[str, Any] = {
     "retention": {
@@ -45,6 +45,9 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     # Version 2 is given up in shadow; it is version 1's model, as all are, so that estimates are one batch.
     pipeline.write_spec(random_walk_spec(version=2, upgrade={"rows": 0}))
     upgrade.run(pipeline.settings, "walk", promote=False)
+    pipeline.land(DAYS[2])
+    pipeline.stream()
+    assert upgrade.run(pipeline.settings, "walk", promote=False).data["comparison"]["unequal_rows"] == 0
     with pytest.raises(UserError, match="walk-g0001 is the live generation of walk"):
         retire.run(pipeline.settings, "walk", "walk-g0001")
     given_up = retire.run(pipeline.settings, "walk").data
@@ -52,12 +55,12 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     assert retire.run(pipeline.settings, "walk", "walk-g0002").data["retired"] is False
     with pytest.raises(UserError, match="has no shadow to retire"):
         retire.run(pipeline.settings, "walk")
-    for version, day in ((3, 2), (4, 3)):
+    for version, day in ((3, 3), (4, 4)):
         pipeline.write_spec(random_walk_spec(version=version, migrate={"from": 1 if version == 3 else 3}))
         pipeline.land(DAYS[day])
         pipeline.stream()
         upgrade.run(pipeline.settings, "walk", mode="stop-start")
-    pipeline.land(DAYS[4])
+    pipeline.land(DAYS[5])
     pipeline.land(DAYS[0].head(5).assign(at="never"), suffix=".csv")
     pipeline.stream()
     export.run(pipeline.settings, "walk")
@@ -185,8 +188,8 @@ def test_the_stream_goes_on_and_can_be_rolled_back(old: Pipeline) -> None:
     assert maintain.run(pipeline.settings, "walk").data["generations"]
     after = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
     assert_bit_equal(after, before)
-    pipeline.land(DAYS[5])
-    assert pipeline.stream().data["rows"] == len(DAYS[5])
+    pipeline.land(DAYS[6])
+    assert pipeline.stream().data["rows"] == len(DAYS[6])
     assert rollback.run(pipeline.settings, "walk").data["generation"] == "walk-g0003"
     pipeline.stream()
     table = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
@@ -255,7 +258,7 @@ def test_killed_it_comes_to_the_same_end(
 
     moments: dict[str, Callable[[], bool]] = {
         "marked": lambda: more("generations"),
-        "folders": lambda: not (root / "checkpoints" / "walk-g0002").exists(),
+        "folders": lambda: not (root / "checkpoints" / "walk-g0001").exists(),
         "snapshots": lambda: more("manifests"),
     }
     driver = Driver(pipeline, "maintain", "--model", "walk")
