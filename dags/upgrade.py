@@ -5,7 +5,7 @@
 2. `proceed` ends the run here if it is a **dry run, which a run by hand is unless the form says otherwise**. A
    scheduled run goes on: it is there to notice that a newer version was deployed.
 3. `shadow` (mode blue-green) begins the new version from an export of the live state and lets it take in the same
-   rows. Its log says how both predicted; nobody reads its estimates yet.
+   rows. Its log says how both predicted and names the report; nobody reads its estimates yet.
 4. `approve` waits for a person, who finds the comparison in `shadow`'s log. (A model whose spec says `upgrade:
    {automatic: true}` has no such gate: what compares well goes live by itself.)
 5. `promote` lets the shadow catch up, compares once more, and makes it live; or, in the other modes, `replace` ends the
@@ -47,7 +47,7 @@ def _approval(spec: ModelSpec) -> ApprovalOperator:
     return ApprovalOperator(
         task_id="approve",
         subject=f"Let version {spec.version} of {spec.name} take over?",
-        body="The log of the task `shadow` compares it with the live version on the same rows.",
+        body="The log of the task `shadow` compares it with the live version on the same rows, and names the report.",
         response_timeout=timedelta(hours=11),
     )
 

@@ -25,7 +25,7 @@ from demo.compare import (
 from jobs import generations, snapshots
 from jobs.checkpoints import Checkpoint
 from jobs.errors import RUN_FAILED, UserError
-from jobs.estimates import EstimateFormat, unpack_estimates
+from jobs.estimates import estimate_format, unpack_estimates
 from jobs.export import states_at
 from jobs.history import Batch, bucket_rows, final_states, packed_estimates
 from jobs.keys import key_kind, text_of
@@ -120,9 +120,7 @@ def check(
     say(f"{spec.name}: batch pass")
     kind = key_kind(spec.key, frame.schema)
     batch = Batch(RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control)), spec.unit_us)
-    out = EstimateFormat(
-        kind, len(spec.states), spec.outputs.covariance == "diagonal", tuple(kernel.outputs.items())
-    )
+    out = estimate_format(kind, spec, kernel)
     started = time.monotonic()
     packed = bucket_rows(frame, batch.rows, frame.count()).persist()
     wanted = unpack_estimates(packed_estimates(packed, kernel, batch, out), out).select(*COLUMNS).toArrow()

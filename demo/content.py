@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from demo.check import Checked
 from demo.compare import Differences
-from demo.figures import Marks, Nis, Series
+from demo.figures import Marks, Nis, Series, Switch
 from demo.report import number
+from demo.upgrade import Estimate, Switched
 
 BEFORE_US = 30 * 86_400 * 1_000_000
 """How much of history the report draws before the hand-over."""
@@ -52,6 +53,21 @@ def route_series(checked: Checked, key: int) -> Series:
     origin, dest = json.loads(checked.names[key])
     title = f"{origin} to {dest} · {int(np.isfinite(measured).sum()):,} flights"
     return Series(title, rows.time[index], measured, estimate, np.sqrt(variance), normalised)
+
+
+def switch_of(checked: Checked, switched: Switched) -> Switch:
+    """Return what the report shows of an upgrade and its roll-back, of the busiest routes."""
+    first, second = (switched.estimates.get(name, {}) for name in (switched.first, switched.second))
+    names = checked.names
+    chosen = [key for key in choose_routes(checked)[:3] if names[key] in first and names[key] in second]
+    drawn: list[tuple[str, Estimate, Estimate]] = []
+    for name in (names[key] for key in chosen):
+        origin, dest = json.loads(name)
+        drawn.append((f"{origin} to {dest}", first[name], second[name]))
+    since = min((one.time[0] for _, one, _ in drawn), default=checked.since)
+    series = [route_series(checked, key) for key in chosen]
+    measured = [(one.time[one.time >= since], one.measured[one.time >= since]) for one in series]
+    return Switch(drawn, measured, switched.days, switched.result())
 
 
 def nis_of(checked: Checked) -> Nis:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, STYLE, styled
+from jobs.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, inlined, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from demo.upgrade import Estimate
 
 HISTORY, STREAM, KILL = ESTIMATE, SMOOTHED, BOUND
 
@@ -40,6 +40,19 @@ class Nis(NamedTuple):
     values: NDArray[np.float64]
     components: NDArray[np.int64]
     time: NDArray[np.int64]
+
+
+class Switch(NamedTuple):
+    """An upgrade and its roll-back.
+
+    routes: title and the estimates of both versions; measured: times and values of each; days: when the days began
+    that landed around it, in microseconds; result: as in result.json.
+    """
+
+    routes: list[tuple[str, Estimate, Estimate]]
+    measured: list[tuple[NDArray[np.int64], NDArray[np.float64]]]
+    days: list[int]
+    result: dict[str, Any]
 
 
 class Marks(NamedTuple):
@@ -71,7 +84,47 @@ def draw_estimates(series: list[Series], marks: Marks, unit: str) -> str:
         ax.set_ylabel(unit)
     _date_axis(axes[-1])
     _legend(figure)
-    return _png(figure)
+    return inlined(figure)
+
+
+@styled
+def draw_switch(switch: Switch, unit: str) -> str:
+    """Draw both versions of some routes across the upgrade and the roll-back, and which one was live when."""
+    figure, axes = _grid(len(switch.routes), width=11.0, height=2.35)
+    shadow, promoted, back = (_dates(np.array([day]))[0] for day in switch.days)
+    for ax, (title, first, second), (time, measured) in zip(
+        axes, switch.routes, switch.measured, strict=True
+    ):
+        ax.plot(_dates(time), measured, ".", color=MEASURED, markersize=4, alpha=0.7, zorder=1)
+        for one, colour in ((first, HISTORY), (second, STREAM)):
+            half = BAND * one.deviation
+            ax.fill_between(
+                _dates(one.time),
+                one.mean - half,
+                one.mean + half,
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+                zorder=2,
+            )
+            ax.plot(_dates(one.time), one.mean, color=colour, linewidth=1.2, zorder=3)
+        ax.axvspan(promoted, back, color=STREAM, alpha=0.08, linewidth=0)
+        top = ax.get_xaxis_transform()
+        marks: tuple[tuple[Any, str], ...] = (
+            (shadow, " version 2 in shadow"),
+            (promoted, " version 2 live"),
+            (back, " rolled back"),
+        )
+        for at, text in marks:
+            ax.axvline(at, color=INK, linewidth=0.9, linestyle=":")
+            ax.annotate(text, (at, 0.98), xycoords=top, ha="left", va="top", fontsize=8)
+        low, high = ax.get_ylim()
+        ax.set_ylim(low, high + 0.15 * (high - low))
+        ax.set_title(title)
+        ax.set_ylabel(unit)
+    _date_axis(axes[-1])
+    _legend(figure, switched=True)
+    return inlined(figure)
 
 
 @styled
@@ -113,7 +166,7 @@ def draw_innovations(series: list[Series], marks: Marks) -> str:
         right.set_title("against N(0, 1)", fontweight="normal", fontsize=9)
     grid[-1, 1].set_xlabel("density")
     _date_axis(grid[-1, 0])
-    return _png(figure)
+    return inlined(figure)
 
 
 @styled
@@ -166,7 +219,7 @@ def draw_nis(models: list[Nis], marks: Marks) -> str:
         right.set_title("share outside the bound, week by week (5 % expected)", fontweight="normal")
         right.set_ylabel("% of rows")
         _date_axis(right)
-    return _png(figure)
+    return inlined(figure)
 
 
 def weekly_share(one: Nis, outside: NDArray[np.bool_], counted: NDArray[np.bool_]) -> tuple[NDArray, NDArray]:
@@ -217,27 +270,26 @@ def _date_axis(ax: Axes) -> None:
     ax.set_xlabel("scheduled departure (UTC)")
 
 
-def _legend(figure: Figure) -> None:
+def _legend(figure: Figure, switched: bool = False) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [
+    versions = [
         Line2D([], [], color=MEASURED, label="measured", marker=".", linestyle=""),
-        Line2D([], [], color=HISTORY, label="estimate in history, 95 % band"),
-        Line2D([], [], color=STREAM, label="estimate in the stream, 95 % band"),
-        Line2D([], [], color=KILL, label="driver killed", linestyle="--"),
+        Line2D([], [], color=HISTORY, label="version 1, 95 % band"),
+        Line2D([], [], color=STREAM, label="version 2, 95 % band"),
     ]
+    handles = (
+        versions
+        if switched
+        else [
+            Line2D([], [], color=MEASURED, label="measured", marker=".", linestyle=""),
+            Line2D([], [], color=HISTORY, label="estimate in history, 95 % band"),
+            Line2D([], [], color=STREAM, label="estimate in the stream, 95 % band"),
+            Line2D([], [], color=KILL, label="driver killed", linestyle="--"),
+        ]
+    )
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=9)
 
 
 def _dates(time: NDArray[np.int64]) -> NDArray[np.datetime64]:
     return time.astype("datetime64[us]")
-
-
-def _png(figure: Figure) -> str:
-    """Return the figure as the address of an inlined PNG."""
-    import matplotlib.pyplot as plt
-
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=STYLE["figure.dpi"], facecolor="white")
-    plt.close(figure)
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()

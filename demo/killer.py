@@ -36,7 +36,7 @@ class Batches:
 
 
 class Checkpoint:
-    """The checkpoint of a model's only generation, in a warehouse on this machine."""
+    """The checkpoint of a model's first generation, in a warehouse on this machine."""
 
     def __init__(self, warehouse: Path, model: str) -> None:
         self.warehouse, self.model = warehouse, model
@@ -45,7 +45,7 @@ class Checkpoint:
     def path(self) -> Path | None:
         """Return the folder, or None as long as there is none."""
         found = sorted((self.warehouse / "checkpoints").glob(f"{self.model}-g*"))
-        return found[-1] if found else None
+        return found[0] if found else None
 
     def batches(self) -> Batches:
         """Return the last planned and the last committed micro-batch; -1 where there is none."""

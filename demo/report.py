@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from demo.figures import Marks, Nis, Series, draw_estimates, draw_innovations, draw_nis
+from demo.figures import (
+    Marks,
+    Nis,
+    Series,
+    Switch,
+    draw_estimates,
+    draw_innovations,
+    draw_nis,
+    draw_switch,
+)
 
 TITLE = "A year of flights through kalman-pipeline"
 
@@ -18,7 +27,7 @@ class Content(NamedTuple):
 
     result: the demo's result; parity: a row a comparison, by column title; series: routes to draw; unit: of
     what they measure; nis: models to draw; marks: for both; shares: a sentence a model on its share outside
-    the bound.
+    the bound; switch: the upgrade and its roll-back.
     """
 
     result: Mapping[str, Any]
@@ -29,6 +38,7 @@ class Content(NamedTuple):
     marks: Marks
     shares: list[str]
     phases: Mapping[str, float]
+    switch: Switch | None = None
 
 
 def write_report(path: Path, content: Content) -> Path:
@@ -73,6 +83,7 @@ def page(content: Content) -> str:
             "The normalised innovation squared of every row of all keys. " + " ".join(content.shares),
             _picture(draw_nis(content.nis, content.marks), "NIS"),
         ),
+        *_switched(content),
         _section(
             "Parity",
             "The largest absolute differences between the stream (history in a snapshot, then micro-batches, "
@@ -88,6 +99,24 @@ def page(content: Content) -> str:
         f'<h1>{TITLE}</h1><p class="verdict {"good" if good else "bad"}">{html.escape(verdict)}</p>'
         f"{_cards(result)}{''.join(sections)}</main></body></html>\n"
     )
+
+
+def _switched(content: Content) -> list[str]:
+    """Show the upgrade, if there was one."""
+    if content.switch is None or not content.switch.routes:
+        return []
+    done = content.switch.result
+    likelihood = done["log_likelihood_a_row"]
+    text = (
+        f"While the last days landed, {done['model']} was brought to version 2, which has a state more: a gust that "
+        f"decays, beside a level that hardly moves. It began in shadow from an export of version 1 and saw the next "
+        f"day's {done['rows_compared']:,} flights too; log-likelihood a row: {likelihood['old']:.4f} of version 1, "
+        f"{likelihood['new']:.4f} of version 2. It was promoted, was live for a day, and was rolled back: version 1 "
+        f"went on from its own checkpoint, so at the end it has seen every row, each once. The comparison of both is "
+        f"in {done['report']}."
+    )
+    picture = _picture(draw_switch(content.switch, content.unit), "Both versions across the switch")
+    return [_section("An upgrade, and back", text, picture)]
 
 
 def number(value: float) -> str:

@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from jobs.keys import match
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Layout, Records, concat
+from kalman.diagnostics import Watch
 from kalman.run import KeyStates, Outputs, initial_states, run
 from kalman.types import Filter
 
 Begin = Callable[[KeyedRows], NDArray[np.float64]]
 """Gives the states (size, K) in which the keys of some rows begin if they are new."""
 
+INNOVATION = "innovation"
+"""What an output of normalised innovations is called."""
 _STATE = ("event_time", "count", "log_likelihood", "values")
 
 
@@ -35,6 +38,7 @@ def advance(
     unit: float,
     apply_late: bool = False,
     begin: NDArray[np.float64] | None = None,
+    watched: bool = False,
 ) -> Advanced:
     """Apply rows to the states of their keys; keys that are not known begin at the model's initial distribution.
 
@@ -47,6 +51,7 @@ def advance(
         apply_late: take a row that is older than its key's state as if it had come at the state's time, instead of
             refusing it.
         begin: (size, K) states in which keys that are not known begin; by default the model's initial state.
+        watched: also put out the normalised innovations, as `INNOVATION`; each row is then predicted twice.
     """
     at = match(known, keyed.keys)
     new = at < 0
@@ -55,7 +60,10 @@ def advance(
     if apply_late:
         held = np.where(before.count > 0, before.event_time, np.iinfo(np.int64).min)
         rows = rows._replace(time=np.maximum(rows.time, held[rows.key]))
-    after, outputs = run(kernel, before, rows, unit)
+    watch = Watch(kernel, before, rows) if watched else None
+    after, outputs = run(kernel, before, rows, unit, watch)
+    if watch is not None:
+        outputs = outputs._replace(extra={**outputs.extra, INNOVATION: watch.normalised()})
     # A key whose every row was refused has still no state: it is not kept.
     keep = ~new | (after.count > 0)
     changed = {name: np.array(known.arrays[name]) for name in _STATE}

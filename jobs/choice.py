@@ -8,7 +8,7 @@ from jobs import compatibility, generations, leases, snapshots
 from jobs.checkpoints import Checkpoint
 from jobs.damage import damage_of, refuse_damaged
 from jobs.errors import RUN_FAILED, UserError
-from jobs.generations import RETIRED, Generation
+from jobs.generations import REMOVED, RETIRED, Generation
 from jobs.positions import said
 from jobs.snapshots import Manifest
 from jobs.spec import ModelSpec
@@ -111,7 +111,7 @@ def origin(warehouse: Warehouse, generation: Generation) -> Manifest:
     Raises:
         UserError: it is missing.
     """
-    manifest = snapshots.find(warehouse, generation.snapshot_id)
+    manifest = snapshots.record(warehouse, generation.snapshot_id)
     if manifest is None:
         raise UserError(
             f"the manifest of snapshot {generation.snapshot_id}, from which {generation.generation} began, is missing",
@@ -121,6 +121,10 @@ def origin(warehouse: Warehouse, generation: Generation) -> Manifest:
 
 
 def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Choice:
+    if generation.status == REMOVED:
+        raise UserError(
+            f"generation {generation.generation} is removed: its checkpoint is gone, so nothing can go on from it"
+        )
     if generation.status == RETIRED:
         raise UserError(
             f"generation {generation.generation} is retired: `kalman-pipeline rollback --model {spec.name} "

@@ -333,6 +333,56 @@ def rollback(
 
 
 @app.command()
+def retire(
+    ctx: typer.Context,
+    model: Model,
+    generation: Annotated[
+        str | None, typer.Option(help="A shadow; by default the only one.", show_default=False)
+    ] = None,
+) -> None:
+    """Retire a shadow generation that is not to take over."""
+    _run(ctx, "retire", model, generation=generation)
+
+
+@app.command()
+def maintain(
+    ctx: typer.Context,
+    model: Model,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; change nothing.")] = False,
+    estimates: Annotated[
+        bool,
+        typer.Option(
+            "--estimates",
+            help="Also remove estimates of removed generations that are no part of the live ones.",
+        ),
+    ] = False,
+) -> None:
+    """Take away what the spec's `retention` lets go and nothing needs; compact and vacuum the tables."""
+    _run(ctx, "maintain", model, dry_run=dry_run, estimates=estimates)
+
+
+@app.command()
+def report(
+    ctx: typer.Context,
+    model: Model,
+    generation: Annotated[
+        str | None,
+        typer.Option(
+            help="The new one; by default the newest shadow, else the live one.", show_default=False
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="The old one; by default the one that the new one began behind.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Compare two generations of a model, and write an HTML and a JSON report beside the tables."""
+    _run(ctx, "comparison_report", model, generation=generation, against=against)
+
+
+@app.command()
 def status(
     ctx: typer.Context,
     model: Annotated[str | None, typer.Option(help="Only this model.", show_default=False)] = None,

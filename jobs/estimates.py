@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.advance import INNOVATION
 from jobs.arrow_lists import lists
 from jobs.keys import KeyKind, columns_of, integer_keys
 from jobs.packed_rows import KeyedRows
@@ -18,6 +19,9 @@ from kalman.run import Outputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from jobs.spec import ModelSpec
+    from kalman.types import Filter
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _ARROW = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}
@@ -39,6 +43,11 @@ class EstimateFormat(NamedTuple):
     extra: tuple[tuple[str, int], ...]
 
     @property
+    def watched(self) -> bool:
+        """Tell if normalised innovations are put out."""
+        return any(name == INNOVATION for name, _ in self.extra)
+
+    @property
     def layout(self) -> Layout:
         """Return the layout of a packet of estimates."""
         n = self.states
@@ -53,6 +62,15 @@ class EstimateFormat(NamedTuple):
             Column("flag", "|u1"),
         ]
         return Layout(tuple(columns), text=not self.kind.integer)
+
+
+def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateFormat:
+    """Return what the estimates of a spec's model are made of."""
+    extra = dict(kernel.outputs)
+    if spec.outputs.innovation:
+        extra[INNOVATION] = kernel.measurements
+    diagonal = spec.outputs.covariance == "diagonal"
+    return EstimateFormat(kind, len(spec.states), diagonal, tuple(extra.items()))
 
 
 def diagonal_of_packed(n: int) -> NDArray[np.int64]:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from jobs.snapshots import Manifest
 
-LIVE, RETIRED, FAILED, SHADOW = "live", "retired", "failed", "shadow"
+LIVE, RETIRED, FAILED, SHADOW, REMOVED = "live", "retired", "failed", "shadow", "removed"
+"""`removed`: retired, and `maintain` has taken its checkpoint away. The row stays, as estimates are read by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,25 @@ def switch(warehouse: Warehouse, model: str, to: Generation, last_seen: list[Gen
     return named(warehouse, model)
 
 
+def retire(warehouse: Warehouse, one: Generation, last_seen: list[Generation]) -> None:
+    """Retire a generation that is not to go on, in one commit; its driver loses the lease.
+
+    Raises:
+        UserError: somebody else changed the model's generations meanwhile.
+    """
+    _commit(warehouse, last_seen, begun=[], statuses={one.generation: RETIRED})
+
+
+def remove(warehouse: Warehouse, names: list[str], last_seen: list[Generation]) -> None:
+    """Mark retired generations as removed, in one commit: from then on nothing can go back to them.
+
+    Raises:
+        UserError: somebody else changed the model's generations meanwhile.
+    """
+    if names:
+        _commit(warehouse, last_seen, begun=[], statuses=dict.fromkeys(names, REMOVED))
+
+
 def _commit(
     warehouse: Warehouse, known: list[Generation], begun: list[Generation], statuses: dict[str, str]
 ) -> None:
@@ -205,6 +225,7 @@ def _commit(
             f"s.action = '{LIVE}'",
             {"status": F.lit(LIVE), "retired_at": F.lit(None).cast("timestamp")},
         )
+        .whenMatchedUpdate(f"s.action = '{REMOVED}'", {"status": F.lit(REMOVED)})
         .whenNotMatchedInsert("s.action = 'begin'", {**columns, "created_at": F.current_timestamp()})
     )
     with one_of_two(model), warehouse.lock("generations"):

@@ -71,7 +71,7 @@ def packed_estimates(
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)
-        result = advance(kernel, layout, layout.empty(), keyed, batch.unit, begin=start)
+        result = advance(kernel, layout, layout.empty(), keyed, batch.unit, begin=start, watched=fmt.watched)
         for _, packet in pack_estimates(fmt, keyed, result.outputs):
             yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
 

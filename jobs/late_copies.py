@@ -42,7 +42,7 @@ def lineage(warehouse: Warehouse, known: list[Generation], generation: Generatio
     links: list[Link] = []
     while at is not None and all(link.generation != at.generation for link in links):
         links.append(Link(at.generation, last))
-        snapshot = snapshots.find(warehouse, at.snapshot_id)
+        snapshot = snapshots.record(warehouse, at.snapshot_id)
         if snapshot is None or snapshot.generation is None:
             break
         at, last = by_name.get(snapshot.generation), snapshot.batch_id

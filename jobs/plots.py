@@ -6,6 +6,8 @@ matplotlib (`pip install kalman-pipeline[demo]`), which is imported when somethi
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,6 +68,16 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
             return draw(*args, **kwargs)
 
     return inner
+
+
+def inlined(figure: Figure) -> str:
+    """Return a figure as the address of a PNG that is in the page itself, and close it."""
+    import matplotlib.pyplot as plt
+
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=STYLE["figure.dpi"], facecolor="white")
+    plt.close(figure)
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
 def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Line]) -> None:

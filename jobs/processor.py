@@ -83,7 +83,9 @@ class FilterProcessor(StatefulProcessor):
             return
         present, known = self._load(keyed.keys.arrays["route"])
         begin = None if plan.begin is None else plan.begin(keyed)
-        advanced = advance(plan.kernel, plan.state.layout, known, keyed, plan.unit, plan.apply_late, begin)
+        watched = plan.estimates.watched
+        late = plan.apply_late
+        advanced = advance(plan.kernel, plan.state.layout, known, keyed, plan.unit, late, begin, watched)
         self._store(present, advanced.records)
         late = advanced.outputs.late
         bad = without_state(advanced.outputs)

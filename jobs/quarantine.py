@@ -1,4 +1,4 @@
-"""Look at rejected rows, land them after a fix (each at most once), or put them away. No row is ever removed."""
+"""Look at rejected rows, land them after a fix (each at most once), or put them away; `maintain` removes them later."""
 
 from __future__ import annotations
 
@@ -171,7 +171,9 @@ def _discard(warehouse: Warehouse, model: str, meant: Column) -> Report:
         values = {"status": F.lit(DISCARDED), "resolved_at": F.current_timestamp()}
         quarantine_table.update(warehouse, meant, values)
     return Report(
-        [f"discarded {count:,} rows of {model}; they stay in the table, marked"],
+        [
+            f"discarded {count:,} rows of {model}; they stay in the table, marked, until `maintain` removes them"
+        ],
         {"model": model, "discarded": count},
     )
 

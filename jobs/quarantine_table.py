@@ -1,7 +1,8 @@
 """The quarantine: one table for every row that was rejected, wherever that was, with its payload and the reason.
 
 A row's `status` says what has become of it since: null (held), `replaying` (a replay has chosen it and fixed, in
-`landing`, what it lands as; killed there, the next replay ends it), `replayed`, `discarded`. No row is ever removed.
+`landing`, what it lands as; killed there, the next replay ends it), `replayed`, `discarded`. What is
+held is never removed; what is not, `maintain` removes when it is old.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def start_query(
     import kalman
     from jobs import snapshots
     from jobs.checkpoints import Checkpoint
-    from jobs.estimates import EstimateFormat
+    from jobs.estimates import estimate_format
     from jobs.fencing import Fence
     from jobs.key_groups import group_begin
     from jobs.keys import key_kind
@@ -70,8 +70,7 @@ def start_query(
     state = state_format(
         spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
     )
-    diagonal = spec.outputs.covariance == "diagonal"
-    out = EstimateFormat(kind, len(spec.states), diagonal, tuple(kernel.outputs.items()))
+    out = estimate_format(kind, spec, kernel)
     routing = make_routing(generation.partitions, generation.blocks)
     begin = group_begin(kind, spec.definition(), manifest.parameters)
     plan = Plan(kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply", begin)

@@ -26,7 +26,8 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-GOOD = "good"
+GOOD, REMOVED = "good", "removed"
+"""`removed`: `maintain` has taken its rows away. The manifest stays, as it says what generations began from."""
 STATE_ROWS = (
     "state_index bigint, event_time bigint, mean array<double>, covariance array<double>, log_likelihood double, "
     "extras map<string, array<double>>"
@@ -150,10 +151,24 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manife
         return _repaired(warehouse, row)
     schema = warehouse.read("manifests").schema
     frame = warehouse.spark.createDataFrame([row], schema).withColumn("committed_at", F.current_timestamp())
-    warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1))
+    before = record(warehouse, manifest.snapshot_id)
+    if before is None:
+        warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1))
+    else:
+        _again(warehouse, frame)
     written = find(warehouse, manifest.snapshot_id)
     assert written is not None
     return written
+
+
+def _again(warehouse: Warehouse, row: DataFrame) -> None:
+    """Let a snapshot exist again that had been taken away; one that is there is left as it is."""
+    from delta.tables import DeltaTable
+
+    table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests")).alias("t")
+    merge = table.merge(row.alias("s"), "t.snapshot_id = s.snapshot_id")
+    with warehouse.lock("manifests"):
+        merge.whenMatchedUpdateAll(f"t.status = '{REMOVED}'").execute()
 
 
 def read_rows(warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None) -> DataFrame:
@@ -181,13 +196,41 @@ def measure(rows: DataFrame) -> tuple[int, str, int]:
 
 
 def find(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
-    """Return a snapshot's manifest, or None if the snapshot does not exist."""
+    """Return a snapshot's manifest, or None if the snapshot does not exist, or does no longer."""
+    found = record(warehouse, snapshot_id)
+    return None if found is None or found.status == REMOVED else found
+
+
+def record(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
+    """Return a snapshot's manifest, also if its rows are gone, or None if there never was such a snapshot."""
     from pyspark.sql import functions as F
 
     if not warehouse.exists("manifests"):
         return None
     row = warehouse.read("manifests").filter(F.col("snapshot_id") == snapshot_id).first()
     return None if row is None else _manifest(row)
+
+
+def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
+    """Take snapshots away: the manifests are marked first, in one commit, so that none is there without its rows.
+
+    Killed between the two, the rows of marked manifests are found and removed by the next call.
+    """
+    from delta.tables import DeltaTable
+    from pyspark.sql import functions as F
+
+    if not warehouse.exists("manifests"):
+        return
+    if names:
+        with warehouse.lock("manifests"):
+            DeltaTable.forPath(warehouse.spark, warehouse.path("manifests")).update(
+                (F.col("model") == model) & F.col("snapshot_id").isin(names), {"status": F.lit(REMOVED)}
+            )
+    gone = [one.snapshot_id for one in all_of(warehouse, model) if one.status == REMOVED]
+    mine = (F.col("model") == model) & F.col("snapshot_id").isin(gone)
+    if gone and not warehouse.read("snapshots").filter(mine).isEmpty():
+        with warehouse.lock("snapshots"):
+            DeltaTable.forPath(warehouse.spark, warehouse.path("snapshots")).delete(mine)
 
 
 def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
@@ -247,21 +290,30 @@ def _repaired(warehouse: Warehouse, row: dict[str, Any]) -> Manifest:
 
 
 def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
-    """Return the snapshot's rows, pinned to the version that was written, once they are found whole.
+    """Return the snapshot's rows, pinned to a version of their table, once they are found whole.
+
+    The version is the one that was written; Delta forgets it after 30 days, and then it is the newest, in which the
+    snapshot's rows are the same: they are written once, and the checksum tells.
 
     Raises:
         UserError: rows are missing, doubled or changed.
     """
     from pyspark.errors import PySparkException
 
+    def counted(version: int) -> tuple[DataFrame, int, str]:
+        rows = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
+        return rows, *measure(rows)[:2]
+
     try:
-        rows = read_rows(warehouse, manifest.snapshot_id, manifest.model, manifest.snapshots_version)
-        count, checksum, _ = measure(rows)
-    except PySparkException as error:
-        raise UserError(
-            f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
-            1,
-        ) from error
+        rows, count, checksum = counted(manifest.snapshots_version)
+    except PySparkException:
+        try:
+            rows, count, checksum = counted(warehouse.latest_version("snapshots"))
+        except PySparkException as error:
+            raise UserError(
+                f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
+                1,
+            ) from error
     if (count, checksum) != (manifest.key_count, manifest.checksum):
         raise UserError(
             f"snapshot {manifest.snapshot_id} is damaged: {count} keys with checksum {checksum}, where its manifest "

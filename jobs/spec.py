@@ -35,6 +35,7 @@ from jobs.spec_options import (
     Rls,
     Robust,
 )
+from jobs.spec_retention import Retention
 from jobs.spec_sections import (
     Airflow,
     Initial,
@@ -95,7 +96,7 @@ OUTPUT_COLUMNS = (
     "lagged_age",
 )
 # Columns of the estimates table that no key column may be called; `key` is the key as text.
-ESTIMATE_COLUMNS = ("event_time", "flags", "model_version", "generation", "batch_id")
+ESTIMATE_COLUMNS = ("event_time", "flags", "model_version", "generation", "batch_id", "innovation")
 
 
 class ModelSpec(Section):
@@ -197,6 +198,7 @@ class ModelSpec(Section):
         default=None, description="what `monitor` watches in the estimates: windows, rules; null: nothing"
     )
     stream: Stream = Field(default_factory=Stream, description="how the stream is run")
+    retention: Retention = Field(default_factory=Retention, description="what `maintain` leaves")
     airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")
 
     _source: Path | None = PrivateAttr(None)
@@ -377,7 +379,11 @@ class ModelSpec(Section):
         import kalman
 
         try:
-            kalman.build(self.definition())
+            kernel = kalman.build(self.definition())
+            if self.outputs.innovation:
+                from kalman.forecast import check_measuring
+
+                check_measuring(kernel)
             if self.learn is not None:
                 from kalman.learning import learnable
 

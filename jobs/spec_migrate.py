@@ -122,6 +122,25 @@ class Upgrade(Section):
     loss: Number = Field(
         default=0.0, description="log-likelihood a row that the new version may lose against the old one"
     )
+    keys_worse: Number | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="share of the keys that the new version may predict worse than the old one; null: any",
+    )
+    nis_outside: Number | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="share of the keys whose NIS may be outside its 95 % bounds; 0.05 is expected; null: any",
+    )
+    bias_outside: Number | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="share of the keys whose mean innovation may be outside its 95 % bounds; needs "
+        "outputs.innovation; null: any",
+    )
     automatic: bool = Field(
         default=False, description="true: a scheduled upgrade whose comparison is good needs no approval"
     )

@@ -200,6 +200,10 @@ class Outputs(Section):
     covariance: Literal["full", "diagonal"] = Field(
         default="full", description="n*n numbers row by row, or the n variances"
     )
+    innovation: bool = Field(
+        default=False,
+        description="true: also each row's normalised innovations, by which a comparison of versions judges bias",
+    )
 
 
 class Stream(Section):
@@ -288,6 +292,9 @@ class Airflow(Section):
     export: ScheduledDag = Field(default_factory=ScheduledDag, description="the export DAG")
     upgrade: ScheduledDag = Field(
         default_factory=ScheduledDag, description="the upgrade DAG, which notices a newer version"
+    )
+    maintain: ScheduledDag = Field(
+        default_factory=ScheduledDag, description="the maintain DAG, which takes away what nothing needs"
     )
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from jobs.snapshots import Manifest
 
 
+ENDED = ("retired", "removed")
+"""Generations that nothing drives."""
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
 
@@ -139,9 +141,9 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
     done = None if damage else checkpoint.progressed()
     version = one.start_version if done is None else done.version
     holder = Owner.parse(one.owner)
-    progress = None if one.status == "retired" else Spool(warehouse, one.model).newest(one.generation)
+    progress = None if one.status in ENDED else Spool(warehouse, one.model).newest(one.generation)
     last_batch_at = None if done is None else checkpoint.committed_at(done.batch)
-    if one.status == "retired" or newest is None and one.topic is None:
+    if one.status in ENDED or newest is None and one.topic is None:
         lag = Lag()
     elif one.topic is not None:
         lag = _topic_lag(progress, last_batch_at)
@@ -157,7 +159,7 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
         "version": version,
         "position": one.start_position if damage else position_of(warehouse, one),
         "versions_behind": None
-        if one.topic is not None or newest is None or one.status == "retired"
+        if one.topic is not None or newest is None or one.status in ENDED
         else max(0, newest - version),
         "rows_behind": lag.rows,
         "seconds_behind": lag.seconds,
@@ -202,7 +204,7 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
     for one in data:
         landed, last = one["measurements"], one["snapshots"][-1:]
         shown = (
-            [g for g in one["generations"] if g["status"] != "retired"] or one["generations"][-1:] or [None]
+            [g for g in one["generations"] if g["status"] not in ENDED] or one["generations"][-1:] or [None]
         )
         for lineage in shown:
             table.add_row(

@@ -68,3 +68,44 @@ def roll_back(
             f"(retired are {retired})"
         )
     return generations.switch(warehouse, model, found, known), live
+
+
+def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[Generation, bool]:
+    """Retire a shadow that is not to take over; return it, and if that was done now.
+
+    It is one commit, which takes the lease from a driver that runs; a request in the log of drivers lets that finish
+    its micro-batch and end at once. What it writes until then are estimates of a generation that nobody reads.
+
+    Raises:
+        UserError: the generation is live, there is no such shadow, or it is not said which of several is meant.
+    """
+    known = generations.all_of(warehouse, model)
+    shadows = [one for one in known if one.status == SHADOW]
+    if name is None and len(shadows) > 1:
+        names = ", ".join(one.generation for one in shadows)
+        raise UserError(f"model {model} has several shadows: say which with --generation ({names})")
+    wanted = name or (shadows[0].generation if shadows else None)
+    found = next((one for one in known if one.generation == wanted), None)
+    if found is None:
+        raise UserError(f"model {model} has no {f'generation {name}' if name else 'shadow'} to retire")
+    if found.status == LIVE:
+        raise UserError(
+            f"{found.generation} is the live generation of {model}: promote another one, or roll back, and it is "
+            f"retired by that; `kalman-pipeline stop --model {model}` stops its stream"
+        )
+    if found.status != SHADOW:
+        return found, False
+    generations.retire(warehouse, found, known)
+    _ask_to_end(warehouse, found)
+    return generations.named(warehouse, model, found.generation), True
+
+
+def _ask_to_end(warehouse: Warehouse, generation: Generation) -> None:
+    """Leave a request to end for the driver of a generation, if one has said nothing of its end."""
+    from jobs.lease_log import FOLDER, LeaseLog
+    from jobs.small_files import hadoop_files
+
+    log = LeaseLog(hadoop_files(warehouse, f"{FOLDER}/{generation.model}"), generation.model)
+    for drive in log.drives():
+        if drive.generation == generation.generation and drive.ended_at is None:
+            log.ask_to_stop(drive, f"{generation.generation} was retired")

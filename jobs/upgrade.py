@@ -18,9 +18,9 @@ from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
 from jobs.tables import Warehouse, measurements, need_measurements
+from jobs.verdict import lines_of
 
 if TYPE_CHECKING:
-    from jobs.compare import Comparison
     from jobs.generations import Generation
     from jobs.snapshots import Manifest
 
@@ -207,7 +207,7 @@ class _Upgrade:
     def _prove(self, live: Generation, shadow: Generation, promote: bool) -> tuple[list[str], dict[str, Any]]:
         """Let a shadow catch up, compare it with the live generation, and promote it if it is good."""
         from jobs import switch
-        from jobs.compare import compare
+        from jobs.comparison_report import written
 
         self.progress.note(f"{shadow.generation} catches up in shadow")
         caught_up = self._drive(shadow)
@@ -216,11 +216,12 @@ class _Upgrade:
                 break
             caught_up += self._drive(shadow)
         self.progress.note(f"comparing {shadow.generation} with {live.generation}")
-        found = compare(self.warehouse, self.spec, live, shadow, (shadow.parent_batch or 0) + 1)
+        found, report = written(self.warehouse, self.spec, live, shadow)
         lines = [
             f"{shadow.generation} (version {shadow.model_version}) shadows {live.generation} (version "
             f"{live.model_version}) from snapshot {shadow.snapshot_id}; {caught_up:,} rows now",
             *lines_of(found),
+            f"report: {report}",
         ]
         data: dict[str, Any] = {
             "generation": shadow.generation,
@@ -228,6 +229,7 @@ class _Upgrade:
             "comparison": found.numbers,
             "good": found.good,
             "reasons": found.reasons,
+            "report": report,
             "upgraded": True,
             "promoted": False,
         }
@@ -236,7 +238,8 @@ class _Upgrade:
         if not found.good:
             raise UserError(
                 "; ".join([f"{shadow.generation} was not promoted", *found.reasons])
-                + f". It stays in shadow: `kalman-pipeline promote --model {self.spec.name}` promotes it nevertheless",
+                + f". It stays in shadow: `kalman-pipeline promote --model {self.spec.name}` promotes it nevertheless, "
+                f"and `retire` gives it up; report: {report}",
                 RUN_FAILED,
             )
         switch.promote(self.warehouse, self.spec.name, shadow.generation)
@@ -336,23 +339,6 @@ class _Upgrade:
         with stream_lock(self.settings.warehouse, self.spec.name, shadow.generation):
             driver = Driver(self.settings, self.warehouse, self.spec, None, threading.Event())
             return int(driver.drive(name=shadow.generation).data["rows"])
-
-
-def lines_of(found: Comparison) -> list[str]:
-    """Say in lines what a comparison found."""
-    numbers = found.numbers
-    lines = [f"compared on {numbers['rows']:,} rows of {numbers['keys']:,} keys"]
-    if numbers["rows"]:
-        likelihood, nis = numbers["log_likelihood_a_row"], numbers["nis"]
-        lines.append(
-            f"log-likelihood a row: {likelihood['old']:.6g} old, {likelihood['new']:.6g} new; better for "
-            f"{numbers['keys_better']:,} keys, worse for {numbers['keys_worse']:,}"
-        )
-        if nis["old"] is not None and nis["new"] is not None:
-            lines.append(f"NIS a row: {nis['old']:.4g} old, {nis['new']:.4g} new")
-    if "unequal_rows" in numbers:
-        lines.append(f"the same model: {numbers['unequal_rows']:,} rows differ")
-    return [*lines, "verdict: good" if found.good else f"verdict: not good: {'; '.join(found.reasons)}"]
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
 
 
 def _bad_schedules(spec: ModelSpec) -> Iterator[Problem]:
-    for verb in ("ingest", "pretrain", "stream", "export", "upgrade"):
+    for verb in ("ingest", "pretrain", "stream", "export", "upgrade", "maintain"):
         schedule = getattr(spec.airflow, verb).schedule
         for_ever = verb == "stream" and spec.airflow.stream.continuous
         try:

@@ -156,7 +156,7 @@ def test_the_script_says_where_and_how_to_log_in(airflow: Airflow) -> None:
     assert airflow.address in said
     assert f"admin / {passwords['admin']}" in said
     names = {dag["dag_id"] for dag in airflow.api("/dags")["dags"]}
-    verbs = ("export", "ingest", "pretrain", "rollback", "stream", "upgrade")
+    verbs = ("export", "ingest", "maintain", "pretrain", "rollback", "stream", "upgrade")
     assert names == {f"kalman_{verb}__tiny" for verb in verbs}
     assert airflow.api("/importErrors")["import_errors"] == []
 

@@ -29,6 +29,7 @@ def test_each_model_has_each_family(bag: DagBag) -> None:
     assert {dag.dag_id: sorted(dag.task_ids) for dag in bag.dags.values()} == {
         "kalman_export__tiny": ["export"],
         "kalman_ingest__tiny": ["ingest"],
+        "kalman_maintain__tiny": ["maintain"],
         "kalman_pretrain__tiny": ["pretrain"],
         "kalman_rollback__tiny": ["rollback"],
         "kalman_stream__tiny": ["stream"],
@@ -43,7 +44,7 @@ def test_the_shipped_models_have_their_dags(monkeypatch: pytest.MonkeyPatch, mod
     assert shipped.import_errors == {}
     assert sorted(shipped.dags) == sorted(
         f"kalman_{verb}__{name}"
-        for verb in ("export", "ingest", "pretrain", "rollback", "stream", "upgrade")
+        for verb in ("export", "ingest", "maintain", "pretrain", "rollback", "stream", "upgrade")
         for name in names
     )
 
@@ -130,3 +131,29 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
     automatic = load_bag().dags["kalman_upgrade__nile"]
     assert "approve" not in automatic.task_ids
     assert automatic.timetable.can_be_scheduled
+
+
+def test_maintain_is_a_dry_run_by_hand_alone(
+    bag: DagBag, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from jinja2 import Template
+
+    dag = bag.dags["kalman_maintain__tiny"]
+    assert (dag.params["dry_run"], dag.params["estimates"]) == (True, False)
+    assert dag.timetable.can_be_scheduled is False
+    said: dict[tuple[str, bool], list[str]] = {}
+    for run_type in ("manual", "scheduled"):
+        for dry in (True, False):
+            values = {"params": {"dry_run": dry, "estimates": dry}, "dag_run": {"run_type": run_type}}
+            flags = dag.get_task("maintain").flags
+            said[run_type, dry] = [text for text in (Template(flag).render(values) for flag in flags) if text]
+    assert said == {
+        ("manual", True): ["--dry-run", "--estimates"],
+        ("manual", False): [],
+        ("scheduled", True): ["--estimates"],
+        ("scheduled", False): [],
+    }
+    text = (ROOT / "models" / "nile.yaml").read_text()
+    (tmp_path / "nile.yaml").write_text(text + 'airflow: {maintain: {schedule: "@daily"}}\n')
+    monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
+    assert load_bag().dags["kalman_maintain__nile"].timetable.can_be_scheduled

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from demo.figures import Marks, Nis, Series, weekly_share
+from demo.figures import Marks, Nis, Series, Switch, weekly_share
 from demo.report import Content, number, write_report
+from demo.upgrade import Estimate, Switched
 
 pytest.importorskip("matplotlib")
 
@@ -97,6 +98,24 @@ def test_a_failed_check_is_said_first(tmp_path: Path) -> None:
     page = page_of(write_report(tmp_path / "report.html", failed))
     assert "The check failed: 7 rows & keys are missing" in page.text
     assert ("p", {"class": "verdict bad"}) in page.seen
+
+
+def test_an_upgrade_and_its_roll_back_are_shown(tmp_path: Path) -> None:
+    time = START + np.arange(12) * DAY
+    one = Estimate(time, np.full(12, 300.0), np.ones(12))
+    days = [START + number * DAY for number in (8, 9, 10)]
+    likelihood = {"old": -3.31, "new": -3.29}
+    numbers = {"rows": 850, "log_likelihood_a_row": likelihood, "keys_better": 130, "keys_worse": 80}
+    done = Switched("air_time-g0001", "air_time-g0002", numbers, "r.html", days, [(9, 9), (18, 18)], {})
+    assert done.problems() == []
+    assert done._replace(rows=[(9, 9), (17, 18)]).problems() == [
+        "across the switch of air_time the live estimates have 17 rows, not 18"
+    ]
+    switch = Switch([("JFK to LAX", one, one)], [(time, np.full(12, 301.0))], days, done.result())
+    page = page_of(write_report(tmp_path / "report.html", content()._replace(switch=switch)))
+    assert sum(tag == "img" for tag, _ in page.seen) == 4
+    for said in ("-3.3100 of version 1", "-3.2900 of version 2", "850 flights", "r.html"):
+        assert said in page.text
 
 
 def test_a_driver_that_was_not_killed_is_not_marked(tmp_path: Path) -> None:

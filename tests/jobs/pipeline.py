@@ -12,7 +12,7 @@ import yaml
 
 import kalman
 from jobs import ingest, pretrain, snapshots, stream
-from jobs.estimates import EstimateFormat, unpack_estimates
+from jobs.estimates import estimate_format, unpack_estimates
 from jobs.history import Batch, bucket_rows, packed_estimates
 from jobs.keys import key_kind
 from jobs.packed_rows import RowFormat
@@ -93,9 +93,7 @@ class Pipeline:
         )
         kernel = kalman.build(spec.definition(), parameters or {})
         packed = bucket_rows(frame, fmt, frame.count())
-        out = EstimateFormat(
-            fmt.kind, len(spec.states), spec.outputs.covariance == "diagonal", tuple(kernel.outputs.items())
-        )
+        out = estimate_format(fmt.kind, spec, kernel)
         return ordered(
             unpack_estimates(packed_estimates(packed, kernel, Batch(fmt, spec.unit_us), out), out).toPandas()
         )

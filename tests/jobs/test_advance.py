@@ -15,6 +15,7 @@ from jobs.packets import Records
 from jobs.routing import route_of
 from jobs.snapshots import state_rows
 from jobs.state_blocks import StateMismatch, state_format, state_layout
+from kalman.diagnostics import innovations
 from kalman.rounded import stored_as
 
 UNIT = 1e6
@@ -70,6 +71,33 @@ def test_any_cut_into_batches_and_packets_gives_the_same_bits(fmt: RowFormat) ->
     for name, array in whole.records.arrays.items():
         np.testing.assert_array_equal(known.arrays[name], array, err_msg=name)
     assert (np.diff(known.arrays["route"].astype(object)) > 0).all()
+
+
+def test_innovations_are_those_of_the_filter_however_the_rows_are_cut() -> None:
+    kernel = kalman.build(DEFINITION)
+    layout = state_layout(INTEGER.kind, kernel.size)
+    keys, time, y = some_rows()
+    keyed = unpack_rows([packet(INTEGER, keys, time, y)], INTEGER)
+    whole = advance(kernel, layout, layout.empty(), keyed, UNIT, watched=True)
+    plain = advance(kernel, layout, layout.empty(), keyed, UNIT)
+    assert "innovation" not in plain.outputs.extra
+    np.testing.assert_array_equal(whole.outputs.mean, plain.outputs.mean)
+    states = kalman.initial_states(kernel, len(keyed.keys.arrays["route"]))
+    _, _, wanted = innovations(kernel, states, keyed.rows, UNIT)
+    np.testing.assert_array_equal(whole.outputs.extra["innovation"], wanted)
+    # Their squares add up to what the filter itself says of the whole row.
+    seen = np.isfinite(whole.outputs.nis)
+    np.testing.assert_allclose(
+        np.nansum(wanted[:, seen] ** 2, axis=0), whole.outputs.nis[seen], rtol=1e-9, atol=1e-12
+    )
+    found, known = [], layout.empty()
+    for part in (time < 20_000_000, time >= 20_000_000):
+        rows = unpack_rows([packet(INTEGER, keys[part], time[part], y[:, part])], INTEGER)
+        result = advance(kernel, layout, known, rows, UNIT, watched=True)
+        known = result.records
+        found.append(result.outputs.extra["innovation"])
+    joined = np.concatenate(found, axis=1)
+    np.testing.assert_array_equal(np.sort(joined, axis=1), np.sort(wanted, axis=1))
 
 
 def test_a_late_row_is_refused_or_taken_as_the_policy_says() -> None:

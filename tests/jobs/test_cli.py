@@ -42,6 +42,8 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         "upgrade",
         "promote",
         "rollback",
+        "retire",
+        "maintain",
         "status",
         "quarantine",
     ):
@@ -74,6 +76,8 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("upgrade", "--model", "m", "--mode", "retrain", "--no-promote", "--needed").exit_code == 0
     assert call("promote", "--model", "m", "--generation", "g2", "--behind").exit_code == 0
     assert call("rollback", "--model", "m").exit_code == 0
+    assert call("retire", "--model", "m", "--generation", "g2").exit_code == 0
+    assert call("maintain", "--model", "m", "--dry-run", "--estimates").exit_code == 0
     assert call("status", "--alarm-after", "10m").exit_code == 0
     assert call("quarantine", "list", "--model", "m", "--reason", "late", "--since", "2d").exit_code == 0
     assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
@@ -92,6 +96,8 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
         ),
         ("promote", ("m",), {"generation": "g2", "behind": True}),
         ("rollback", ("m",), {"to": None}),
+        ("retire", ("m",), {"generation": "g2"}),
+        ("maintain", ("m",), {"dry_run": True, "estimates": True}),
         ("status", (None,), {"watch": None, "alarm_after": "10m"}),
         ("quarantine", ("list", "m", Choice("late", "2d")), {}),
         ("quarantine", ("replay", "m", Choice(ids=("a",))), {"edited": "f"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 
 import kalman
-from jobs import migrate, promote, rollback, upgrade
+from jobs import comparison_report, migrate, promote, retire, rollback, upgrade
 from jobs.errors import UserError
 from jobs.live import chain, live_estimates
 from jobs.order import order_rows
@@ -149,13 +150,16 @@ def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, random_walk_spec())
+    innovation: dict[str, Any] = {"outputs": {"innovation": True}}
+    pipeline = Pipeline(tmp_path, random_walk_spec(**innovation))
     pipeline.land(DAYS[0])
     pipeline.pretrain()
     pipeline.land(DAYS[1])
     pipeline.stream()
     worse = random_walk_spec(
-        version=2, observation={"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[400.0, 0.0], [0.0, 400.0]]}
+        version=2,
+        observation={"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[400.0, 0.0], [0.0, 400.0]]},
+        **innovation,
     )
     pipeline.write_spec(worse)
     upgrade.run(pipeline.settings, "walk", promote=False)
@@ -164,14 +168,48 @@ def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_p
     with pytest.raises(UserError, match="was not promoted; it predicts worse"):
         upgrade.run(pipeline.settings, "walk")
     assert chain(pipeline.warehouse, "walk")[0].generation == "walk-g0001"
+    told = comparison_report.run(pipeline.settings, "walk").data
+    assert (told["generation"], told["against"], told["good"]) == ("walk-g0002", "walk-g0001", False)
+    check_comparison(pipeline, told["comparison"], DAYS[2])
+    page = Path(told["report"])
+    assert page.read_text().startswith("<!doctype html>") and "it predicts worse" in page.read_text()
+    assert json.loads(page.with_suffix(".json").read_text())["numbers"]["rows"] == len(DAYS[2])
+    assert retire.run(pipeline.settings, "walk").data["generation"] == "walk-g0002"
 
-    pipeline.write_spec(random_walk_spec(version=3))
+    pipeline.write_spec(random_walk_spec(version=3, **innovation))
     upgrade.run(pipeline.settings, "walk", promote=False)
     pipeline.land(DAYS[3])
     pipeline.stream()
     done = upgrade.run(pipeline.settings, "walk").data
     assert done["promoted"] and done["comparison"]["keys_better"] == done["comparison"]["keys_worse"] == 0
-    assert_bit_equal(live(pipeline), since(pipeline.batch(), DAYS[1]))
+    assert done["comparison"]["unequal_rows"] == 0 and Path(done["report"]).exists()
+    found, wanted = live(pipeline), since(pipeline.batch(), DAYS[1])
+    assert_bit_equal(found, wanted)
+    for ours, theirs in zip(found["innovation"], wanted["innovation"], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def check_comparison(pipeline: Pipeline, numbers: dict[str, Any], rows: pd.DataFrame) -> None:
+    """Check a comparison against sums over the estimates and the rows themselves, with no join between the two."""
+    table = pipeline.estimates()
+    first: Any = rows["at"].min()
+    mine: Any = table[table["event_time"] >= first.tz_localize(None)]
+    for side, generation in (("old", "walk-g0001"), ("new", "walk-g0002")):
+        one: Any = mine[mine["generation"] == generation]
+        assert len(one) == numbers["rows"] == len(rows)
+        innovations = np.concatenate([np.asarray(value, float) for value in one["innovation"]])
+        seen = innovations[np.isfinite(innovations)]
+        measured = int(rows[["a", "b"]].notna().to_numpy().sum())
+        assert len(seen) == measured  # every key had been seen the day before, or has a proper start
+        for name, wanted in (
+            ("log_likelihood_a_row", one["log_likelihood"].sum() / len(one)),
+            ("nis_a_component", one["nis"].sum() / measured),
+            ("bias", seen.sum() / measured),
+        ):
+            np.testing.assert_allclose(numbers[name][side], wanted, rtol=1e-9, atol=1e-12)
+    totals = mine.groupby(["key", "generation"])["log_likelihood"].sum().unstack()
+    assert numbers["keys"] == len(totals)
+    assert numbers["keys_worse"] == int((totals["walk-g0002"] < totals["walk-g0001"]).sum())
 
 
 @pytest.mark.slow

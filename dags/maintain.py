@@ -1,0 +1,57 @@
+"""Take away what nothing of `<model>` needs any more: old snapshots, generations and their checkpoints, resolved rows.
+
+The spec's section `retention` says what is kept; the last good snapshot, and what a live or shadow generation or a
+roll-back needs, always is. By hand it is a **dry run unless the form says otherwise**: its log says what would go, and
+why each of the others stays. A run by schedule removes. The tables, but for the measurements, are
+compacted and vacuumed. A run that was killed is simply run again.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from jobs.spec import ModelSpec
+from kalman_dags import family
+from kalman_dags.operator import KalmanOperator
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that tidies up behind one model."""
+    with DAG(
+        schedule=family.at_times(spec.airflow.maintain.schedule),
+        **family.arguments(
+            "maintain",
+            spec,
+            __doc__,
+            f"Take away what nothing of {spec.name} needs any more",
+            timeout=timedelta(hours=6),
+            dry_run=Param(
+                True,
+                type="boolean",
+                title="Dry run",
+                description="Only say what would go, and why the rest stays.",
+            ),
+            estimates=Param(
+                False,
+                type="boolean",
+                title="Estimates too",
+                description="Also remove estimates of removed generations that are no part of the live ones.",
+            ),
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id="maintain",
+            verb="maintain",
+            options={"--model": spec.name},
+            flags=[
+                "{{ '' if (dag_run.run_type | string).endswith('scheduled') or not params.dry_run else '--dry-run' }}",
+                "{{ '--estimates' if params.estimates else '' }}",
+            ],
+        )
+    return dag
+
+
+for one in family.specs():
+    build(one)

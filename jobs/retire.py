@@ -1,0 +1,49 @@
+"""Retire a shadow generation that is not to become the live one; the one that is live is not touched."""
+
+from __future__ import annotations
+
+from jobs.report import Report
+from jobs.settings import Settings
+from jobs.spec import load_spec
+from jobs.tables import Warehouse
+
+
+def run(settings: Settings, model: str, generation: str | None = None) -> Report:
+    """Retire a shadow. Running it again with the same generation changes nothing.
+
+    Args:
+        settings: of the command.
+        model: name or path of its spec.
+        generation: the shadow; by default the only one.
+
+    Raises:
+        UserError: it is the live generation, there is no such shadow, or there are several.
+    """
+    from jobs import switch
+    from jobs.session import spark_session
+    from jobs.spark_conf import glance_conf
+
+    name = load_spec(model, settings.models).name
+    warehouse = Warehouse(spark_session(settings, f"retire {name}", glance_conf()), settings.warehouse)
+    retired, now = switch.retire(warehouse, name, generation)
+    which = f"generation {retired.generation} of version {retired.model_version}"
+    lines = [f"{which} is retired" if now else f"{which} was retired before: nothing was changed"]
+    if now:
+        lines.append(
+            f"`kalman-pipeline maintain --model {name}` removes its checkpoint when it is old enough"
+        )
+    return Report(
+        lines,
+        {
+            "model": name,
+            "generation": retired.generation,
+            "model_version": retired.model_version,
+            "retired": now,
+        },
+    )
+
+
+if __name__ == "__main__":
+    from jobs.cli import main
+
+    main("retire")

@@ -1,0 +1,268 @@
+"""What nothing needs is taken away from a real pipeline, and nothing that anything needs is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
+from jobs import export, generations, maintain, promote, quarantine, retire, rollback, snapshots, upgrade
+from jobs.errors import UserError
+from jobs.live import live_estimates
+from jobs.maintain import Maintenance
+from jobs.settings import Settings
+from jobs.tables import Warehouse, estimates
+from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
+from tests.jobs.processes import Driver
+
+pytestmark = pytest.mark.spark
+
+DAYS = random_rows(7, rows=60)
+LONG_AGO = datetime.now(UTC) - timedelta(days=400)
+RULES: dict[str, Any] = {
+    "retention": {
+        "snapshots": {"newest": 0, "age": "30d"},
+        "generations": {"newest": 0, "age": "30d"},
+        "estimates": True,
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """A pipeline with a history of 400 days: four versions of one model, a shadow given up, a roll-back's target."""
+    pipeline = Pipeline(tmp_path_factory.mktemp("old"), random_walk_spec())
+    pipeline.land(DAYS[0])
+    pipeline.pretrain()
+    pipeline.land(DAYS[1])
+    pipeline.stream()
+    # Version 2 is given up in shadow; it is version 1's model, as all are, so that estimates are one batch.
+    pipeline.write_spec(random_walk_spec(version=2, upgrade={"rows": 0}))
+    upgrade.run(pipeline.settings, "walk", promote=False)
+    pipeline.land(DAYS[2])
+    pipeline.stream()
+    assert upgrade.run(pipeline.settings, "walk", promote=False).data["comparison"]["unequal_rows"] == 0
+    with pytest.raises(UserError, match="walk-g0001 is the live generation of walk"):
+        retire.run(pipeline.settings, "walk", "walk-g0001")
+    given_up = retire.run(pipeline.settings, "walk").data
+    assert (given_up["generation"], given_up["retired"]) == ("walk-g0002", True)
+    assert retire.run(pipeline.settings, "walk", "walk-g0002").data["retired"] is False
+    with pytest.raises(UserError, match="has no shadow to retire"):
+        retire.run(pipeline.settings, "walk")
+    for version, day in ((3, 3), (4, 4)):
+        pipeline.write_spec(random_walk_spec(version=version, migrate={"from": 1 if version == 3 else 3}))
+        pipeline.land(DAYS[day])
+        pipeline.stream()
+        upgrade.run(pipeline.settings, "walk", mode="stop-start")
+    pipeline.land(DAYS[5])
+    pipeline.land(DAYS[0].head(5).assign(at="never"), suffix=".csv")
+    pipeline.stream()
+    export.run(pipeline.settings, "walk")
+    quarantine.run(pipeline.settings, "discard", "walk", everything=True)
+    warehouse = pipeline.warehouse
+    for table, column in (
+        ("generations", "retired_at"),
+        ("generations", "created_at"),
+        ("manifests", "committed_at"),
+        ("quarantine", "resolved_at"),
+    ):
+        DeltaTable.forPath(warehouse.spark, warehouse.path(table)).update(
+            F.col(column).isNotNull(), {column: F.col(column) - F.expr("INTERVAL 400 DAYS")}
+        )
+    pipeline.write_spec(random_walk_spec(version=4, migrate={"from": 3}, **RULES))
+    return pipeline
+
+
+def copied(old: Pipeline, folder: Path) -> Pipeline:
+    """Return the same pipeline in a folder of its own; Spark's checkpoints know their place, so nothing is streamed."""
+    shutil.copytree(old.folder, folder / "copy")
+    settings = Settings.load(
+        warehouse=str(folder / "copy" / "warehouse"),
+        models=folder / "copy" / "models",
+        master=old.settings.master,
+        quiet=True,
+    )
+    pipeline = Pipeline.__new__(Pipeline)
+    pipeline.__dict__.update({**old.__dict__, "folder": folder / "copy", "settings": settings})
+    return pipeline
+
+
+def left(warehouse: Warehouse) -> dict[str, Any]:
+    """Return what there is, as far as maintain decides it."""
+    rows = warehouse.read("snapshots").select("snapshot_id").distinct().collect()
+    return {
+        "generations": {one.generation: one.status for one in generations.all_of(warehouse, "walk")},
+        "checkpoints": sorted(path.name for path in Path(warehouse.root, "checkpoints").iterdir()),
+        "manifests": {one.snapshot_id: one.status for one in snapshots.all_of(warehouse, "walk")},
+        "snapshots": sorted(row["snapshot_id"] for row in rows),
+        "quarantine": warehouse.read("quarantine").count(),
+        "estimates": {
+            row["generation"]: row["count"]
+            for row in warehouse.read(estimates("walk")).groupBy("generation").count().collect()
+        },
+    }
+
+
+def versions(warehouse: Warehouse) -> dict[str, int]:
+    names = ("generations", "manifests", "snapshots", "quarantine", "estimates/walk", "measurements/walk")
+    return {name: warehouse.latest_version(name) for name in names}
+
+
+STEPS: dict[str, tuple[Any, str]] = {
+    "generations are marked": (Maintenance, "_folder"),
+    "checkpoints are gone": (Maintenance, "_snapshots"),
+    "manifests are marked": (DeltaTable, "delete"),
+    "snapshots are gone": (Maintenance, "_estimates"),
+    "estimates are gone": (Maintenance, "_quarantine"),
+    "quarantine is smaller": (Maintenance, "_progress"),
+    "rows are gone": (Maintenance, "_optimize"),
+    "tables are compact": (Maintenance, "_vacuum"),
+}
+"""What comes next when a run ends after a step."""
+
+
+def test_what_is_old_goes_and_what_is_needed_stays(old: Pipeline, tmp_path: Path) -> None:
+    pipeline = copied(old, tmp_path)
+    warehouse = pipeline.warehouse
+    before, at = left(warehouse), versions(warehouse)
+    told = maintain.run(pipeline.settings, "walk", dry_run=True).data
+    assert (left(warehouse), versions(warehouse)) == (before, at), "a dry run changes nothing"
+
+    done = maintain.run(pipeline.settings, "walk").data
+    assert {key: done[key] for key in ("generations", "snapshots", "quarantine")} == {
+        key: told[key] for key in ("generations", "snapshots", "quarantine")
+    }
+    # 4 is live and began behind 3, the roll-back's target, which began behind 1. 2 was the shadow.
+    assert done["generations"] == ["walk-g0001", "walk-g0002"] == done["checkpoints"]
+    after = left(warehouse)
+    assert after["generations"] == {
+        "walk-g0001": "removed",
+        "walk-g0002": "removed",
+        "walk-g0003": "retired",
+        "walk-g0004": "live",
+    }
+    assert after["checkpoints"] == ["walk-g0003", "walk-g0004"]
+    kept = {one.snapshot_id for one in generations.all_of(warehouse, "walk") if one.status != "removed"}
+    newest = max(snapshots.all_of(warehouse, "walk"), key=lambda one: one.version)
+    assert set(after["snapshots"]) == {*kept, newest.snapshot_id}
+    good = {name for name, status in after["manifests"].items() if status == "good"}
+    assert good == set(after["snapshots"]) and len(after["manifests"]) == len(before["manifests"])
+    assert before["quarantine"] == done["quarantine"] == 5 and after["quarantine"] == 0
+    # Those of 1 are read as the live ones of before 3 began; 2 is read by nobody.
+    assert "walk-g0001" in after["estimates"] and "walk-g0002" not in after["estimates"]
+    assert versions(warehouse)["measurements/walk"] == at["measurements/walk"]
+
+    with pytest.raises(UserError, match="walk-g0001 is removed|no retired generation walk-g0001"):
+        rollback.run(pipeline.settings, "walk", to="walk-g0001")
+    for name in after["snapshots"]:
+        found = snapshots.find(warehouse, name)
+        assert found is not None
+        snapshots.verify(warehouse, found)
+
+    # Again there is nothing to do, and what had gone comes back by the same inputs.
+    again = maintain.run(pipeline.settings, "walk").data
+    assert again["generations"] == again["snapshots"] == again["checkpoints"] == again["optimized"] == []
+    assert left(warehouse) == after
+    pipeline.write_spec(random_walk_spec())
+    gone = next(
+        name for name, status in after["manifests"].items() if status == "removed" and "-v1-0-" in name
+    )
+    assert snapshots.find(warehouse, gone) is None
+    made = pipeline.pretrain(to_version=0).data
+    assert made["snapshot"] == gone
+    back = snapshots.find(warehouse, gone)
+    assert back is not None and back.status == "good"
+    assert snapshots.verify(warehouse, back).count() == back.key_count
+
+
+def test_the_stream_goes_on_and_can_be_rolled_back(old: Pipeline) -> None:
+    """The last test of this module: it maintains, and streams, in the place where the checkpoints are."""
+    pipeline = old
+    before = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
+    assert maintain.run(pipeline.settings, "walk").data["generations"]
+    after = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
+    assert_bit_equal(after, before)
+    pipeline.land(DAYS[6])
+    assert pipeline.stream().data["rows"] == len(DAYS[6])
+    assert rollback.run(pipeline.settings, "walk").data["generation"] == "walk-g0003"
+    pipeline.stream()
+    table = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
+    assert set(table["model_version"]) == {1, 3}
+    assert_bit_equal(table, since(pipeline.batch(), DAYS[1]))
+    # The shadow's snapshot had gone; the same upgrade makes it again.
+    pipeline.write_spec(random_walk_spec(version=5, migrate={"from": 3}, upgrade={"rows": 0}))
+    made = upgrade.run(pipeline.settings, "walk").data
+    assert (
+        made["promoted"]
+        and promote.run(pipeline.settings, "walk", made["generation"]).data["retired"] is None
+    )
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(
+            one, marks=[] if one in ("generations are marked", "manifests are marked") else pytest.mark.soak
+        )
+        for one in STEPS
+    ],
+)
+def test_ended_after_any_step_it_comes_to_the_same_end(
+    old: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, whole: dict[str, Any]
+) -> None:
+    pipeline = copied(old, tmp_path)
+    what, name = STEPS[step]
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(what, name, die)
+        with pytest.raises(Killed):
+            maintain.run(pipeline.settings, "walk")
+    maintain.run(pipeline.settings, "walk")
+    assert left(pipeline.warehouse) == whole
+
+
+@pytest.fixture(scope="module")
+def whole(old: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is left by a run that nothing interrupts."""
+    pipeline = copied(old, tmp_path_factory.mktemp("whole"))
+    maintain.run(pipeline.settings, "walk")
+    return left(pipeline.warehouse)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", ["marked", "folders", "snapshots"])
+def test_killed_it_comes_to_the_same_end(
+    old: Pipeline, tmp_path: Path, moment: str, whole: dict[str, Any]
+) -> None:
+    pipeline = copied(old, tmp_path)
+    root = Path(pipeline.settings.warehouse)
+    log = {
+        name: len(list((root / name / "_delta_log").glob("*.json"))) for name in ("generations", "manifests")
+    }
+
+    def more(name: str) -> bool:
+        return len(list((root / name / "_delta_log").glob("*.json"))) > log[name]
+
+    moments: dict[str, Callable[[], bool]] = {
+        "marked": lambda: more("generations"),
+        "folders": lambda: not (root / "checkpoints" / "walk-g0001").exists(),
+        "snapshots": lambda: more("manifests"),
+    }
+    driver = Driver(pipeline, "maintain", "--model", "walk")
+    driver.wait_for(moments[moment])
+    driver.kill()
+    maintain.run(pipeline.settings, "walk")
+    assert left(pipeline.warehouse) == whole
