@@ -12,11 +12,16 @@ import pyarrow as pa
 from jobs.keys import columns_of, integer_keys
 from jobs.packed_rows import RowFormat
 from jobs.processor import BAD_STATE, LATE
+from jobs.timed_bucket import BEHIND
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-REASONS = {LATE: "late: older than the key's state", BAD_STATE: "state: the key's state is not a number"}
+REASONS = {
+    LATE: "late: older than the key's state",
+    BAD_STATE: "state: the key's state is not a number",
+    BEHIND: "late: behind the watermark",
+}
 """Why rows are refused, by kind of packet."""
 
 

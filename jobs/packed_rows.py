@@ -134,7 +134,11 @@ def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
     """Join the packets of a bucket and put their rows in the order in which they are applied."""
     layout = fmt.layout
     parts = [layout.decode(payload) for payload in payloads]
-    records = concat(parts) if parts else layout.empty()
+    return keyed_rows(concat(parts) if parts else layout.empty(), fmt)
+
+
+def keyed_rows(records: Records, fmt: RowFormat) -> KeyedRows:
+    """Put rows in the order in which they are applied, and find their keys."""
     y, time = records.arrays["y"], records.arrays["time"]
     u = records.arrays.get("u", np.empty((0, records.size)))
     grouped = group(records, lambda code: order_rows(code, time, y, u))

@@ -43,10 +43,13 @@ def start_query(
     from jobs.key_groups import group_begin
     from jobs.keys import key_kind
     from jobs.model_functions import ship
-    from jobs.packed_rows import PACKED, RowFormat, pack_rows, row_packer
+    from jobs.packed_rows import PACKED, RowFormat, row_packer, select_columns
     from jobs.processor import OUTPUT, FilterProcessor, Plan
     from jobs.routing import make_routing
     from jobs.state_blocks import state_format
+    from jobs.ticks import TIMED, timed_packer
+    from jobs.timed_processor import TimedProcessor
+    from jobs.timed_start import timed_seeds, timing_of
     from kalman.rounded import stored_as
 
     spark, generation = warehouse.spark, lease.generation
@@ -62,7 +65,12 @@ def start_query(
     out = EstimateFormat(kind, len(spec.states), diagonal, tuple(kernel.outputs.items()))
     routing = make_routing(generation.partitions, generation.blocks)
     begin = group_begin(kind, spec.definition(), manifest.parameters)
-    plan = Plan(kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply", begin)
+    timing = None
+    if spec.timed:
+        timing = timing_of(spec, rows, manifest)
+    plan = Plan(
+        kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply", begin, timing
+    )
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
 
@@ -71,18 +79,24 @@ def start_query(
     if committed is None:
         # The state begins in micro-batch 0, which may be tried many times: the snapshot is pinned, never "the newest".
         pinned = snapshots.verify(warehouse, manifest)
-        seeds = snapshots.seed_packets(pinned, kernel, kind, state.layout, routing).groupBy("bucket")
-    processor: StatefulProcessor = FilterProcessor(plan)
+        seeds = snapshots.seed_packets(pinned, kernel, kind, state.layout, routing)
+        if timing is not None:
+            seeds = timed_seeds(warehouse, manifest, seeds, rows, routing)
+        seeds = seeds.groupBy("bucket")
+    processor: StatefulProcessor = FilterProcessor(plan) if timing is None else TimedProcessor(plan)
+    packer, packed_as = row_packer(rows, routing), PACKED
+    if timing is not None:
+        packer, packed_as = timed_packer(rows, routing), TIMED
     if generation.topic is None:
         source = _source(spark, warehouse, spec, generation)
-        packed = pack_rows(source.select(*spec.columns), rows, routing)
+        packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
     else:
         from jobs.set_aside import SetAside, pack_messages
         from jobs.topics import stream_of
 
         types = dict(zip(kind.columns, kind.types, strict=True))
         messages = stream_of(warehouse, spec, generation, types)
-        packed = pack_messages(messages, rows, row_packer(rows, routing), PACKED)
+        packed = pack_messages(messages, rows, packer, packed_as)
         processor = SetAside(processor)
     operator = packed.groupBy("bucket")
     packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", "None", seeds)

@@ -21,6 +21,7 @@ from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
 from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
+from jobs.timed_bucket import BEHIND, WAITING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,6 +42,7 @@ class Totals:
     late: int = 0
     bad: int = 0
     rejected: int = 0
+    waiting: int = 0
     of_batch: dict[int, dict[str, int]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
@@ -69,9 +71,11 @@ class Sink:
         packets = packets.persist()
         try:
             # The one action that runs the filter; the writes below read what it left in the cache.
-            counts = dict.fromkeys((ESTIMATES, SET_ASIDE, *REASONS), 0)
+            told_of_waiting = False
+            counts = dict.fromkeys((ESTIMATES, SET_ASIDE, WAITING, *REASONS), 0)
             for row in packets.select("kind", "rows").collect():
                 counts[row["kind"]] += row["rows"]
+                told_of_waiting |= row["kind"] == WAITING
             refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
             if counts[SET_ASIDE]:
                 refused["messages that do not fit"] = counts[SET_ASIDE]
@@ -88,13 +92,16 @@ class Sink:
             packets.unpersist()
         self.totals.batches += 1
         self.totals.estimated += counts[ESTIMATES]
-        self.totals.late += counts[LATE]
+        late = counts[LATE] + counts[BEHIND]
+        self.totals.late += late
+        if told_of_waiting:
+            self.totals.waiting = counts[WAITING]
         self.totals.bad += counts[BAD_STATE]
         self.totals.rejected += counts[SET_ASIDE]
         self.totals.of_batch[batch_id] = {
             "estimated": counts[ESTIMATES],
             "quarantined": sum(refused.values()),
-            "late": counts[LATE],
+            "late": late,
             "bad_state": counts[BAD_STATE],
         }
         self.totals.of_batch.pop(batch_id - KEPT_BATCHES, None)

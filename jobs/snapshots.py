@@ -26,6 +26,8 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
+    from jobs.waiting_table import Held
+
 GOOD = "good"
 STATE_ROWS = (
     "state_index bigint, event_time bigint, mean array<double>, covariance array<double>, log_likelihood double, "
@@ -56,6 +58,8 @@ class Manifest:
     batch_id: int | None = None
     parent: str | None = None
     committed_at: datetime | None = None
+    waiting: dict[str, Any] | None = None
+    """Of a model whose rows wait for a watermark: that, and the rows that wait (`jobs.waiting_table`)."""
 
     @property
     def version(self) -> int:
@@ -98,17 +102,21 @@ def typed_states(rows: DataFrame) -> DataFrame:
     )
 
 
-def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manifest:
+def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Held | None = None) -> Manifest:
     """Write a snapshot: its rows, replacing what an earlier, killed attempt left; then its manifest.
 
     Args:
         warehouse: where.
         manifest: what the snapshot is; count, checksum and table version are filled in here.
         states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras.
+        held: rows that wait, of a model whose rows do.
 
     Killed before the manifest is committed, the snapshot does not exist; the next attempt overwrites its rows.
     """
     from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
+    from jobs import waiting_table
 
     warehouse.create("snapshots", SNAPSHOTS, partition_by=("model", "snapshot_id"))
     warehouse.create("manifests", MANIFESTS)
@@ -124,6 +132,9 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manife
             warehouse.path("snapshots")
         )
         version = warehouse.latest_version("snapshots")
+    waiting = None
+    if held is not None:
+        waiting = waiting_table.write(warehouse, manifest.snapshot_id, manifest.model, held)
     count, checksum, total = measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version))
     row = {
         "snapshot_id": manifest.snapshot_id,
@@ -144,10 +155,12 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manife
         "status": GOOD,
         "spec": manifest.spec,
         "parent": manifest.parent,
+        "waiting": None if waiting is None else json.dumps(waiting),
     }
-    schema = warehouse.read("manifests").schema
+    schema = StructType.fromDDL(MANIFESTS)
     frame = warehouse.spark.createDataFrame([row], schema).withColumn("committed_at", F.current_timestamp())
-    warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1))
+    # A table of an earlier release has not all of the columns yet.
+    warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1), {"mergeSchema": "true"})
     written = find(warehouse, manifest.snapshot_id)
     assert written is not None
     return written
@@ -314,5 +327,6 @@ def _manifest(row: Row) -> Manifest:
             **values,
             "parameters": json.loads(values["parameters"] or "{}"),
             "position": json.loads(values["position"]),
+            "waiting": json.loads(values.get("waiting") or "null"),
         }
     )

@@ -50,6 +50,7 @@ from jobs.spec_sections import (
     Unscented,
 )
 from jobs.spec_source import Source
+from jobs.spec_time import Order
 from jobs.spec_watch import QuarantineLimit
 from jobs.times import EPOCH_FORMATS, UNIT_US, time_pattern
 
@@ -176,6 +177,10 @@ class ModelSpec(Section):
         default_factory=Upgrade, description="when this version may take over from the last"
     )
     outputs: Outputs = Field(default_factory=Outputs, description="what each estimate carries")
+    order: Order = Field(
+        default_factory=Order,
+        description="the order in which the stream applies a key's rows, such as {kind: strict, delay: 15min}",
+    )
     late: Literal["quarantine", "apply"] = Field(
         default="quarantine", description="what becomes of a row older than its key's state in the stream"
     )
@@ -212,6 +217,7 @@ class ModelSpec(Section):
         self._check_groups()
         self._check_outputs()
         self._check_times()
+        self._check_order()
         if self.source is not None:
             self.source.check_keys(self.key)
         return self
@@ -283,6 +289,14 @@ class ModelSpec(Section):
                         f"'{name}' is the name of an output column", "rename the column in the data", field
                     )
 
+    def _check_order(self) -> None:
+        if self.late == "apply" and self.order.kind != "as-arrived":
+            raise wrong(
+                f"is for order.kind: as-arrived, and it is {self.order.kind}",
+                "remove it: a row beyond the order's reach goes to quarantine",
+                "late",
+            )
+
     def _check_times(self) -> None:
         from zoneinfo import ZoneInfo, available_timezones
 
@@ -310,6 +324,11 @@ class ModelSpec(Section):
     def unit_us(self) -> float:
         """Return the microseconds of one time unit."""
         return float(UNIT_US[self.time_unit])
+
+    @property
+    def timed(self) -> bool:
+        """Tell if the stream keeps a watermark: if its rows wait."""
+        return self.order.waits
 
     @property
     def source_kind(self) -> str:
@@ -341,10 +360,16 @@ class ModelSpec(Section):
         meaning = {
             **{field: value for field, value in self.definition().items() if field != "folder"},
             **self.model_dump(include={"name", "version", "key", "time", "time_unit"}),
+            **self._timing(),
         }
         for field in NUMERIC & meaning.keys():
             meaning[field] = _floats(meaning[field])
         return hashlib.sha256(_canonical(meaning).encode()).hexdigest()
+
+    def _timing(self) -> dict[str, Any]:
+        """Return what of time gives the state its meaning; nothing where the spec asks for nothing of it."""
+        parts = {"order": self.order.meaning()}
+        return {name: meaning for name, meaning in parts.items() if meaning}
 
     def check(self) -> Self:
         """Check what only the numerics can: kinds, dimensions, covariances, what can be learned.

@@ -171,7 +171,7 @@ class Learn(Section):
 
     @model_validator(mode="after")
     def _duration(self) -> Self:
-        _check_duration(self.window, "window")
+        check_duration(self.window, "window")
         return self
 
 
@@ -273,7 +273,7 @@ class StreamDag(Section):
                 f'write schedule: "{CONTINUOUS}", or leave it out',
                 "trigger",
             )
-        _check_duration(self.trigger, "trigger")
+        check_duration(self.trigger, "trigger")
         return self
 
 
@@ -291,7 +291,8 @@ class Airflow(Section):
     )
 
 
-def _check_duration(text: str | None, field: str) -> None:
+def check_duration(text: str | None, field: str) -> None:
+    """Refuse a text that is not a duration."""
     if text is not None:
         try:
             duration_us(text)

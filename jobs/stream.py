@@ -202,8 +202,12 @@ class Driver:
                 f"up to {where}"
             )
         if late:
-            lines.append(f"quarantined {late:,} rows that were older than their key's state")
+            what = "behind the watermark" if self.spec.order.waits else "older than their key's state"
+            lines.append(f"quarantined {late:,} rows that were {what}")
         bad = 0 if totals is None else totals.bad
+        waiting = 0 if totals is None else totals.waiting
+        if waiting:
+            lines.append(f"{waiting:,} rows wait for the watermark")
         if bad:
             lines.append(f"quarantined {bad:,} rows of keys whose state is not a number")
         if rejected:
@@ -218,6 +222,7 @@ class Driver:
                 "rows": rows,
                 "late": late,
                 "bad_state": bad,
+                "waiting": waiting,
                 "rejected": rejected,
                 "batches": batches,
                 "version": rank(position),

@@ -1,0 +1,61 @@
+"""The stateful operator of a stream with a watermark: `jobs.timed_bucket` over Spark's state.
+
+Beside the blocks of states there are the parts of waiting rows, and the bucket's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from jobs.block_store import MapStore
+from jobs.processor import STATE, Plan
+from jobs.ticks import ROWS, newest_of
+from jobs.timed_bucket import TimedBucket
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
+
+STATES = 0
+"""Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows."""
+WAIT, CLOCK = "waiting", "clock"
+
+
+class TimedProcessor(StatefulProcessor):
+    """Run a timed model's filter over the keys of a bucket."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare blocks and parts, by number, and the clock."""
+        self.blocks = MapStore(handle.getMapState(STATE, "block long", "states binary"))
+        self.parts = MapStore(handle.getMapState(WAIT, "part long", "rows binary"))
+        self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
+
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
+        """Take over states and waiting rows from the snapshot."""
+        bucket = self._bucket()
+        kind, payload = initialState["kind"], initialState["payload"]
+        bucket.seed(payload[kind == STATES], payload[kind == ROWS])
+        self.clock.update((bucket.clock.encode(),))
+
+    def handleInputRows(  # noqa: N802
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
+    ) -> Iterator[pd.DataFrame]:
+        """Advance the bucket by a micro-batch, and put out packets."""
+        frame = pd.concat(list(rows), ignore_index=True)
+        packed = frame["kind"] == ROWS
+        bucket = self._bucket()
+        packets = (bytes(payload) for payload in frame["payload"][packed])
+        newest = newest_of(frame["payload"][~packed])
+        for kind, count, packet in bucket.take(packets, newest):
+            yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
+        self.clock.update((bucket.clock.encode(),))
+
+    def _bucket(self) -> TimedBucket:
+        held = self.clock.get() if self.clock.exists() else None
+        return TimedBucket(self.plan, self.blocks, self.parts, None if held is None else bytes(held[0]))
