@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.expiry import run_lives
 from jobs.keys import match
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Layout, Records, concat
@@ -25,6 +26,8 @@ class Advanced(NamedTuple):
 
     records: Records
     outputs: Outputs
+    ended: Records | None = None
+    """The last states of keys that ended among the rows, where keys end (`jobs.expiry`)."""
 
 
 def advance(
@@ -35,6 +38,7 @@ def advance(
     unit: float,
     apply_late: bool = False,
     begin: NDArray[np.float64] | None = None,
+    idle: int | None = None,
 ) -> Advanced:
     """Apply rows to the states of their keys; keys that are not known begin at the model's initial distribution.
 
@@ -47,15 +51,26 @@ def advance(
         apply_late: take a row that is older than its key's state as if it had come at the state's time, instead of
             refusing it.
         begin: (size, K) states in which keys that are not known begin; by default the model's initial state.
+        idle: microseconds of silence after which a key begins anew.
     """
     at = match(known, keyed.keys)
     new = at < 0
-    before = _gather(kernel, known, at, new, begin)
+    fresh = initial_states(kernel, len(at))
+    if begin is not None:
+        fresh = fresh._replace(values=begin)
+    before = _gather(known, at, new, fresh)
     rows = keyed.rows
     if apply_late:
         held = np.where(before.count > 0, before.event_time, np.iinfo(np.int64).min)
         rows = rows._replace(time=np.maximum(rows.time, held[rows.key]))
-    after, outputs = run(kernel, before, rows, unit)
+    ended = None
+    if idle is None:
+        after, outputs = run(kernel, before, rows, unit)
+    else:
+        after, outputs, gone, whose = run_lives(kernel, before, fresh, rows, unit, idle)
+        if len(whose):
+            identities = keyed.keys.take(whose)
+            ended = Records({**identities.arrays, **gone._asdict()}, identities.text)
     # A key whose every row was refused has still no state: it is not kept.
     keep = ~new | (after.count > 0)
     changed = {name: np.array(known.arrays[name]) for name in _STATE}
@@ -64,9 +79,11 @@ def advance(
         changed[name][..., found] = getattr(after, name)[..., ~new]
     identities = {name: array for name, array in known.arrays.items() if name not in _STATE}
     kept = Records({**identities, **changed}, known.text)
+    if ended is not None:  # a key that ended may have come back with refused rows alone
+        kept = kept.take(np.flatnonzero(kept.arrays["count"] > 0))
     born = np.flatnonzero(new & keep)
     if len(born) == 0:
-        return Advanced(kept, outputs)
+        return Advanced(kept, outputs, ended)
     newcomers = keyed.keys.take(born)
     states = {name: getattr(after, name)[..., born] for name in _STATE}
     joined = (
@@ -75,20 +92,11 @@ def advance(
         else Records({**newcomers.arrays, **states}, newcomers.text)
     )
     ordered = joined if kept.size == 0 else joined.take(np.argsort(joined.arrays["route"], kind="stable"))
-    return Advanced(ordered, outputs)
+    return Advanced(ordered, outputs, ended)
 
 
-def _gather(
-    kernel: Filter,
-    known: Records,
-    at: NDArray[np.int64],
-    new: NDArray[np.bool_],
-    begin: NDArray[np.float64] | None,
-) -> KeyStates:
-    """Return the states of keys at positions `at` of the known ones, and states to begin with where they are new."""
-    fresh = initial_states(kernel, len(at))
-    if begin is not None:
-        fresh = fresh._replace(values=begin)
+def _gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh: KeyStates) -> KeyStates:
+    """Return the states of keys at positions `at` of the known ones, and fresh ones where they are new."""
     if new.all():
         return fresh
     states = KeyStates(**{name: known.arrays[name][..., at] for name in _STATE})

@@ -83,8 +83,16 @@ class Blocks(NamedTuple):
             if stop > start:
                 self.store.put(number, self.state.encode(records.slice(start, stop)))
 
-    def add(self, seeds: Records) -> None:
-        """Add records of keys that are not there, in any order.
+    def replace(self, present: NDArray[np.int64], records: Records) -> None:
+        """Write ordered records to the blocks `present`, which have no others; a block that has none is removed."""
+        block = block_of(records.arrays["route"], self.blocks)
+        self.save(present, records)
+        for number in np.setdiff1d(present, block).tolist():
+            if self.store.get(number) is not None:
+                self.store.remove(number)
+
+    def add(self, seeds: Records) -> tuple[NDArray[np.int64], Records]:
+        """Add records of keys that are not there, in any order; return what their blocks hold now.
 
         A block may come in several parts, so each part is merged with what is there.
         """
@@ -94,3 +102,4 @@ class Blocks(NamedTuple):
             ordered = concat([known, ordered])
             ordered = ordered.take(np.argsort(ordered.arrays["route"], kind="stable"))
         self.save(present, ordered)
+        return present, ordered

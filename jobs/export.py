@@ -129,6 +129,7 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
     from jobs.processor import STATE
     from jobs.snapshots import STATE_ROWS, typed_states
     from jobs.state_blocks import state_format
+    from jobs.timed_processor import ENDED
     from kalman.rounded import stored_as
 
     spec = origin.model_spec()
@@ -138,6 +139,8 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
         spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
     )
     blocks = _state(warehouse, generation, STATE, batch)
+    if spec.expiry is not None and spec.expiry.returns == "archive":
+        blocks = blocks.unionByName(_state(warehouse, generation, ENDED, batch))
     key_type = "bigint" if kind.integer else "string"
     rows = blocks.select(F.col("user_map_value.states").alias("states")).mapInArrow(
         _unpacker(kernel, state, kind.integer), f"key {key_type}, {STATE_ROWS}"
@@ -152,14 +155,14 @@ def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, b
         UserError: the state cannot be read, or is not that of the generation's model.
     """
     from jobs.keys import key_kind
-    from jobs.packed_rows import RowFormat
+    from jobs.packed_rows import row_format
     from jobs.timed_processor import CLOCK, WAIT
     from jobs.waiting_rows import NEVER, Clock
     from jobs.waiting_table import Held, of_parts, row_format_of
 
     spec = origin.model_spec()
     kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
-    fmt = RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control))
+    fmt = row_format(spec, kind)
     clocks = _state(warehouse, generation, CLOCK, batch).select("value.clock").collect()
     watermark = max((Clock.decode(bytes(row["clock"])).watermark for row in clocks), default=NEVER)
     parts = _state(warehouse, generation, WAIT, batch).select("user_map_value.rows")

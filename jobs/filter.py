@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import kalman
-from jobs import arrays
+from jobs import arrays, duplicates
 from jobs.consistency import Fit, fit, watch
 from jobs.errors import UserError
 from jobs.order import order_rows
@@ -84,7 +84,7 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
         UserError: the model's filter cannot be smoothed.
     """
     model = kalman.build(spec.definition())
-    order, sorted_rows = in_order(rows)
+    order, sorted_rows = in_order(rows, spec.duplicates is not None)
     states = kalman.initial_states(model, rows.keys)
     n = len(spec.states)
     places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
@@ -128,11 +128,22 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
     )
 
 
-def in_order(rows: ParsedRows) -> tuple[NDArray[np.int64], kalman.SortedRows]:
-    """Return where the rows that are not rejected are in the order in which they are applied, and those rows."""
+def in_order(rows: ParsedRows, distinct: bool = False) -> tuple[NDArray[np.int64], kalman.SortedRows]:
+    """Return where the rows that are not rejected are in the order in which they are applied, and those rows.
+
+    Where rows are to be `distinct`, those that repeat another are rejected first.
+    """
     good = np.flatnonzero(rows.reason == None)  # noqa: E711 - elementwise
     order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
-    return order, kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
+    if distinct:
+        again = duplicates.repeated(_taken(rows, order))
+        rows.reason[order[again]] = duplicates.REASON
+        order = order[~again]
+    return order, _taken(rows, order)
+
+
+def _taken(rows: ParsedRows, order: NDArray[np.int64]) -> kalman.SortedRows:
+    return kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
 
 
 def write(path: Path, states: list[str], columns: dict[str, pa.Array], estimates: Estimates) -> None:

@@ -78,7 +78,7 @@ def run(
     if source.rows == 0:
         raise UserError(f"{source_path}: has no rows")
     rows = parse(spec, source, input)
-    order, sorted_rows = in_order(rows)
+    order, sorted_rows = in_order(rows, spec.duplicates is not None)
     kernel = kalman.build(spec.definition())
     states, _ = kalman.run(kernel, kalman.initial_states(kernel, rows.keys), sorted_rows, spec.unit_us)
     places, states = _begun(rows, order, states)

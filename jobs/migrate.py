@@ -141,7 +141,7 @@ def waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held
             f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and version "
             f"{spec.version} has no order.kind: strict to take them: pretrain it instead"
         )
-    return held if spec.order.waits else None
+    return held if spec.timed else None
 
 
 def parameters_after(steps: list[Step], learned: dict[str, Any]) -> dict[str, Any]:

@@ -21,16 +21,19 @@ from kalman.run import SortedRows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from jobs.spec import ModelSpec
+
 PACKED = "bucket int, payload binary"
 
 
 class RowFormat(NamedTuple):
-    """What a measurement row is made of, by column name."""
+    """What a measurement row is made of, by column name; `distinct`: of a key and time there is one."""
 
     kind: KeyKind
     time: str
     measurement: tuple[str, ...]
     control: tuple[str, ...]
+    distinct: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -43,6 +46,13 @@ class RowFormat(NamedTuple):
         if self.control:
             columns.append(Column("u", "<f8", len(self.control)))
         return Layout(tuple(columns), text=not self.kind.integer)
+
+
+def row_format(spec: ModelSpec, kind: KeyKind) -> RowFormat:
+    """Return what the rows of a model are made of."""
+    return RowFormat(
+        kind, spec.time, tuple(spec.measurement), tuple(spec.control), spec.duplicates is not None
+    )
 
 
 class KeyedRows(NamedTuple):

@@ -97,7 +97,7 @@ def snapshot_at(
     from jobs.keys import key_kind
     from jobs.learn import each_key_learner, learn_pooled
     from jobs.model_functions import ship
-    from jobs.packed_rows import RowFormat
+    from jobs.packed_rows import row_format
     from jobs.snapshots import Manifest, find, write
 
     rows = late_copies.without(warehouse, warehouse.read(table, cut.version))
@@ -113,10 +113,10 @@ def snapshot_at(
         return found, None, False
     count = frame.count()
     progress.note(f"{count:,} rows")
-    fmt = RowFormat(key_kind(spec.key, frame.schema), spec.time, tuple(spec.measurement), tuple(spec.control))
-    batch = Batch(fmt, spec.unit_us)
+    fmt = row_format(spec, key_kind(spec.key, frame.schema))
+    batch = Batch(fmt, spec.unit_us, spec.idle_us)
     held = None
-    if spec.order.waits and cut.before is None:
+    if spec.timed and cut.before is None:
         frame, held = _held(spec, frame, fmt)
     packed = bucket_rows(frame, fmt, count).persist()
     try:
@@ -155,7 +155,7 @@ def snapshot_at(
 
 
 def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame, Held]:
-    """Return the rows that the watermark has passed where all these have come, and those that wait for it.
+    """Return the rows that a snapshot of all these reflects, and those that wait for the watermark, if rows wait.
 
     The same rows would wait in the stream: a row that comes behind the snapshot finds its place among them.
     """
@@ -167,6 +167,8 @@ def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame,
     at = F.unix_micros(F.col(f"`{spec.time}`"))
     row = frame.agg(F.max(at)).first()
     watermark = NEVER if row is None or row[0] is None else int(row[0]) - spec.order.delay_us
+    if not spec.order.waits:
+        return frame, Held(of_measurements(frame.limit(0), fmt), watermark)
     return frame.filter(at < watermark), Held(of_measurements(frame.filter(at >= watermark), fmt), watermark)
 
 

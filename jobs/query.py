@@ -37,13 +37,14 @@ def start_query(
     """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet."""
     import kalman
     from jobs import snapshots
+    from jobs.archive import ended_states
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import EstimateFormat
     from jobs.fencing import Fence
     from jobs.key_groups import group_begin
     from jobs.keys import key_kind
     from jobs.model_functions import ship
-    from jobs.packed_rows import PACKED, RowFormat, row_packer, select_columns
+    from jobs.packed_rows import PACKED, row_format, row_packer, select_columns
     from jobs.processor import OUTPUT, FilterProcessor, Plan
     from jobs.routing import make_routing
     from jobs.state_blocks import state_format
@@ -57,7 +58,7 @@ def start_query(
     kernel = kalman.build(spec.definition(), manifest.parameters)
     ship(spark, spec.definition())
     kind = key_kind(spec.key, warehouse.read(table).schema)
-    rows = RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control))
+    rows = row_format(spec, kind)
     state = state_format(
         spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
     )
@@ -101,7 +102,8 @@ def start_query(
     operator = packed.groupBy("bucket")
     packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", "None", seeds)
     fence = Fence(warehouse, lease, None if planned == committed else planned)
-    sink = Sink(generation, rows, out, fence, told, spec.quarantine)
+    ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
+    sink = Sink(generation, rows, out, fence, told, spec.quarantine, ended)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
     writer = writer.option("checkpointLocation", warehouse.path(generation.checkpoint))
     writer = (

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from jobs.archive import archive
 from jobs.estimates import EstimateFormat, unpack_estimates
 from jobs.fencing import Fence, Part
 from jobs.generations import Generation
@@ -21,7 +22,7 @@ from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
 from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
-from jobs.timed_bucket import BEHIND, WAITING
+from jobs.timed_bucket import BEHIND, DROPPED, DUPLICATE, EXPIRED, WAITING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,6 +44,8 @@ class Totals:
     bad: int = 0
     rejected: int = 0
     waiting: int = 0
+    duplicates: int = 0
+    expired: int = 0
     of_batch: dict[int, dict[str, int]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
@@ -62,6 +65,8 @@ class Sink:
     fence: Fence
     told: Callable[[Totals], None]
     limit: QuarantineLimit | None = None
+    ended: Callable[[DataFrame], DataFrame] | None = None
+    """Turns packets of ended keys into rows, where keys end."""
     totals: Totals = field(default_factory=Totals)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
@@ -72,7 +77,7 @@ class Sink:
         try:
             # The one action that runs the filter; the writes below read what it left in the cache.
             told_of_waiting = False
-            counts = dict.fromkeys((ESTIMATES, SET_ASIDE, WAITING, *REASONS), 0)
+            counts = dict.fromkeys((ESTIMATES, SET_ASIDE, WAITING, DROPPED, EXPIRED, *REASONS), 0)
             for row in packets.select("kind", "rows").collect():
                 counts[row["kind"]] += row["rows"]
                 told_of_waiting |= row["kind"] == WAITING
@@ -87,6 +92,8 @@ class Sink:
                 self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
             if counts[ESTIMATES]:
                 self._estimates(packets.filter(F.col("kind") == ESTIMATES), batch_id)
+            if counts[EXPIRED]:
+                self._archive(packets.filter(F.col("kind") == EXPIRED), batch_id)
             self.fence.check()
         finally:
             packets.unpersist()
@@ -96,6 +103,9 @@ class Sink:
         self.totals.late += late
         if told_of_waiting:
             self.totals.waiting = counts[WAITING]
+        repeated = counts[DUPLICATE] + counts[DROPPED]
+        self.totals.duplicates += repeated
+        self.totals.expired += counts[EXPIRED]
         self.totals.bad += counts[BAD_STATE]
         self.totals.rejected += counts[SET_ASIDE]
         self.totals.of_batch[batch_id] = {
@@ -103,6 +113,7 @@ class Sink:
             "quarantined": sum(refused.values()),
             "late": late,
             "bad_state": counts[BAD_STATE],
+            "expired": counts[EXPIRED],
         }
         self.totals.of_batch.pop(batch_id - KEPT_BATCHES, None)
         self.told(self.totals)
@@ -120,6 +131,19 @@ class Sink:
         )
         # Another version of the model may put out more columns.
         self.fence.append(rows, table, batch_id, {"mergeSchema": "true"})
+
+    def _archive(self, packets: DataFrame, batch_id: int) -> None:
+        from pyspark.sql import functions as F
+
+        assert self.ended is not None
+        generation = self.generation
+        rows = self.ended(packets).select(
+            "*",
+            F.lit(generation.model_version).cast("int").alias("model_version"),
+            F.lit(generation.generation).alias("generation"),
+            F.lit(batch_id).cast("bigint").alias("batch_id"),
+        )
+        self.fence.append(rows, archive(generation.model), batch_id, {"mergeSchema": "true"})
 
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation

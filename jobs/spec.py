@@ -50,7 +50,7 @@ from jobs.spec_sections import (
     Unscented,
 )
 from jobs.spec_source import Source
-from jobs.spec_time import Order
+from jobs.spec_time import Duplicates, Expiry, Order
 from jobs.spec_watch import QuarantineLimit
 from jobs.times import EPOCH_FORMATS, UNIT_US, time_pattern
 
@@ -184,6 +184,14 @@ class ModelSpec(Section):
     late: Literal["quarantine", "apply"] = Field(
         default="quarantine", description="what becomes of a row older than its key's state in the stream"
     )
+    duplicates: Duplicates | None = Field(
+        default=None,
+        description="of rows of one key and time the first counts, and this is what becomes of the others, such as "
+        "{action: drop}; null: each row counts",
+    )
+    expiry: Expiry | None = Field(
+        default=None, description="when a silent key ends, such as {after: 30d}; null: never"
+    )
     quarantine: QuarantineLimit | None = Field(
         default=None,
         description="when too many rejected rows fail a micro-batch or a file, such as {fail_above: 0.1}; null: never",
@@ -296,6 +304,13 @@ class ModelSpec(Section):
                 "remove it: a row beyond the order's reach goes to quarantine",
                 "late",
             )
+        uses = self.order.waits or self.expiry is not None
+        if self.order.delay is not None and not uses:
+            raise wrong(
+                "is for a watermark, and nothing here waits for one",
+                "remove it, or write kind: strict",
+                "order.delay",
+            )
 
     def _check_times(self) -> None:
         from zoneinfo import ZoneInfo, available_timezones
@@ -327,8 +342,13 @@ class ModelSpec(Section):
 
     @property
     def timed(self) -> bool:
-        """Tell if the stream keeps a watermark: if its rows wait."""
-        return self.order.waits
+        """Tell if the stream's operator is the one that knows of time (`jobs.timed_processor`)."""
+        return self.order.waits or self.duplicates is not None or self.expiry is not None
+
+    @property
+    def idle_us(self) -> int | None:
+        """Return the microseconds of silence after which a key begins anew; None: it never does."""
+        return self.expiry.after_us if self.expiry is not None and self.expiry.returns == "prior" else None
 
     @property
     def source_kind(self) -> str:
@@ -368,7 +388,9 @@ class ModelSpec(Section):
 
     def _timing(self) -> dict[str, Any]:
         """Return what of time gives the state its meaning; nothing where the spec asks for nothing of it."""
-        parts = {"order": self.order.meaning()}
+        parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": self.duplicates is not None}
+        if self.expiry is not None:
+            parts["expiry"] = {"after": self.expiry.after_us, "returns": self.expiry.returns}
         return {name: meaning for name, meaning in parts.items() if meaning}
 
     def check(self) -> Self:

@@ -11,6 +11,39 @@ from jobs.spec_sections import Section, check_duration
 from jobs.times import duration_us
 
 
+class Duplicates(Section):
+    """Rows that repeat another one: of the same key and the same time."""
+
+    action: Literal["quarantine", "drop"] = Field(
+        default="quarantine",
+        description="what becomes of them: quarantine, or drop (counted, and nothing else)",
+    )
+
+
+class Expiry(Section):
+    """When a key that has been silent ends."""
+
+    after: str = Field(
+        description="a key ends when its rows are further apart than this in event time, such as 30d; that of a silent "
+        "key is known when the watermark has passed it"
+    )
+    returns: Literal["prior", "archive"] = Field(
+        default="prior",
+        description="where a key that comes back begins: prior, the model's initial distribution; archive, "
+        "its last state",
+    )
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        check_duration(self.after, "after")
+        return self
+
+    @property
+    def after_us(self) -> int:
+        """Return the silence in microseconds."""
+        return duration_us(self.after)
+
+
 class Order(Section):
     """The order in which the stream applies the rows of a key."""
 
@@ -22,7 +55,7 @@ class Order(Section):
     delay: str | None = Field(
         default=None,
         description="how far the watermark stays behind the newest event time, such as 15min: the most by which a row "
-        "may be late",
+        "may be late with strict, where it is required; 0 otherwise",
     )
 
     @model_validator(mode="after")
@@ -30,8 +63,6 @@ class Order(Section):
         check_duration(self.delay, "delay")
         if self.kind == "strict" and self.delay is None:
             raise wrong("is missing", "say by how much rows may be late, such as delay: 15min", "delay")
-        if self.kind == "as-arrived" and self.delay is not None:
-            raise wrong("is for order.kind: strict", "remove it, or write kind: strict", "delay")
         return self
 
     @property

@@ -204,6 +204,13 @@ class Driver:
         if late:
             what = "behind the watermark" if self.spec.order.waits else "older than their key's state"
             lines.append(f"quarantined {late:,} rows that were {what}")
+        repeated = 0 if totals is None else totals.duplicates
+        if repeated:
+            drop = self.spec.duplicates is not None and self.spec.duplicates.action == "drop"
+            lines.append(f"{'dropped' if drop else 'quarantined'} {repeated:,} rows that repeat another")
+        expired = 0 if totals is None else totals.expired
+        if expired:
+            lines.append(f"{expired:,} silent keys ended: their last states are in archive/{self.spec.name}")
         bad = 0 if totals is None else totals.bad
         waiting = 0 if totals is None else totals.waiting
         if waiting:
@@ -223,6 +230,8 @@ class Driver:
                 "late": late,
                 "bad_state": bad,
                 "waiting": waiting,
+                "duplicates": repeated,
+                "expired": expired,
                 "rejected": rejected,
                 "batches": batches,
                 "version": rank(position),

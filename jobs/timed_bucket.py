@@ -1,4 +1,4 @@
-"""One micro-batch of one bucket under a watermark: which rows are due, which too late, what the filter says. No Spark.
+"""One micro-batch of one bucket under a watermark: which rows are due, which too late, which keys end. No Spark.
 
 The watermark is the newest event time of all rows that the stream has taken in, less the delay. Every bucket hears of
 the newest time of every micro-batch (`jobs.ticks`), so it is the same in all of them, moves within the micro-batch that
@@ -11,57 +11,82 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jobs.advance import advance
 from jobs.block_store import Blocks, Store
+from jobs.duplicates import chosen, repeated
+from jobs.idle_blocks import due, touched
+from jobs.keys import match
 from jobs.packed_rows import KeyedRows, keyed_rows
 from jobs.packets import Records, concat
-from jobs.processor import put_out
+from jobs.processor import late_rows, put_out
+from jobs.routing import block_of
 from jobs.state_blocks import StateFormat
 from jobs.waiting_rows import NEVER, PARTS, Clock, WaitingRows
 
 if TYPE_CHECKING:
     from jobs.processor import Plan
 
-BEHIND, WAITING = 3, 4
+BEHIND, WAITING, DUPLICATE, DROPPED, EXPIRED = 3, 4, 5, 6, 7
 """Kinds of output packets beside those of `jobs.processor`: rows behind the watermark; how many rows wait, with the
-watermark."""
+watermark; rows that repeat another, or how many such were dropped; last states of keys that ended."""
 
 
 class Timing(NamedTuple):
     """What a timed operator knows of time.
 
     delay: of the watermark in microseconds; rows: how waiting rows are stored; watermark: where a bucket's begins, as
-    the snapshot left it.
+    the snapshot left it; waits: rows wait for it; drop: rows that repeat another are counted and forgotten; idle:
+    microseconds of silence after which a key ends, None: never; archive: it comes back as it was.
     """
 
     delay: int
     rows: StateFormat
     watermark: int = NEVER
+    waits: bool = True
+    drop: bool = False
+    idle: int | None = None
+    archive: bool = False
+
+    def reach(self, watermark: int) -> int:
+        """Return the time before which a row is too late whatever its key."""
+        if watermark == NEVER or self.waits:
+            return watermark
+        return NEVER if self.idle is None or self.archive else watermark - self.idle
+
+
+class Stores(NamedTuple):
+    """Where a bucket keeps its blocks of states, its parts of waiting rows, and the blocks of keys that have ended."""
+
+    blocks: Store
+    parts: Store
+    ended: Store
 
 
 class TimedBucket:
     """A bucket's states, rows and clock, over stores of bytes."""
 
-    def __init__(self, plan: Plan, blocks: Store, parts: Store, clock: bytes | None) -> None:
+    def __init__(self, plan: Plan, stores: Stores, clock: bytes | None) -> None:
         """Take up a bucket; `clock` is None before its first micro-batch."""
         assert plan.timing is not None
         self.plan, self.timing = plan, plan.timing
-        self.blocks = Blocks(blocks, plan.state, plan.blocks)
+        self.blocks = Blocks(stores.blocks, plan.state, plan.blocks)
+        self.ended = Blocks(stores.ended, plan.state, plan.blocks)
         held = Clock(plan.timing.watermark, PARTS.empty()) if clock is None else Clock.decode(clock)
-        self.watermark = held.watermark
-        self.waiting = WaitingRows(parts, plan.timing.rows, plan.timing.delay, held.parts)
+        self.watermark, self.idle = held.watermark, held.idle
+        self.waiting = WaitingRows(stores.parts, plan.timing.rows, plan.timing.delay, held.parts)
 
     @property
     def clock(self) -> Clock:
         """Return the clock as it is to be kept."""
-        return Clock(self.watermark, self.waiting.parts)
+        return Clock(self.watermark, self.waiting.parts, self.idle)
 
     def seed(self, states: Iterable[bytes], rows: Iterable[bytes]) -> None:
         """Take over packets of states and of waiting rows from a snapshot."""
         decoded = [self.plan.state.layout.decode(packet) for packet in states]
         if decoded:
-            self.blocks.add(concat(decoded))
+            self._touch(*self.blocks.add(concat(decoded)))
         decoded = [self.plan.rows.layout.decode(packet) for packet in rows]
         if decoded:
             self.waiting.add(concat(decoded))
@@ -73,32 +98,97 @@ class TimedBucket:
             packets: of this bucket's rows.
             newest: event time among the micro-batch's rows, of all buckets.
         """
-        plan, layout = self.plan, self.plan.rows.layout
+        timing, layout = self.timing, self.plan.rows.layout
         parts = [layout.decode(packet) for packet in packets]
         rows = concat(parts) if parts else layout.empty()
-        behind = rows.arrays["time"] < self.watermark
+        behind = rows.arrays["time"] < timing.reach(self.watermark)
         if newest != NEVER:
-            self.watermark = max(self.watermark, newest - self.timing.delay)
+            self.watermark = max(self.watermark, newest - timing.delay)
         if behind.any():
             refused = rows.take(np.flatnonzero(behind))
             yield BEHIND, refused.size, layout.encode(refused)
             rows = rows.take(np.flatnonzero(~behind))
-        keyed = keyed_rows(self._due(rows), plan.rows)
+        keyed = keyed_rows(self._due(rows) if timing.waits else rows, self.plan.rows)
         if len(keyed.rows.key):
             yield from self._filter(keyed)
-        yield WAITING, self.waiting.count, np.int64(self.watermark).tobytes()
+        if timing.idle is not None and self.watermark != NEVER:
+            yield from self._expire(self.watermark - timing.idle)
+        if timing.waits:
+            yield WAITING, self.waiting.count, np.int64(self.watermark).tobytes()
 
     def _due(self, rows: Records) -> Records:
         """Return the rows that the watermark has passed, and let the others wait."""
         passed = rows.arrays["time"] < self.watermark
-        due = [self.waiting.release(self.watermark), rows.take(np.flatnonzero(passed))]
+        ready = [self.waiting.release(self.watermark), rows.take(np.flatnonzero(passed))]
         self.waiting.add(rows.take(np.flatnonzero(~passed)))
-        return concat(due)
+        return concat(ready)
 
     def _filter(self, keyed: KeyedRows) -> Iterator[tuple[int, int, bytes]]:
-        plan = self.plan
+        plan, timing = self.plan, self.timing
         present, known = self.blocks.load(keyed.keys.arrays["route"])
+        if timing.archive:
+            known = self._come_back(present, known, keyed)
+        if plan.rows.distinct:
+            again = repeated(keyed.rows, *_times(known, keyed))
+            if again.any():
+                yield self._repeated(keyed, np.flatnonzero(again))
+                keyed = chosen(keyed, np.flatnonzero(~again))
         begin = None if plan.begin is None else plan.begin(keyed)
-        advanced = advance(plan.kernel, plan.state.layout, known, keyed, plan.unit, plan.apply_late, begin)
-        self.blocks.save(present, advanced.records)
+        idle = None if timing.archive else timing.idle
+        advanced = advance(
+            plan.kernel, plan.state.layout, known, keyed, plan.unit, plan.apply_late, begin, idle
+        )
+        self.blocks.replace(present, advanced.records)
+        self._touch(present, advanced.records)
+        if advanced.ended is not None:
+            yield EXPIRED, advanced.ended.size, plan.state.layout.encode(advanced.ended)
         yield from put_out(plan, keyed, advanced.outputs)
+
+    def _repeated(self, keyed: KeyedRows, which: NDArray[np.int64]) -> tuple[int, int, bytes]:
+        if self.timing.drop:
+            return DROPPED, len(which), b""
+        return DUPLICATE, len(which), self.plan.rows.layout.encode(late_rows(keyed, which))
+
+    def _expire(self, before: int) -> Iterator[tuple[int, int, bytes]]:
+        """End the keys whose last row was before a time."""
+        present = due(self.idle, before)
+        if len(present) == 0:
+            return
+        known = self.blocks.read(present)
+        silent = known.arrays["event_time"] < before
+        left = known.take(np.flatnonzero(~silent))
+        self.blocks.replace(present, left)
+        self._touch(present, left)
+        gone = known.take(np.flatnonzero(silent))
+        if self.timing.archive:
+            self.ended.add(gone)
+        yield EXPIRED, gone.size, self.plan.state.layout.encode(gone)
+
+    def _come_back(self, present: NDArray[np.int64], known: Records, keyed: KeyedRows) -> Records:
+        """Return the known states with those of keys that had ended and have rows now."""
+        new = keyed.keys.take(np.flatnonzero(match(known, keyed.keys) < 0))
+        if new.size == 0:
+            return known
+        blocks = np.unique(block_of(new.arrays["route"], self.plan.blocks))
+        archived = self.ended.read(blocks)
+        at = match(archived, new)
+        if (at < 0).all():
+            return known
+        back = np.zeros(archived.size, bool)
+        back[at[at >= 0]] = True
+        self.ended.replace(blocks, archived.take(np.flatnonzero(~back)))
+        joined = concat([known, archived.take(np.flatnonzero(back))])
+        return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
+
+    def _touch(self, present: NDArray[np.int64], records: Records) -> None:
+        if self.timing.idle is not None:
+            self.idle = touched(self.idle, present, records, self.plan.blocks)
+
+
+def _times(known: Records, keyed: KeyedRows) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which keys (K,) have a state, and the time of its newest row."""
+    at = match(known, keyed.keys)
+    has = at >= 0
+    time = np.zeros(len(at), np.int64)
+    time[has] = known.arrays["event_time"][at[has]]
+    return has, time

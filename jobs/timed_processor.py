@@ -14,14 +14,14 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from jobs.block_store import MapStore
 from jobs.processor import STATE, Plan
 from jobs.ticks import ROWS, newest_of
-from jobs.timed_bucket import TimedBucket
+from jobs.timed_bucket import Stores, TimedBucket
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
 
 STATES = 0
 """Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows."""
-WAIT, CLOCK = "waiting", "clock"
+WAIT, CLOCK, ENDED = "waiting", "clock", "ended"
 
 
 class TimedProcessor(StatefulProcessor):
@@ -31,9 +31,12 @@ class TimedProcessor(StatefulProcessor):
         self.plan = plan
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare blocks and parts, by number, and the clock."""
-        self.blocks = MapStore(handle.getMapState(STATE, "block long", "states binary"))
-        self.parts = MapStore(handle.getMapState(WAIT, "part long", "rows binary"))
+        """Declare the bucket's stores and its clock."""
+        self.stores = Stores(
+            MapStore(handle.getMapState(STATE, "block long", "states binary")),
+            MapStore(handle.getMapState(WAIT, "part long", "rows binary")),
+            MapStore(handle.getMapState(ENDED, "block long", "states binary")),
+        )
         self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
@@ -58,4 +61,4 @@ class TimedProcessor(StatefulProcessor):
 
     def _bucket(self) -> TimedBucket:
         held = self.clock.get() if self.clock.exists() else None
-        return TimedBucket(self.plan, self.blocks, self.parts, None if held is None else bytes(held[0]))
+        return TimedBucket(self.plan, self.stores, None if held is None else bytes(held[0]))

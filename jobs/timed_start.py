@@ -25,6 +25,10 @@ def timing_of(spec: ModelSpec, fmt: RowFormat, manifest: Manifest) -> Timing:
         spec.order.delay_us,
         waiting_table.row_format_of(spec, fmt),
         NEVER if began is None else began,
+        spec.order.waits,
+        spec.duplicates is not None and spec.duplicates.action == "drop",
+        None if spec.expiry is None else spec.expiry.after_us,
+        spec.expiry is not None and spec.expiry.returns == "archive",
     )
 
 

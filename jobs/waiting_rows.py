@@ -28,31 +28,35 @@ NEVER = np.iinfo(np.int64).min
 PARTS = Layout(
     (Column("part", "<i8"), Column("slot", "<i8"), Column("first", "<i8"), Column("rows", "<i8")), text=False
 )
+IDLE = Layout((Column("block", "<i8"), Column("oldest", "<i8")), text=False)
 _MAGIC = b"KCL1"
-_PREFIX = struct.Struct("<4s4xq")
+_PREFIX = struct.Struct("<4s4xqq")  # magic, watermark, bytes of the parts
 
 
 class Clock(NamedTuple):
     """What a bucket knows of time.
 
-    watermark: microseconds, no accepted row is before it; parts: index of what waits, with each part's number, slot,
-    earliest time and number of rows.
+    watermark: microseconds, it never goes back; parts: index of what waits, with each part's number, slot, earliest
+    time and number of rows; idle: for each block of states the earliest event time in it, where keys expire.
     """
 
     watermark: int
     parts: Records
+    idle: Records = IDLE.empty()
 
     def encode(self) -> bytes:
         """Return the clock as one value."""
-        return _PREFIX.pack(_MAGIC, self.watermark) + PARTS.encode(self.parts)
+        parts = PARTS.encode(self.parts)
+        return _PREFIX.pack(_MAGIC, self.watermark, len(parts)) + parts + IDLE.encode(self.idle)
 
     @classmethod
     def decode(cls, value: bytes) -> Clock:
         """Return the clock that a value holds."""
-        magic, watermark = _PREFIX.unpack_from(value)
+        magic, watermark, length = _PREFIX.unpack_from(value)
         if magic != _MAGIC:
             raise ValueError(f"a bucket's clock begins with {magic!r}, not with {_MAGIC!r}")
-        return cls(watermark, PARTS.decode(value, _PREFIX.size))
+        idle = IDLE.decode(value, _PREFIX.size + length)
+        return cls(watermark, PARTS.decode(value, _PREFIX.size), idle)
 
 
 @dataclass

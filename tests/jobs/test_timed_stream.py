@@ -42,7 +42,9 @@ def between(estimates: pd.DataFrame, first: pd.Timestamp, last: pd.Timestamp) ->
 
 def waiting(pipeline: Pipeline, snapshot: str) -> pd.DataFrame:
     rows = pipeline.warehouse.read("waiting").filter(f"snapshot_id = '{snapshot}'").toPandas()
-    rows["measurement"] = [tuple(-9.0 if v is None or np.isnan(v) else v for v in m) for m in rows["measurement"]]
+    rows["measurement"] = [
+        tuple(-9.0 if v is None or np.isnan(v) else v for v in m) for m in rows["measurement"]
+    ]
     return rows[["key", "event_time", "measurement"]].sort_values(
         ["key", "event_time", "measurement"], ignore_index=True
     )

@@ -16,7 +16,7 @@ from jobs.packets import Records
 from jobs.processor import ESTIMATES, Plan
 from jobs.routing import bucket_of, route_of
 from jobs.state_blocks import StateFormat, state_format
-from jobs.timed_bucket import TimedBucket, Timing
+from jobs.timed_bucket import Stores, TimedBucket, Timing
 from jobs.waiting_rows import NEVER
 
 SECOND = 1_000_000
@@ -61,7 +61,15 @@ def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, *
     state = state_format("m", 1, definition["states"], kernel.fields, fmt.kind, kernel.size)
     out = EstimateFormat(fmt.kind, len(definition["states"]), False, ())
     stored = StateFormat(b"rows of m", fmt.layout)
-    return Plan(kernel, float(SECOND), fmt, state, out, BLOCKS, timing=Timing(**{"rows": stored, **timing}))
+    return Plan(
+        kernel,
+        float(SECOND),
+        fmt,
+        state,
+        out,
+        BLOCKS,
+        timing=Timing(**{"delay": 0, "rows": stored, **timing}),
+    )
 
 
 def packet(fmt: RowFormat, rows: list[Row]) -> bytes:
@@ -85,20 +93,22 @@ class TimedStream:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.stores = [(DictStore(), DictStore()) for _ in range(BUCKETS)]
+        self.stores = [Stores(DictStore(), DictStore(), DictStore()) for _ in range(BUCKETS)]
         self.clocks: list[bytes | None] = [None] * BUCKETS
         self.batch = 0
+        self.sent: list[Row] = []
         self.put_out: list[tuple[int, int, int, bytes]] = []
 
     def take(self, rows: list[Row]) -> None:
         """Run one micro-batch."""
         fmt = self.plan.rows
+        self.sent += rows
         records = records_of(fmt, rows)
         bucket = bucket_of(records.arrays["route"], BUCKETS)
         newest = int(records.arrays["time"].max(initial=NEVER))
         for number, (stores, clock) in enumerate(zip(self.stores, self.clocks, strict=True)):
             mine = np.flatnonzero(bucket == number)
-            one = TimedBucket(self.plan, *stores, clock)
+            one = TimedBucket(self.plan, stores, clock)
             packets = [fmt.layout.encode(records.take(part)) for part in np.array_split(mine, 2) if len(part)]
             self.put_out += [(self.batch, *out) for out in one.take(packets, newest)]
             self.clocks[number] = one.clock.encode()
@@ -122,7 +132,14 @@ class TimedStream:
                 "log_likelihood": arrays["log_likelihood"],
             }
             frames.append(pd.DataFrame(columns))
-        empty = {"batch": int, "key": int, "time": int, "mean": float, "variance": float, "log_likelihood": float}
+        empty = {
+            "batch": int,
+            "key": int,
+            "time": int,
+            "mean": float,
+            "variance": float,
+            "log_likelihood": float,
+        }
         frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(empty))
         return frame.astype(empty)
 
