@@ -58,13 +58,13 @@ def advance(
     fresh = initial_states(kernel, len(at))
     if begin is not None:
         fresh = fresh._replace(values=begin)
-    before = _gather(known, at, new, fresh)
+    before = gather(known, at, new, fresh)
     rows = keyed.rows
     if apply_late:
         held = np.where(before.count > 0, before.event_time, np.iinfo(np.int64).min)
         rows = rows._replace(time=np.maximum(rows.time, held[rows.key]))
     ended = None
-    if idle is None:
+    if idle is None or len(rows.key) == 0:
         after, outputs = run(kernel, before, rows, unit)
     else:
         after, outputs, gone, whose = run_lives(kernel, before, fresh, rows, unit, idle)
@@ -73,29 +73,45 @@ def advance(
             ended = Records({**identities.arrays, **gone._asdict()}, identities.text)
     # A key whose every row was refused has still no state: it is not kept.
     keep = ~new | (after.count > 0)
+    records = put(known, keyed.keys, at, after, keep)
+    if ended is not None:  # a key that ended may have come back with refused rows alone
+        records = records.take(np.flatnonzero(records.arrays["count"] > 0))
+    return Advanced(records, outputs, ended)
+
+
+def put(
+    known: Records, keys: Records, at: NDArray[np.int64], states: KeyStates, keep: NDArray[np.bool_]
+) -> Records:
+    """Return known states with those of some keys in their places, ordered by route.
+
+    Args:
+        known: ordered by route.
+        keys: identities of K keys, ordered by route.
+        at: (K,) where they are among the known ones, or -1.
+        states: of these keys.
+        keep: (K,) which of those that are not known are to be.
+    """
+    new = at < 0
     changed = {name: np.array(known.arrays[name]) for name in _STATE}
     found = at[~new]
     for name in _STATE:
-        changed[name][..., found] = getattr(after, name)[..., ~new]
+        changed[name][..., found] = getattr(states, name)[..., ~new]
     identities = {name: array for name, array in known.arrays.items() if name not in _STATE}
     kept = Records({**identities, **changed}, known.text)
-    if ended is not None:  # a key that ended may have come back with refused rows alone
-        kept = kept.take(np.flatnonzero(kept.arrays["count"] > 0))
     born = np.flatnonzero(new & keep)
     if len(born) == 0:
-        return Advanced(kept, outputs, ended)
-    newcomers = keyed.keys.take(born)
-    states = {name: getattr(after, name)[..., born] for name in _STATE}
-    joined = (
-        concat([kept, Records({**newcomers.arrays, **states}, newcomers.text)])
-        if kept.size
-        else Records({**newcomers.arrays, **states}, newcomers.text)
+        return kept
+    newcomers = keys.take(born)
+    begun = Records(
+        {**newcomers.arrays, **{name: getattr(states, name)[..., born] for name in _STATE}}, newcomers.text
     )
-    ordered = joined if kept.size == 0 else joined.take(np.argsort(joined.arrays["route"], kind="stable"))
-    return Advanced(ordered, outputs, ended)
+    if kept.size == 0:
+        return begun
+    joined = concat([kept, begun])
+    return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
 
 
-def _gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh: KeyStates) -> KeyStates:
+def gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh: KeyStates) -> KeyStates:
     """Return the states of keys at positions `at` of the known ones, and fresh ones where they are new."""
     if new.all():
         return fresh

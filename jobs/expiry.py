@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kalman.run import KeyStates, Outputs, SortedRows, run
+from kalman.run import KeyStates, Outputs, SortedRows, initial_states, run
 from kalman.types import Filter
 
 
@@ -40,19 +40,7 @@ def run_lives(
         unit: microseconds in the model's unit of time.
         idle: microseconds.
     """
-    good = np.ones(len(rows.key), bool)
-    while True:
-        # A flagged row does not count as a sign of life, and which are flagged shows only as the filter runs. Each
-        # pass has one more life of every key right, the first one at once, so few passes are many.
-        anew = _silent(before, rows, good, idle)
-        life, whose, begins = _lives(rows, anew)
-        states = before.take(whose)
-        for field, new in zip(states, fresh.take(whose), strict=True):
-            field[..., begins] = new[..., begins]
-        after, outputs = run(kernel, states, rows._replace(key=life), unit)
-        good = (outputs.flag == 0) & ~outputs.late
-        if np.array_equal(_silent(before, rows, good, idle), anew):
-            break
+    _, whose, begins, after, outputs = _settled(kernel, before, fresh, rows, unit, idle)
     final = before.take(np.arange(len(before.count)))
     last = np.ones(len(whose), bool)
     last[:-1] = whose[1:] != whose[:-1]
@@ -69,8 +57,36 @@ def run_lives(
     return Lives(final, outputs, joined.take(order), keys[order])
 
 
+def lives(kernel: Filter, keys: int, rows: SortedRows, unit: float, idle: int) -> tuple[SortedRows, int]:
+    """Return the rows of `keys` keys that begin with them, with each life of a key as one, and how many there are."""
+    fresh = initial_states(kernel, keys)
+    life, whose, *_ = _settled(kernel, fresh, fresh, rows, unit, idle)
+    return rows._replace(key=life), len(whose)
+
+
+def _settled(
+    kernel: Filter, before: KeyStates, fresh: KeyStates, rows: SortedRows, unit: float, idle: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], KeyStates, Outputs]:
+    """Return what `_lives` says, and the states of the lives after the rows with what the filter says of these."""
+    good = np.ones(len(rows.key), bool)
+    while True:
+        # A flagged row does not count as a sign of life, and which are flagged shows only as the filter runs. Each
+        # pass has one more life of every key right, the first one at once, so few passes are many.
+        anew = _silent(before, rows, good, idle)
+        life, whose, begins = _lives(rows, anew)
+        states = before.take(whose)
+        for field, new in zip(states, fresh.take(whose), strict=True):
+            field[..., begins] = new[..., begins]
+        after, outputs = run(kernel, states, rows._replace(key=life), unit)
+        good = (outputs.flag == 0) & ~outputs.late
+        if np.array_equal(_silent(before, rows, good, idle), anew):
+            return life, whose, begins, after, outputs
+
+
 def _silent(before: KeyStates, rows: SortedRows, good: NDArray[np.bool_], idle: int) -> NDArray[np.bool_]:
     """Return before which rows (N,) their key had been silent for longer than `idle`."""
+    if len(rows.key) == 0:
+        return np.zeros(0, bool)
     at = np.arange(len(rows.key))
     newest = np.maximum.accumulate(np.where(good, at, -1))
     newest = np.concatenate([[-1], newest[:-1]]).astype(np.int64)

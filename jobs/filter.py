@@ -19,6 +19,7 @@ import kalman
 from jobs import arrays, duplicates
 from jobs.consistency import Fit, fit, watch
 from jobs.errors import UserError
+from jobs.expiry import lives
 from jobs.order import order_rows
 from jobs.report import Report
 from jobs.result_files import check_target, lists, save
@@ -85,7 +86,10 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
     """
     model = kalman.build(spec.definition())
     order, sorted_rows = in_order(rows, spec.duplicates is not None)
-    states = kalman.initial_states(model, rows.keys)
+    keys = rows.keys
+    if spec.idle_us is not None:
+        sorted_rows, keys = lives(model, keys, sorted_rows, spec.unit_us, spec.idle_us)
+    states = kalman.initial_states(model, keys)
     n = len(spec.states)
     places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
     look = watch(model, states, sorted_rows)
@@ -103,7 +107,7 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
         }
     else:
         _, out = kalman.run(model, states, sorted_rows, spec.unit_us, look)
-    judged = None if look is None else fit(sorted_rows.key, out, rows.keys, look.normalised())
+    judged = None if look is None else fit(sorted_rows.key, out, keys, look.normalised())
     total = len(rows.reason)
 
     def back(values: Floats) -> Floats:

@@ -13,7 +13,7 @@ from jobs import duplicates
 from jobs.keys import columns_of, integer_keys
 from jobs.packed_rows import RowFormat
 from jobs.processor import BAD_STATE, LATE
-from jobs.timed_bucket import BEHIND, DUPLICATE
+from jobs.timed_bucket import BEHIND, BEYOND, DUPLICATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,6 +22,7 @@ REASONS = {
     LATE: "late: older than the key's state",
     BAD_STATE: "state: the key's state is not a number",
     BEHIND: "late: behind the watermark",
+    BEYOND: "late: older than the rows kept for replay",
     DUPLICATE: duplicates.REASON,
 }
 """Why rows are refused, by kind of packet."""

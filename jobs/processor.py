@@ -20,7 +20,7 @@ from jobs.estimates import EstimateFormat, pack_estimates
 from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
 from jobs.packets import Records, concat
 from jobs.state_blocks import StateFormat
-from kalman.run import Outputs
+from kalman.run import Outputs, SortedRows
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -105,9 +105,13 @@ def without_state(outputs: Outputs) -> NDArray[np.bool_]:
 
 def late_rows(keyed: KeyedRows, late: NDArray[np.int64]) -> Records:
     """Return the rows at `late` as records of measurement rows, as they came."""
-    code = keyed.rows.key[late]
-    keys = keyed.keys.take(code)
-    arrays = {**keys.arrays, "time": keyed.rows.time[late], "y": keyed.rows.y[:, late]}
-    if keyed.rows.u.shape[0]:
-        arrays["u"] = keyed.rows.u[:, late]
-    return Records(arrays, keys.text)
+    return rows_of(keyed.keys, SortedRows(*(array[..., late] for array in keyed.rows)))
+
+
+def rows_of(keys: Records, rows: SortedRows) -> Records:
+    """Return rows of these keys as records of measurement rows."""
+    owners = keys.take(rows.key)
+    arrays = {**owners.arrays, "time": rows.time, "y": rows.y}
+    if rows.u.shape[0]:
+        arrays["u"] = rows.u
+    return Records(arrays, owners.text)

@@ -103,7 +103,7 @@ def start_query(
     packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", "None", seeds)
     fence = Fence(warehouse, lease, None if planned == committed else planned)
     ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
-    sink = Sink(generation, rows, out, fence, told, spec.quarantine, ended)
+    sink = Sink(generation, rows, out, fence, told, spec.quarantine, ended, spec.order.kind == "replay")
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
     writer = writer.option("checkpointLocation", warehouse.path(generation.checkpoint))
     writer = (

@@ -22,7 +22,7 @@ from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
 from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
-from jobs.timed_bucket import BEHIND, DROPPED, DUPLICATE, EXPIRED, WAITING
+from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, WAITING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,6 +46,7 @@ class Totals:
     waiting: int = 0
     duplicates: int = 0
     expired: int = 0
+    corrected: int = 0
     of_batch: dict[int, dict[str, int]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
@@ -67,6 +68,8 @@ class Sink:
     limit: QuarantineLimit | None = None
     ended: Callable[[DataFrame], DataFrame] | None = None
     """Turns packets of ended keys into rows, where keys end."""
+    corrects: bool = False
+    """Estimates say if they correct an earlier one."""
     totals: Totals = field(default_factory=Totals)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
@@ -77,7 +80,7 @@ class Sink:
         try:
             # The one action that runs the filter; the writes below read what it left in the cache.
             told_of_waiting = False
-            counts = dict.fromkeys((ESTIMATES, SET_ASIDE, WAITING, DROPPED, EXPIRED, *REASONS), 0)
+            counts = dict.fromkeys((ESTIMATES, SET_ASIDE, WAITING, CORRECTION, DROPPED, EXPIRED, *REASONS), 0)
             for row in packets.select("kind", "rows").collect():
                 counts[row["kind"]] += row["rows"]
                 told_of_waiting |= row["kind"] == WAITING
@@ -91,7 +94,7 @@ class Sink:
             if any(counts[kind] for kind in REASONS):
                 self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
             if counts[ESTIMATES]:
-                self._estimates(packets.filter(F.col("kind") == ESTIMATES), batch_id)
+                self._estimates(packets.filter(F.col("kind").isin(ESTIMATES, CORRECTION)), batch_id)
             if counts[EXPIRED]:
                 self._archive(packets.filter(F.col("kind") == EXPIRED), batch_id)
             self.fence.check()
@@ -99,12 +102,13 @@ class Sink:
             packets.unpersist()
         self.totals.batches += 1
         self.totals.estimated += counts[ESTIMATES]
-        late = counts[LATE] + counts[BEHIND]
+        late = counts[LATE] + counts[BEHIND] + counts[BEYOND]
         self.totals.late += late
         if told_of_waiting:
             self.totals.waiting = counts[WAITING]
         repeated = counts[DUPLICATE] + counts[DROPPED]
         self.totals.duplicates += repeated
+        self.totals.corrected += counts[CORRECTION]
         self.totals.expired += counts[EXPIRED]
         self.totals.bad += counts[BAD_STATE]
         self.totals.rejected += counts[SET_ASIDE]
@@ -123,7 +127,12 @@ class Sink:
 
         generation = self.generation
         table = estimates(generation.model)
-        rows = unpack_estimates(packets, self.estimates).select(
+        rows = unpack_estimates(packets.filter(F.col("kind") == ESTIMATES), self.estimates)
+        if self.corrects:
+            again = unpack_estimates(packets.filter(F.col("kind") == CORRECTION), self.estimates)
+            rows = rows.withColumn("correction", F.lit(False))
+            rows = rows.unionByName(again.withColumn("correction", F.lit(True)))
+        rows = rows.select(
             "*",
             F.lit(generation.model_version).cast("int").alias("model_version"),
             F.lit(generation.generation).alias("generation"),

@@ -93,7 +93,7 @@ OUTPUT_COLUMNS = (
     "lagged_age",
 )
 # Columns of the estimates table that no key column may be called; `key` is the key as text.
-ESTIMATE_COLUMNS = ("event_time", "flags", "model_version", "generation", "batch_id")
+ESTIMATE_COLUMNS = ("correction", "event_time", "flags", "model_version", "generation", "batch_id")
 
 
 class ModelSpec(Section):
@@ -304,6 +304,8 @@ class ModelSpec(Section):
                 "remove it: a row beyond the order's reach goes to quarantine",
                 "late",
             )
+        if self.order.kind == "replay" and self.expiry is not None:
+            raise wrong("does not go with order.kind: replay", "remove one of them", "expiry")
         uses = self.order.waits or self.expiry is not None
         if self.order.delay is not None and not uses:
             raise wrong(
@@ -343,7 +345,7 @@ class ModelSpec(Section):
     @property
     def timed(self) -> bool:
         """Tell if the stream's operator is the one that knows of time (`jobs.timed_processor`)."""
-        return self.order.waits or self.duplicates is not None or self.expiry is not None
+        return self.order.kind != "as-arrived" or self.duplicates is not None or self.expiry is not None
 
     @property
     def idle_us(self) -> int | None:

@@ -47,10 +47,11 @@ class Expiry(Section):
 class Order(Section):
     """The order in which the stream applies the rows of a key."""
 
-    kind: Literal["as-arrived", "strict"] = Field(
+    kind: Literal["as-arrived", "strict", "replay"] = Field(
         default="as-arrived",
         description="as-arrived: each micro-batch's rows in event-time order (`late` says what becomes of older ones); "
-        "strict: rows wait until the watermark has passed them, and are applied in full event-time order",
+        "strict: rows wait until the watermark has passed them, and are applied in full event-time order; "
+        "replay: rows are applied at once, and again where late ones come between them, with corrected estimates",
     )
     delay: str | None = Field(
         default=None,
@@ -58,9 +59,20 @@ class Order(Section):
         "may be late with strict, where it is required; 0 otherwise",
     )
 
+    rows: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="with replay, rows of each key that are kept: the most that may have overtaken a late row",
+    )
+
     @model_validator(mode="after")
     def _sound(self) -> Self:
         check_duration(self.delay, "delay")
+        if self.kind == "replay" and self.rows is None:
+            raise wrong("is missing", "say how many rows may overtake a late one, such as rows: 20", "rows")
+        if self.kind != "replay" and self.rows is not None:
+            raise wrong("is for order.kind: replay", "remove it, or write kind: replay", "rows")
         if self.kind == "strict" and self.delay is None:
             raise wrong("is missing", "say by how much rows may be late, such as delay: 15min", "delay")
         return self

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.advance import advance
+from jobs.advance import advance, gather, put
 from jobs.block_store import Blocks, Store
 from jobs.duplicates import chosen, repeated
 from jobs.idle_blocks import due, touched
 from jobs.keys import match
 from jobs.packed_rows import KeyedRows, keyed_rows
 from jobs.packets import Records, concat
-from jobs.processor import late_rows, put_out
+from jobs.processor import ESTIMATES, late_rows, put_out, rows_of
+from jobs.replay import replay
 from jobs.routing import block_of
 from jobs.state_blocks import StateFormat
 from jobs.waiting_rows import NEVER, PARTS, Clock, WaitingRows
+from kalman.run import SortedRows, initial_states, picked
 
 if TYPE_CHECKING:
     from jobs.processor import Plan
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 BEHIND, WAITING, DUPLICATE, DROPPED, EXPIRED = 3, 4, 5, 6, 7
 """Kinds of output packets beside those of `jobs.processor`: rows behind the watermark; how many rows wait, with the
 watermark; rows that repeat another, or how many such were dropped; last states of keys that ended."""
+BEYOND, CORRECTION = 8, 10
+"""And, where late rows are replayed: rows older than the kept ones; estimates in the place of earlier ones."""
 
 
 class Timing(NamedTuple):
@@ -38,7 +42,8 @@ class Timing(NamedTuple):
 
     delay: of the watermark in microseconds; rows: how waiting rows are stored; watermark: where a bucket's begins, as
     the snapshot left it; waits: rows wait for it; drop: rows that repeat another are counted and forgotten; idle:
-    microseconds of silence after which a key ends, None: never; archive: it comes back as it was.
+    microseconds of silence after which a key ends, None: never; archive: it comes back as it was; ring: rows of each
+    key that are kept for replay, 0: none.
     """
 
     delay: int
@@ -48,6 +53,7 @@ class Timing(NamedTuple):
     drop: bool = False
     idle: int | None = None
     archive: bool = False
+    ring: int = 0
 
     def reach(self, watermark: int) -> int:
         """Return the time before which a row is too late whatever its key."""
@@ -57,11 +63,14 @@ class Timing(NamedTuple):
 
 
 class Stores(NamedTuple):
-    """Where a bucket keeps its blocks of states, its parts of waiting rows, and the blocks of keys that have ended."""
+    """Where a bucket keeps its blocks of states, its parts of waiting rows, and the blocks of keys that have ended; and
+    for replay the kept rows of each block, and the states before them."""
 
     blocks: Store
     parts: Store
     ended: Store
+    ring: Store
+    base: Store
 
 
 class TimedBucket:
@@ -73,6 +82,8 @@ class TimedBucket:
         self.plan, self.timing = plan, plan.timing
         self.blocks = Blocks(stores.blocks, plan.state, plan.blocks)
         self.ended = Blocks(stores.ended, plan.state, plan.blocks)
+        self.ring = Blocks(stores.ring, plan.timing.rows, plan.blocks)
+        self.base = Blocks(stores.base, plan.state, plan.blocks)
         held = Clock(plan.timing.watermark, PARTS.empty()) if clock is None else Clock.decode(clock)
         self.watermark, self.idle = held.watermark, held.idle
         self.waiting = WaitingRows(stores.parts, plan.timing.rows, plan.timing.delay, held.parts)
@@ -110,7 +121,7 @@ class TimedBucket:
             rows = rows.take(np.flatnonzero(~behind))
         keyed = keyed_rows(self._due(rows) if timing.waits else rows, self.plan.rows)
         if len(keyed.rows.key):
-            yield from self._filter(keyed)
+            yield from self._replay(keyed) if timing.ring else self._filter(keyed)
         if timing.idle is not None and self.watermark != NEVER:
             yield from self._expire(self.watermark - timing.idle)
         if timing.waits:
@@ -143,6 +154,44 @@ class TimedBucket:
         if advanced.ended is not None:
             yield EXPIRED, advanced.ended.size, plan.state.layout.encode(advanced.ended)
         yield from put_out(plan, keyed, advanced.outputs)
+
+    def _replay(self, keyed: KeyedRows) -> Iterator[tuple[int, int, bytes]]:
+        """Take rows in their place among those that are kept."""
+        plan, keys = self.plan, keyed.keys
+        present, known = self.blocks.load(keys.arrays["route"])
+        earlier, kept = self.base.read(present), self.ring.read(present)
+        fresh = initial_states(plan.kernel, keys.size)
+        if plan.begin is not None:
+            fresh = fresh._replace(values=plan.begin(keyed))
+        at, at_base = match(known, keys), match(earlier, keys)
+        head = gather(known, at, at < 0, fresh)
+        base = gather(earlier, at_base, at_base < 0, head)
+        code = match(keys, kept) if kept.size else np.empty(0, np.int64)
+        mine = np.flatnonzero(code >= 0)
+        y, u = kept.arrays["y"], kept.arrays.get("u", np.empty((0, kept.size)))
+        ring = SortedRows(code[mine], kept.arrays["time"][mine], y[:, mine], u[:, mine])
+        done = replay(
+            plan.kernel, head, base, ring, keyed.rows, plan.unit, self.timing.ring, plan.rows.distinct
+        )
+        self.blocks.replace(present, put(known, keys, at, done.head, done.head.count > 0))
+        has = np.bincount(done.ring.key, minlength=keys.size) > 0
+        self.base.replace(present, put(earlier, keys, at_base, done.base, has))
+        rows = concat([kept.take(np.flatnonzero(code < 0)), rows_of(keys, done.ring)])
+        self.ring.replace(present, rows.take(np.argsort(rows.arrays["route"], kind="stable")))
+        for kind, which in ((BEYOND, done.beyond), (DUPLICATE, done.repeats)):
+            if which.any() and kind == DUPLICATE:
+                yield self._repeated(keyed, np.flatnonzero(which))
+            elif which.any():
+                refused = late_rows(keyed, np.flatnonzero(which))
+                yield kind, refused.size, plan.rows.layout.encode(refused)
+        for corrects in (False, True):
+            told = np.flatnonzero(done.corrects == corrects)
+            some = KeyedRows(keys, SortedRows(*(array[..., told] for array in done.rows)))
+            for kind, count, packet in put_out(plan, some, picked(done.outputs, told)):
+                if not corrects:
+                    yield kind, count, packet
+                elif kind == ESTIMATES:
+                    yield CORRECTION, count, packet
 
     def _repeated(self, keyed: KeyedRows, which: NDArray[np.int64]) -> tuple[int, int, bytes]:
         if self.timing.drop:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STATES = 0
 """Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows."""
-WAIT, CLOCK, ENDED = "waiting", "clock", "ended"
+WAIT, CLOCK, ENDED, RING, BASE = "waiting", "clock", "ended", "ring", "base"
 
 
 class TimedProcessor(StatefulProcessor):
@@ -36,6 +36,8 @@ class TimedProcessor(StatefulProcessor):
             MapStore(handle.getMapState(STATE, "block long", "states binary")),
             MapStore(handle.getMapState(WAIT, "part long", "rows binary")),
             MapStore(handle.getMapState(ENDED, "block long", "states binary")),
+            MapStore(handle.getMapState(RING, "block long", "rows binary")),
+            MapStore(handle.getMapState(BASE, "block long", "states binary")),
         )
         self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
 

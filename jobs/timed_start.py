@@ -29,6 +29,7 @@ def timing_of(spec: ModelSpec, fmt: RowFormat, manifest: Manifest) -> Timing:
         spec.duplicates is not None and spec.duplicates.action == "drop",
         None if spec.expiry is None else spec.expiry.after_us,
         spec.expiry is not None and spec.expiry.returns == "archive",
+        spec.order.rows or 0,
     )
 
 

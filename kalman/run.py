@@ -189,7 +189,7 @@ def run(
     after_all.event_time[plan.keys] = event_time
     after_all.count[plan.keys] = count
     after_all.log_likelihood[plan.keys] = total
-    return after_all, _picked(outputs, plan.place)
+    return after_all, picked(outputs, plan.place)
 
 
 def _empty(model: Filter, n: int) -> Outputs:
@@ -205,7 +205,7 @@ def _empty(model: Filter, n: int) -> Outputs:
     )
 
 
-def _picked(outputs: Outputs, place: Integers) -> Outputs:
+def picked(outputs: Outputs, place: Integers) -> Outputs:
     """Return the outputs of the rows at the given places."""
 
     def pick(array: np.ndarray) -> np.ndarray:

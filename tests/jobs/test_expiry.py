@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import kalman
 from jobs.advance import advance
+from jobs.expiry import lives
 from jobs.packed_rows import unpack_rows
 from jobs.timed_bucket import BEHIND, DROPPED, DUPLICATE, EXPIRED
 from tests.jobs.timed import (
@@ -225,6 +226,39 @@ def accepted(stream: TimedStream, row: Row) -> list[Row]:
 
 
 @settings(max_examples=40, deadline=None)
+@given(BATCHES, st.booleans())
+def test_rows_that_all_repeat_change_nothing(batches: list[list[Row]], archive: bool) -> None:
+    stream = TimedStream(
+        plan_of(INTEGER._replace(distinct=True), waits=False, idle=1000 * SECOND, archive=archive)
+    )
+    for batch in batches:
+        stream.take(batch)
+    newest: dict[int, Row] = {}
+    for row in stream.estimates().query("time >= 0").itertuples(index=False):
+        if row.key not in newest or row.time >= newest[row.key].time:
+            newest[row.key] = Row(row.key, row.time, 0.0)
+    states, told = stores_of(stream), len(stream.estimates())
+    live = [row for row in newest.values() if row.time * SECOND == last_of(stream).get(row.key)]
+    stream.take(live)
+    assert len(stream.estimates()) == told
+    assert stores_of(stream) == states
+
+
+def stores_of(stream: TimedStream) -> list[dict[int, bytes]]:
+    return [dict(stores.blocks) for stores in stream.stores]
+
+
+def last_of(stream: TimedStream) -> dict[int, int]:
+    """Return the event time of each key's state."""
+    found: dict[int, int] = {}
+    for blocks in stores_of(stream):
+        for value in blocks.values():
+            records = stream.plan.state.decode(value)
+            found |= dict(zip(keys_of(records), records.arrays["event_time"].tolist(), strict=True))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
 @given(BATCHES)
 def test_as_arrived_a_row_of_its_key_s_newest_time_repeats_it(batches: list[list[Row]]) -> None:
     stream = TimedStream(plan_of(INTEGER._replace(distinct=True), delay=0, waits=False))
@@ -251,3 +285,21 @@ def test_as_arrived_a_row_of_its_key_s_newest_time_repeats_it(batches: list[list
         str((k, t, float(m))) for k, t, m in estimated
     )
     assert stream.rows_of(DUPLICATE) == sorted(repeats)
+
+
+@settings(max_examples=30, deadline=None)
+@given(BATCHES, st.integers(1, 40))
+def test_offline_every_life_is_a_key_of_its_own(batches: list[list[Row]], idle: int) -> None:
+    rows = sorted({row for batch in batches for row in batch}, key=lambda row: (row.key, row.time, row.y))
+    simulation = Simulation(0, idle, waits=False)
+    for row in rows:
+        simulation._apply(row)
+    sent = kalman.SortedRows(
+        np.array([row.key for row in rows], np.int64),
+        np.array([row.time * SECOND for row in rows], np.int64),
+        np.array([[row.y for row in rows]]),
+        np.empty((0, len(rows))),
+    )
+    apart, count = lives(KERNEL, 5, sent, float(SECOND), idle * SECOND)
+    _, out = kalman.run(KERNEL, kalman.initial_states(KERNEL, count), apart, float(SECOND))
+    np.testing.assert_array_equal(out.mean[0], [mean for _, _, mean, _ in simulation.estimates])

@@ -16,7 +16,7 @@ from jobs.packets import Records
 from jobs.processor import ESTIMATES, Plan
 from jobs.routing import bucket_of, route_of
 from jobs.state_blocks import StateFormat, state_format
-from jobs.timed_bucket import Stores, TimedBucket, Timing
+from jobs.timed_bucket import CORRECTION, Stores, TimedBucket, Timing
 from jobs.waiting_rows import NEVER
 
 SECOND = 1_000_000
@@ -93,7 +93,7 @@ class TimedStream:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.stores = [Stores(DictStore(), DictStore(), DictStore()) for _ in range(BUCKETS)]
+        self.stores = [Stores(*(DictStore() for _ in Stores._fields)) for _ in range(BUCKETS)]
         self.clocks: list[bytes | None] = [None] * BUCKETS
         self.batch = 0
         self.sent: list[Row] = []
@@ -115,16 +115,17 @@ class TimedStream:
         self.batch += 1
 
     def estimates(self) -> pd.DataFrame:
-        """Return all estimates in an order of their own: batch, key, time (seconds), mean, variance, log-likelihood."""
+        """Return all estimates: batch, correction, key, time (seconds), mean, variance, log-likelihood."""
         frames = []
         for batch, kind, _, payload in self.put_out:
-            if kind != ESTIMATES:
+            if kind not in (ESTIMATES, CORRECTION):
                 continue
             read = self.plan.estimates.layout.decode(payload)
             arrays = read.arrays
             key = arrays["key"] if read.text is None else [int(t[1:]) for t in read.text.to_pylist()]
             columns = {
                 "batch": batch,
+                "correction": kind == CORRECTION,
                 "key": key,
                 "time": arrays["time"] // SECOND,
                 "mean": arrays["mean"][0],
@@ -134,6 +135,7 @@ class TimedStream:
             frames.append(pd.DataFrame(columns))
         empty = {
             "batch": int,
+            "correction": bool,
             "key": int,
             "time": int,
             "mean": float,
