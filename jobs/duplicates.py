@@ -42,6 +42,4 @@ def chosen(keyed: KeyedRows, which: NDArray[np.int64]) -> KeyedRows:
     rows = keyed.rows
     present, code = np.unique(rows.key[which], return_inverse=True)
     keys = keyed.keys if len(present) == keyed.keys.size else keyed.keys.take(present)
-    return KeyedRows(
-        keys, SortedRows(code.astype(np.int64), rows.time[which], rows.y[:, which], rows.u[:, which])
-    )
+    return KeyedRows(keys, rows.take(which)._replace(key=code.astype(np.int64)))

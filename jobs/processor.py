@@ -105,7 +105,7 @@ def without_state(outputs: Outputs) -> NDArray[np.bool_]:
 
 def late_rows(keyed: KeyedRows, late: NDArray[np.int64]) -> Records:
     """Return the rows at `late` as records of measurement rows, as they came."""
-    return rows_of(keyed.keys, SortedRows(*(array[..., late] for array in keyed.rows)))
+    return rows_of(keyed.keys, keyed.rows.take(late))
 
 
 def rows_of(keys: Records, rows: SortedRows) -> Records:

@@ -68,7 +68,7 @@ def replay(
     keys = len(head.count)
     beyond = (base.count[new.key] > 0) & (new.time < base.event_time[new.key])
     repeats = _repeats(base, ring, new, beyond) if distinct else np.zeros(len(new.key), bool)
-    merged, seen = _merged(ring, _some(new, ~(beyond | repeats)))
+    merged, seen = _merged(ring, new.take(~(beyond | repeats)))
     fresh = merged.key[~seen]
     first = np.full(keys, np.iinfo(np.int64).max)
     np.minimum.at(first, fresh, merged.time[~seen])
@@ -77,21 +77,21 @@ def replay(
     rewound = first <= last
     begin = KeyStates(*(np.where(rewound, b, h) for b, h in zip(base, head, strict=True)))
     again = rewound[merged.key] | ~seen
-    taken = _some(merged, again)
+    taken = merged.take(again)
     after, outputs = run(kernel, begin, taken, unit)
     touched = np.zeros(keys, bool)
     touched[fresh] = True
     head_after = KeyStates(*(np.where(touched, a, h) for a, h in zip(after, head, strict=True)))
     told = np.flatnonzero(taken.time >= first[taken.key])
     kept = _newest(merged.key, keys, length)
-    absorbed, _ = run(kernel, base, _some(merged, ~kept), unit)
+    absorbed, _ = run(kernel, base, merged.take(~kept), unit)
     return Replayed(
         head_after,
         absorbed,
-        _some(merged, kept),
+        merged.take(kept),
         beyond,
         repeats,
-        _some(taken, told),
+        taken.take(told),
         picked(outputs, told),
         seen[again][told],
     )
@@ -124,8 +124,3 @@ def _repeats(base: KeyStates, ring: SortedRows, new: SortedRows, beyond: Bools) 
     led = np.zeros(len(order), bool)
     led[order] = leader
     return (again | led[len(ring.key) :]) & ~beyond
-
-
-def _some(rows: SortedRows, which: NDArray) -> SortedRows:
-    """Return some of the rows, in their order."""
-    return SortedRows(rows.key[which], rows.time[which], rows.y[:, which], rows.u[:, which])

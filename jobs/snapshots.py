@@ -158,6 +158,7 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
         "waiting": None if waiting is None else json.dumps(waiting),
     }
     schema = StructType.fromDDL(MANIFESTS)
+    assert isinstance(schema, StructType)
     frame = warehouse.spark.createDataFrame([row], schema).withColumn("committed_at", F.current_timestamp())
     # A table of an earlier release has not all of the columns yet.
     warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1), {"mergeSchema": "true"})

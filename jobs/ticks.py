@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jobs.packed_rows import RowFormat, row_packer
 from jobs.routing import Routing
@@ -31,7 +30,7 @@ def timed_packer(
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            newest = int(pc.max(batch.column("time")).as_py())
+            newest = int(batch.column("time").to_numpy().max())
             ticks = pa.array([tick(newest)] * len(labels), pa.binary())
             yield _packets(labels, TICK, ticks)
             for packed in packer(iter([batch])):

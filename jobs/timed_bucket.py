@@ -186,7 +186,7 @@ class TimedBucket:
                 yield kind, refused.size, plan.rows.layout.encode(refused)
         for corrects in (False, True):
             told = np.flatnonzero(done.corrects == corrects)
-            some = KeyedRows(keys, SortedRows(*(array[..., told] for array in done.rows)))
+            some = KeyedRows(keys, done.rows.take(told))
             for kind, count, packet in put_out(plan, some, picked(done.outputs, told)):
                 if not corrects:
                     yield kind, count, packet

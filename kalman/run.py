@@ -49,6 +49,10 @@ class SortedRows(NamedTuple):
     y: Array
     u: Array
 
+    def take(self, which: Integers | npt.NDArray[np.bool_]) -> "SortedRows":
+        """Return some of the rows, in the order asked for, or those that are marked."""
+        return SortedRows(self.key[which], self.time[which], self.y[:, which], self.u[:, which])
+
 
 class Outputs(NamedTuple):
     """What the filter says after each of N rows.

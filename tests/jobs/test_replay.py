@@ -38,7 +38,7 @@ BATCHES = st.lists(
 def latest(estimates: pd.DataFrame) -> pd.DataFrame:
     """Return, for each key and time, the estimates of the newest micro-batch that has one."""
     newest = estimates.groupby(["key", "time"])["batch"].transform("max")
-    return estimates[estimates["batch"] == newest]
+    return estimates.loc[estimates["batch"] == newest]
 
 
 def by_hand(batches: list[list[Row]], length: int) -> tuple[list[Row], list[tuple[int, Row]]]:
@@ -131,8 +131,9 @@ def test_a_row_older_than_the_kept_ones_is_refused(batches: list[list[Row]], len
     taken, refused = by_hand(batches, length)
     assert stream.rows_of(BEYOND) == refused
     assert len(stream.estimates().query("not correction")) == len(taken)
-    rings = [value for stores in stream.stores for value in stores.ring.values()]
-    kept = [key for value in rings for key in keys_of(stream.plan.timing.rows.decode(value))]
+    assert stream.plan.timing is not None
+    stored = stream.plan.timing.rows
+    kept = [key for value in stream.values("ring") for key in keys_of(stored.decode(value))]
     expected = pd.Series([row.key for row in taken], dtype=int).value_counts().clip(upper=length)
     assert pd.Series(kept, dtype=int).value_counts().to_dict() == expected.to_dict()
 
@@ -161,17 +162,16 @@ def test_corrections_are_those_behind_the_late_row(late: int) -> None:
         stream.take([Row(1, at, 1.0), Row(2, at, 1.0)])
     stream.take([Row(1, late, 2.0)])
     last = stream.estimates().query("batch == 5")
-    assert last[["key", "time", "correction"]].sort_values("time").to_numpy().tolist() == [
-        [1, late, False],
-        *([1, at, True] for at in range(late + 1, 10, 2)),
+    assert sorted(zip(last["key"], last["time"], last["correction"], strict=True)) == [
+        (1, late, False),
+        *((1, at, True) for at in range(late + 1, 10, 2)),
     ]
 
 
 def counts(stream: TimedStream) -> dict[int, int]:
     """Return how many rows each key's newest state reflects."""
     found = {}
-    for stores in stream.stores:
-        for value in stores.blocks.values():
-            records = stream.plan.state.decode(value)
-            found |= dict(zip(keys_of(records), records.arrays["count"].tolist(), strict=True))
+    for value in stream.values("blocks"):
+        records = stream.plan.state.decode(value)
+        found |= dict(zip(keys_of(records), records.arrays["count"].tolist(), strict=True))
     return found

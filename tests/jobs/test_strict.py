@@ -109,7 +109,7 @@ def test_waiting_rows_are_a_set_ordered_by_time(steps: list[tuple[list[int], int
         again = Clock.decode(Clock(before, waiting.parts).encode())
         waiting = WaitingRows(store, waiting.fmt, delay * SECOND, again.parts)
     assert as_rows(waiting.release(10**9 * SECOND)) == sorted(kept)
-    assert not store
+    assert not store.held
 
 
 def test_a_row_that_waits_is_written_a_few_times_however_many_micro_batches_it_waits() -> None:

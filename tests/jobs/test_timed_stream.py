@@ -19,7 +19,7 @@ from tests.jobs.processes import Driver, files
 pytestmark = pytest.mark.spark
 
 DELAY = pd.Timedelta("8h")
-STRICT = {"order": {"kind": "strict", "delay": "8h"}}
+STRICT: dict[str, Any] = {"order": {"kind": "strict", "delay": "8h"}}
 
 
 def delayed(days: list[pd.DataFrame], parts: int, seed: int = 3) -> list[pd.DataFrame]:
@@ -31,11 +31,11 @@ def delayed(days: list[pd.DataFrame], parts: int, seed: int = 3) -> list[pd.Data
     return [rows.iloc[part].reset_index(drop=True) for part in np.array_split(order, parts)]
 
 
-def newest(*parts: pd.DataFrame) -> pd.Timestamp:
+def newest(*parts: pd.DataFrame) -> Any:
     return max(part["at"].max() for part in parts).tz_localize(None)
 
 
-def between(estimates: pd.DataFrame, first: pd.Timestamp, last: pd.Timestamp) -> pd.DataFrame:
+def between(estimates: pd.DataFrame, first: Any, last: Any) -> pd.DataFrame:
     inside = (estimates["event_time"] >= first) & (estimates["event_time"] < last)
     return estimates.loc[inside].reset_index(drop=True)
 
@@ -45,9 +45,8 @@ def waiting(pipeline: Pipeline, snapshot: str) -> pd.DataFrame:
     rows["measurement"] = [
         tuple(-9.0 if v is None or np.isnan(v) else v for v in m) for m in rows["measurement"]
     ]
-    return rows[["key", "event_time", "measurement"]].sort_values(
-        ["key", "event_time", "measurement"], ignore_index=True
-    )
+    names = ["key", "event_time", "measurement"]
+    return pd.DataFrame({name: rows[name] for name in names}).sort_values(names, ignore_index=True)
 
 
 def test_rows_out_of_order_within_the_delay_are_one_batch_over_hand_overs(tmp_path: Path) -> None:
@@ -91,6 +90,74 @@ def test_rows_out_of_order_within_the_delay_are_one_batch_over_hand_overs(tmp_pa
     (refused,) = pipeline.warehouse.read("quarantine").collect()
     assert refused["reason"] == "late: behind the watermark"
     assert refused["generation"] == adopted["generation"]
+
+
+def test_silent_keys_end_and_repeats_are_dropped(tmp_path: Path) -> None:
+    after = pd.Timedelta("15h")
+    spec = random_walk_spec(**STRICT, duplicates={"action": "drop"}, expiry={"after": "15h"})
+    pipeline = Pipeline(tmp_path, spec)
+    sent = delayed(random_rows(4, rows=80), 6)
+    parts = [pd.concat([part, part.sample(5, random_state=1)], ignore_index=True) for part in sent]
+    pipeline.land(parts[0])
+    pipeline.pretrain()
+    pipeline.land(*parts[1:])
+    done = pipeline.stream().data
+    start, end = newest(parts[0]) - DELAY, newest(*parts) - DELAY
+    everything = pipeline.batch()
+    assert_bit_equal(pipeline.estimates(), between(everything, start, end))
+
+    rows = pd.concat(sent).assign(at=lambda rows: rows["at"].dt.tz_localize(None))
+    due = rows.loc[rows["at"] < end]
+    once = due.drop_duplicates(["id", "at"]).sort_values(["id", "at"])
+    told = pd.concat(parts).assign(at=lambda rows: rows["at"].dt.tz_localize(None))
+    told = told.loc[(told["at"] < end) & (told["at"] >= start)]
+    assert done["duplicates"] == len(told) - (once["at"] >= start).sum() > 0
+    assert not pipeline.warehouse.exists("quarantine")
+    # A life is what lies between two gaps; one that ended in the history is not in the archive.
+    anew = once.groupby("id")["at"].diff() > after
+    lives = (
+        once.groupby([once["id"], anew.cumsum()]).agg(last=("at", "max"), rows=("at", "size")).reset_index(0)
+    )
+    following = once.loc[anew].groupby("id")["at"].apply(list).to_dict()
+    ended = []
+    for key, last, count in zip(lives["id"], lives["last"], lives["rows"], strict=True):
+        back = next((at for at in following.get(key, []) if at > last), None)
+        if last < end - after and not (back is not None and back < start):
+            ended.append((str(key), last, count))
+    archive = pipeline.warehouse.read("archive/walk").toPandas()
+    assert len(archive) == done["expired"] > 0
+    assert sorted(zip(archive["key"], archive["event_time"], archive["state_index"], strict=True)) == sorted(
+        ended
+    )
+    first = archive.iloc[0]
+    estimate = everything.loc[
+        (everything["key"] == first["key"]) & (everything["event_time"] == first["event_time"])
+    ].iloc[-1]
+    assert tuple(first["mean"]) == estimate["mean"]
+
+
+def test_late_rows_are_replayed_and_estimates_corrected(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec(order={"kind": "replay", "rows": 8}))
+    parts = delayed(random_rows(4, rows=120, text=True), 5)
+    pipeline.land(parts[0])
+    pipeline.pretrain(to_version=0)
+    pipeline.land(*parts[1:])
+    done = pipeline.stream().data
+    assert (done["rows"], done["late"]) == (sum(map(len, parts)), 0)
+    assert done["corrected"] > 0
+    found = pipeline.estimates()
+    same = found.groupby(["key", "event_time"])["batch_id"].transform("max")
+    everything = pipeline.batch()
+    assert_bit_equal(ordered(found.loc[found["batch_id"] == same].reset_index(drop=True)), everything)
+    assert found["correction"].sum() == done["corrected"]
+
+    rows = pd.concat(parts)
+    most = rows["id"].value_counts().index[0]
+    old = rows.loc[rows["id"] == most].sort_values("at").head(1)
+    pipeline.land(old.assign(at=old["at"] - pd.Timedelta("1h")))
+    assert pipeline.stream().data["late"] == 1
+    (refused,) = pipeline.warehouse.read("quarantine").collect()
+    assert refused["reason"] == "late: older than the rows kept for replay"
 
 
 @pytest.mark.soak

@@ -43,17 +43,22 @@ class Row(NamedTuple):
     y: float
 
 
-class DictStore(dict[int, bytes]):
+class DictStore:
     """A store of bytes that counts what is written."""
 
-    written = 0
+    def __init__(self) -> None:
+        self.held: dict[int, bytes] = {}
+        self.written = 0
+
+    def get(self, number: int) -> bytes | None:
+        return self.held.get(number)
 
     def put(self, number: int, value: bytes) -> None:
         self.written += len(value)
-        self[number] = value
+        self.held[number] = value
 
     def remove(self, number: int) -> None:
-        del self[number]
+        del self.held[number]
 
 
 def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, **timing: Any) -> Plan:
@@ -93,7 +98,7 @@ class TimedStream:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.stores = [Stores(*(DictStore() for _ in Stores._fields)) for _ in range(BUCKETS)]
+        self.stores = [{name: DictStore() for name in Stores._fields} for _ in range(BUCKETS)]
         self.clocks: list[bytes | None] = [None] * BUCKETS
         self.batch = 0
         self.sent: list[Row] = []
@@ -108,7 +113,7 @@ class TimedStream:
         newest = int(records.arrays["time"].max(initial=NEVER))
         for number, (stores, clock) in enumerate(zip(self.stores, self.clocks, strict=True)):
             mine = np.flatnonzero(bucket == number)
-            one = TimedBucket(self.plan, stores, clock)
+            one = TimedBucket(self.plan, Stores(**stores), clock)
             packets = [fmt.layout.encode(records.take(part)) for part in np.array_split(mine, 2) if len(part)]
             self.put_out += [(self.batch, *out) for out in one.take(packets, newest)]
             self.clocks[number] = one.clock.encode()
@@ -142,8 +147,12 @@ class TimedStream:
             "variance": float,
             "log_likelihood": float,
         }
-        frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(empty))
+        frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({name: [] for name in empty})
         return frame.astype(empty)
+
+    def values(self, name: str) -> list[bytes]:
+        """Return what a store holds, of all buckets."""
+        return [value for stores in self.stores for value in stores[name].held.values()]
 
     def rows_of(self, kind: int) -> list[tuple[int, Row]]:
         """Return the measurement rows of the packets of a kind, each with its micro-batch, sorted."""
@@ -181,14 +190,16 @@ def filtered(rows: list[Row], definition: dict[str, Any] = DEFINITION) -> pd.Dat
             )
             states, out = kalman.run(kernel, states, one, float(SECOND))
             found.append((key, row.time, out.mean[0, 0], out.covariance[0, 0], out.log_likelihood[0]))
-    return pd.DataFrame(found, columns=["key", "time", "mean", "variance", "log_likelihood"]).astype(
-        {"key": int, "time": int, "mean": float, "variance": float, "log_likelihood": float}
-    )
+    names = {"key": int, "time": int, "mean": float, "variance": float, "log_likelihood": float}
+    columns = {name: [row[at] for row in found] for at, name in enumerate(names)}
+    return pd.DataFrame(columns).astype(names)
 
 
 def assert_same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
     """Check that two sets of estimates are the same rows with the same bits."""
     columns = ["key", "time", "mean", "variance", "log_likelihood"]
-    left = found[columns].sort_values(columns, ignore_index=True)
-    right = expected[columns].sort_values(columns, ignore_index=True)
+    left, right = (
+        pd.DataFrame({name: frame[name] for name in columns}).sort_values(columns, ignore_index=True)
+        for frame in (found, expected)
+    )
     pd.testing.assert_frame_equal(left, right, check_exact=True)
