@@ -100,7 +100,12 @@ def start_query(
         packed = pack_messages(messages, rows, packer, packed_as)
         processor = SetAside(processor)
     operator = packed.groupBy("bucket")
-    packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", "None", seeds)
+    clock = "None"
+    if timing is not None and timing.machine:
+        clock = "ProcessingTime"
+        # By this clock there is always something to wait for: a run that is to end takes micro-batches with rows alone.
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(seconds is not None).lower())
+    packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", clock, seeds)
     fence = Fence(warehouse, lease, None if planned == committed else planned)
     ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
     sink = Sink(generation, rows, out, fence, told, spec.quarantine, ended, spec.order.kind == "replay")

@@ -306,7 +306,7 @@ class ModelSpec(Section):
             )
         if self.order.kind == "replay" and self.expiry is not None:
             raise wrong("does not go with order.kind: replay", "remove one of them", "expiry")
-        uses = self.order.waits or self.expiry is not None
+        uses = self.order.waits or (self.expiry is not None and self.expiry.clock == "event")
         if self.order.delay is not None and not uses:
             raise wrong(
                 "is for a watermark, and nothing here waits for one",
@@ -350,7 +350,8 @@ class ModelSpec(Section):
     @property
     def idle_us(self) -> int | None:
         """Return the microseconds of silence after which a key begins anew; None: it never does."""
-        return self.expiry.after_us if self.expiry is not None and self.expiry.returns == "prior" else None
+        by_rows = self.expiry is not None and self.expiry.returns == "prior" and self.expiry.clock == "event"
+        return self.expiry.after_us if self.expiry is not None and by_rows else None
 
     @property
     def source_kind(self) -> str:
@@ -392,7 +393,7 @@ class ModelSpec(Section):
         """Return what of time gives the state its meaning; nothing where the spec asks for nothing of it."""
         parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": self.duplicates is not None}
         if self.expiry is not None:
-            parts["expiry"] = {"after": self.expiry.after_us, "returns": self.expiry.returns}
+            parts["expiry"] = {"after": self.expiry.after_us, **self.expiry.model_dump(exclude={"after"})}
         return {name: meaning for name, meaning in parts.items() if meaning}
 
     def check(self) -> Self:

@@ -24,8 +24,12 @@ class Expiry(Section):
     """When a key that has been silent ends."""
 
     after: str = Field(
-        description="a key ends when its rows are further apart than this in event time, such as 30d; that of a silent "
-        "key is known when the watermark has passed it"
+        description="a key ends when its rows are further apart than this, such as 30d; that of a silent key is known "
+        "when the clock has passed it"
+    )
+    clock: Literal["event", "processing"] = Field(
+        default="event",
+        description="event: of event times, and the watermark; processing: of the machine, when rows come",
     )
     returns: Literal["prior", "archive"] = Field(
         default="prior",

@@ -19,7 +19,7 @@ from jobs.duplicates import chosen, repeated
 from jobs.idle_blocks import due, touched
 from jobs.keys import match
 from jobs.packed_rows import KeyedRows, keyed_rows
-from jobs.packets import Records, concat
+from jobs.packets import Column, Layout, Records, concat
 from jobs.processor import ESTIMATES, late_rows, put_out, rows_of
 from jobs.replay import replay
 from jobs.routing import block_of
@@ -36,6 +36,8 @@ watermark; rows that repeat another, or how many such were dropped; last states 
 BEYOND, CORRECTION = 8, 10
 """And, where late rows are replayed: rows older than the kept ones; estimates in the place of earlier ones."""
 
+SEEN = Column("seen", "<i8")
+
 
 class Timing(NamedTuple):
     """What a timed operator knows of time.
@@ -43,7 +45,7 @@ class Timing(NamedTuple):
     delay: of the watermark in microseconds; rows: how waiting rows are stored; watermark: where a bucket's begins, as
     the snapshot left it; waits: rows wait for it; drop: rows that repeat another are counted and forgotten; idle:
     microseconds of silence after which a key ends, None: never; archive: it comes back as it was; ring: rows of each
-    key that are kept for replay, 0: none.
+    key that are kept for replay, 0: none; machine: silence is told by the machine's clock.
     """
 
     delay: int
@@ -54,23 +56,25 @@ class Timing(NamedTuple):
     idle: int | None = None
     archive: bool = False
     ring: int = 0
+    machine: bool = False
 
     def reach(self, watermark: int) -> int:
         """Return the time before which a row is too late whatever its key."""
         if watermark == NEVER or self.waits:
             return watermark
-        return NEVER if self.idle is None or self.archive else watermark - self.idle
+        return NEVER if self.idle is None or self.archive or self.machine else watermark - self.idle
 
 
 class Stores(NamedTuple):
-    """Where a bucket keeps its blocks of states, its parts of waiting rows, and the blocks of keys that have ended; and
-    for replay the kept rows of each block, and the states before them."""
+    """Where a bucket keeps its blocks of states, its parts of waiting rows, and the blocks of keys that have ended; for
+    replay the kept rows of each block, and the states before them; when rows of its keys came, where that counts."""
 
     blocks: Store
     parts: Store
     ended: Store
     ring: Store
     base: Store
+    seen: Store
 
 
 class TimedBucket:
@@ -84,6 +88,8 @@ class TimedBucket:
         self.ended = Blocks(stores.ended, plan.state, plan.blocks)
         self.ring = Blocks(stores.ring, plan.timing.rows, plan.blocks)
         self.base = Blocks(stores.base, plan.state, plan.blocks)
+        seen = Layout((*plan.rows.kind.identity_columns, SEEN), text=False)
+        self.seen = Blocks(stores.seen, StateFormat(plan.state.header, seen), plan.blocks)
         held = Clock(plan.timing.watermark, PARTS.empty()) if clock is None else Clock.decode(clock)
         self.watermark, self.idle = held.watermark, held.idle
         self.waiting = WaitingRows(stores.parts, plan.timing.rows, plan.timing.delay, held.parts)
@@ -93,21 +99,22 @@ class TimedBucket:
         """Return the clock as it is to be kept."""
         return Clock(self.watermark, self.waiting.parts, self.idle)
 
-    def seed(self, states: Iterable[bytes], rows: Iterable[bytes]) -> None:
-        """Take over packets of states and of waiting rows from a snapshot."""
+    def seed(self, states: Iterable[bytes], rows: Iterable[bytes], now: int = 0) -> None:
+        """Take over packets of states and of waiting rows from a snapshot; its keys count as seen now."""
         decoded = [self.plan.state.layout.decode(packet) for packet in states]
         if decoded:
-            self._touch(*self.blocks.add(concat(decoded)))
+            self._touch(*self.blocks.add(concat(decoded)), None, now)
         decoded = [self.plan.rows.layout.decode(packet) for packet in rows]
         if decoded:
             self.waiting.add(concat(decoded))
 
-    def take(self, packets: Iterable[bytes], newest: int) -> Iterator[tuple[int, int, bytes]]:
+    def take(self, packets: Iterable[bytes], newest: int, now: int = 0) -> Iterator[tuple[int, int, bytes]]:
         """Yield what a micro-batch puts out: kind, number of rows, payload.
 
         Args:
             packets: of this bucket's rows.
             newest: event time among the micro-batch's rows, of all buckets.
+            now: microseconds of the machine's clock when the micro-batch was planned.
         """
         timing, layout = self.timing, self.plan.rows.layout
         parts = [layout.decode(packet) for packet in packets]
@@ -119,13 +126,27 @@ class TimedBucket:
             refused = rows.take(np.flatnonzero(behind))
             yield BEHIND, refused.size, layout.encode(refused)
             rows = rows.take(np.flatnonzero(~behind))
+        yield from self.by_the_clock(now)
         keyed = keyed_rows(self._due(rows) if timing.waits else rows, self.plan.rows)
         if len(keyed.rows.key):
-            yield from self._replay(keyed) if timing.ring else self._filter(keyed)
-        if timing.idle is not None and self.watermark != NEVER:
+            yield from self._replay(keyed) if timing.ring else self._filter(keyed, now)
+        if timing.idle is not None and not timing.machine and self.watermark != NEVER:
             yield from self._expire(self.watermark - timing.idle)
         if timing.waits:
             yield WAITING, self.waiting.count, np.int64(self.watermark).tobytes()
+
+    def by_the_clock(self, now: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the keys that the machine's clock ends, where it does: at once, before rows of theirs are taken."""
+        if self.timing.machine and self.timing.idle is not None:
+            yield from self._expire(now - self.timing.idle)
+
+    @property
+    def alarm(self) -> int | None:
+        """Return when, by the machine's clock, the next key will end if no row of its comes."""
+        oldest = self.idle.arrays["oldest"]
+        if not self.timing.machine or self.timing.idle is None or len(oldest) == 0:
+            return None
+        return int(oldest.min()) + self.timing.idle + 1
 
     def _due(self, rows: Records) -> Records:
         """Return the rows that the watermark has passed, and let the others wait."""
@@ -134,7 +155,7 @@ class TimedBucket:
         self.waiting.add(rows.take(np.flatnonzero(~passed)))
         return concat(ready)
 
-    def _filter(self, keyed: KeyedRows) -> Iterator[tuple[int, int, bytes]]:
+    def _filter(self, keyed: KeyedRows, now: int) -> Iterator[tuple[int, int, bytes]]:
         plan, timing = self.plan, self.timing
         present, known = self.blocks.load(keyed.keys.arrays["route"])
         if timing.archive:
@@ -145,12 +166,12 @@ class TimedBucket:
                 yield self._repeated(keyed, np.flatnonzero(again))
                 keyed = chosen(keyed, np.flatnonzero(~again))
         begin = None if plan.begin is None else plan.begin(keyed)
-        idle = None if timing.archive else timing.idle
+        idle = None if timing.archive or timing.machine else timing.idle
         advanced = advance(
             plan.kernel, plan.state.layout, known, keyed, plan.unit, plan.apply_late, begin, idle
         )
         self.blocks.replace(present, advanced.records)
-        self._touch(present, advanced.records)
+        self._touch(present, advanced.records, keyed.keys, now)
         if advanced.ended is not None:
             yield EXPIRED, advanced.ended.size, plan.state.layout.encode(advanced.ended)
         yield from put_out(plan, keyed, advanced.outputs)
@@ -199,12 +220,16 @@ class TimedBucket:
         return DUPLICATE, len(which), self.plan.rows.layout.encode(late_rows(keyed, which))
 
     def _expire(self, before: int) -> Iterator[tuple[int, int, bytes]]:
-        """End the keys whose last row was before a time."""
+        """End the keys whose last sign of life was before a time."""
         present = due(self.idle, before)
         if len(present) == 0:
             return
         known = self.blocks.read(present)
-        silent = known.arrays["event_time"] < before
+        last = known.arrays["event_time"]
+        if self.timing.machine:
+            seen = self.seen.read(present)
+            last = seen.arrays["seen"][match(seen, known)]
+        silent = last < before
         left = known.take(np.flatnonzero(~silent))
         self.blocks.replace(present, left)
         self._touch(present, left)
@@ -229,9 +254,35 @@ class TimedBucket:
         joined = concat([known, archived.take(np.flatnonzero(back))])
         return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
 
-    def _touch(self, present: NDArray[np.int64], records: Records) -> None:
-        if self.timing.idle is not None:
-            self.idle = touched(self.idle, present, records, self.plan.blocks)
+    def _touch(
+        self,
+        present: NDArray[np.int64],
+        records: Records,
+        keys: Records | None = None,
+        now: int | None = None,
+    ) -> None:
+        """Note the signs of life of what the blocks `present` hold now.
+
+        Args:
+            present: blocks.
+            records: their states.
+            keys: that have had rows now; None, with a time: all that are not known.
+            now: the machine's clock; None: none has had a row.
+        """
+        if self.timing.idle is None:
+            return
+        last = records.arrays["event_time"]
+        if self.timing.machine:
+            seen = self.seen.read(present)
+            at = match(seen, records)
+            last = np.full(records.size, 0 if now is None else now, np.int64)
+            last[at >= 0] = seen.arrays["seen"][at[at >= 0]]
+            if keys is not None and now is not None:
+                last[match(keys, records) >= 0] = now
+            names = (column.name for column in self.plan.rows.kind.identity_columns)
+            identities = {name: records.arrays[name] for name in names}
+            self.seen.replace(present, Records({**identities, "seen": last}, None))
+        self.idle = touched(self.idle, present, records.arrays["route"], last, self.plan.blocks)
 
 
 def _times(known: Records, keyed: KeyedRows) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

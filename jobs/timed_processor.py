@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STATES = 0
 """Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows."""
-WAIT, CLOCK, ENDED, RING, BASE = "waiting", "clock", "ended", "ring", "base"
+WAIT, CLOCK, ENDED, RING, BASE, SEEN = "waiting", "clock", "ended", "ring", "base", "seen"
 
 
 class TimedProcessor(StatefulProcessor):
@@ -32,12 +32,14 @@ class TimedProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the bucket's stores and its clock."""
+        self.handle = handle
         self.stores = Stores(
             MapStore(handle.getMapState(STATE, "block long", "states binary")),
             MapStore(handle.getMapState(WAIT, "part long", "rows binary")),
             MapStore(handle.getMapState(ENDED, "block long", "states binary")),
             MapStore(handle.getMapState(RING, "block long", "rows binary")),
             MapStore(handle.getMapState(BASE, "block long", "states binary")),
+            MapStore(handle.getMapState(SEEN, "block long", "times binary")),
         )
         self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
 
@@ -45,8 +47,8 @@ class TimedProcessor(StatefulProcessor):
         """Take over states and waiting rows from the snapshot."""
         bucket = self._bucket()
         kind, payload = initialState["kind"], initialState["payload"]
-        bucket.seed(payload[kind == STATES], payload[kind == ROWS])
-        self.clock.update((bucket.clock.encode(),))
+        bucket.seed(payload[kind == STATES], payload[kind == ROWS], _now(timerValues))
+        self._leave(bucket, timerValues)
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
@@ -57,10 +59,32 @@ class TimedProcessor(StatefulProcessor):
         bucket = self._bucket()
         packets = (bytes(payload) for payload in frame["payload"][packed])
         newest = newest_of(frame["payload"][~packed])
-        for kind, count, packet in bucket.take(packets, newest):
+        for kind, count, packet in bucket.take(packets, newest, _now(timerValues)):
             yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
+        self._leave(bucket, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N802
+        """End the keys that the machine's clock ends."""
+        bucket = self._bucket()
+        for kind, count, packet in bucket.by_the_clock(_now(timerValues)):
+            yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
+        self._leave(bucket, timerValues)
+
+    def _leave(self, bucket: TimedBucket, timers: TimerValues) -> None:
+        """Keep the bucket's clock, and ask to be woken when the next of its keys ends."""
         self.clock.update((bucket.clock.encode(),))
+        if self.plan.timing is not None and self.plan.timing.machine:
+            for timer in list(self.handle.listTimers()):
+                if timer > timers.getCurrentProcessingTimeInMs():  # Spark sees to those that go off now
+                    self.handle.deleteTimer(timer)
+            if bucket.alarm is not None:
+                self.handle.registerTimer(-(-bucket.alarm // 1000))
 
     def _bucket(self) -> TimedBucket:
         held = self.clock.get() if self.clock.exists() else None
         return TimedBucket(self.plan, self.stores, None if held is None else bytes(held[0]))
+
+
+def _now(timers: TimerValues) -> int:
+    """Return the micro-batch's time by the machine's clock; Spark keeps it, so a micro-batch that runs again has it."""
+    return timers.getCurrentProcessingTimeInMs() * 1000

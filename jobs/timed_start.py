@@ -30,6 +30,7 @@ def timing_of(spec: ModelSpec, fmt: RowFormat, manifest: Manifest) -> Timing:
         None if spec.expiry is None else spec.expiry.after_us,
         spec.expiry is not None and spec.expiry.returns == "archive",
         spec.order.rows or 0,
+        spec.expiry is not None and spec.expiry.clock == "processing",
     )
 
 

@@ -122,6 +122,40 @@ class Simulation:
             self.archived[key] = life
 
 
+class ByTheClock:
+    """Keys that end by a clock that the test drives: every key's life, and when a row of its last came."""
+
+    def __init__(self, idle: int, archive: bool) -> None:
+        self.idle, self.archive = idle, archive
+        self.lives: dict[int, Life] = {}
+        self.seen: dict[int, int] = {}
+        self.archived: dict[int, Life] = {}
+        self.estimates: list[tuple[int, int, float, float]] = []
+        self.ended: list[tuple[int, int, int, float]] = []
+
+    def end(self, now: int) -> None:
+        for key, life in list(self.lives.items()):
+            if self.seen[key] < now - self.idle:
+                del self.lives[key]
+                self.ended.append((key, life.last // SECOND, life.count, float(life.states.values[0, 0])))
+                if self.archive:
+                    self.archived[key] = life
+
+    def take(self, batch: list[Row], now: int) -> None:
+        self.end(now)
+        for row in sorted(batch, key=lambda row: (row.key, row.time, row.y)):
+            if row.key not in self.lives and row.key in self.archived:
+                self.lives[row.key] = self.archived.pop(row.key)
+            life = self.lives.get(row.key)
+            if life is None or row.time * SECOND >= life.last:
+                life, mean, log_likelihood = step(life or born(), row)
+                self.estimates.append((row.key, row.time, mean, log_likelihood))
+                if life.count:
+                    self.lives[row.key] = life
+            if row.key in self.lives:
+                self.seen[row.key] = now
+
+
 def ended_of(stream: TimedStream) -> list[tuple[int, int, int, float]]:
     found = []
     for _, kind, _, payload in stream.put_out:
@@ -156,6 +190,33 @@ def test_keys_end_as_in_a_simulation(
     assert ended_of(stream) == sorted(simulation.ended)
     refused = [row for _, row in stream.rows_of(BEHIND) + stream.rows_of(1)]
     assert sorted(refused) == sorted(simulation.refused)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans())), BATCHES, st.integers(1, 60), st.booleans())
+def test_keys_end_by_a_clock_that_is_driven(
+    steps: list[tuple[int, bool]], batches: list[list[Row]], idle: int, archive: bool
+) -> None:
+    """Micro-batches come, and buckets are woken, as the clock goes on; event times say nothing of silence."""
+    stream = TimedStream(plan_of(TEXT, waits=False, idle=idle * SECOND, archive=archive, machine=True))
+    simulation = ByTheClock(idle, archive)
+    now = 1000
+    coming = iter(batches)
+    for seconds, wakes in steps:
+        now += seconds
+        if wakes:
+            stream.wake(now)
+            simulation.end(now)
+        else:
+            batch = next(coming, [])
+            stream.take(batch, now)
+            simulation.take(batch, now)
+    found = stream.estimates()[["key", "time", "mean", "log_likelihood"]]
+    assert sorted(map(str, found.itertuples(index=False, name=None))) == sorted(
+        str((k, t, float(m), float(ll))) for k, t, m, ll in simulation.estimates
+    )
+    assert ended_of(stream) == sorted(simulation.ended)
+    assert last_of(stream) == {key: life.last for key, life in simulation.lives.items()}
 
 
 @settings(max_examples=40, deadline=None)

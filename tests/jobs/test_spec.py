@@ -168,6 +168,10 @@ def test_the_guide_has_every_field() -> None:
             {"order": {"kind": "replay", "rows": 3}, "expiry": {"after": "1d"}},
             "expiry: does not go with order",
         ),
+        (
+            {"expiry": {"after": "1d", "clock": "processing"}, "order": {"delay": "1h"}},
+            "order.delay: is for a",
+        ),
         ({"expiry": {"after": "never"}}, "expiry.after: 'never' is not a duration; write"),
         (
             {"outputs": {"covariance": "diag"}},

@@ -161,6 +161,27 @@ def test_late_rows_are_replayed_and_estimates_corrected(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_keys_end_by_the_machine_s_clock_though_no_rows_come(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec(expiry={"after": "3s", "clock": "processing"}))
+    days = random_rows(2)
+    pipeline.land(days[0])
+    pipeline.pretrain(to_version=0)
+    keys = days[0]["id"].nunique()
+    driver = Driver(pipeline, "stream", "--model", "walk", "--trigger", "1")
+    archive = Path(pipeline.settings.warehouse, "archive", "walk")
+
+    def ended() -> bool:
+        return archive.is_dir() and pipeline.warehouse.read("archive/walk").count() == keys
+
+    driver.wait_for(ended)
+    assert driver.terminate() == 0, driver.said()
+    assert export.run(pipeline.settings, "walk").data["keys"] == 0
+    pipeline.land(days[1])
+    done = pipeline.stream().data  # and a run that is to end does
+    assert (done["rows"], done["batches"]) == (len(days[1]), 1)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("changes", [STRICT], ids=["strict"])
 def test_a_timed_stream_whose_driver_is_killed_ends_as_if_it_had_not_been(
     tmp_path: Path, changes: dict[str, Any]

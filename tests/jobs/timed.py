@@ -104,8 +104,8 @@ class TimedStream:
         self.sent: list[Row] = []
         self.put_out: list[tuple[int, int, int, bytes]] = []
 
-    def take(self, rows: list[Row]) -> None:
-        """Run one micro-batch."""
+    def take(self, rows: list[Row], now: int = 0) -> None:
+        """Run one micro-batch, at a second of the machine's clock."""
         fmt = self.plan.rows
         self.sent += rows
         records = records_of(fmt, rows)
@@ -115,8 +115,18 @@ class TimedStream:
             mine = np.flatnonzero(bucket == number)
             one = TimedBucket(self.plan, Stores(**stores), clock)
             packets = [fmt.layout.encode(records.take(part)) for part in np.array_split(mine, 2) if len(part)]
-            self.put_out += [(self.batch, *out) for out in one.take(packets, newest)]
+            self.put_out += [(self.batch, *out) for out in one.take(packets, newest, now * SECOND)]
             self.clocks[number] = one.clock.encode()
+        self.batch += 1
+
+    def wake(self, now: int) -> None:
+        """Let those buckets look at the machine's clock whose alarm has gone off."""
+        for number, (stores, clock) in enumerate(zip(self.stores, self.clocks, strict=True)):
+            one = TimedBucket(self.plan, Stores(**stores), clock)
+            if one.alarm is not None and one.alarm <= now * SECOND:
+                self.put_out += [(self.batch, *out) for out in one.by_the_clock(now * SECOND)]
+                assert one.alarm is None or one.alarm > now * SECOND
+                self.clocks[number] = one.clock.encode()
         self.batch += 1
 
     def estimates(self) -> pd.DataFrame:
