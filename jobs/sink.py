@@ -22,7 +22,7 @@ from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
 from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
-from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, WAITING
+from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, WAITING, watermark_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -79,11 +79,13 @@ class Sink:
         packets = packets.persist()
         try:
             # The one action that runs the filter; the writes below read what it left in the cache.
-            told_of_waiting = False
             counts = dict.fromkeys((ESTIMATES, SET_ASIDE, WAITING, CORRECTION, DROPPED, EXPIRED, *REASONS), 0)
-            for row in packets.select("kind", "rows").collect():
+            watermark = None
+            mark = F.when(F.col("kind") == WAITING, F.col("payload")).alias("mark")
+            for row in packets.select("kind", "rows", mark).collect():
                 counts[row["kind"]] += row["rows"]
-                told_of_waiting |= row["kind"] == WAITING
+                if row["mark"] is not None:
+                    watermark = watermark_of(row["mark"])
             refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
             if counts[SET_ASIDE]:
                 refused["messages that do not fit"] = counts[SET_ASIDE]
@@ -104,7 +106,7 @@ class Sink:
         self.totals.estimated += counts[ESTIMATES]
         late = counts[LATE] + counts[BEHIND] + counts[BEYOND]
         self.totals.late += late
-        if told_of_waiting:
+        if watermark is not None:
             self.totals.waiting = counts[WAITING]
         repeated = counts[DUPLICATE] + counts[DROPPED]
         self.totals.duplicates += repeated
@@ -118,6 +120,7 @@ class Sink:
             "late": late,
             "bad_state": counts[BAD_STATE],
             "expired": counts[EXPIRED],
+            **({} if watermark is None else {"watermark": watermark}),
         }
         self.totals.of_batch.pop(batch_id - KEPT_BATCHES, None)
         self.told(self.totals)

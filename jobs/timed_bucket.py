@@ -132,7 +132,7 @@ class TimedBucket:
             yield from self._replay(keyed) if timing.ring else self._filter(keyed, now)
         if timing.idle is not None and not timing.machine and self.watermark != NEVER:
             yield from self._expire(self.watermark - timing.idle)
-        if timing.waits:
+        if self.watermark != NEVER:
             yield WAITING, self.waiting.count, np.int64(self.watermark).tobytes()
 
     def by_the_clock(self, now: int) -> Iterator[tuple[int, int, bytes]]:
@@ -283,6 +283,11 @@ class TimedBucket:
             identities = {name: records.arrays[name] for name in names}
             self.seen.replace(present, Records({**identities, "seen": last}, None))
         self.idle = touched(self.idle, present, records.arrays["route"], last, self.plan.blocks)
+
+
+def watermark_of(payload: bytes) -> int:
+    """Return the watermark that a packet of kind `WAITING` tells of."""
+    return int(np.frombuffer(payload, "<i8")[0])
 
 
 def _times(known: Records, keyed: KeyedRows) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

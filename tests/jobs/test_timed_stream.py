@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jobs import export, snapshots
+from jobs import export, migrate, snapshots
+from jobs.errors import UserError
 from jobs.live import live_estimates
+from jobs.spool import progress_of
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec
 from tests.jobs.processes import Driver, files
 
@@ -90,6 +92,18 @@ def test_rows_out_of_order_within_the_delay_are_one_batch_over_hand_overs(tmp_pa
     (refused,) = pipeline.warehouse.read("quarantine").collect()
     assert refused["reason"] == "late: behind the watermark"
     assert refused["generation"] == adopted["generation"]
+    marks = progress_of(pipeline.warehouse, "walk").filter("batch_id = 1").select("watermark").collect()
+    assert {row[0] for row in marks if row[0] is not None} >= {newest(*parts[:4]) - DELAY}
+
+    # Another version of the model takes the waiting rows along, or says that it cannot.
+    pipeline.write_spec(random_walk_spec(**STRICT, version=2))
+    moved = migrate.run(pipeline.settings, "walk", snapshot=exported["snapshot"]).data["snapshot"]
+    pd.testing.assert_frame_equal(waiting(pipeline, moved), waiting(pipeline, exported["snapshot"]))
+    pipeline.write_spec(random_walk_spec(version=3))
+    with pytest.raises(
+        UserError, match="rows wait for the watermark in snapshot .* has no order.kind: strict"
+    ):
+        migrate.run(pipeline.settings, "walk", snapshot=moved)
 
 
 def test_silent_keys_end_and_repeats_are_dropped(tmp_path: Path) -> None:
