@@ -164,9 +164,11 @@ def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, b
     kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
     fmt = row_format(spec, kind)
     clocks = _state(warehouse, generation, CLOCK, batch).select("value.clock").collect()
-    watermark = max((Clock.decode(bytes(row["clock"])).watermark for row in clocks), default=NEVER)
+    held = [Clock.decode(bytes(row["clock"])) for row in clocks]
+    watermark = max((clock.watermark for clock in held), default=NEVER)
+    newest = max((clock.newest for clock in held), default=NEVER)
     parts = _state(warehouse, generation, WAIT, batch).select("user_map_value.rows")
-    return Held(of_parts(parts, row_format_of(spec, fmt), fmt), watermark)
+    return Held(of_parts(parts, row_format_of(spec, fmt), fmt), watermark, newest)
 
 
 def _state(warehouse: Warehouse, generation: Generation, name: str, batch: int) -> DataFrame:

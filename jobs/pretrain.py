@@ -166,10 +166,13 @@ def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame,
 
     at = F.unix_micros(F.col(f"`{spec.time}`"))
     row = frame.agg(F.max(at)).first()
-    watermark = NEVER if row is None or row[0] is None else int(row[0]) - spec.order.delay_us
+    newest = NEVER if row is None or row[0] is None else int(row[0])
+    watermark = NEVER if newest == NEVER else newest - spec.order.delay_us
     if not spec.order.waits:
-        return frame, Held(of_measurements(frame.limit(0), fmt), watermark)
-    return frame.filter(at < watermark), Held(of_measurements(frame.filter(at >= watermark), fmt), watermark)
+        return frame, Held(of_measurements(frame.limit(0), fmt), watermark, newest)
+    return frame.filter(at < watermark), Held(
+        of_measurements(frame.filter(at >= watermark), fmt), watermark, newest
+    )
 
 
 def position_at(warehouse: Warehouse, spec: ModelSpec, table: str, version: int) -> dict[str, Any]:

@@ -63,6 +63,11 @@ class Order(Section):
         "may be late with strict, where it is required; 0 otherwise",
     )
 
+    patience: str | None = Field(
+        default=None,
+        description="with strict, a stream that runs on applies all that waits when no row has come for so long by the "
+        "machine's clock, such as 1h; null: it waits for rows",
+    )
     rows: int | None = Field(
         default=None,
         ge=1,
@@ -73,6 +78,9 @@ class Order(Section):
     @model_validator(mode="after")
     def _sound(self) -> Self:
         check_duration(self.delay, "delay")
+        check_duration(self.patience, "patience")
+        if self.kind != "strict" and self.patience is not None:
+            raise wrong("is for order.kind: strict", "remove it, or write kind: strict", "patience")
         if self.kind == "replay" and self.rows is None:
             raise wrong("is missing", "say how many rows may overtake a late one, such as rows: 20", "rows")
         if self.kind != "replay" and self.rows is not None:
@@ -87,10 +95,19 @@ class Order(Section):
         return 0 if self.delay is None else duration_us(self.delay)
 
     @property
+    def patience_us(self) -> int | None:
+        """Return the patience in microseconds."""
+        return None if self.patience is None else duration_us(self.patience)
+
+    @property
     def waits(self) -> bool:
         """Tell if rows wait for the watermark."""
         return self.kind == "strict"
 
     def meaning(self) -> dict[str, Any]:
         """Return what gives the stored state its meaning; empty for the plain order. The delay may change."""
-        return {} if self.kind == "as-arrived" else {"kind": self.kind}
+        if self.kind == "as-arrived":
+            return {}
+        rows = {} if self.rows is None else {"rows": self.rows}
+        # With a clock the operator is another to Spark; by how much it waits may change.
+        return {"kind": self.kind, **rows, **({} if self.patience is None else {"patience": True})}

@@ -45,7 +45,8 @@ class Timing(NamedTuple):
     delay: of the watermark in microseconds; rows: how waiting rows are stored; watermark: where a bucket's begins, as
     the snapshot left it; waits: rows wait for it; drop: rows that repeat another are counted and forgotten; idle:
     microseconds of silence after which a key ends, None: never; archive: it comes back as it was; ring: rows of each
-    key that are kept for replay, 0: none; machine: silence is told by the machine's clock.
+    key that are kept for replay, 0: none; machine: silence is told by the machine's clock; patience: microseconds
+    without any row after which nothing waits any longer, None: it does; newest: event time that the snapshot knows.
     """
 
     delay: int
@@ -57,6 +58,13 @@ class Timing(NamedTuple):
     archive: bool = False
     ring: int = 0
     machine: bool = False
+    patience: int | None = None
+    newest: int = NEVER
+
+    @property
+    def wakes(self) -> bool:
+        """Tell if the machine's clock decides anything."""
+        return self.machine or self.patience is not None
 
     def reach(self, watermark: int) -> int:
         """Return the time before which a row is too late whatever its key."""
@@ -90,14 +98,17 @@ class TimedBucket:
         self.base = Blocks(stores.base, plan.state, plan.blocks)
         seen = Layout((*plan.rows.kind.identity_columns, SEEN), text=False)
         self.seen = Blocks(stores.seen, StateFormat(plan.state.header, seen), plan.blocks)
-        held = Clock(plan.timing.watermark, PARTS.empty()) if clock is None else Clock.decode(clock)
+        held = Clock(plan.timing.watermark, PARTS.empty(), newest=plan.timing.newest)
+        if clock is not None:
+            held = Clock.decode(clock)
         self.watermark, self.idle = held.watermark, held.idle
+        self.newest, self.came = held.newest, held.came
         self.waiting = WaitingRows(stores.parts, plan.timing.rows, plan.timing.delay, held.parts)
 
     @property
     def clock(self) -> Clock:
         """Return the clock as it is to be kept."""
-        return Clock(self.watermark, self.waiting.parts, self.idle)
+        return Clock(self.watermark, self.waiting.parts, self.idle, self.newest, self.came)
 
     def seed(self, states: Iterable[bytes], rows: Iterable[bytes], now: int = 0) -> None:
         """Take over packets of states and of waiting rows from a snapshot; its keys count as seen now."""
@@ -122,12 +133,26 @@ class TimedBucket:
         behind = rows.arrays["time"] < timing.reach(self.watermark)
         if newest != NEVER:
             self.watermark = max(self.watermark, newest - timing.delay)
+            self.newest, self.came = max(self.newest, newest), now
         if behind.any():
             refused = rows.take(np.flatnonzero(behind))
             yield BEHIND, refused.size, layout.encode(refused)
             rows = rows.take(np.flatnonzero(~behind))
-        yield from self.by_the_clock(now)
-        keyed = keyed_rows(self._due(rows) if timing.waits else rows, self.plan.rows)
+        yield from self._by_the_clock(now)
+        yield from self._apply(self._due(rows) if timing.waits else rows, now)
+
+    def wake(self, now: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield what a micro-batch puts out that has no row of any bucket, as `take` does."""
+        yield from self._by_the_clock(now)
+        patience = self.timing.patience
+        if patience is not None and self.came != NEVER and now - self.came > patience and self.waiting.count:
+            self.watermark = max(self.watermark, self.newest + 1)
+            yield from self._apply(self.waiting.release(self.watermark), now)
+
+    def _apply(self, rows: Records, now: int) -> Iterator[tuple[int, int, bytes]]:
+        """Filter rows, and end keys by the watermark."""
+        timing = self.timing
+        keyed = keyed_rows(rows, self.plan.rows)
         if len(keyed.rows.key):
             yield from self._replay(keyed) if timing.ring else self._filter(keyed, now)
         if timing.idle is not None and not timing.machine and self.watermark != NEVER:
@@ -135,18 +160,21 @@ class TimedBucket:
         if self.watermark != NEVER:
             yield WAITING, self.waiting.count, np.int64(self.watermark).tobytes()
 
-    def by_the_clock(self, now: int) -> Iterator[tuple[int, int, bytes]]:
+    def _by_the_clock(self, now: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield the keys that the machine's clock ends, where it does: at once, before rows of theirs are taken."""
         if self.timing.machine and self.timing.idle is not None:
             yield from self._expire(now - self.timing.idle)
 
     @property
     def alarm(self) -> int | None:
-        """Return when, by the machine's clock, the next key will end if no row of its comes."""
-        oldest = self.idle.arrays["oldest"]
-        if not self.timing.machine or self.timing.idle is None or len(oldest) == 0:
-            return None
-        return int(oldest.min()) + self.timing.idle + 1
+        """Return when, by the machine's clock, there is something to do though no row comes; None: never."""
+        timing, oldest = self.timing, self.idle.arrays["oldest"]
+        due = []
+        if timing.machine and timing.idle is not None and len(oldest):
+            due.append(int(oldest.min()) + timing.idle + 1)
+        if timing.patience is not None and self.came != NEVER and self.waiting.count:
+            due.append(self.came + timing.patience + 1)
+        return min(due, default=None)
 
     def _due(self, rows: Records) -> Records:
         """Return the rows that the watermark has passed, and let the others wait."""

@@ -64,16 +64,16 @@ class TimedProcessor(StatefulProcessor):
         self._leave(bucket, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N802
-        """End the keys that the machine's clock ends."""
+        """Do what is due by the machine's clock."""
         bucket = self._bucket()
-        for kind, count, packet in bucket.by_the_clock(_now(timerValues)):
+        for kind, count, packet in bucket.wake(_now(timerValues)):
             yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
         self._leave(bucket, timerValues)
 
     def _leave(self, bucket: TimedBucket, timers: TimerValues) -> None:
-        """Keep the bucket's clock, and ask to be woken when the next of its keys ends."""
+        """Keep the bucket's clock, and ask to be woken when there is something to do."""
         self.clock.update((bucket.clock.encode(),))
-        if self.plan.timing is not None and self.plan.timing.machine:
+        if self.plan.timing is not None and self.plan.timing.wakes:
             for timer in list(self.handle.listTimers()):
                 if timer > timers.getCurrentProcessingTimeInMs():  # Spark sees to those that go off now
                     self.handle.deleteTimer(timer)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def timing_of(spec: ModelSpec, fmt: RowFormat, manifest: Manifest) -> Timing:
     """Return what the operator of a model's stream from a snapshot knows of time."""
-    began = None if manifest.waiting is None else manifest.waiting["watermark"]
+    waits = manifest.waiting or {}
+    began, newest = waits.get("watermark"), waits.get("newest")
     return Timing(
         spec.order.delay_us,
         waiting_table.row_format_of(spec, fmt),
@@ -31,6 +32,8 @@ def timing_of(spec: ModelSpec, fmt: RowFormat, manifest: Manifest) -> Timing:
         spec.expiry is not None and spec.expiry.returns == "archive",
         spec.order.rows or 0,
         spec.expiry is not None and spec.expiry.clock == "processing",
+        spec.order.patience_us,
+        NEVER if newest is None else newest,
     )
 
 

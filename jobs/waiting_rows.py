@@ -30,33 +30,37 @@ PARTS = Layout(
 )
 IDLE = Layout((Column("block", "<i8"), Column("oldest", "<i8")), text=False)
 _MAGIC = b"KCL1"
-_PREFIX = struct.Struct("<4s4xqq")  # magic, watermark, bytes of the parts
+_PREFIX = struct.Struct("<4s4xqqqq")  # magic, watermark, newest, came, bytes of the parts
 
 
 class Clock(NamedTuple):
     """What a bucket knows of time.
 
     watermark: microseconds, it never goes back; parts: index of what waits, with each part's number, slot, earliest
-    time and number of rows; idle: for each block of states the earliest event time in it, where keys expire.
+    time and number of rows; idle: for each block of states the earliest sign of life in it, where keys expire; newest:
+    event time of all rows; came: when, by the machine's clock, the last of them did.
     """
 
     watermark: int
     parts: Records
     idle: Records = IDLE.empty()
+    newest: int = NEVER
+    came: int = NEVER
 
     def encode(self) -> bytes:
         """Return the clock as one value."""
         parts = PARTS.encode(self.parts)
-        return _PREFIX.pack(_MAGIC, self.watermark, len(parts)) + parts + IDLE.encode(self.idle)
+        prefix = _PREFIX.pack(_MAGIC, self.watermark, self.newest, self.came, len(parts))
+        return prefix + parts + IDLE.encode(self.idle)
 
     @classmethod
     def decode(cls, value: bytes) -> Clock:
         """Return the clock that a value holds."""
-        magic, watermark, length = _PREFIX.unpack_from(value)
+        magic, watermark, newest, came, length = _PREFIX.unpack_from(value)
         if magic != _MAGIC:
             raise ValueError(f"a bucket's clock begins with {magic!r}, not with {_MAGIC!r}")
         idle = IDLE.decode(value, _PREFIX.size + length)
-        return cls(watermark, PARTS.decode(value, _PREFIX.size), idle)
+        return cls(watermark, PARTS.decode(value, _PREFIX.size), idle, newest, came)
 
 
 @dataclass

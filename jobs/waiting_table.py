@@ -33,10 +33,11 @@ COLUMNS = ("key", "event_time", "measurement", "control")
 
 
 class Held(NamedTuple):
-    """Rows that wait (`COLUMNS`), and the watermark in microseconds that they wait for."""
+    """Rows that wait (`COLUMNS`), the watermark that they wait for, and the newest event time; in microseconds."""
 
     rows: DataFrame
     watermark: int
+    newest: int
 
 
 def row_format_of(spec: ModelSpec, fmt: RowFormat) -> StateFormat:
@@ -106,8 +107,9 @@ def write(warehouse: Warehouse, snapshot_id: str, model: str, held: Held) -> dic
         rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(warehouse.path(TABLE))
         version = warehouse.latest_version(TABLE)
     count, checksum = _measure(_read(warehouse, snapshot_id, model, version))
-    watermark = None if held.watermark == NEVER else held.watermark
-    return {"watermark": watermark, "rows": count, "checksum": checksum, "version": version}
+    none = held.watermark == NEVER
+    times = {"watermark": None if none else held.watermark, "newest": None if none else held.newest}
+    return {**times, "rows": count, "checksum": checksum, "version": version}
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
@@ -135,7 +137,10 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
             f"manifest says {said['rows']} with {said['checksum']}; start from another snapshot or pretrain again",
             RUN_FAILED,
         )
-    return Held(rows.select(*COLUMNS), NEVER if said["watermark"] is None else said["watermark"])
+    none = said["watermark"] is None
+    return Held(
+        rows.select(*COLUMNS), NEVER if none else said["watermark"], NEVER if none else said["newest"]
+    )
 
 
 def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:

@@ -175,6 +175,24 @@ def test_late_rows_are_replayed_and_estimates_corrected(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_a_feed_that_has_ended_is_let_go(tmp_path: Path) -> None:
+    order = {"kind": "strict", "delay": "8h", "patience": "3s"}
+    pipeline = Pipeline(tmp_path, random_walk_spec(order=order))
+    parts = delayed(random_rows(2), 3)
+    pipeline.land(parts[0])
+    pipeline.pretrain(to_version=0)
+    pipeline.land(*parts[1:])
+    rows = sum(map(len, parts))
+    driver = Driver(pipeline, "stream", "--model", "walk", "--trigger", "1")
+    table = Path(pipeline.settings.warehouse, "estimates", "walk", "_delta_log")
+    driver.wait_for(lambda: table.is_dir() and pipeline.warehouse.read("estimates/walk").count() == rows)
+    assert driver.terminate() == 0, driver.said()
+    assert_bit_equal(pipeline.estimates(), pipeline.batch())
+    exported = export.run(pipeline.settings, "walk").data
+    assert exported["rows"] == rows and len(waiting(pipeline, exported["snapshot"])) == 0
+
+
+@pytest.mark.soak
 def test_keys_end_by_the_machine_s_clock_though_no_rows_come(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(expiry={"after": "3s", "clock": "processing"}))
     days = random_rows(2)

@@ -124,7 +124,7 @@ class TimedStream:
         for number, (stores, clock) in enumerate(zip(self.stores, self.clocks, strict=True)):
             one = TimedBucket(self.plan, Stores(**stores), clock)
             if one.alarm is not None and one.alarm <= now * SECOND:
-                self.put_out += [(self.batch, *out) for out in one.by_the_clock(now * SECOND)]
+                self.put_out += [(self.batch, *out) for out in one.wake(now * SECOND)]
                 assert one.alarm is None or one.alarm > now * SECOND
                 self.clocks[number] = one.clock.encode()
         self.batch += 1
