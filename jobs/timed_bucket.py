@@ -145,8 +145,8 @@ class TimedBucket:
         """Yield what a micro-batch puts out that has no row of any bucket, as `take` does."""
         yield from self._by_the_clock(now)
         patience = self.timing.patience
-        if patience is not None and self.came != NEVER and now - self.came > patience and self.waiting.count:
-            self.watermark = max(self.watermark, self.newest + 1)
+        if patience is not None and self.came != NEVER and now - self.came > patience and self._open:
+            self.watermark = self.newest + 1
             yield from self._apply(self.waiting.release(self.watermark), now)
 
     def _apply(self, rows: Records, now: int) -> Iterator[tuple[int, int, bytes]]:
@@ -166,13 +166,18 @@ class TimedBucket:
             yield from self._expire(now - self.timing.idle)
 
     @property
+    def _open(self) -> bool:
+        """Tell if the watermark has not passed all rows; of all buckets, so that they let go together."""
+        return self.watermark <= self.newest
+
+    @property
     def alarm(self) -> int | None:
         """Return when, by the machine's clock, there is something to do though no row comes; None: never."""
         timing, oldest = self.timing, self.idle.arrays["oldest"]
         due = []
         if timing.machine and timing.idle is not None and len(oldest):
             due.append(int(oldest.min()) + timing.idle + 1)
-        if timing.patience is not None and self.came != NEVER and self.waiting.count:
+        if timing.patience is not None and self.came != NEVER and self._open:
             due.append(self.came + timing.patience + 1)
         return min(due, default=None)
 

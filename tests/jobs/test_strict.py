@@ -90,6 +90,30 @@ def test_no_row_is_refused_that_comes_within_the_delay(
 
 
 @settings(max_examples=60, deadline=None)
+@given(BATCHES, st.lists(st.integers(1, 30), min_size=8, max_size=8), st.integers(0, 30), st.integers(0, 25))
+def test_without_a_row_for_so_long_nothing_waits(
+    batches: list[list[Row]], pauses: list[int], delay: int, patience: int
+) -> None:
+    """The clock is driven: every bucket is woken once a second, and lets go of all when it has waited long enough."""
+    stream = TimedStream(plan_of(TEXT, delay=delay * SECOND, patience=patience * SECOND))
+    now, came = 100, None
+    watermark, newest = -(10**6), -(10**6)
+    taken: list[Row] = []
+    for batch, pause in zip(batches, pauses, strict=False):
+        stream.take(batch, now)
+        taken += [row for row in batch if row.time >= watermark]
+        if batch:
+            came, newest = now, max(newest, *(row.time for row in batch), newest)
+            watermark = max(watermark, newest - delay)
+        for _ in range(pause):
+            now += 1
+            stream.wake(now)
+            if came is not None and now - came > patience:
+                watermark = newest + 1
+        assert_same(stream.estimates(), filtered([row for row in taken if row.time < watermark]))
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.lists(st.integers(-50, 200), max_size=20), st.integers(-60, 220)), max_size=60),
     st.integers(0, 40),
