@@ -22,7 +22,7 @@ from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
 from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
-from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, WAITING, watermark_of
+from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, MARK, WAITING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -81,11 +81,11 @@ class Sink:
             # The one action that runs the filter; the writes below read what it left in the cache.
             counts = dict.fromkeys((ESTIMATES, SET_ASIDE, WAITING, CORRECTION, DROPPED, EXPIRED, *REASONS), 0)
             watermark = None
-            mark = F.when(F.col("kind") == WAITING, F.col("payload")).alias("mark")
-            for row in packets.select("kind", "rows", mark).collect():
-                counts[row["kind"]] += row["rows"]
-                if row["mark"] is not None:
-                    watermark = watermark_of(row["mark"])
+            for row in packets.select("kind", "rows").collect():
+                if row["kind"] == MARK:
+                    watermark = max(row["rows"], row["rows"] if watermark is None else watermark)
+                else:
+                    counts[row["kind"]] += row["rows"]
             refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
             if counts[SET_ASIDE]:
                 refused["messages that do not fit"] = counts[SET_ASIDE]

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from jobs.processor import Plan
 
 BEHIND, WAITING, DUPLICATE, DROPPED, EXPIRED = 3, 4, 5, 6, 7
-"""Kinds of output packets beside those of `jobs.processor`: rows behind the watermark; how many rows wait, with the
-watermark; rows that repeat another, or how many such were dropped; last states of keys that ended."""
-BEYOND, CORRECTION = 8, 10
-"""And, where late rows are replayed: rows older than the kept ones; estimates in the place of earlier ones."""
+"""Kinds of output packets beside those of `jobs.processor`: rows behind the watermark; how many rows wait; rows that
+repeat another, or how many such were dropped; last states of keys that ended."""
+BEYOND, CORRECTION, MARK = 8, 10, 11
+"""And, where late rows are replayed: rows older than the kept ones; estimates in the place of earlier ones. Of all: the
+watermark, which stands in the place of the number of rows."""
 
 SEEN = Column("seen", "<i8")
 
@@ -158,7 +159,8 @@ class TimedBucket:
         if timing.idle is not None and not timing.machine and self.watermark != NEVER:
             yield from self._expire(self.watermark - timing.idle)
         if self.watermark != NEVER:
-            yield WAITING, self.waiting.count, np.int64(self.watermark).tobytes()
+            yield WAITING, self.waiting.count, b""
+            yield MARK, self.watermark, b""
 
     def _by_the_clock(self, now: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield the keys that the machine's clock ends, where it does: at once, before rows of theirs are taken."""
@@ -316,11 +318,6 @@ class TimedBucket:
             identities = {name: records.arrays[name] for name in names}
             self.seen.replace(present, Records({**identities, "seen": last}, None))
         self.idle = touched(self.idle, present, records.arrays["route"], last, self.plan.blocks)
-
-
-def watermark_of(payload: bytes) -> int:
-    """Return the watermark that a packet of kind `WAITING` tells of."""
-    return int(np.frombuffer(payload, "<i8")[0])
 
 
 def _times(known: Records, keyed: KeyedRows) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
