@@ -30,7 +30,7 @@ from jobs.export import states_at
 from jobs.history import Batch, bucket_rows, final_states, packed_estimates
 from jobs.keys import key_kind, text_of
 from jobs.order import order_rows
-from jobs.packed_rows import RowFormat
+from jobs.packed_rows import RowFormat, row_format
 from jobs.spec import ModelSpec
 from jobs.tables import Warehouse, estimates, measurements
 
@@ -119,7 +119,7 @@ def check(
     frame = warehouse.read(measurements(spec.name)).select(*spec.columns).persist()
     say(f"{spec.name}: batch pass")
     kind = key_kind(spec.key, frame.schema)
-    batch = Batch(RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control)), spec.unit_us)
+    batch = Batch(row_format(spec, kind), spec.unit_us, spec.idle_us)
     out = estimate_format(kind, spec, kernel)
     started = time.monotonic()
     packed = bucket_rows(frame, batch.rows, frame.count()).persist()

@@ -8,18 +8,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.expiry import run_lives
+from jobs.filtering import filter_rows
 from jobs.keys import match
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Layout, Records, concat
-from kalman.diagnostics import Watch
-from kalman.run import KeyStates, Outputs, initial_states, run
+from kalman.run import KeyStates, Outputs, initial_states
 from kalman.types import Filter
 
 Begin = Callable[[KeyedRows], NDArray[np.float64]]
 """Gives the states (size, K) in which the keys of some rows begin if they are new."""
 
-INNOVATION = "innovation"
-"""What an output of normalised innovations is called."""
 _STATE = ("event_time", "count", "log_likelihood", "values")
 
 
@@ -28,6 +27,8 @@ class Advanced(NamedTuple):
 
     records: Records
     outputs: Outputs
+    ended: Records | None = None
+    """The last states of keys that ended among the rows, where keys end (`jobs.expiry`)."""
 
 
 def advance(
@@ -39,6 +40,7 @@ def advance(
     apply_late: bool = False,
     begin: NDArray[np.float64] | None = None,
     watched: bool = False,
+    idle: int | None = None,
 ) -> Advanced:
     """Apply rows to the states of their keys; keys that are not known begin at the model's initial distribution.
 
@@ -51,52 +53,69 @@ def advance(
         apply_late: take a row that is older than its key's state as if it had come at the state's time, instead of
             refusing it.
         begin: (size, K) states in which keys that are not known begin; by default the model's initial state.
-        watched: also put out the normalised innovations, as `INNOVATION`; each row is then predicted twice.
+        watched: also put out the normalised innovations (`jobs.filtering`); each row is then predicted twice.
+        idle: microseconds of silence after which a key begins anew.
     """
     at = match(known, keyed.keys)
     new = at < 0
-    before = _gather(kernel, known, at, new, begin)
+    fresh = initial_states(kernel, len(at))
+    if begin is not None:
+        fresh = fresh._replace(values=begin)
+    before = gather(known, at, new, fresh)
     rows = keyed.rows
     if apply_late:
         held = np.where(before.count > 0, before.event_time, np.iinfo(np.int64).min)
         rows = rows._replace(time=np.maximum(rows.time, held[rows.key]))
-    watch = Watch(kernel, before, rows) if watched else None
-    after, outputs = run(kernel, before, rows, unit, watch)
-    if watch is not None:
-        outputs = outputs._replace(extra={**outputs.extra, INNOVATION: watch.normalised()})
+    ended = None
+    if idle is None or len(rows.key) == 0:
+        after, outputs = filter_rows(kernel, before, rows, unit, watched)
+    else:
+        after, outputs, gone, whose = run_lives(kernel, before, fresh, rows, unit, idle, watched)
+        if len(whose):
+            identities = keyed.keys.take(whose)
+            ended = Records({**identities.arrays, **gone._asdict()}, identities.text)
     # A key whose every row was refused has still no state: it is not kept.
     keep = ~new | (after.count > 0)
+    records = put(known, keyed.keys, at, after, keep)
+    if ended is not None:  # a key that ended may have come back with refused rows alone
+        records = records.take(np.flatnonzero(records.arrays["count"] > 0))
+    return Advanced(records, outputs, ended)
+
+
+def put(
+    known: Records, keys: Records, at: NDArray[np.int64], states: KeyStates, keep: NDArray[np.bool_]
+) -> Records:
+    """Return known states with those of some keys in their places, ordered by route.
+
+    Args:
+        known: ordered by route.
+        keys: identities of K keys, ordered by route.
+        at: (K,) where they are among the known ones, or -1.
+        states: of these keys.
+        keep: (K,) which of those that are not known are to be.
+    """
+    new = at < 0
     changed = {name: np.array(known.arrays[name]) for name in _STATE}
     found = at[~new]
     for name in _STATE:
-        changed[name][..., found] = getattr(after, name)[..., ~new]
+        changed[name][..., found] = getattr(states, name)[..., ~new]
     identities = {name: array for name, array in known.arrays.items() if name not in _STATE}
     kept = Records({**identities, **changed}, known.text)
     born = np.flatnonzero(new & keep)
     if len(born) == 0:
-        return Advanced(kept, outputs)
-    newcomers = keyed.keys.take(born)
-    states = {name: getattr(after, name)[..., born] for name in _STATE}
-    joined = (
-        concat([kept, Records({**newcomers.arrays, **states}, newcomers.text)])
-        if kept.size
-        else Records({**newcomers.arrays, **states}, newcomers.text)
+        return kept
+    newcomers = keys.take(born)
+    begun = Records(
+        {**newcomers.arrays, **{name: getattr(states, name)[..., born] for name in _STATE}}, newcomers.text
     )
-    ordered = joined if kept.size == 0 else joined.take(np.argsort(joined.arrays["route"], kind="stable"))
-    return Advanced(ordered, outputs)
+    if kept.size == 0:
+        return begun
+    joined = concat([kept, begun])
+    return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
 
 
-def _gather(
-    kernel: Filter,
-    known: Records,
-    at: NDArray[np.int64],
-    new: NDArray[np.bool_],
-    begin: NDArray[np.float64] | None,
-) -> KeyStates:
-    """Return the states of keys at positions `at` of the known ones, and states to begin with where they are new."""
-    fresh = initial_states(kernel, len(at))
-    if begin is not None:
-        fresh = fresh._replace(values=begin)
+def gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh: KeyStates) -> KeyStates:
+    """Return the states of keys at positions `at` of the known ones, and fresh ones where they are new."""
     if new.all():
         return fresh
     states = KeyStates(**{name: known.arrays[name][..., at] for name in _STATE})

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.advance import INNOVATION
 from jobs.arrow_lists import lists
+from jobs.filtering import INNOVATION
 from jobs.keys import KeyKind, columns_of, integer_keys
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Column, Layout, Records

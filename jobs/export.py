@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jobs.generations import Generation
     from jobs.snapshots import Manifest
     from jobs.state_blocks import StateFormat
+    from jobs.waiting_table import Held
     from kalman.types import Filter
 
 
@@ -104,7 +105,11 @@ def export(
         cut=None,
         committed_at=None,
     )
-    return write(warehouse, made, states_at(warehouse, generation, origin, batch)), True
+    states = states_at(warehouse, generation, origin, batch)
+    held = None
+    if origin.model_spec().timed:
+        held = waiting_at(warehouse, generation, origin, batch)
+    return write(warehouse, replace(made, waiting=None), states, held), True
 
 
 def snapshot_id(generation: Generation, batch: int, version: int) -> str:
@@ -119,7 +124,6 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
     Raises:
         UserError: the state cannot be read, or is not that of the generation's model.
     """
-    from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
     import kalman
@@ -127,29 +131,62 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
     from jobs.processor import STATE
     from jobs.snapshots import STATE_ROWS, typed_states
     from jobs.state_blocks import state_format
+    from jobs.timed_processor import ENDED
     from kalman.rounded import stored_as
 
-    spark = warehouse.spark
     spec = origin.model_spec()
     kernel = kalman.build(spec.definition(), origin.parameters)
     kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
     state = state_format(
         spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
     )
-    _ = spark.streams.active  # the state reader needs what only the stream manager starts
-    reader = spark.read.format("statestore").option("path", warehouse.path(generation.checkpoint))
-    try:
-        blocks = reader.option("stateVarName", STATE).option("batchId", batch).load()
-    except PySparkException as error:
-        raise UserError(
-            f"the state of {generation.generation} at micro-batch {batch} cannot be read: {first_line(error)}",
-            RUN_FAILED,
-        ) from error
+    blocks = _state(warehouse, generation, STATE, batch)
+    if spec.expiry is not None and spec.expiry.returns == "archive":
+        blocks = blocks.unionByName(_state(warehouse, generation, ENDED, batch))
     key_type = "bigint" if kind.integer else "string"
     rows = blocks.select(F.col("user_map_value.states").alias("states")).mapInArrow(
         _unpacker(kernel, state, kind.integer), f"key {key_type}, {STATE_ROWS}"
     )
     return typed_states(rows)
+
+
+def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, batch: int) -> Held:
+    """Return the rows that wait in a generation's state at the end of a committed micro-batch, and its watermark.
+
+    Raises:
+        UserError: the state cannot be read, or is not that of the generation's model.
+    """
+    from jobs.keys import key_kind
+    from jobs.packed_rows import row_format
+    from jobs.timed_processor import CLOCK, WAIT
+    from jobs.waiting_rows import NEVER, Clock
+    from jobs.waiting_table import Held, of_parts, row_format_of
+
+    spec = origin.model_spec()
+    kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
+    fmt = row_format(spec, kind)
+    clocks = _state(warehouse, generation, CLOCK, batch).select("value.clock").collect()
+    held = [Clock.decode(bytes(row["clock"])) for row in clocks]
+    watermark = max((clock.watermark for clock in held), default=NEVER)
+    newest = max((clock.newest for clock in held), default=NEVER)
+    parts = _state(warehouse, generation, WAIT, batch).select("user_map_value.rows")
+    return Held(of_parts(parts, row_format_of(spec, fmt), fmt), watermark, newest)
+
+
+def _state(warehouse: Warehouse, generation: Generation, name: str, batch: int) -> DataFrame:
+    """Return one of the variables of a generation's state at the end of a committed micro-batch."""
+    from pyspark.errors import PySparkException
+
+    spark = warehouse.spark
+    _ = spark.streams.active  # the state reader needs what only the stream manager starts
+    reader = spark.read.format("statestore").option("path", warehouse.path(generation.checkpoint))
+    try:
+        return reader.option("stateVarName", name).option("batchId", batch).load()
+    except PySparkException as error:
+        raise UserError(
+            f"the state of {generation.generation} at micro-batch {batch} cannot be read: {first_line(error)}",
+            RUN_FAILED,
+        ) from error
 
 
 def _unpacker(

@@ -16,9 +16,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import kalman
-from jobs import arrays
+from jobs import arrays, duplicates
 from jobs.consistency import Fit, fit, watch
 from jobs.errors import UserError
+from jobs.expiry import lives
 from jobs.order import order_rows
 from jobs.report import Report
 from jobs.result_files import check_target, lists, save
@@ -84,8 +85,11 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
         UserError: the model's filter cannot be smoothed.
     """
     model = kalman.build(spec.definition())
-    order, sorted_rows = in_order(rows)
-    states = kalman.initial_states(model, rows.keys)
+    order, sorted_rows = in_order(rows, spec.duplicates is not None)
+    keys = rows.keys
+    if spec.idle_us is not None:
+        sorted_rows, keys = lives(model, keys, sorted_rows, spec.unit_us, spec.idle_us)
+    states = kalman.initial_states(model, keys)
     n = len(spec.states)
     places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
     look = watch(model, states, sorted_rows)
@@ -104,7 +108,7 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
         }
     else:
         _, out = kalman.run(model, states, sorted_rows, spec.unit_us, look)
-    judged = None if look is None else fit(sorted_rows.key, out, rows.keys, look.normalised())
+    judged = None if look is None else fit(sorted_rows.key, out, keys, look.normalised())
     total = len(rows.reason)
 
     def back(values: Floats) -> Floats:
@@ -129,11 +133,22 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
     )
 
 
-def in_order(rows: ParsedRows) -> tuple[NDArray[np.int64], kalman.SortedRows]:
-    """Return where the rows that are not rejected are in the order in which they are applied, and those rows."""
+def in_order(rows: ParsedRows, distinct: bool = False) -> tuple[NDArray[np.int64], kalman.SortedRows]:
+    """Return where the rows that are not rejected are in the order in which they are applied, and those rows.
+
+    Where rows are to be `distinct`, those that repeat another are rejected first.
+    """
     good = np.flatnonzero(rows.reason == None)  # noqa: E711 - elementwise
     order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
-    return order, kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
+    if distinct:
+        again = duplicates.repeated(_taken(rows, order))
+        rows.reason[order[again]] = duplicates.REASON
+        order = order[~again]
+    return order, _taken(rows, order)
+
+
+def _taken(rows: ParsedRows, order: NDArray[np.int64]) -> kalman.SortedRows:
+    return kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
 
 
 def write(path: Path, states: list[str], columns: dict[str, pa.Array], estimates: Estimates) -> None:

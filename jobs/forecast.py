@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import kalman
 from jobs import arrays
 from jobs.errors import UserError
+from jobs.expiry import run_lives
 from jobs.filter import in_order
 from jobs.report import Report
 from jobs.result_files import check_target, lists, save
@@ -78,9 +79,13 @@ def run(
     if source.rows == 0:
         raise UserError(f"{source_path}: has no rows")
     rows = parse(spec, source, input)
-    order, sorted_rows = in_order(rows)
+    order, sorted_rows = in_order(rows, spec.duplicates is not None)
     kernel = kalman.build(spec.definition())
-    states, _ = kalman.run(kernel, kalman.initial_states(kernel, rows.keys), sorted_rows, spec.unit_us)
+    fresh = kalman.initial_states(kernel, rows.keys)
+    if spec.idle_us is None:
+        states, _ = kalman.run(kernel, fresh, sorted_rows, spec.unit_us)
+    else:
+        states = run_lives(kernel, fresh, fresh, sorted_rows, spec.unit_us, spec.idle_us).after
     places, states = _begun(rows, order, states)
     ahead = _times(sorted_rows, states, steps, end, length, int(spec.unit_us))
     kept = np.flatnonzero(ahead.wanted.any(axis=0))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from jobs.advance import Begin, advance
+from jobs.duplicates import distinct
 from jobs.estimates import EstimateFormat, pack_estimates
 from jobs.packed_rows import KeyedRows, RowFormat, pack_rows, unpack_rows
 from jobs.routing import make_routing
@@ -25,10 +26,11 @@ MIN_BUCKETS = 4
 
 
 class Batch(NamedTuple):
-    """What a batch pass needs to know of its model."""
+    """What a batch pass needs to know of its model; idle: microseconds of silence after which a key begins anew."""
 
     rows: RowFormat
     unit: float
+    idle: int | None = None
 
 
 def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
@@ -55,7 +57,7 @@ def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin |
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)
-        result = advance(kernel, layout, layout.empty(), keyed, batch.unit, begin=start)
+        result = advance(kernel, layout, layout.empty(), keyed, batch.unit, begin=start, idle=batch.idle)
         yield from state_rows(kernel, result.records, kind.integer)
 
     key_type = "bigint" if kind.integer else "string"
@@ -71,7 +73,16 @@ def packed_estimates(
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)
-        result = advance(kernel, layout, layout.empty(), keyed, batch.unit, begin=start, watched=fmt.watched)
+        result = advance(
+            kernel,
+            layout,
+            layout.empty(),
+            keyed,
+            batch.unit,
+            begin=start,
+            watched=fmt.watched,
+            idle=batch.idle,
+        )
         for _, packet in pack_estimates(fmt, keyed, result.outputs):
             yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
 
@@ -91,6 +102,8 @@ def each_bucket(
                 payloads.setdefault(bucket, []).append(payload)
         for bucket in sorted(payloads):
             keyed = unpack_rows(payloads.pop(bucket), fmt)
+            if fmt.distinct:
+                keyed = distinct(keyed)
             if len(keyed.rows.key):
                 yield from work(keyed)
 

@@ -9,14 +9,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from jobs import duplicates
 from jobs.keys import columns_of, integer_keys
 from jobs.packed_rows import RowFormat
 from jobs.processor import BAD_STATE, LATE
+from jobs.timed_bucket import BEHIND, BEYOND, DUPLICATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-REASONS = {LATE: "late: older than the key's state", BAD_STATE: "state: the key's state is not a number"}
+REASONS = {
+    LATE: "late: older than the key's state",
+    BAD_STATE: "state: the key's state is not a number",
+    BEHIND: "late: behind the watermark",
+    BEYOND: "late: older than the rows kept for replay",
+    DUPLICATE: duplicates.REASON,
+}
 """Why rows are refused, by kind of packet."""
 
 

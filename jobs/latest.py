@@ -30,6 +30,8 @@ class Latest:
 
     fence: Fence
     estimates: EstimateFormat
+    scattered: bool = False
+    """A key's rows may be in several packets that are not next to each other, and corrections among them."""
 
     @property
     def table(self) -> str:
@@ -56,8 +58,28 @@ class Latest:
 
     def write(self, packets: DataFrame, batch_id: int) -> None:
         """Put the last rows of a micro-batch's keys in the place of those before. Again it changes nothing."""
-        rows = unpack_estimates(last_of_keys(packets, self.estimates), self.estimates)
+        rows = self._last(packets)
         self.fence.upsert(self._marked(rows, batch_id), self.table, batch_id, "key", _MERGED)
+
+    def _last(self, packets: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        from jobs.timed_bucket import CORRECTION
+
+        if not self.scattered:
+            return unpack_estimates(last_of_keys(packets, self.estimates), self.estimates)
+        corrects = F.col("kind") == CORRECTION
+        parts = [
+            unpack_estimates(last_of_keys(packets.filter(which), self.estimates), self.estimates).withColumn(
+                "_again", again
+            )
+            for which, again in ((~corrects, F.lit(False)), (corrects, F.lit(True)))
+        ]
+        both = parts[0].unionByName(parts[1])
+        newest = F.max_by(
+            F.struct(*(name for name in both.columns if name != "_again")), F.struct("event_time", "_again")
+        )
+        return both.groupBy("key").agg(newest.alias("row")).select("row.*")
 
     def _seeds(self, states: DataFrame) -> DataFrame:
         """Return a snapshot's rows as rows of the table: what only a measurement has is null."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jobs.snapshots import Manifest
     from jobs.spec import ModelSpec
     from jobs.versions import Step
+    from jobs.waiting_table import Held
 
 
 def run(
@@ -94,7 +95,7 @@ def migrate(
     if found is not None:
         return found, {}, False
     told("checking every key")
-    rows = verify(warehouse, source)
+    rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
     change = change_of(rows, way)
     if change["wrong"]:
         raise UserError(
@@ -106,6 +107,11 @@ def migrate(
     states = carried(rows, way)
     rekey = rekey_of(warehouse, steps, way.target)
     if rekey is not None:
+        if source.waiting is not None and source.waiting["rows"]:
+            raise UserError(
+                f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and version "
+                f"{spec.version} gives keys other names: pretrain it instead"
+            )
         told("giving every state its new key")
         states, change["rekeyed"] = _rekeyed(states, rekey, spec)
     if dry_run:
@@ -120,8 +126,9 @@ def migrate(
         spec=spec.model_dump_json(by_alias=True),
         parent=source.snapshot_id,
         committed_at=None,
+        waiting=None,
     )
-    return write(warehouse, made, states), change, True
+    return write(warehouse, made, states, held), change, True
 
 
 def _rekeyed(states: DataFrame, way: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:
@@ -146,6 +153,32 @@ def _rekeyed(states: DataFrame, way: Rekey, spec: ModelSpec) -> tuple[DataFrame,
         return joined, {"keys": joined.count(), "merged": old, "into": new}
     except PySparkException as error:
         raise UserError(f"{raised_in_python(error)}. Nothing was written", RUN_FAILED) from error
+
+
+def waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held | None:
+    """Return the rows that wait in a snapshot, as rows that wait for another version of its model.
+
+    Raises:
+        UserError: the other version could not take them.
+    """
+    from jobs.waiting_table import verified
+
+    held = verified(warehouse, source)
+    if held is None or source.waiting is None:
+        return None
+    old = source.model_spec()
+    for field in ("measurement", "control"):
+        if getattr(old, field) != getattr(spec, field) and source.waiting["rows"]:
+            raise UserError(
+                f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and version "
+                f"{spec.version} reads other columns ({field}): pretrain it instead"
+            )
+    if not spec.order.waits and source.waiting["rows"]:
+        raise UserError(
+            f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and version "
+            f"{spec.version} has no order.kind: strict to take them: pretrain it instead"
+        )
+    return held if spec.timed else None
 
 
 def parameters_after(steps: list[Step], learned: dict[str, Any]) -> dict[str, Any]:

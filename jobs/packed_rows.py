@@ -21,16 +21,19 @@ from kalman.run import SortedRows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from jobs.spec import ModelSpec
+
 PACKED = "bucket int, payload binary"
 
 
 class RowFormat(NamedTuple):
-    """What a measurement row is made of, by column name."""
+    """What a measurement row is made of, by column name; `distinct`: of a key and time there is one."""
 
     kind: KeyKind
     time: str
     measurement: tuple[str, ...]
     control: tuple[str, ...]
+    distinct: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -43,6 +46,13 @@ class RowFormat(NamedTuple):
         if self.control:
             columns.append(Column("u", "<f8", len(self.control)))
         return Layout(tuple(columns), text=not self.kind.integer)
+
+
+def row_format(spec: ModelSpec, kind: KeyKind) -> RowFormat:
+    """Return what the rows of a model are made of."""
+    return RowFormat(
+        kind, spec.time, tuple(spec.measurement), tuple(spec.control), spec.duplicates is not None
+    )
 
 
 class KeyedRows(NamedTuple):
@@ -134,7 +144,11 @@ def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
     """Join the packets of a bucket and put their rows in the order in which they are applied."""
     layout = fmt.layout
     parts = [layout.decode(payload) for payload in payloads]
-    records = concat(parts) if parts else layout.empty()
+    return keyed_rows(concat(parts) if parts else layout.empty(), fmt)
+
+
+def keyed_rows(records: Records, fmt: RowFormat) -> KeyedRows:
+    """Put rows in the order in which they are applied, and find their keys."""
     y, time = records.arrays["y"], records.arrays["time"]
     u = records.arrays.get("u", np.empty((0, records.size)))
     grouped = group(records, lambda code: order_rows(code, time, y, u))

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from jobs.learn import Learned, Window
+    from jobs.packed_rows import RowFormat
     from jobs.snapshots import Manifest
+    from jobs.waiting_table import Held
 
 
 def run(
@@ -95,7 +97,7 @@ def snapshot_at(
     from jobs.keys import key_kind
     from jobs.learn import each_key_learner, learn_pooled
     from jobs.model_functions import ship
-    from jobs.packed_rows import RowFormat
+    from jobs.packed_rows import row_format
     from jobs.snapshots import Manifest, find_whole, write
 
     rows = late_copies.without(warehouse, warehouse.read(table, cut.version))
@@ -111,8 +113,11 @@ def snapshot_at(
         return found, None, False
     count = frame.count()
     progress.note(f"{count:,} rows")
-    fmt = RowFormat(key_kind(spec.key, frame.schema), spec.time, tuple(spec.measurement), tuple(spec.control))
-    batch = Batch(fmt, spec.unit_us)
+    fmt = row_format(spec, key_kind(spec.key, frame.schema))
+    batch = Batch(fmt, spec.unit_us, spec.idle_us)
+    held = None
+    if spec.timed and cut.before is None:
+        frame, held = _held(spec, frame, fmt)
     packed = bucket_rows(frame, fmt, count).persist()
     try:
         learned = None
@@ -144,9 +149,30 @@ def snapshot_at(
         if spec.learn is not None and spec.learn.scope == "key" and learned is not None:
             begin = each_key_learner(spec.definition(), kernel, window, learned.theta, spec.unit_us)
         states = final_states(packed, kernel, batch, begin)
-        return write(warehouse, manifest, states), learned, True
+        return write(warehouse, manifest, states, held), learned, True
     finally:
         packed.unpersist()
+
+
+def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame, Held]:
+    """Return the rows that a snapshot of all these reflects, and those that wait for the watermark, if rows wait.
+
+    The same rows would wait in the stream: a row that comes behind the snapshot finds its place among them.
+    """
+    from pyspark.sql import functions as F
+
+    from jobs.waiting_rows import NEVER
+    from jobs.waiting_table import Held, of_measurements
+
+    at = F.unix_micros(F.col(f"`{spec.time}`"))
+    row = frame.agg(F.max(at)).first()
+    newest = NEVER if row is None or row[0] is None else int(row[0])
+    watermark = NEVER if newest == NEVER else newest - spec.order.delay_us
+    if not spec.order.waits:
+        return frame, Held(of_measurements(frame.limit(0), fmt), watermark, newest)
+    return frame.filter(at < watermark), Held(
+        of_measurements(frame.filter(at >= watermark), fmt), watermark, newest
+    )
 
 
 def position_at(warehouse: Warehouse, spec: ModelSpec, table: str, version: int) -> dict[str, Any]:

@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.advance import Begin, advance
+from jobs.block_store import Blocks, MapStore
 from jobs.estimates import EstimateFormat, pack_estimates
 from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
 from jobs.packets import Records, concat
-from jobs.routing import block_of
 from jobs.state_blocks import StateFormat
-from kalman.run import Outputs
+from kalman.run import Outputs, SortedRows
 from kalman.types import Filter
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.stateful_processor import MapState, TimerValues
+    from pyspark.sql.streaming.stateful_processor import TimerValues
+
+    from jobs.timed_bucket import Timing
 
 OUTPUT = "kind int, rows bigint, payload binary"
 SEED = "bucket int, payload binary"
@@ -47,6 +49,8 @@ class Plan(NamedTuple):
     apply_late: bool = False
     begin: Begin | None = None
     """Gives the states in which new keys begin; None: the model's initial state."""
+    timing: Timing | None = None
+    """What a timed operator (`jobs.timed_processor`) knows of time; None: rows are taken as they arrive."""
 
 
 class FilterProcessor(StatefulProcessor):
@@ -57,21 +61,13 @@ class FilterProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the one state: blocks by number."""
-        self.blocks: MapState = handle.getMapState(STATE, "block long", "states binary")
+        store = MapStore(handle.getMapState(STATE, "block long", "states binary"))
+        self.blocks = Blocks(store, self.plan.state, self.plan.blocks)
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Take over states from the snapshot: each value of `payload` is a packet of state records of this bucket.
-
-        A block may come in several parts, in any order, so each part is merged with what is there.
-        """
+        """Take over states from the snapshot: each value of `payload` is a packet of state records of this bucket."""
         layout = self.plan.state.layout
-        seeds = concat([layout.decode(payload) for payload in initialState["payload"]])
-        ordered = seeds.take(np.argsort(seeds.arrays["route"], kind="stable"))
-        present, known = self._load(ordered.arrays["route"])
-        if known.size:
-            ordered = concat([known, ordered])
-            ordered = ordered.take(np.argsort(ordered.arrays["route"], kind="stable"))
-        self._store(present, ordered)
+        self.blocks.add(concat([layout.decode(payload) for payload in initialState["payload"]]))
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
@@ -81,40 +77,34 @@ class FilterProcessor(StatefulProcessor):
         keyed = unpack_rows((payload for frame in rows for payload in frame["payload"]), plan.rows)
         if len(keyed.rows.key) == 0:
             return
-        present, known = self._load(keyed.keys.arrays["route"])
+        present, known = self.blocks.load(keyed.keys.arrays["route"])
         begin = None if plan.begin is None else plan.begin(keyed)
-        watched = plan.estimates.watched
-        late = plan.apply_late
-        advanced = advance(plan.kernel, plan.state.layout, known, keyed, plan.unit, late, begin, watched)
-        self._store(present, advanced.records)
-        late = advanced.outputs.late
-        bad = without_state(advanced.outputs)
-        outputs = advanced.outputs._replace(late=late | bad) if bad.any() else advanced.outputs
-        for count, packet in pack_estimates(plan.estimates, keyed, outputs):
-            yield pd.DataFrame({"kind": [ESTIMATES], "rows": [count], "payload": [packet]})
-        for kind, which in ((LATE, late), (BAD_STATE, bad)):
-            rejected = np.flatnonzero(which)
-            if len(rejected):
-                packet = plan.rows.layout.encode(late_rows(keyed, rejected))
-                yield pd.DataFrame({"kind": [kind], "rows": [len(rejected)], "payload": [packet]})
+        advanced = advance(
+            plan.kernel,
+            plan.state.layout,
+            known,
+            keyed,
+            plan.unit,
+            plan.apply_late,
+            begin,
+            plan.estimates.watched,
+        )
+        self.blocks.save(present, advanced.records)
+        for kind, count, packet in put_out(plan, keyed, advanced.outputs):
+            yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
 
-    def _load(self, route: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Records]:
-        """Read the blocks of ordered routes: their numbers, and their records joined, still ordered by route."""
-        present = np.unique(block_of(route, self.plan.blocks))
-        parts = []
-        for block in present.tolist():
-            value = self.blocks.getValue((block,))
-            if value is not None:
-                parts.append(self.plan.state.decode(bytes(value[0])))
-        return present, concat(parts) if parts else self.plan.state.layout.empty()
 
-    def _store(self, present: NDArray[np.int64], records: Records) -> None:
-        """Write ordered records to the blocks they belong to."""
-        block = block_of(records.arrays["route"], self.plan.blocks)
-        starts, stops = np.searchsorted(block, present), np.searchsorted(block, present, "right")
-        for number, start, stop in zip(present.tolist(), starts, stops, strict=True):
-            if stop > start:
-                self.blocks.updateValue((number,), (self.plan.state.encode(records.slice(start, stop)),))
+def put_out(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[int, int, bytes]]:
+    """Yield what the filter says of rows as packets: kind, number of rows, and payload."""
+    late = outputs.late
+    bad = without_state(outputs)
+    accepted = outputs._replace(late=late | bad) if bad.any() else outputs
+    for count, packet in pack_estimates(plan.estimates, keyed, accepted):
+        yield ESTIMATES, count, packet
+    for kind, which in ((LATE, late), (BAD_STATE, bad)):
+        rejected = np.flatnonzero(which)
+        if len(rejected):
+            yield kind, len(rejected), plan.rows.layout.encode(late_rows(keyed, rejected))
 
 
 def without_state(outputs: Outputs) -> NDArray[np.bool_]:
@@ -124,9 +114,13 @@ def without_state(outputs: Outputs) -> NDArray[np.bool_]:
 
 def late_rows(keyed: KeyedRows, late: NDArray[np.int64]) -> Records:
     """Return the rows at `late` as records of measurement rows, as they came."""
-    code = keyed.rows.key[late]
-    keys = keyed.keys.take(code)
-    arrays = {**keys.arrays, "time": keyed.rows.time[late], "y": keyed.rows.y[:, late]}
-    if keyed.rows.u.shape[0]:
-        arrays["u"] = keyed.rows.u[:, late]
-    return Records(arrays, keys.text)
+    return rows_of(keyed.keys, keyed.rows.take(late))
+
+
+def rows_of(keys: Records, rows: SortedRows) -> Records:
+    """Return rows of these keys as records of measurement rows."""
+    owners = keys.take(rows.key)
+    arrays = {**owners.arrays, "time": rows.time, "y": rows.y}
+    if rows.u.shape[0]:
+        arrays["u"] = rows.u
+    return Records(arrays, owners.text)

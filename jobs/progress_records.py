@@ -17,6 +17,8 @@ COLUMNS = tuple(part.strip().split(" ")[0] for part in SCHEMA.replace("<string, 
 OUTCOMES = ("late", "bad_state", "expired")
 """Counts of the sink that have a column of their own, besides `estimated` and `quarantined`."""
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 class Lag(NamedTuple):
     """How far the stream is behind its source: rows that wait, and how long the first of them has; None: unknown."""
@@ -32,7 +34,8 @@ def record(
 
     Args:
         progress: as Spark's `StreamingQueryProgress` is in JSON.
-        counts: what the sink wrote: `estimated`, `quarantined`, and any of `OUTCOMES`; empty if it is not known.
+        counts: what the sink wrote: `estimated`, `quarantined`, and any of `OUTCOMES`; empty if it is not known. And
+            `watermark`, in microseconds, where the stream keeps one of its own.
         lag: behind the source.
         model: whose.
         generation: whose.
@@ -44,6 +47,8 @@ def record(
     sources = progress.get("sources") or [{}]
     rows = counts.get("estimated", 0) + counts.get("quarantined", 0) if counts else _rows(progress)
     watermark = (progress.get("eventTime") or {}).get("watermark")
+    if "watermark" in counts:
+        watermark = (EPOCH + timedelta(microseconds=counts["watermark"])).isoformat()
     return {
         "model": model,
         "generation": generation,

@@ -49,16 +49,20 @@ def start_query(
     """
     import kalman
     from jobs import snapshots
+    from jobs.archive import ended_states
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import estimate_format
     from jobs.fencing import Fence
     from jobs.key_groups import group_begin
     from jobs.keys import key_kind
     from jobs.model_functions import ship
-    from jobs.packed_rows import PACKED, RowFormat, pack_rows, row_packer
+    from jobs.packed_rows import PACKED, row_format, row_packer, select_columns
     from jobs.processor import OUTPUT, FilterProcessor, Plan
     from jobs.routing import make_routing
     from jobs.state_blocks import state_format
+    from jobs.ticks import TIMED, timed_packer
+    from jobs.timed_processor import TimedProcessor
+    from jobs.timed_start import timed_seeds, timing_of
     from kalman.rounded import stored_as
 
     spark, generation = warehouse.spark, lease.generation
@@ -66,14 +70,19 @@ def start_query(
     kernel = kalman.build(spec.definition(), manifest.parameters)
     ship(spark, spec.definition())
     kind = key_kind(spec.key, warehouse.read(table).schema)
-    rows = RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control))
+    rows = row_format(spec, kind)
     state = state_format(
         spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
     )
     out = estimate_format(kind, spec, kernel)
     routing = make_routing(generation.partitions, generation.blocks)
     begin = group_begin(kind, spec.definition(), manifest.parameters)
-    plan = Plan(kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply", begin)
+    timing = None
+    if spec.timed:
+        timing = timing_of(spec, rows, manifest)
+    plan = Plan(
+        kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply", begin, timing
+    )
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
 
@@ -82,24 +91,36 @@ def start_query(
     if committed is None:
         # The state begins in micro-batch 0, which may be tried many times: the snapshot is pinned, never "the newest".
         pinned = snapshots.verify(warehouse, manifest)
-        seeds = snapshots.seed_packets(pinned, kernel, kind, state.layout, routing).groupBy("bucket")
-    processor: StatefulProcessor = FilterProcessor(plan)
+        seeds = snapshots.seed_packets(pinned, kernel, kind, state.layout, routing)
+        if timing is not None:
+            seeds = timed_seeds(warehouse, manifest, seeds, rows, routing)
+        seeds = seeds.groupBy("bucket")
+    processor: StatefulProcessor = FilterProcessor(plan) if timing is None else TimedProcessor(plan)
+    packer, packed_as = row_packer(rows, routing), PACKED
+    if timing is not None:
+        packer, packed_as = timed_packer(rows, routing), TIMED
     if generation.topic is None:
         source = _source(spark, warehouse, spec, generation)
-        packed = pack_rows(source.select(*spec.columns), rows, routing)
+        packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
     else:
         from jobs.set_aside import SetAside, pack_messages
         from jobs.topics import stream_of
 
         types = dict(zip(kind.columns, kind.types, strict=True))
         messages = stream_of(warehouse, spec, generation, types)
-        packed = pack_messages(messages, rows, row_packer(rows, routing), PACKED)
+        packed = pack_messages(messages, rows, packer, packed_as)
         processor = SetAside(processor)
     operator = packed.groupBy("bucket")
-    packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", "None", seeds)
+    clock = "None"
+    if timing is not None and timing.wakes:
+        clock = "ProcessingTime"
+        # By this clock there is always something to wait for: a run that is to end takes micro-batches with rows alone.
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(seconds is not None).lower())
+    packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", clock, seeds)
     fence = Fence(warehouse, lease, None if planned == committed else planned)
-    sink = Sink(generation, rows, out, fence, told, spec.quarantine)
-    sink.latest = _latest(fence, out, deployed.sinks, manifest, pinned, committed)
+    ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
+    sink = Sink(generation, rows, out, fence, told, spec.quarantine, ended, spec.order.kind == "replay")
+    sink.latest = _latest(fence, out, deployed.sinks, manifest, pinned, committed, timing is not None)
     sink.publisher = _publisher(warehouse, lease, deployed, committed)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
     writer = writer.option("checkpointLocation", warehouse.path(generation.checkpoint))
@@ -118,6 +139,7 @@ def _latest(
     manifest: Manifest,
     pinned: DataFrame | None,
     committed: int | None,
+    scattered: bool,
 ) -> Latest | None:
     """Return what keeps the latest states, with those that there are already; None where the spec wants none."""
     from jobs import latest
@@ -134,7 +156,7 @@ def _latest(
     if not sinks.latest:
         latest.forget(warehouse, generation.model, generation.generation)
         return None
-    keeper = latest.Latest(fence, out)
+    keeper = latest.Latest(fence, out, scattered)
     keeper.begin(states)
     return keeper
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from jobs.archive import archive
 from jobs.estimates import EstimateFormat, unpack_estimates
 from jobs.fencing import Fence, Part
 from jobs.generations import Generation
@@ -23,6 +24,7 @@ from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
 from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
+from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, MARK, WAITING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,6 +45,10 @@ class Totals:
     late: int = 0
     bad: int = 0
     rejected: int = 0
+    waiting: int = 0
+    duplicates: int = 0
+    expired: int = 0
+    corrected: int = 0
     of_batch: dict[int, dict[str, int]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
@@ -64,6 +70,10 @@ class Sink:
     limit: QuarantineLimit | None = None
     latest: Latest | None = None
     publisher: Publisher | None = None
+    ended: Callable[[DataFrame], DataFrame] | None = None
+    """Turns packets of ended keys into rows, where keys end."""
+    corrects: bool = False
+    """Estimates say if they correct an earlier one."""
     totals: Totals = field(default_factory=Totals)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
@@ -73,9 +83,13 @@ class Sink:
         packets = packets.persist()
         try:
             # The one action that runs the filter; the writes below read what it left in the cache.
-            counts = dict.fromkeys((ESTIMATES, SET_ASIDE, *REASONS), 0)
+            counts = dict.fromkeys((ESTIMATES, SET_ASIDE, WAITING, CORRECTION, DROPPED, EXPIRED, *REASONS), 0)
+            watermark = None
             for row in packets.select("kind", "rows").collect():
-                counts[row["kind"]] += row["rows"]
+                if row["kind"] == MARK:
+                    watermark = max(row["rows"], row["rows"] if watermark is None else watermark)
+                else:
+                    counts[row["kind"]] += row["rows"]
             refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
             if counts[SET_ASIDE]:
                 refused["messages that do not fit"] = counts[SET_ASIDE]
@@ -86,21 +100,33 @@ class Sink:
             if any(counts[kind] for kind in REASONS):
                 self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
             if counts[ESTIMATES]:
-                self._estimates(packets.filter(F.col("kind") == ESTIMATES), batch_id)
-            self._others(packets.filter(F.col("kind") == ESTIMATES) if counts[ESTIMATES] else None, batch_id)
+                self._estimates(packets.filter(F.col("kind").isin(ESTIMATES, CORRECTION)), batch_id)
+            if counts[EXPIRED]:
+                self._archive(packets.filter(F.col("kind") == EXPIRED), batch_id)
+            told = packets.filter(F.col("kind").isin(ESTIMATES, CORRECTION)) if counts[ESTIMATES] else None
+            self._others(told, batch_id)
             self.fence.check()
         finally:
             packets.unpersist()
         self.totals.batches += 1
         self.totals.estimated += counts[ESTIMATES]
-        self.totals.late += counts[LATE]
+        late = counts[LATE] + counts[BEHIND] + counts[BEYOND]
+        self.totals.late += late
+        if watermark is not None:
+            self.totals.waiting = counts[WAITING]
+        repeated = counts[DUPLICATE] + counts[DROPPED]
+        self.totals.duplicates += repeated
+        self.totals.corrected += counts[CORRECTION]
+        self.totals.expired += counts[EXPIRED]
         self.totals.bad += counts[BAD_STATE]
         self.totals.rejected += counts[SET_ASIDE]
         self.totals.of_batch[batch_id] = {
             "estimated": counts[ESTIMATES],
             "quarantined": sum(refused.values()),
-            "late": counts[LATE],
+            "late": late,
             "bad_state": counts[BAD_STATE],
+            "expired": counts[EXPIRED],
+            **({} if watermark is None else {"watermark": watermark}),
         }
         self.totals.of_batch.pop(batch_id - KEPT_BATCHES, None)
         self.told(self.totals)
@@ -113,7 +139,12 @@ class Sink:
     def _rows(self, packets: DataFrame, batch_id: int) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return unpack_estimates(packets, self.estimates).select(
+        rows = unpack_estimates(packets.filter(F.col("kind") == ESTIMATES), self.estimates)
+        if self.corrects:
+            again = unpack_estimates(packets.filter(F.col("kind") == CORRECTION), self.estimates)
+            rows = rows.withColumn("correction", F.lit(False))
+            rows = rows.unionByName(again.withColumn("correction", F.lit(True)))
+        return rows.select(
             "*",
             F.lit(self.generation.model_version).cast("int").alias("model_version"),
             F.lit(self.generation.generation).alias("generation"),
@@ -127,6 +158,19 @@ class Sink:
             with_target(keep.table, batch_id, lambda: keep.write(packets, batch_id))
         if self.publisher is not None:
             self.publisher(None if packets is None else self._rows(packets, batch_id), batch_id)
+
+    def _archive(self, packets: DataFrame, batch_id: int) -> None:
+        from pyspark.sql import functions as F
+
+        assert self.ended is not None
+        generation = self.generation
+        rows = self.ended(packets).select(
+            "*",
+            F.lit(generation.model_version).cast("int").alias("model_version"),
+            F.lit(generation.generation).alias("generation"),
+            F.lit(batch_id).cast("bigint").alias("batch_id"),
+        )
+        self.fence.append(rows, archive(generation.model), batch_id, {"mergeSchema": "true"})
 
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation

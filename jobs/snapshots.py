@@ -26,6 +26,8 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
+    from jobs.waiting_table import Held
+
 GOOD, REMOVED = "good", "removed"
 """`removed`: `maintain` has taken its rows away. The manifest stays, as it says what generations began from."""
 STATE_ROWS = (
@@ -57,6 +59,8 @@ class Manifest:
     batch_id: int | None = None
     parent: str | None = None
     committed_at: datetime | None = None
+    waiting: dict[str, Any] | None = None
+    """Of a model whose rows wait for a watermark: that, and the rows that wait (`jobs.waiting_table`)."""
 
     @property
     def version(self) -> int:
@@ -99,18 +103,22 @@ def typed_states(rows: DataFrame) -> DataFrame:
     )
 
 
-def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manifest:
+def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Held | None = None) -> Manifest:
     """Write a snapshot: its rows, replacing what an earlier, killed attempt left; then its manifest.
 
     Args:
         warehouse: where.
         manifest: what the snapshot is; count, checksum and table version are filled in here.
         states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras.
+        held: rows that wait, of a model whose rows do.
 
     Killed before the manifest is committed, the snapshot does not exist; the next attempt overwrites its rows. One that
     exists and whose rows are damaged gets new rows, and its manifest is pointed to them in one commit.
     """
     from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
+    from jobs import waiting_table
 
     warehouse.create("snapshots", SNAPSHOTS, partition_by=("model", "snapshot_id"))
     warehouse.create("manifests", MANIFESTS)
@@ -126,6 +134,9 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manife
             warehouse.path("snapshots")
         )
         version = warehouse.latest_version("snapshots")
+    waiting = None
+    if held is not None:
+        waiting = waiting_table.write(warehouse, manifest.snapshot_id, manifest.model, held)
     count, checksum, total = measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version))
     row = {
         "snapshot_id": manifest.snapshot_id,
@@ -146,14 +157,17 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> Manife
         "status": GOOD,
         "spec": manifest.spec,
         "parent": manifest.parent,
+        "waiting": None if waiting is None else json.dumps(waiting),
     }
     if find(warehouse, manifest.snapshot_id) is not None:
         return _repaired(warehouse, row)
-    schema = warehouse.read("manifests").schema
+    schema = StructType.fromDDL(MANIFESTS)
+    assert isinstance(schema, StructType)
     frame = warehouse.spark.createDataFrame([row], schema).withColumn("committed_at", F.current_timestamp())
     before = record(warehouse, manifest.snapshot_id)
     if before is None:
-        warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1))
+        # A table of an earlier release has not all of the columns yet.
+        warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1), {"mergeSchema": "true"})
     else:
         _again(warehouse, frame)
     written = find(warehouse, manifest.snapshot_id)
@@ -168,7 +182,7 @@ def _again(warehouse: Warehouse, row: DataFrame) -> None:
     table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests")).alias("t")
     merge = table.merge(row.alias("s"), "t.snapshot_id = s.snapshot_id")
     with warehouse.lock("manifests"):
-        merge.whenMatchedUpdateAll(f"t.status = '{REMOVED}'").execute()
+        merge.withSchemaEvolution().whenMatchedUpdateAll(f"t.status = '{REMOVED}'").execute()
 
 
 def read_rows(warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None) -> DataFrame:
@@ -219,6 +233,8 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
     from delta.tables import DeltaTable
     from pyspark.sql import functions as F
 
+    from jobs.waiting_table import TABLE as WAITING
+
     if not warehouse.exists("manifests"):
         return
     if names:
@@ -228,9 +244,10 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
             )
     gone = [one.snapshot_id for one in all_of(warehouse, model) if one.status == REMOVED]
     mine = (F.col("model") == model) & F.col("snapshot_id").isin(gone)
-    if gone and not warehouse.read("snapshots").filter(mine).isEmpty():
-        with warehouse.lock("snapshots"):
-            DeltaTable.forPath(warehouse.spark, warehouse.path("snapshots")).delete(mine)
+    for table in ("snapshots", WAITING):
+        if gone and warehouse.exists(table) and not warehouse.read(table).filter(mine).isEmpty():
+            with warehouse.lock(table):
+                DeltaTable.forPath(warehouse.spark, warehouse.path(table)).delete(mine)
 
 
 def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
@@ -280,7 +297,9 @@ def _repaired(warehouse: Warehouse, row: dict[str, Any]) -> Manifest:
     from delta.tables import DeltaTable
     from pyspark.sql import functions as F
 
-    names = ("key_count", "checksum", "rows", "snapshots_version", "parameters")
+    names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
+    if row["waiting"] is not None:
+        names.append("waiting")
     table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests"))
     with warehouse.lock("manifests"):
         table.update(F.col("snapshot_id") == row["snapshot_id"], {name: F.lit(row[name]) for name in names})
@@ -398,5 +417,6 @@ def _manifest(row: Row) -> Manifest:
             **values,
             "parameters": json.loads(values["parameters"] or "{}"),
             "position": json.loads(values["position"]),
+            "waiting": json.loads(values.get("waiting") or "null"),
         }
     )

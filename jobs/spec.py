@@ -53,6 +53,7 @@ from jobs.spec_sections import (
 )
 from jobs.spec_sinks import Sinks
 from jobs.spec_source import Source
+from jobs.spec_time import Duplicates, Expiry, Order
 from jobs.spec_watch import QuarantineLimit
 from jobs.times import EPOCH_FORMATS, UNIT_US, time_pattern
 
@@ -96,7 +97,15 @@ OUTPUT_COLUMNS = (
     "lagged_age",
 )
 # Columns of the estimates table that no key column may be called; `key` is the key as text.
-ESTIMATE_COLUMNS = ("event_time", "flags", "model_version", "generation", "batch_id", "innovation")
+ESTIMATE_COLUMNS = (
+    "correction",
+    "event_time",
+    "flags",
+    "model_version",
+    "generation",
+    "batch_id",
+    "innovation",
+)
 
 
 class ModelSpec(Section):
@@ -180,8 +189,20 @@ class ModelSpec(Section):
         default_factory=Upgrade, description="when this version may take over from the last"
     )
     outputs: Outputs = Field(default_factory=Outputs, description="what each estimate carries")
+    order: Order = Field(
+        default_factory=Order,
+        description="the order in which the stream applies a key's rows, such as {kind: strict, delay: 15min}",
+    )
     late: Literal["quarantine", "apply"] = Field(
         default="quarantine", description="what becomes of a row older than its key's state in the stream"
+    )
+    duplicates: Duplicates | None = Field(
+        default=None,
+        description="of rows of one key and time the first counts, and this is what becomes of the others, such as "
+        "{action: drop}; null: each row counts",
+    )
+    expiry: Expiry | None = Field(
+        default=None, description="when a silent key ends, such as {after: 30d}; null: never"
     )
     quarantine: QuarantineLimit | None = Field(
         default=None,
@@ -223,6 +244,7 @@ class ModelSpec(Section):
         self._check_groups()
         self._check_outputs()
         self._check_times()
+        self._check_order()
         if self.source is not None:
             self.source.check_keys(self.key)
         if self.monitor is not None:
@@ -296,6 +318,23 @@ class ModelSpec(Section):
                         f"'{name}' is the name of an output column", "rename the column in the data", field
                     )
 
+    def _check_order(self) -> None:
+        if self.late == "apply" and self.order.kind != "as-arrived":
+            raise wrong(
+                f"is for order.kind: as-arrived, and it is {self.order.kind}",
+                "remove it: a row beyond the order's reach goes to quarantine",
+                "late",
+            )
+        if self.order.kind == "replay" and self.expiry is not None:
+            raise wrong("does not go with order.kind: replay", "remove one of them", "expiry")
+        uses = self.order.waits or (self.expiry is not None and self.expiry.clock == "event")
+        if self.order.delay is not None and not uses:
+            raise wrong(
+                "is for a watermark, and nothing here waits for one",
+                "remove it, or write kind: strict",
+                "order.delay",
+            )
+
     def _check_times(self) -> None:
         from zoneinfo import ZoneInfo, available_timezones
 
@@ -328,6 +367,17 @@ class ModelSpec(Section):
     def unit_us(self) -> float:
         """Return the microseconds of one time unit."""
         return float(UNIT_US[self.time_unit])
+
+    @property
+    def timed(self) -> bool:
+        """Tell if the stream's operator is the one that knows of time (`jobs.timed_processor`)."""
+        return self.order.kind != "as-arrived" or self.duplicates is not None or self.expiry is not None
+
+    @property
+    def idle_us(self) -> int | None:
+        """Return the microseconds of silence after which a key begins anew; None: it never does."""
+        by_rows = self.expiry is not None and self.expiry.returns == "prior" and self.expiry.clock == "event"
+        return self.expiry.after_us if self.expiry is not None and by_rows else None
 
     @property
     def source_kind(self) -> str:
@@ -365,10 +415,18 @@ class ModelSpec(Section):
         meaning = {
             **{field: value for field, value in self.definition().items() if field != "folder"},
             **self.model_dump(include={"name", "version", "key", "time", "time_unit"}),
+            **self._timing(),
         }
         for field in NUMERIC & meaning.keys():
             meaning[field] = _floats(meaning[field])
         return hashlib.sha256(_canonical(meaning).encode()).hexdigest()
+
+    def _timing(self) -> dict[str, Any]:
+        """Return what of time gives the state its meaning; nothing where the spec asks for nothing of it."""
+        parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": self.duplicates is not None}
+        if self.expiry is not None:
+            parts["expiry"] = {"after": self.expiry.after_us, **self.expiry.model_dump(exclude={"after"})}
+        return {name: meaning for name, meaning in parts.items() if meaning}
 
     def check(self) -> Self:
         """Check what only the numerics can: kinds, dimensions, covariances, what can be learned.

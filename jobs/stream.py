@@ -216,8 +216,24 @@ class Driver:
                 f"up to {where}"
             )
         if late:
-            lines.append(f"quarantined {late:,} rows that were older than their key's state")
+            what = {"strict": "behind the watermark", "replay": "older than the rows kept for replay"}.get(
+                self.spec.order.kind, "older than their key's state"
+            )
+            lines.append(f"quarantined {late:,} rows that were {what}")
+        repeated = 0 if totals is None else totals.duplicates
+        if repeated:
+            drop = self.spec.duplicates is not None and self.spec.duplicates.action == "drop"
+            lines.append(f"{'dropped' if drop else 'quarantined'} {repeated:,} rows that repeat another")
+        corrected = 0 if totals is None else totals.corrected
+        if corrected:
+            lines.append(f"corrected {corrected:,} estimates")
+        expired = 0 if totals is None else totals.expired
+        if expired:
+            lines.append(f"{expired:,} silent keys ended: their last states are in archive/{self.spec.name}")
         bad = 0 if totals is None else totals.bad
+        waiting = 0 if totals is None else totals.waiting
+        if waiting:
+            lines.append(f"{waiting:,} rows wait for the watermark")
         if bad:
             lines.append(f"quarantined {bad:,} rows of keys whose state is not a number")
         if rejected:
@@ -233,6 +249,10 @@ class Driver:
                 "rows": rows,
                 "late": late,
                 "bad_state": bad,
+                "waiting": waiting,
+                "duplicates": repeated,
+                "expired": expired,
+                "corrected": corrected,
                 "rejected": rejected,
                 "batches": batches,
                 "version": rank(position),

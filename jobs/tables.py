@@ -34,7 +34,11 @@ MANIFESTS = """
     snapshot_id string, model string, model_version int, fingerprint string, parameters string, position string,
     cut timestamp, learn_from timestamp, learn_to timestamp, generation string, batch_id bigint, key_count bigint,
     checksum string, rows bigint, snapshots_version bigint, status string, spec string, parent string,
-    committed_at timestamp
+    committed_at timestamp, waiting string
+"""
+WAITING_ROWS = """
+    snapshot_id string, model string, key string, event_time timestamp, measurement array<double>,
+    control array<double>
 """
 GENERATIONS = """
     generation string, model string, model_version int, fingerprint string, snapshot_id string, checkpoint string,

@@ -49,6 +49,10 @@ class SortedRows(NamedTuple):
     y: Array
     u: Array
 
+    def take(self, which: Integers | npt.NDArray[np.bool_]) -> "SortedRows":
+        """Return some of the rows, in the order asked for, or those that are marked."""
+        return SortedRows(self.key[which], self.time[which], self.y[:, which], self.u[:, which])
+
 
 class Outputs(NamedTuple):
     """What the filter says after each of N rows.
@@ -189,7 +193,7 @@ def run(
     after_all.event_time[plan.keys] = event_time
     after_all.count[plan.keys] = count
     after_all.log_likelihood[plan.keys] = total
-    return after_all, _picked(outputs, plan.place)
+    return after_all, picked(outputs, plan.place)
 
 
 def _empty(model: Filter, n: int) -> Outputs:
@@ -205,7 +209,7 @@ def _empty(model: Filter, n: int) -> Outputs:
     )
 
 
-def _picked(outputs: Outputs, place: Integers) -> Outputs:
+def picked(outputs: Outputs, place: Integers) -> Outputs:
     """Return the outputs of the rows at the given places."""
 
     def pick(array: np.ndarray) -> np.ndarray:

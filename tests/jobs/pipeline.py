@@ -15,7 +15,7 @@ from jobs import ingest, pretrain, snapshots, stream
 from jobs.estimates import estimate_format, unpack_estimates
 from jobs.history import Batch, bucket_rows, packed_estimates
 from jobs.keys import key_kind
-from jobs.packed_rows import RowFormat
+from jobs.packed_rows import row_format
 from jobs.report import Report
 from jobs.session import spark_session
 from jobs.settings import Settings
@@ -88,14 +88,14 @@ class Pipeline:
         """Filter all measurements in one uninterrupted batch pass."""
         spec, warehouse = self.spec, self.warehouse
         frame = warehouse.read(measurements(self.name), version).select(*spec.columns)
-        fmt = RowFormat(
-            key_kind(spec.key, frame.schema), spec.time, tuple(spec.measurement), tuple(spec.control)
-        )
+        fmt = row_format(spec, key_kind(spec.key, frame.schema))
         kernel = kalman.build(spec.definition(), parameters or {})
         packed = bucket_rows(frame, fmt, frame.count())
         out = estimate_format(fmt.kind, spec, kernel)
         return ordered(
-            unpack_estimates(packed_estimates(packed, kernel, Batch(fmt, spec.unit_us), out), out).toPandas()
+            unpack_estimates(
+                packed_estimates(packed, kernel, Batch(fmt, spec.unit_us, spec.idle_us), out), out
+            ).toPandas()
         )
 
     def snapshot(self, identity: str) -> pd.DataFrame:

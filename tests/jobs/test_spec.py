@@ -155,6 +155,24 @@ def test_the_guide_has_every_field() -> None:
         ({"time_format": "%d/%m"}, "%Y is missing"),
         ({"smoothing": {"lag": 0}}, "smoothing.lag: 0 is too small; give a number from 1"),
         ({"late": "drop"}, "late: 'drop' is not known; use one of quarantine, apply"),
+        ({"order": {"kind": "strict"}}, "order.delay: is missing; say by how much rows may be late"),
+        ({"order": {"kind": "strict", "delay": "soon"}}, "order.delay: 'soon' is not a duration; write"),
+        ({"order": {"kind": "replay"}}, "order.rows: is missing; say how many rows may overtake a late one"),
+        ({"order": {"rows": 3}}, "order.rows: is for order.kind: replay; remove it, or write kind: replay"),
+        ({"order": {"delay": "1h"}}, "order.delay: is for a watermark, and nothing here waits for one"),
+        (
+            {"order": {"kind": "strict", "delay": "1h"}, "late": "apply"},
+            "late: is for order.kind: as-arrived",
+        ),
+        (
+            {"order": {"kind": "replay", "rows": 3}, "expiry": {"after": "1d"}},
+            "expiry: does not go with order",
+        ),
+        (
+            {"expiry": {"after": "1d", "clock": "processing"}, "order": {"delay": "1h"}},
+            "order.delay: is for a",
+        ),
+        ({"expiry": {"after": "never"}}, "expiry.after: 'never' is not a duration; write"),
         (
             {"outputs": {"covariance": "diag"}},
             "outputs.covariance: 'diag' is not known; did you mean 'diagonal'?",

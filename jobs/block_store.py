@@ -1,0 +1,105 @@
+"""Blocks of key states in a numbered store of bytes: the state of Spark's operator, or a dictionary in a test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.packets import Records, concat
+from jobs.routing import block_of
+from jobs.state_blocks import StateFormat
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import MapState
+
+
+class Store(Protocol):
+    """Values of bytes by number."""
+
+    def get(self, number: int) -> bytes | None:
+        """Return a value, or None."""
+        ...
+
+    def put(self, number: int, value: bytes) -> None:
+        """Set a value."""
+        ...
+
+    def remove(self, number: int) -> None:
+        """Remove a value that is there."""
+        ...
+
+
+class MapStore:
+    """A store in a map of Spark's state: `long` to `binary`."""
+
+    def __init__(self, state: MapState) -> None:
+        self.state = state
+
+    def get(self, number: int) -> bytes | None:
+        """Return a value, or None."""
+        value = self.state.getValue((number,))
+        return None if value is None else bytes(value[0])
+
+    def put(self, number: int, value: bytes) -> None:
+        """Set a value."""
+        self.state.updateValue((number,), (value,))
+
+    def remove(self, number: int) -> None:
+        """Remove a value that is there."""
+        self.state.removeKey((number,))
+
+
+class Blocks(NamedTuple):
+    """The key states of a bucket, in blocks.
+
+    store: their bytes; state: how they are stored; blocks: how many a bucket has at most.
+    """
+
+    store: Store
+    state: StateFormat
+    blocks: int
+
+    def load(self, route: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Records]:
+        """Read the blocks of ordered routes: their numbers, and their records joined, still ordered by route."""
+        present = np.unique(block_of(route, self.blocks))
+        return present, self.read(present)
+
+    def read(self, numbers: NDArray[np.int64]) -> Records:
+        """Read blocks by their ordered numbers: their records joined, ordered by route."""
+        parts = []
+        for number in numbers.tolist():
+            value = self.store.get(number)
+            if value is not None:
+                parts.append(self.state.decode(value))
+        return concat(parts) if parts else self.state.layout.empty()
+
+    def save(self, present: NDArray[np.int64], records: Records) -> None:
+        """Write ordered records to the blocks they belong to."""
+        block = block_of(records.arrays["route"], self.blocks)
+        starts, stops = np.searchsorted(block, present), np.searchsorted(block, present, "right")
+        for number, start, stop in zip(present.tolist(), starts, stops, strict=True):
+            if stop > start:
+                self.store.put(number, self.state.encode(records.slice(start, stop)))
+
+    def replace(self, present: NDArray[np.int64], records: Records) -> None:
+        """Write ordered records to the blocks `present`, which have no others; a block that has none is removed."""
+        block = block_of(records.arrays["route"], self.blocks)
+        self.save(present, records)
+        for number in np.setdiff1d(present, block).tolist():
+            if self.store.get(number) is not None:
+                self.store.remove(number)
+
+    def add(self, seeds: Records) -> tuple[NDArray[np.int64], Records]:
+        """Add records of keys that are not there, in any order; return what their blocks hold now.
+
+        A block may come in several parts, so each part is merged with what is there.
+        """
+        ordered = seeds.take(np.argsort(seeds.arrays["route"], kind="stable"))
+        present, known = self.load(ordered.arrays["route"])
+        if known.size:
+            ordered = concat([known, ordered])
+            ordered = ordered.take(np.argsort(ordered.arrays["route"], kind="stable"))
+        self.save(present, ordered)
+        return present, ordered

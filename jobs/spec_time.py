@@ -1,0 +1,113 @@
+"""The sections of a model spec that say in which order rows are applied, and what time does to rows and keys."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from jobs.spec_errors import wrong
+from jobs.spec_sections import Section, check_duration
+from jobs.times import duration_us
+
+
+class Duplicates(Section):
+    """Rows that repeat another one: of the same key and the same time."""
+
+    action: Literal["quarantine", "drop"] = Field(
+        default="quarantine",
+        description="what becomes of them: quarantine, or drop (counted, and nothing else)",
+    )
+
+
+class Expiry(Section):
+    """When a key that has been silent ends."""
+
+    after: str = Field(
+        description="a key ends when its rows are further apart than this, such as 30d; that of a silent key is known "
+        "when the clock has passed it"
+    )
+    clock: Literal["event", "processing"] = Field(
+        default="event",
+        description="event: of event times, and the watermark; processing: of the machine, when rows come",
+    )
+    returns: Literal["prior", "archive"] = Field(
+        default="prior",
+        description="where a key that comes back begins: prior, the model's initial distribution; archive, "
+        "its last state",
+    )
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        check_duration(self.after, "after")
+        return self
+
+    @property
+    def after_us(self) -> int:
+        """Return the silence in microseconds."""
+        return duration_us(self.after)
+
+
+class Order(Section):
+    """The order in which the stream applies the rows of a key."""
+
+    kind: Literal["as-arrived", "strict", "replay"] = Field(
+        default="as-arrived",
+        description="as-arrived: each micro-batch's rows in event-time order (`late` says what becomes of older ones); "
+        "strict: rows wait until the watermark has passed them, and are applied in full event-time order; "
+        "replay: rows are applied at once, and again where late ones come between them, with corrected estimates",
+    )
+    delay: str | None = Field(
+        default=None,
+        description="how far the watermark stays behind the newest event time, such as 15min: the most by which a row "
+        "may be late with strict, where it is required; 0 otherwise",
+    )
+
+    patience: str | None = Field(
+        default=None,
+        description="with strict, a stream that runs on applies all that waits when no row has come for so long by the "
+        "machine's clock, such as 1h; null: it waits for rows",
+    )
+    rows: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="with replay, rows of each key that are kept: the most that may have overtaken a late row",
+    )
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        check_duration(self.delay, "delay")
+        check_duration(self.patience, "patience")
+        if self.kind != "strict" and self.patience is not None:
+            raise wrong("is for order.kind: strict", "remove it, or write kind: strict", "patience")
+        if self.kind == "replay" and self.rows is None:
+            raise wrong("is missing", "say how many rows may overtake a late one, such as rows: 20", "rows")
+        if self.kind != "replay" and self.rows is not None:
+            raise wrong("is for order.kind: replay", "remove it, or write kind: replay", "rows")
+        if self.kind == "strict" and self.delay is None:
+            raise wrong("is missing", "say by how much rows may be late, such as delay: 15min", "delay")
+        return self
+
+    @property
+    def delay_us(self) -> int:
+        """Return the delay in microseconds."""
+        return 0 if self.delay is None else duration_us(self.delay)
+
+    @property
+    def patience_us(self) -> int | None:
+        """Return the patience in microseconds."""
+        return None if self.patience is None else duration_us(self.patience)
+
+    @property
+    def waits(self) -> bool:
+        """Tell if rows wait for the watermark."""
+        return self.kind == "strict"
+
+    def meaning(self) -> dict[str, Any]:
+        """Return what gives the stored state its meaning; empty for the plain order. The delay may change."""
+        if self.kind == "as-arrived":
+            return {}
+        rows = {} if self.rows is None else {"rows": self.rows}
+        # With a clock the operator is another to Spark; by how much it waits may change.
+        return {"kind": self.kind, **rows, **({} if self.patience is None else {"patience": True})}

@@ -1,0 +1,54 @@
+"""Tell every bucket of a micro-batch's newest event time: it crosses the shuffle beside the packed rows.
+
+A watermark that Spark keeps would move one micro-batch later, and only the rows' own bucket would see it in this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.packed_rows import RowFormat, row_packer
+from jobs.routing import Routing
+from jobs.waiting_rows import NEVER
+
+TIMED = "bucket int, kind int, payload binary"
+TICK, ROWS = 0, 1
+"""Kinds of packets: the newest event time of an Arrow batch, for every bucket; and rows."""
+
+
+def timed_packer(
+    fmt: RowFormat, routing: Routing
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that packs batches with the columns of `packed_rows.select_columns`, with ticks."""
+    packer = row_packer(fmt, routing)
+    labels = pa.array(np.asarray(routing.labels, np.int32))
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            newest = int(batch.column("time").to_numpy().max())
+            ticks = pa.array([tick(newest)] * len(labels), pa.binary())
+            yield _packets(labels, TICK, ticks)
+            for packed in packer(iter([batch])):
+                yield _packets(packed.column("bucket"), ROWS, packed.column("payload"))
+
+    return pack
+
+
+def tick(newest: int) -> bytes:
+    """Return the payload that tells of a time."""
+    return np.int64(newest).tobytes()
+
+
+def newest_of(ticks: Iterable[bytes]) -> int:
+    """Return the newest time that payloads tell of, `NEVER` if there is none."""
+    return max((int(np.frombuffer(payload, "<i8")[0]) for payload in ticks), default=NEVER)
+
+
+def _packets(bucket: pa.Array, kind: int, payload: pa.Array) -> pa.RecordBatch:
+    kinds = pa.array(np.full(len(bucket), kind, np.int32))
+    return pa.RecordBatch.from_arrays([bucket, kinds, payload], ["bucket", "kind", "payload"])

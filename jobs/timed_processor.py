@@ -1,0 +1,90 @@
+"""The stateful operator of a stream with a watermark: `jobs.timed_bucket` over Spark's state.
+
+Beside the blocks of states there are the parts of waiting rows, and the bucket's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from jobs.block_store import MapStore
+from jobs.processor import STATE, Plan
+from jobs.ticks import ROWS, newest_of
+from jobs.timed_bucket import Stores, TimedBucket
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
+
+STATES = 0
+"""Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows."""
+WAIT, CLOCK, ENDED, RING, BASE, SEEN = "waiting", "clock", "ended", "ring", "base", "seen"
+
+
+class TimedProcessor(StatefulProcessor):
+    """Run a timed model's filter over the keys of a bucket."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the bucket's stores and its clock."""
+        self.handle = handle
+        self.stores = Stores(
+            MapStore(handle.getMapState(STATE, "block long", "states binary")),
+            MapStore(handle.getMapState(WAIT, "part long", "rows binary")),
+            MapStore(handle.getMapState(ENDED, "block long", "states binary")),
+            MapStore(handle.getMapState(RING, "block long", "rows binary")),
+            MapStore(handle.getMapState(BASE, "block long", "states binary")),
+            MapStore(handle.getMapState(SEEN, "block long", "times binary")),
+        )
+        self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
+
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
+        """Take over states and waiting rows from the snapshot."""
+        bucket = self._bucket()
+        kind, payload = initialState["kind"], initialState["payload"]
+        bucket.seed(payload[kind == STATES], payload[kind == ROWS], _now(timerValues))
+        self._leave(bucket, timerValues)
+
+    def handleInputRows(  # noqa: N802
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
+    ) -> Iterator[pd.DataFrame]:
+        """Advance the bucket by a micro-batch, and put out packets."""
+        frame = pd.concat(list(rows), ignore_index=True)
+        packed = frame["kind"] == ROWS
+        bucket = self._bucket()
+        packets = (bytes(payload) for payload in frame["payload"][packed])
+        newest = newest_of(frame["payload"][~packed])
+        for kind, count, packet in bucket.take(packets, newest, _now(timerValues)):
+            yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
+        self._leave(bucket, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N802
+        """Do what is due by the machine's clock."""
+        bucket = self._bucket()
+        for kind, count, packet in bucket.wake(_now(timerValues)):
+            yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
+        self._leave(bucket, timerValues)
+
+    def _leave(self, bucket: TimedBucket, timers: TimerValues) -> None:
+        """Keep the bucket's clock, and ask to be woken when there is something to do."""
+        self.clock.update((bucket.clock.encode(),))
+        if self.plan.timing is not None and self.plan.timing.wakes:
+            for timer in list(self.handle.listTimers()):
+                if timer > timers.getCurrentProcessingTimeInMs():  # Spark sees to those that go off now
+                    self.handle.deleteTimer(timer)
+            if bucket.alarm is not None:
+                self.handle.registerTimer(-(-bucket.alarm // 1000))
+
+    def _bucket(self) -> TimedBucket:
+        held = self.clock.get() if self.clock.exists() else None
+        return TimedBucket(self.plan, self.stores, None if held is None else bytes(held[0]))
+
+
+def _now(timers: TimerValues) -> int:
+    """Return the micro-batch's time by the machine's clock; Spark keeps it, so a micro-batch that runs again has it."""
+    return timers.getCurrentProcessingTimeInMs() * 1000
