@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from jobs.keys import KeyKind, group, identity_arrays, identity_expressions, text_of
 from jobs.order import order_rows
@@ -122,11 +123,16 @@ def row_packer(
 PACKED_NAMES = ["bucket", "payload"]
 
 
+def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """Return the times (N,) of an Arrow batch of `select_columns`, in microseconds."""
+    return batch.column("time").view(pa.int64()).to_numpy()
+
+
 def _records(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     """Read an Arrow batch of `select_columns` as records."""
     numbers = ["identity"] if fmt.kind.integer else ["identity", "check"]
     arrays = identity_arrays({name: batch.column(name).to_numpy() for name in numbers})
-    arrays["time"] = batch.column("time").view(pa.int64()).to_numpy()  # microseconds
+    arrays["time"] = times_of(batch)
     m, c = len(fmt.measurement), len(fmt.control)
     values = np.empty((m + c, batch.num_rows))
     for i in range(m + c):

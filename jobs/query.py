@@ -119,7 +119,8 @@ def start_query(
     packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", clock, seeds)
     fence = Fence(warehouse, lease, None if planned == committed else planned)
     ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
-    sink = Sink(generation, rows, out, fence, told, spec.quarantine, ended, spec.order.kind == "replay")
+    sink = Sink(generation, rows, out, fence, told, spec.quarantine)
+    sink.ended, sink.corrects = ended, spec.order.kind == "replay"
     sink.latest = _latest(fence, out, deployed.sinks, manifest, pinned, committed, timing is not None)
     sink.publisher = _publisher(warehouse, lease, deployed, committed)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)

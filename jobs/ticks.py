@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from jobs.packed_rows import RowFormat, row_packer
+from jobs.packed_rows import RowFormat, row_packer, times_of
 from jobs.routing import Routing
 from jobs.waiting_rows import NEVER
 
@@ -30,7 +30,7 @@ def timed_packer(
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            newest = int(batch.column("time").to_numpy().max())
+            newest = int(times_of(batch).max())
             ticks = pa.array([tick(newest)] * len(labels), pa.binary())
             yield _packets(labels, TICK, ticks)
             for packed in packer(iter([batch])):
