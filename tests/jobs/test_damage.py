@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(tmp_path: Path)
         shutil.copytree(copy, checkpoint)
     assert len(pipeline.estimates()) == written
 
-    # Not damaged but half written, as by a driver killed before its commit: under the rules it was begun under.
+    # Not damaged but half written, as a driver leaves it that is killed before its commit.
     remove(checkpoint / "commits" / "1")
     pipeline.write_spec(random_walk_spec(late="apply"))
     with pytest.raises(
