@@ -72,7 +72,7 @@ class Maintenance:
     dry: bool
     with_estimates: bool
     told: Callable[[str], None] = lambda text: None
-    found: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=lambda: {"optimized": [], "vacuumed": []})
 
     def run(self) -> None:
         """Take the steps in their order: generations before the snapshots that they began from."""
@@ -95,6 +95,10 @@ class Maintenance:
         self._estimates(made)
         self._quarantine(known)
         self._progress()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Compact and vacuum the tables."""
         self.found["optimized"] = [
             one for one in (self._optimize(table) for table in self._tables()) if one is not None
         ]

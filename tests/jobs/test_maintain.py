@@ -197,6 +197,8 @@ def test_ended_after_any_step_it_comes_to_the_same_end(
     def die(*_: Any, **__: Any) -> None:
         raise Killed
 
+    if name not in ("_optimize", "_vacuum"):  # what they do is no part of what is compared
+        monkeypatch.setattr(Maintenance, "_tidy", lambda self: None)
     with monkeypatch.context() as patch:
         patch.setattr(what, name, die)
         with pytest.raises(Killed):
@@ -209,7 +211,9 @@ def test_ended_after_any_step_it_comes_to_the_same_end(
 def whole(old: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What is left by a run that nothing interrupts."""
     pipeline = copied(old, tmp_path_factory.mktemp("whole"))
-    maintain.run(pipeline.settings, "walk")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Maintenance, "_tidy", lambda self: None)
+        maintain.run(pipeline.settings, "walk")
     return left(pipeline.warehouse)
 
 
