@@ -35,7 +35,7 @@ SECOND: dict[str, Any] = {
     },
     "observation": {"H": [[1.0, 1.0]], "R": [[25.0]]},
     "initial": {"mean": [150.0, 0.0], "covariance": [[1.0e4, 0.0], [0.0, 36.0]]},
-    "migrate": {"states": {"gust": {"mean": 0.0, "variance": 36.0}}},
+    "migrate": {"parameters": "spec", "states": {"gust": {"mean": 0.0, "variance": 36.0}}},
     # One day of flights is little to compare on: the new version may lose a little on it.
     "upgrade": {"rows": 100, "loss": 0.1},
 }

@@ -134,10 +134,8 @@ def gather(
         both.unpersist()
     names, gain = sample["key"].tolist(), sample["gain"].to_numpy(np.float64)
     by_key = {side: _sums(sample, letter) for letter, side in SIDES.items()}
-    shown = [
-        _shown(warehouse, spec, old, new, first_batch, names[at], why)
-        for at, why in choose(gain, by_key["old"].rows)
-    ]
+    chosen = [(names[at], why) for at, why in choose(gain, by_key["old"].rows)]
+    shown = _shown(warehouse, spec, old, new, first_batch, chosen)
     return Content(
         spec.name,
         spec.description,
@@ -210,40 +208,67 @@ def _shown(
     old: Generation,
     new: Generation,
     first_batch: int,
-    key: str,
-    why: str,
-) -> Shown:
-    """Return a key's newest rows, with what was measured and what both versions make of it."""
+    chosen: list[tuple[str, str]],
+) -> list[Shown]:
+    """Return the newest rows of keys, with why each is shown: what was measured, what both versions make of it."""
     from pyspark.sql import functions as F
 
     from jobs.choice import origin
     from jobs.keys import key_kind, text_of
 
-    specs = [origin(warehouse, old).model_spec(), spec]
-    directions = [measured_direction(one) for one in specs]
-    name = spec.measurement[0]
-    if any(one is None for one in directions):
-        common = [state for state in specs[0].states if state in specs[1].states]
-        name = common[0] if common else specs[0].states[0]
-        directions = [np.array([1.0 * (state == name) for state in one.states]) for one in specs]
-    table = warehouse.read(estimates(spec.name)).filter(F.col("key") == key)
-    sides = []
-    for generation, behind, direction in ((old, first_batch, directions[0]), (new, 0, directions[1])):
-        mine = table.filter((F.col("generation") == generation.generation) & (F.col("batch_id") >= behind))
-        columns = (F.unix_micros("event_time").alias("time"), "mean", "covariance")
-        rows = mine.orderBy(F.desc("event_time")).limit(ROWS_SHOWN).select(*columns).toPandas()
-        assert direction is not None
-        sides.append(_line(rows.sort_values("time", ignore_index=True), direction))
-    first = min((side[0][0] for side in sides if len(side[0])), default=0)
-    time, measured = np.empty(0, np.int64), np.empty(0)
-    if name in spec.measurement and warehouse.exists(measurements(spec.name)):
+    if not chosen:
+        return []
+    name, directions = _what(origin(warehouse, old).model_spec(), spec)
+    wanted = F.col("key").isin([key for key, _ in chosen])
+    theirs = (F.col("generation") == old.generation) & (F.col("batch_id") >= first_batch)
+    theirs = theirs | (F.col("generation") == new.generation)
+    columns = ("key", "generation", F.unix_micros("event_time").alias("time"), "mean", "covariance")
+    table = warehouse.read(estimates(spec.name)).filter(wanted & theirs).select(*columns).toPandas()
+    table = table.sort_values("time", kind="stable")
+    measured = None
+    if name in spec.measurement and warehouse.exists(measurements(spec.name)) and len(table):
         landed = warehouse.read(measurements(spec.name))
-        at = F.unix_micros(F.col(f"`{spec.time}`"))
-        mine = landed.filter((text_of(key_kind(spec.key, landed.schema)) == key) & (at >= int(first)))
-        columns = (at.alias("time"), F.col(f"`{name}`").cast("double").alias("value"))
-        rows = mine.select(*columns).orderBy("time").limit(4 * ROWS_SHOWN).toPandas()
-        time, measured = rows["time"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)
-    return Shown(key, why, name, time, measured, sides[0], sides[1])
+        at, key = F.unix_micros(F.col(f"`{spec.time}`")), text_of(key_kind(spec.key, landed.schema))
+        rows = landed.select(
+            key.alias("key"), at.alias("time"), F.col(f"`{name}`").cast("double").alias("value")
+        )
+        measured = rows.filter(wanted & (F.col("time") >= int(table["time"].min()))).toPandas()
+    return [_one(key, why, name, table, measured, (old, new), directions) for key, why in chosen]
+
+
+def _one(
+    key: str,
+    why: str,
+    name: str,
+    table: Any,
+    measured: Any,
+    sides: tuple[Generation, Generation],
+    directions: tuple[Floats, Floats],
+) -> Shown:
+    mine = table[table["key"] == key]
+    lines = [
+        _line(mine[mine["generation"] == one.generation].tail(ROWS_SHOWN), direction)
+        for one, direction in zip(sides, directions, strict=True)
+    ]
+    time, values = np.empty(0, np.int64), np.empty(0)
+    first = min((line[0][0] for line in lines if len(line[0])), default=None)
+    if measured is not None and first is not None:
+        seen = measured[(measured["key"] == key) & (measured["time"] >= first)].sort_values("time")
+        time, values = seen["time"].to_numpy(np.int64), seen["value"].to_numpy(np.float64)
+    return Shown(key, why, name, time, values, lines[0], lines[1])
+
+
+def _what(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, Floats]]:
+    """Return what is shown, and its direction among the states of both: what is measured, else a state of both."""
+    before, after = measured_direction(old), measured_direction(new)
+    if before is not None and after is not None and old.measurement[0] == new.measurement[0]:
+        return new.measurement[0], (before, after)
+    common = [state for state in old.states if state in new.states]
+    first, second = (common[0], common[0]) if common else (old.states[0], new.states[0])
+    return second, (
+        np.array([1.0 * (state == first) for state in old.states]),
+        np.array([1.0 * (state == second) for state in new.states]),
+    )
 
 
 def measured_direction(spec: ModelSpec) -> Floats | None:

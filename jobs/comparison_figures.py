@@ -36,7 +36,7 @@ def draw_likelihood(content: Content) -> str:
     _date_axis(left)
     known = content.gain[np.isfinite(content.gain)]
     if known.size:
-        edge = max(float(np.quantile(np.abs(known), 0.99)), 1e-12)
+        edge = max(float(np.quantile(np.abs(known), 0.99)), 1e-3)
         right.hist(np.clip(known, -edge, edge), bins=41, range=(-edge, edge), color=MEASURED, alpha=0.75)
     right.axvline(0.0, color=INK, linewidth=0.8)
     numbers = content.found.numbers

@@ -11,7 +11,8 @@ every version must stay readable, and OPTIMIZE with VACUUM would end that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,7 @@ class Maintenance:
     dry: bool
     with_estimates: bool
     told: Callable[[str], None] = lambda text: None
-    found: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=lambda: {"optimized": [], "vacuumed": []})
 
     def run(self) -> None:
         """Take the steps in their order: generations before the snapshots that they began from."""
@@ -94,6 +95,10 @@ class Maintenance:
         self._estimates(made)
         self._quarantine(known)
         self._progress()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Compact and vacuum the tables."""
         self.found["optimized"] = [
             one for one in (self._optimize(table) for table in self._tables()) if one is not None
         ]
@@ -247,9 +252,10 @@ class Maintenance:
         hours = span_of(self.spec.retention.files).total_seconds() / 3600
         words = f"VACUUM delta.`{self.warehouse.path(table)}` RETAIN {hours:g} HOURS"
         try:
-            if self.dry:
-                return {"table": table, "files": spark.sql(f"{words} DRY RUN").count()}
-            spark.sql(words)
+            with _silent(self.warehouse):
+                if self.dry:
+                    return {"table": table, "files": spark.sql(f"{words} DRY RUN").count()}
+                spark.sql(words)
         except PySparkException as error:
             raise UserError(
                 f"table {table} cannot be vacuumed with retention.files {self.spec.retention.files}: "
@@ -283,6 +289,19 @@ class Maintenance:
         if there and remove:
             files.delete(path, True)
         return there
+
+
+@contextmanager
+def _silent(warehouse: Warehouse) -> Iterator[None]:
+    """Keep what VACUUM prints off standard output, where the report goes."""
+    jvm: Any = warehouse.spark._jvm
+    console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
+    before = console.out()
+    console.setOutDirect(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
+    try:
+        yield
+    finally:
+        console.setOutDirect(before)
 
 
 def _files(table: Any) -> int:

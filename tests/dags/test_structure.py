@@ -145,8 +145,10 @@ def test_maintain_is_a_dry_run_by_hand_alone(
     for run_type in ("manual", "scheduled"):
         for dry in (True, False):
             values = {"params": {"dry_run": dry, "estimates": dry}, "dag_run": {"run_type": run_type}}
-            flags = dag.get_task("maintain").flags
-            said[run_type, dry] = [text for text in (Template(flag).render(values) for flag in flags) if text]
+            task: Any = dag.get_task("maintain")
+            said[run_type, dry] = [
+                text for text in (Template(flag).render(values) for flag in task.flags) if text
+            ]
     assert said == {
         ("manual", True): ["--dry-run", "--estimates"],
         ("manual", False): [],

@@ -44,6 +44,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         "rollback",
         "retire",
         "maintain",
+        "comparison_report",
         "status",
         "quarantine",
     ):
@@ -78,6 +79,7 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("rollback", "--model", "m").exit_code == 0
     assert call("retire", "--model", "m", "--generation", "g2").exit_code == 0
     assert call("maintain", "--model", "m", "--dry-run", "--estimates").exit_code == 0
+    assert call("report", "--model", "m", "--generation", "g2", "--against", "g1").exit_code == 0
     assert call("status", "--alarm-after", "10m").exit_code == 0
     assert call("quarantine", "list", "--model", "m", "--reason", "late", "--since", "2d").exit_code == 0
     assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
@@ -98,6 +100,7 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
         ("rollback", ("m",), {"to": None}),
         ("retire", ("m",), {"generation": "g2"}),
         ("maintain", ("m",), {"dry_run": True, "estimates": True}),
+        ("comparison_report", ("m",), {"generation": "g2", "against": "g1"}),
         ("status", (None,), {"watch": None, "alarm_after": "10m"}),
         ("quarantine", ("list", "m", Choice("late", "2d")), {}),
         ("quarantine", ("replay", "m", Choice(ids=("a",))), {"edited": "f"}),
