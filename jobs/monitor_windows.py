@@ -115,7 +115,8 @@ class Windows:
 
         table, warehouse = windows(self.spec.name), self.warehouse
         if not warehouse.exists(table):
-            empty = _with_means(sums.select(*PLACE, *self.monitor.by, *COUNTS, *_SUMS), "")
+            kept = {name: F.col(name) for name in (*COUNTS, *_SUMS)}
+            empty = sums.select(*PLACE, *self.monitor.by, *kept).withColumns(_means(kept))
             columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in empty.schema.fields)
             warehouse.create(table, columns)
         session = sums.sparkSession
@@ -173,10 +174,3 @@ def _means(sums: dict[str, Any]) -> dict[str, Any]:
         "mean": mean(sums["mean_sum"], sums["rows"]),
         "bias": mean(sums["innovation_sum"], sums["nis_rows"]),
     }
-
-
-def _with_means(rows: DataFrame, prefix: str) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    sums = {name: F.col(f"{prefix}{name}") for name in (*COUNTS, *_SUMS)}
-    return rows.withColumns(_means(sums))
