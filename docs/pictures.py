@@ -127,6 +127,7 @@ def structures() -> Drawing:
     mean, variance = ahead.measurement_mean[0, :, 0], ahead.measurement_covariance[0, :, 0]
     band(axes, later, mean, variance, ESTIMATE, "forecast, 95 %")
     axes.set(title="named structures: trend + seasons of CO₂ at Mauna Loa", ylabel="ppm")
+    axes.set_xticks(range(1988, 2006, 2))
     axes.legend(loc="upper left", fontsize=8)
     return made, [axes]
 
