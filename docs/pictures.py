@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FIXTURES, PICTURES = ROOT / "tests" / "fixtures", ROOT / "docs" / "pictures"
 STEP = 1_000_000
 GREEN = "#2e8540"
-Drawing = tuple[Any, Sequence[Any]]
+Drawing = tuple[Any, Any]
 
 
 def filtered(
@@ -103,7 +103,8 @@ def structures() -> Drawing:
     """Draw carbon dioxide at Mauna Loa: trend and seasons, weeks missing, three years forecast."""
     from statsmodels.datasets import co2
 
-    data = co2.load_pandas().data["co2"]
+    loaded: Any = co2.load_pandas()
+    data = loaded.data["co2"]
     data = data[data.index.year >= 1988]
     years = (data.index.year + (data.index.dayofyear - 1) / 365.25).to_numpy()
     definition = {
@@ -216,7 +217,8 @@ def adaptive() -> Drawing:
     """Draw inflation in the United States, whose noise changed, with R moving along."""
     from statsmodels.datasets import macrodata
 
-    data = macrodata.load_pandas().data
+    loaded: Any = macrodata.load_pandas()
+    data = loaded.data
     when, inflation = data["year"] + (data["quarter"] - 1) / 4, data["infl"].to_numpy(float)
     definition = level(
         process={"kind": "explicit", "F": [[1.0]], "Q": [[0.3]]},
@@ -249,7 +251,8 @@ def regression() -> Drawing:
     """Draw how unemployment goes with growth (Okun's law): RLS that forgets, and NLMS."""
     from statsmodels.datasets import macrodata
 
-    data = macrodata.load_pandas().data
+    loaded: Any = macrodata.load_pandas()
+    data = loaded.data
     growth = 100 * np.diff(np.log(data["realgdp"].to_numpy(float)))
     change = np.diff(data["unemp"].to_numpy(float))
     when = (data["year"] + (data["quarter"] - 1) / 4).to_numpy()[1:]

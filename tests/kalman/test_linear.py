@@ -1,5 +1,7 @@
 """The linear filter against textbook, joint Gaussian, closed forms and published numbers."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import chi2
@@ -226,9 +228,10 @@ def test_a_diffuse_start_by_rows_that_hardly_tell_the_states_apart():
     The variances begin at 1e11 for a noise of 0.06. About 1e-5 is lost, here and by statsmodels; a filter that loses
     more finds no covariance in the end. Against 120 digits, and statsmodels' exact diffuse filter over 14 years.
     """
-    data = co2.load_pandas().data["co2"]
-    data = data[data.index.year >= 1988]  # type: ignore[attr-defined]
-    years = (data.index.year + (data.index.dayofyear - 1) / 365.25).to_numpy()  # type: ignore[attr-defined]
+    loaded: Any = co2.load_pandas()
+    data = loaded.data["co2"]
+    data = data[data.index.year >= 1988]
+    years = (data.index.year + (data.index.dayofyear - 1) / 365.25).to_numpy()
     seconds, y = np.round(years - years[0], 6), data.to_numpy()
     trend = {"kind": "local_linear_trend", "level_variance": 0.4, "slope_variance": 0.05}
     season = {"kind": "seasonal_trigonometric", "period": 1.0, "harmonics": 2, "variance": 0.02}
