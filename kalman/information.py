@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from kalman import flags
 from kalman.layout import BLOCK
-from kalman.linear import LinearFilter
+from kalman.linear import LinearFilter, traced
 from kalman.run import SortedRows, rounds
-from kalman.straight_line import Program, Symbol, Tape
+from kalman.straight_line import Program, Tape
 from kalman.types import Array, Rows
-from kalman.update import presence, update
+from kalman.update import presence
 
 
 def information(
@@ -89,23 +88,13 @@ def _moved(model: LinearFilter, state: Array, rows: Rows) -> tuple[Array, Array,
 @lru_cache(maxsize=64)
 def _program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
     """Return one step with its innovations as a straight line; the cases are those of `kalman.linear.step_program`."""
-    tape = Tape()
-    state, dt, u, y = model.symbols(tape)
-    is_first: Any = tape.symbol(boolean=True) if first is None else first
-    presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
-    prior = model.predicted(model.split(state, diffuse), dt, u, is_first)
-    seen = model.observed(u, prior.values)
-    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
+    step = traced(model, Tape(), missing, first, diffuse)
     v, S = [], []
-    for scalar in updated.scalars:
+    for scalar in step.updated.scalars:
         innovation, variance = scalar.weighing.v, scalar.weighing.S
         for absent in (None if scalar.present is None else ~scalar.present, scalar.weighing.diffuse):
             if absent is not None:
                 innovation, variance = np.where(absent, 0.0, innovation), np.where(absent, 1.0, variance)
         v.append(innovation)
         S.append(variance)
-    masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
-    after = [*updated.m, *updated.P, *state[model.places["covariance"].stop :]]
-    if updated.A is not None:
-        after[model.places["diffuse"]] = [entry for row in updated.A for entry in row]
-    return Program(tape, [*state, dt, *u, *y, *masks], [*after, *v, *S])
+    return Program(step.tape, [*step.inputs, *step.masks], [*step.after(model), *v, *S])

@@ -20,7 +20,7 @@ from kalman.recursions import choose, predict
 from kalman.straight_line import Program, Symbol, Tape
 from kalman.structures import Parameter, Structure, Values
 from kalman.types import Array, Rows, Step
-from kalman.update import Scalar, presence, update
+from kalman.update import Scalar, Updated, presence, update
 
 
 class Parts(NamedTuple):
@@ -256,6 +256,46 @@ def build_linear(definition: definitions.Definition, learned: Mapping[str, Any])
     return LinearFilter(*size, process, H, all_parameters, *start, own, offset, scale)
 
 
+class Traced(NamedTuple):
+    """One step on symbols: what goes into it (without and with the masks of which keys), and what came of it.
+
+    first: True, False, or the symbol of which keys are at their first row.
+    """
+
+    tape: Tape
+    state: list[Any]
+    dt: Any
+    u: list[Any]
+    inputs: list[Any]
+    masks: list[Any]
+    first: Any
+    parts: Parts
+    prior: Parts
+    seen: Observed
+    updated: Updated
+
+    def after(self, model: LinearFilter) -> list[Any]:
+        """Return the state's entries after the step."""
+        places = model.places
+        after = [*self.updated.m, *self.updated.P, *self.state[places["covariance"].stop :]]
+        if self.updated.A is not None:
+            after[places["diffuse"]] = [entry for row in self.updated.A for entry in row]
+        return after
+
+
+def traced(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, diffuse: bool) -> Traced:
+    """Return a step for the case at hand, as `step_program` has them."""
+    state, dt, u, y = model.symbols(tape)
+    is_first: Any = tape.symbol(boolean=True) if first is None else first
+    presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
+    parts = model.split(state, diffuse)
+    prior = model.predicted(parts, dt, u, is_first)
+    seen = model.observed(u, prior.values)
+    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
+    masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
+    return Traced(tape, state, dt, u, [*state, dt, *u, *y], masks, is_first, parts, prior, seen, updated)
+
+
 @lru_cache(maxsize=64)
 def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
     """Return one step as a straight line, for the case at hand.
@@ -264,29 +304,20 @@ def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse
     their first row. diffuse: some key is. Outputs: the state's rows, log-likelihood, NIS, a number that is
     finite when all is well, the lowest variance.
     """
-    tape = Tape()
-    state, dt, u, y = model.symbols(tape)
-    is_first: Any = tape.symbol(boolean=True) if first is None else first
-    presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
-    prior = model.predicted(model.split(state, diffuse), dt, u, is_first)
-    seen = model.observed(u, prior.values)
-    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
-    places = model.places
-    after = [*updated.m, *updated.P, *state[places["covariance"].stop :]]
-    if updated.A is not None:
-        after[places["diffuse"]] = [entry for row in updated.A for entry in row]
+    step = traced(model, Tape(), missing, first, diffuse)
+    updated = step.updated
+    after = step.after(model)
     total = updated.log_likelihood
     for entry in (*updated.m, *updated.P):
         total = total + entry
     lowest = updated.P[0]
     for i in range(1, len(model.states)):
         lowest = np.minimum(lowest, updated.P[packed_index(i, i)])
-    guard = model.guard(u, prior.values, is_first)
+    guard = model.guard(step.u, step.prior.values, step.first)
     if guard is not None:
         lowest = np.where(np.greater_equal(guard, 0.0) & np.isfinite(guard), lowest, -1.0)
-    masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
     outputs = [*after, updated.log_likelihood, updated.nis, total, lowest]
-    return Program(tape, [*state, dt, *u, *y, *masks], outputs)
+    return Program(step.tape, [*step.inputs, *step.masks], outputs)
 
 
 def _structural(parameter: Parameter, pooled: float, row: Entry) -> Entry:

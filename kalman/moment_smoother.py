@@ -19,12 +19,12 @@ import numpy as np
 from kalman.diffuse import covariance as outer
 from kalman.entries import Entry, Matrix, Vector, apply, dot, minus, over, plus, times
 from kalman.layout import BLOCK
-from kalman.linear import LinearFilter
+from kalman.linear import LinearFilter, traced
 from kalman.packing import packed_index, packed_size, symmetric
 from kalman.recursions import choose, congruence
-from kalman.straight_line import Program, Symbol, Tape
+from kalman.straight_line import Program, Tape
 from kalman.types import Array, Rows
-from kalman.update import Scalar, presence, update
+from kalman.update import Scalar, presence
 
 UNDETERMINED = 1e-6
 """A part of a diffuse state smaller than this is the rounding of one that later rows determine."""
@@ -238,18 +238,11 @@ def _smoothed_program(model: LinearFilter, diffuse: bool) -> Program:
 def _back_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
     """Return one step back as a straight line; the cases are those of `kalman.linear.step_program`."""
     tape = Tape()
-    state, dt, u, y = model.symbols(tape)
     symbols = tape.symbols(_depth(model))
-    is_first: Any = tape.symbol(boolean=True) if first is None else first
-    presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
-    parts = model.split(state, diffuse)
-    prior = model.predicted(parts, dt, u, is_first)
-    seen = model.observed(u, prior.values)
-    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
+    step = traced(model, tape, missing, first, diffuse)
     later = _later(symbols, len(model.states))
-    later = before_update(later, updated.scalars, updated.noise.G, updated.noise.d)
+    later = before_update(later, step.updated.scalars, step.updated.noise.G, step.updated.noise.d)
     if first is not True:
-        transition = model.process.transition(dt, u, parts.values)
-        later = before_prediction(later, transition.F, None if first is False else ~is_first)
-    masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
-    return Program(tape, [*state, dt, *u, *y, *symbols, *masks], _flat(later, len(symbols)))
+        transition = model.process.transition(step.dt, step.u, step.parts.values)
+        later = before_prediction(later, transition.F, None if first is False else ~step.first)
+    return Program(tape, [*step.inputs, *symbols, *step.masks], _flat(later, len(symbols)))

@@ -47,42 +47,28 @@ def choose(condition: np.ndarray, yes: Vector, no: Vector) -> list[Entry]:
 def joseph(P: Vector, K: Vector, M: Vector, h: Vector, r: Entry) -> list[Entry]:
     """Return (I - K h) P (I - K h)' + r K K', packed lower.
 
-    The factor 1 - K_i h_i is formed before it meets P: where a measurement is far sharper than the prior it
-    is a rounding error, and meets P twice, squared. P - K S K' would meet P with that error once.
-    M = P h spares the products where h_i is structurally zero.
+    Where h sees one state alone, the factor 1 - K_i h_i is formed before it meets P: where a measurement is far sharper
+    than the prior it is a rounding error, and meets P twice, squared. P - K S K' would meet P with that error once.
+    Where h sees several, (I - K h) P is P - K M' with M = P h: what they have in common may be known well while each
+    has an enormous variance, and M is small by a cancellation that must not be undone and done again.
     """
     n = len(h)
     full = symmetric(P)
     support = [i for i in range(n) if not is_zero(h[i])]
     seen = [h[k] for k in support]
     noise = [times(r, k) for k in K]
-    kept = {i: minus(1.0, times(K[i], h[i])) for i in support}  # the diagonal of I - K h where it is not 1
+    alone = {i: minus(1.0, times(K[i], h[i])) for i in support} if len(support) == 1 else {}
     result: list[Entry] = []
     for i in range(n):
         # row i of (I - K h) P, as far as it is needed
-        columns = [j for j in range(n) if j <= i or j in kept]
         row: list[Entry] = [0.0] * n
-        for j in columns:
-            if i in kept:
-                rest = _without(i, support, h, full[j])
-                row[j] = minus(times(kept[i], full[i][j]), times(K[i], rest))
-            else:
-                row[j] = minus(full[i][j], times(K[i], M[j]))
+        for j in sorted({*range(i + 1), *support}):
+            row[j] = times(alone[i], full[i][j]) if i in alone else minus(full[i][j], times(K[i], M[j]))
         weighed = dot(seen, [row[k] for k in support])
         for j in range(i + 1):
-            if j in kept:
-                entry = minus(times(kept[j], row[j]), times(K[j], _without(j, support, h, row)))
-            else:
-                entry = minus(row[j], times(K[j], weighed))
+            entry = times(alone[j], row[j]) if j in alone else minus(row[j], times(K[j], weighed))
             result.append(plus(entry, times(K[i], noise[j])))
     return result
-
-
-def _without(i: int, support: Sequence[int], h: Vector, vector: Vector) -> Entry:
-    """Return h @ vector without its i-th term."""
-    if len(support) == 1:
-        return 0.0
-    return dot([h[k] for k in support if k != i], [vector[k] for k in support if k != i])
 
 
 class Weighing(NamedTuple):

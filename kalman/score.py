@@ -1,7 +1,7 @@
 """Log-likelihood and its exact gradient for every key: the filter forwards, its adjoint backwards."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,12 +10,12 @@ from kalman.adjoint import Adjoint, along, before_prediction, before_update, tra
 from kalman.columns import resolve
 from kalman.entries import Entry, times
 from kalman.layout import BLOCK
-from kalman.linear import LinearFilter
+from kalman.linear import LinearFilter, traced
 from kalman.packing import packed_size
 from kalman.run import SortedRows, rounds
-from kalman.straight_line import Program, Symbol, Tape
+from kalman.straight_line import Program, Tape
 from kalman.types import Array, Rows
-from kalman.update import presence, update
+from kalman.update import presence
 
 
 class Score(NamedTuple):
@@ -147,30 +147,26 @@ def _program(
     tape = Tape()
     n = len(model.states)
     p = packed_size(n)
-    state, dt, u, y = model.symbols(tape)
     adjoint = tape.symbols(n + p + (p if model.diffuse else 0))
-    is_first: Any = tape.symbol(boolean=True) if first is None else first
-    presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
-    parts = model.split(state, diffuse)
-    prior = model.predicted(parts, dt, u, is_first)
-    seen = model.observed(u, prior.values)
-    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
+    step = traced(model, tape, missing, first, diffuse)
+    parts, u = step.parts, step.u
     later = Adjoint(adjoint[:n], adjoint[n : n + p], adjoint[n + p :] if diffuse else None)
-    here, by_R, by_H = before_update(later, updated, seen.R)
+    here, by_R, by_H = before_update(later, step.updated, step.seen.R)
     (scale,) = resolve([model.noise_scale], u)
     start = here
     by_F: list[list[Entry]] = [[0.0] * n for _ in range(n)]
     slopes: dict[str, list[Entry]] = {"R": [times(scale, a) for a in by_R]}
     if first is not True:
-        moved = None if first is False else ~is_first
-        transition = model.process.transition(dt, u, parts.values)
+        moved = None if first is False else ~step.first
+        transition = model.process.transition(step.dt, u, parts.values)
         start = before_prediction(here, transition, moved)
         slope = transition_slope(here, parts.m, parts.P, parts.A, transition.F)
         by_F = slope[0] if moved is None else [[np.where(moved, a, 0.0) for a in row] for row in slope[0]]
         for name in names:
             if name != "R":
                 steps = [
-                    along(slope, tangent) for tangent in model.process.tangents(name, dt, u, parts.values)
+                    along(slope, tangent)
+                    for tangent in model.process.tangents(name, step.dt, u, parts.values)
                 ]
                 slopes[name] = steps if moved is None else [np.where(moved, a, 0.0) for a in steps]
     C = start.C if start.C is not None else adjoint[n + p :]
@@ -181,5 +177,4 @@ def _program(
         for slope in slopes.get(parameter.name, [0.0] * len(parameter.value))
     ]
     flat += [{"F": by_F, "H": by_H}[letter][i][j] for letter, i, j in entries]
-    masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
-    return Program(tape, [*state, dt, *u, *y, *adjoint, *masks], [*start.a, *start.B, *C, *flat])
+    return Program(tape, [*step.inputs, *adjoint, *step.masks], [*start.a, *start.B, *C, *flat])

@@ -49,6 +49,23 @@ def test_by_hand(kind, form):
     np.testing.assert_allclose(outputs.covariance[0, 0], variance, rtol=rtol)
 
 
+@pytest.mark.parametrize("kind", ["unscented", "cubature"])
+def test_points_are_drawn_again_after_the_process_noise(kind):
+    """x ~ N(1, 3/20) that stays, with noise of 1/10: the measurement by hand is met by N(1, 1/4)."""
+    definition = {
+        "filter": kind,
+        "states": ["x"],
+        "measurement": ["z"],
+        "process": {"kind": "function", "f": f"{HERE}:still", "Q": [[0.1]]},
+        "observation": {"h": f"{HERE}:squared", "R": [[0.1]]},
+        "initial": {"mean": [1.0], "covariance": [[0.15]]},
+    }
+    _, outputs = run_one(definition, [np.nan, 1.5])
+    mean, variance = {"unscented": (54 / 49, 9 / 196), "cubature": (49 / 44, 1 / 44)}[kind]
+    np.testing.assert_allclose(outputs.mean[0, 1], mean, rtol=1e-13)
+    np.testing.assert_allclose(outputs.covariance[0, 1], variance, rtol=1e-13)
+
+
 @pytest.mark.parametrize(("kind", "form"), FORMS)
 @pytest.mark.parametrize("functions", [True, False])
 def test_matlab_toolbox(kind, form, functions):
