@@ -78,6 +78,7 @@ def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
     )
     began = plan._replace(timing=plan.timing._replace(watermark=10 * SECOND, newest=20 * SECOND))
     second = TwsTester(TimedProcessor(began), initialStatePandas=[(BUCKET, seeds)])
-    frames = [one.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40)) for one in (first, second)]
-    assert counts(frames[0]) == {ESTIMATES: 3}
-    pd.testing.assert_frame_equal(*frames)
+    left: Any = first.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
+    right: Any = second.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
+    assert counts(left) == {ESTIMATES: 3}
+    pd.testing.assert_frame_equal(left, right)
