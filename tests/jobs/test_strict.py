@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.packed_rows import RowFormat
-from jobs.packets import Records
+from jobs.packets import Records, concat
+from jobs.routing import make_routing
 from jobs.state_blocks import StateFormat
+from jobs.ticks import ROWS, TICK, newest_of, timed_packer
 from jobs.timed_bucket import BEHIND, WAITING
 from jobs.waiting_rows import MANY, NEVER, PARTS, Clock, WaitingRows
 from tests.jobs.timed import (
@@ -162,3 +165,36 @@ def test_a_stored_clock_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="clock begins with"):
         Clock.decode(b"XXXX" + value[4:])
     assert Clock.decode(value).watermark == np.iinfo(np.int64).min
+
+
+def test_every_bucket_hears_of_the_newest_time() -> None:
+    fmt, routing = TEXT, make_routing(3, 1)
+    keys = pa.array([f"key {n}" for n in range(5)])
+    columns = {
+        "identity": pa.array(range(5), pa.int64()),
+        "check": pa.array(range(5), pa.int64()),
+        "text": keys,
+        "time": pa.array([3, 9, 1, 4, 5], pa.int64()),
+        "n0": pa.array([1.0, None, 2.0, 3.0, 4.0]),
+        "_reason": pa.nulls(5, pa.string()),  # of a topic's messages there are more columns
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+    out = list(timed_packer(fmt, routing)(iter([batch.slice(0, 0), batch, batch.slice(2)])))
+    packets = [
+        (bucket, kind, payload)
+        for part in out
+        for bucket, kind, payload in zip(*(part.column(i).to_pylist() for i in range(3)), strict=True)
+    ]
+    for label in routing.labels:
+        ticks = [payload for bucket, kind, payload in packets if (bucket, kind) == (label, TICK)]
+        assert newest_of(ticks[:1]) == newest_of(ticks) == 9 and newest_of(ticks[1:]) == 5
+    rows = concat([fmt.layout.decode(payload) for _, kind, payload in packets if kind == ROWS])
+    assert rows.text is not None
+    assert sorted(zip(rows.text.to_pylist(), rows.arrays["time"].tolist(), strict=True)) == sorted(
+        [
+            (key, at)
+            for start in (0, 2)
+            for key, at in zip(keys[start:].to_pylist(), [3, 9, 1, 4, 5][start:], strict=True)
+        ]
+    )
+    assert newest_of([]) == NEVER

@@ -1,0 +1,84 @@
+"""Spark's operator around a timed bucket, in Spark's own tester: state, timers, and a clock that the test drives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from pyspark.sql.streaming.tws_tester import TwsTester
+
+from jobs.processor import ESTIMATES
+from jobs.ticks import ROWS, TICK, tick
+from jobs.timed_bucket import EXPIRED, WAITING
+from jobs.timed_processor import STATES, TimedProcessor
+from tests.jobs.timed import INTEGER, SECOND, Row, packet, plan_of
+
+BUCKET = 7
+
+
+def rows_and_tick(rows: list[Row], newest: int) -> pd.DataFrame:
+    packets = [(ROWS, packet(INTEGER, rows))] if rows else []
+    packets.append((TICK, tick(newest * SECOND)))
+    return pd.DataFrame(
+        {"kind": [kind for kind, _ in packets], "payload": [payload for _, payload in packets]}
+    )
+
+
+def counts(out: Any) -> dict[int, int]:
+    """Return the rows of each kind that were put out, without those of no rows."""
+    if len(out) == 0:
+        return {}
+    sums = out.groupby("kind")["rows"].sum()
+    return {int(kind): int(sums[kind]) for kind in (ESTIMATES, EXPIRED, WAITING) if sums.get(kind, 0)}
+
+
+def test_a_key_ends_when_its_timer_goes_off() -> None:
+    plan = plan_of(waits=False, idle=10 * SECOND, machine=True)
+    tester = TwsTester(TimedProcessor(plan), timeMode="ProcessingTime")
+    tester.setProcessingTime(100_000)
+    assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(1, 5, 0.0), Row(2, 5, 0.0)], 5))) == {
+        ESTIMATES: 2
+    }
+    assert counts(tester.setProcessingTime(106_000)) == {}
+    assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(2, 6, 0.0)], 6))) == {ESTIMATES: 1}
+    assert counts(tester.setProcessingTime(110_000)) == {}  # ten seconds are not longer than ten seconds
+    assert counts(tester.setProcessingTime(110_001)) == {EXPIRED: 1}
+    assert counts(tester.setProcessingTime(116_000)) == {}
+    assert counts(tester.setProcessingTime(300_000)) == {EXPIRED: 1}
+    assert tester.peekMapState("blocks", BUCKET) == {}
+    assert list(tester.handle.listTimers()) == []
+    assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(1, 7, 0.0)], 7))) == {ESTIMATES: 1}
+    assert len(list(tester.handle.listTimers())) == 1
+
+
+def test_what_waits_is_let_go_when_the_timer_goes_off() -> None:
+    plan = plan_of(delay=60 * SECOND, patience=10 * SECOND)
+    tester = TwsTester(TimedProcessor(plan), timeMode="ProcessingTime")
+    tester.setProcessingTime(100_000)
+    assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(1, 5, 0.0)], 5))) == {WAITING: 1}
+    tester.setProcessingTime(109_000)
+    assert counts(tester.testInPandas(BUCKET, rows_and_tick([], 9))) == {WAITING: 1}  # rows of another bucket
+    assert counts(tester.setProcessingTime(119_000)) == {}
+    assert counts(tester.setProcessingTime(119_001)) == {ESTIMATES: 1}
+    assert list(tester.handle.listTimers()) == []
+    assert counts(tester.setProcessingTime(500_000)) == {}
+
+
+def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
+    plan = plan_of(delay=10 * SECOND)
+    first = TwsTester(TimedProcessor(plan))
+    first.testInPandas(BUCKET, rows_and_tick([Row(1, 0, 1.0), Row(1, 15, 2.0), Row(2, 18, 3.0)], 20))
+    held = {name: list(first.peekMapState(name, BUCKET).values()) for name in ("blocks", "waiting")}
+    states = [plan.state.layout.encode(plan.state.decode(value)) for (value,) in held["blocks"]]
+    assert plan.timing is not None
+    waiting = [INTEGER.layout.encode(plan.timing.rows.decode(value)) for (value,) in held["waiting"]]
+    assert (len(states), sum(INTEGER.layout.decode(packet).size for packet in waiting)) == (1, 2)
+    seeds = pd.DataFrame(
+        {"kind": [STATES] * len(states) + [ROWS] * len(waiting), "payload": [*states, *waiting]}
+    )
+    began = plan._replace(timing=plan.timing._replace(watermark=10 * SECOND, newest=20 * SECOND))
+    second = TwsTester(TimedProcessor(began), initialStatePandas=[(BUCKET, seeds)])
+    left: Any = first.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
+    right: Any = second.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
+    assert counts(left) == {ESTIMATES: 3}
+    pd.testing.assert_frame_equal(left, right)
