@@ -54,7 +54,11 @@ class Cluster:
         folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(
