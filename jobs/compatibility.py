@@ -57,7 +57,12 @@ RULES = (
         + ("source.whole_keys", "source.message_key", "source.tombstones"),
         "what is landed, or comes from a topic, is read so from now on",
     ),
-    Rule(ALLOWED, ("description", "airflow", "upgrade", "migrate", "source.start"), "no part of the stream"),
+    Rule(ALLOWED, ("sinks",), "the next micro-batch is handed to those that are named now"),
+    Rule(
+        ALLOWED,
+        ("description", "airflow", "upgrade", "migrate", "monitor", "retention", "source.start"),
+        "no part of the stream",
+    ),
     Rule(
         HAND_OVER,
         ("stream.partitions", "stream.keys_per_block", "stream.expected_keys"),
@@ -65,7 +70,18 @@ RULES = (
     ),
     Rule(
         MIGRATION,
-        (*DEFINITION, "form", "learn", "key", "time", "time_unit", "version"),
+        (
+            *DEFINITION,
+            "form",
+            "learn",
+            "key",
+            "time",
+            "time_unit",
+            "order",
+            "duplicates",
+            "expiry",
+            "version",
+        ),
         "under a higher version the stream goes on as the old one until `upgrade`; under the same one it is refused",
     ),
     Rule(REFUSED, ("name", "source.kind", "source.topic"), "the state reflects rows of that very source"),

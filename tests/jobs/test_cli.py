@@ -94,7 +94,14 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
         (
             "upgrade",
             ("m",),
-            {"mode": "retrain", "dry_run": False, "promote": False, "lose_state": False, "needed": True},
+            {
+                "mode": "retrain",
+                "dry_run": False,
+                "promote": False,
+                "lose_state": False,
+                "needed": True,
+                "partitions": None,
+            },
         ),
         ("promote", ("m",), {"generation": "g2", "behind": True}),
         ("rollback", ("m",), {"to": None}),

@@ -167,7 +167,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     ):
         assert said in seen.text
     assert ("p", {"class": "verdict good"}) in seen.seen
-    worse = content(log_likelihood_a_row={"old": -1.0, "new": -2.0}, unequal_rows=1)
+    worse = content(log_likelihood_a_row={"old": -1.0, "new": -2.0})
     path.write_text(page(worse), encoding="utf-8")
     seen = page_of(path)
     assert ("p", {"class": "verdict bad"}) in seen.seen and "it predicts worse: 1 less" in seen.text
