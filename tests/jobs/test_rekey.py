@@ -16,6 +16,7 @@ from jobs.errors import RUN_FAILED, UserError
 from jobs.keys import KeyKind
 from jobs.live import live_estimates
 from jobs.migration import leg_of
+from jobs.query import cause_of
 from jobs.rekey import Rekey, merge_states, new_keys
 from jobs.spec import ModelSpec
 from jobs.versions import Step
@@ -151,6 +152,12 @@ def test_other_key_columns_are_refused_without_a_function() -> None:
         leg_of(Step(old, ModelSpec.model_validate(new)))
     new["migrate"] = {"keys": {"function": "walk_keys:split"}}
     leg_of(Step(old, ModelSpec.model_validate(new)))
+
+
+def test_what_a_query_raises_is_what_is_said() -> None:
+    text = "An exception was raised\nCaused by: org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] a row of m"
+    for more in (" SQLSTATE: P0001", " SQLSTATE: P0001\n\tat org.apache.spark", ""):
+        assert cause_of(RuntimeError(text + " has no key" + more)) == "a row of m has no key"
 
 
 def prepared(folder: Path) -> tuple[Pipeline, list[pd.DataFrame]]:
