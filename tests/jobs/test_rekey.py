@@ -155,7 +155,9 @@ def test_other_key_columns_are_refused_without_a_function() -> None:
 
 
 def test_what_a_query_raises_is_what_is_said() -> None:
-    text = "An exception was raised\nCaused by: org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] a row of m"
+    text = (
+        "An exception was raised\nCaused by: org.x.SparkRuntimeException: [USER_RAISED_EXCEPTION] a row of m"
+    )
     for more in (" SQLSTATE: P0001", " SQLSTATE: P0001\n\tat org.apache.spark", ""):
         assert cause_of(RuntimeError(text + " has no key" + more)) == "a row of m has no key"
 
