@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import kalman
-from jobs import migrate, upgrade
+from jobs import export, migrate, upgrade
 from jobs.errors import RUN_FAILED, UserError
 from jobs.keys import KeyKind
 from jobs.live import live_estimates
@@ -184,37 +184,15 @@ def deploy(pipeline: Pipeline, key: list[str], **keys: str) -> None:
 def test_a_stream_goes_on_with_other_keys(folder: Path) -> None:
     pipeline, days = prepared(folder)
     settings = pipeline.settings
-    before = upgrade_source(pipeline)
+    exported(pipeline)
 
-    # Merged: refused without a rule, the newest state with it, or what a function makes of them.
+    # No two keys are joined by accident.
     deploy(pipeline, ["id"], function="rooms")
     with pytest.raises(
         UserError, match=r"12 keys come out as 3 \(such as attic-1, attic-2, attic-3 -> attic;"
     ) as no:
         migrate.run(settings, "walk", dry_run=True)
     assert no.value.exit_code == RUN_FAILED
-    deploy(pipeline, ["id"], function="holes")
-    with pytest.raises(UserError, match=r"^migrate.keys.function: walk_keys:holes: id has no value for"):
-        migrate.run(settings, "walk", dry_run=True)
-    deploy(pipeline, ["id"], function="rooms", merge="newest")
-    done = migrate.run(settings, "walk", snapshot=before).data
-    assert done["change"]["rekeyed"] == {"keys": 3, "merged": 12, "into": 3}
-    old, new = pipeline.snapshot(before), pipeline.snapshot(done["snapshot"])
-    old["room"] = old["key"].str.split("-").str[0]
-    newest = old.sort_values(["event_time", "state_index"]).groupby("room").tail(1).sort_values("room")
-    assert list(new["key"]) == list(newest["room"])
-    for name in ("mean", "covariance"):
-        assert [tuple(v) for v in new[name]] == [tuple(v) for v in newest[name]]
-    deploy(pipeline, ["id"], function="rooms", merge="fused")
-    done = migrate.run(settings, "walk", snapshot=before).data
-    new = pipeline.snapshot(done["snapshot"])
-    assert list(new["state_index"]) == list(old.groupby("room")["state_index"].sum())
-    assert list(new["event_time"]) == list(old.groupby("room")["event_time"].max())
-    (attic,) = [row for row in new.to_dict("records") if row["key"] == "attic"]
-    weights = [np.linalg.inv(np.reshape(v, (2, 2))) for v in old.loc[old["room"] == "attic", "covariance"]]
-    np.testing.assert_allclose(
-        np.reshape(attic["covariance"], (2, 2)), np.linalg.inv(sum(weights)), rtol=1e-9
-    )
 
     # Split into two columns, under the stream: each key goes on with its own state.
     deploy(pipeline, ["room", "sensor"], function="split")
@@ -249,10 +227,38 @@ def test_a_stream_goes_on_with_other_keys(folder: Path) -> None:
         pipeline.stream()
 
 
-def upgrade_source(pipeline: Pipeline) -> str:
-    """Export the stream and return the snapshot."""
-    from jobs import export
+@pytest.mark.soak
+@pytest.mark.spark
+def test_states_of_keys_that_become_one_are_merged_by_a_rule(folder: Path) -> None:
+    pipeline, _ = prepared(folder)
+    settings = pipeline.settings
+    before = exported(pipeline)
+    deploy(pipeline, ["id"], function="holes")
+    with pytest.raises(UserError, match=r"^migrate.keys.function: walk_keys:holes: id has no value for"):
+        migrate.run(settings, "walk", dry_run=True)
+    deploy(pipeline, ["id"], function="rooms", merge="newest")
+    done = migrate.run(settings, "walk", snapshot=before).data
+    assert done["change"]["rekeyed"] == {"keys": 3, "merged": 12, "into": 3}
+    old, new = pipeline.snapshot(before), pipeline.snapshot(done["snapshot"])
+    old["room"] = old["key"].str.split("-").str[0]
+    newest = old.sort_values(["event_time", "state_index"]).groupby("room").tail(1).sort_values("room")
+    assert list(new["key"]) == list(newest["room"])
+    for name in ("mean", "covariance"):
+        assert [tuple(v) for v in new[name]] == [tuple(v) for v in newest[name]]
+    deploy(pipeline, ["id"], function="rooms", merge="fused")
+    done = migrate.run(settings, "walk", snapshot=before).data
+    new = pipeline.snapshot(done["snapshot"])
+    assert list(new["state_index"]) == list(old.groupby("room")["state_index"].sum())
+    assert list(new["event_time"]) == list(old.groupby("room")["event_time"].max())
+    (attic,) = [row for row in new.to_dict("records") if row["key"] == "attic"]
+    weights = [np.linalg.inv(np.reshape(v, (2, 2))) for v in old.loc[old["room"] == "attic", "covariance"]]
+    np.testing.assert_allclose(
+        np.reshape(attic["covariance"], (2, 2)), np.linalg.inv(sum(weights)), rtol=1e-9
+    )
 
+
+def exported(pipeline: Pipeline) -> str:
+    """Export the stream and return the snapshot."""
     return export.run(pipeline.settings, "walk").data["snapshot"]
 
 
