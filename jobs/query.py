@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -198,7 +199,7 @@ def _has_keys(spec: ModelSpec) -> Column:
     for name in spec.key:
         missing = missing | F.col(f"`{name}`").isNull()
     said = (
-        f"ValueError: a row of {measurements(spec.name)} has no {' or '.join(spec.key)}: it was landed by a version "
+        f"a row of {measurements(spec.name)} has no {' or '.join(spec.key)}: it was landed by a version "
         f"with other key columns, behind the migration. Roll back, let that version take it in, and upgrade again"
     )
     return F.when(missing, F.raise_error(F.lit(said)).cast("boolean")).otherwise(F.lit(True))
@@ -231,6 +232,9 @@ def cause_of(error: BaseException) -> str:
     """Return the line of an error that says most: the innermost exception raised in Python, else the first line."""
     if is_full(error):
         return FULL
+    ours = re.findall(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?\s*$", str(error), re.MULTILINE)
+    if ours:
+        return ours[-1][:600]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if line.startswith(("jobs.", "kalman.", "ValueError", "StateMismatch"))]
     return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:600]

@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 
 import kalman
-from jobs import migrate, upgrade
+from jobs import export, migrate, upgrade
 from jobs.errors import RUN_FAILED, UserError
 from jobs.keys import KeyKind
 from jobs.live import live_estimates
 from jobs.migration import leg_of
+from jobs.query import cause_of
 from jobs.rekey import Rekey, merge_states, new_keys
 from jobs.spec import ModelSpec
 from jobs.versions import Step
@@ -153,6 +154,14 @@ def test_other_key_columns_are_refused_without_a_function() -> None:
     leg_of(Step(old, ModelSpec.model_validate(new)))
 
 
+def test_what_a_query_raises_is_what_is_said() -> None:
+    text = (
+        "An exception was raised\nCaused by: org.x.SparkRuntimeException: [USER_RAISED_EXCEPTION] a row of m"
+    )
+    for more in (" SQLSTATE: P0001", " SQLSTATE: P0001\n\tat org.apache.spark", ""):
+        assert cause_of(RuntimeError(text + " has no key" + more)) == "a row of m has no key"
+
+
 def prepared(folder: Path) -> tuple[Pipeline, list[pd.DataFrame]]:
     """Return a pipeline with text keys, a day of them in its snapshot and one in its stream, and a third day."""
     pipeline = Pipeline(folder, random_walk_spec())
@@ -175,37 +184,15 @@ def deploy(pipeline: Pipeline, key: list[str], **keys: str) -> None:
 def test_a_stream_goes_on_with_other_keys(folder: Path) -> None:
     pipeline, days = prepared(folder)
     settings = pipeline.settings
-    before = upgrade_source(pipeline)
+    exported(pipeline)
 
-    # Merged: refused without a rule, the newest state with it, or what a function makes of them.
+    # No two keys are joined by accident.
     deploy(pipeline, ["id"], function="rooms")
     with pytest.raises(
         UserError, match=r"12 keys come out as 3 \(such as attic-1, attic-2, attic-3 -> attic;"
     ) as no:
         migrate.run(settings, "walk", dry_run=True)
     assert no.value.exit_code == RUN_FAILED
-    deploy(pipeline, ["id"], function="holes")
-    with pytest.raises(UserError, match=r"^migrate.keys.function: walk_keys:holes: id has no value for"):
-        migrate.run(settings, "walk", dry_run=True)
-    deploy(pipeline, ["id"], function="rooms", merge="newest")
-    done = migrate.run(settings, "walk", snapshot=before).data
-    assert done["change"]["rekeyed"] == {"keys": 3, "merged": 12, "into": 3}
-    old, new = pipeline.snapshot(before), pipeline.snapshot(done["snapshot"])
-    old["room"] = old["key"].str.split("-").str[0]
-    newest = old.sort_values(["event_time", "state_index"]).groupby("room").tail(1).sort_values("room")
-    assert list(new["key"]) == list(newest["room"])
-    for name in ("mean", "covariance"):
-        assert [tuple(v) for v in new[name]] == [tuple(v) for v in newest[name]]
-    deploy(pipeline, ["id"], function="rooms", merge="fused")
-    done = migrate.run(settings, "walk", snapshot=before).data
-    new = pipeline.snapshot(done["snapshot"])
-    assert list(new["state_index"]) == list(old.groupby("room")["state_index"].sum())
-    assert list(new["event_time"]) == list(old.groupby("room")["event_time"].max())
-    (attic,) = [row for row in new.to_dict("records") if row["key"] == "attic"]
-    weights = [np.linalg.inv(np.reshape(v, (2, 2))) for v in old.loc[old["room"] == "attic", "covariance"]]
-    np.testing.assert_allclose(
-        np.reshape(attic["covariance"], (2, 2)), np.linalg.inv(sum(weights)), rtol=1e-9
-    )
 
     # Split into two columns, under the stream: each key goes on with its own state.
     deploy(pipeline, ["room", "sensor"], function="split")
@@ -240,10 +227,38 @@ def test_a_stream_goes_on_with_other_keys(folder: Path) -> None:
         pipeline.stream()
 
 
-def upgrade_source(pipeline: Pipeline) -> str:
-    """Export the stream and return the snapshot."""
-    from jobs import export
+@pytest.mark.soak
+@pytest.mark.spark
+def test_states_of_keys_that_become_one_are_merged_by_a_rule(folder: Path) -> None:
+    pipeline, _ = prepared(folder)
+    settings = pipeline.settings
+    before = exported(pipeline)
+    deploy(pipeline, ["id"], function="holes")
+    with pytest.raises(UserError, match=r"^migrate.keys.function: walk_keys:holes: id has no value for"):
+        migrate.run(settings, "walk", dry_run=True)
+    deploy(pipeline, ["id"], function="rooms", merge="newest")
+    done = migrate.run(settings, "walk", snapshot=before).data
+    assert done["change"]["rekeyed"] == {"keys": 3, "merged": 12, "into": 3}
+    old, new = pipeline.snapshot(before), pipeline.snapshot(done["snapshot"])
+    old["room"] = old["key"].str.split("-").str[0]
+    newest = old.sort_values(["event_time", "state_index"]).groupby("room").tail(1).sort_values("room")
+    assert list(new["key"]) == list(newest["room"])
+    for name in ("mean", "covariance"):
+        assert [tuple(v) for v in new[name]] == [tuple(v) for v in newest[name]]
+    deploy(pipeline, ["id"], function="rooms", merge="fused")
+    done = migrate.run(settings, "walk", snapshot=before).data
+    new = pipeline.snapshot(done["snapshot"])
+    assert list(new["state_index"]) == list(old.groupby("room")["state_index"].sum())
+    assert list(new["event_time"]) == list(old.groupby("room")["event_time"].max())
+    (attic,) = [row for row in new.to_dict("records") if row["key"] == "attic"]
+    weights = [np.linalg.inv(np.reshape(v, (2, 2))) for v in old.loc[old["room"] == "attic", "covariance"]]
+    np.testing.assert_allclose(
+        np.reshape(attic["covariance"], (2, 2)), np.linalg.inv(sum(weights)), rtol=1e-9
+    )
 
+
+def exported(pipeline: Pipeline) -> str:
+    """Export the stream and return the snapshot."""
     return export.run(pipeline.settings, "walk").data["snapshot"]
 
 

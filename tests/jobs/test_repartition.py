@@ -103,10 +103,8 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [pytest.param(one, marks=[] if one == "the export" else pytest.mark.soak) for one in MOMENTS],
-)
+@pytest.mark.soak  # as an upgrade is killed, at the same steps, in test_upgrade_faults
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_hand_over_killed_after(tmp_path: Path, moment: str) -> None:
     days = random_rows(3, rows=60)
     pipeline = prepared(tmp_path, days)
