@@ -111,8 +111,8 @@ def draw_switch(switch: Switch, unit: str) -> str:
         ax.axvspan(promoted, back, color=STREAM, alpha=0.08, linewidth=0)
         top = ax.get_xaxis_transform()
         marks: tuple[tuple[Any, str], ...] = (
-            (shadow, " version 2 in shadow"),
-            (promoted, " version 2 live"),
+            (shadow, " 2 in shadow"),
+            (promoted, " 2 is live"),
             (back, " rolled back"),
         )
         for at, text in marks:

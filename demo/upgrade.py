@@ -130,7 +130,7 @@ def upgrade_and_roll_back(
     back = rollback.run(newer, MODEL).data
     land_and_stream(2)
     drawn = [begun["generation"], back["generation"]]
-    found = estimates_of(warehouse, drawn, first_time(days[0]) - 6 * 86_400_000_000)
+    found = estimates_of(warehouse, drawn, first_time(days[0]) - 4 * 86_400_000_000)
     warehouse.spark.stop()  # what streams set in the session is not for the batch pass that follows
     return Switched(
         back["generation"],

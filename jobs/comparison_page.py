@@ -13,7 +13,7 @@ def page(content: Content) -> str:
     title = f"{content.model}: version {content.new['version']} against {content.old['version']}"
     good = content.found.good
     verdict = (
-        "The new version is no worse: by the thresholds of its spec it may take over."
+        "By the thresholds of its spec the new version may take over."
         if good
         else "The new version is not good enough: " + "; ".join(content.found.reasons) + "."
     )
