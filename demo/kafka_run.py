@@ -50,7 +50,7 @@ stream: {{partitions: 2}}
 """
 HISTORY, STREAMED, MINUTES = 2, 6, 20
 """Chunks of history, chunks to stream, minutes in one."""
-PATIENCE = 180.0
+PATIENCE = 600.0
 
 
 @dataclass

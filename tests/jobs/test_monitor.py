@@ -171,7 +171,7 @@ def test_windows_are_those_of_all_estimates_at_once(spark: SparkSession, tmp_pat
     windows = Windows(Warehouse(spark, str(tmp_path)), spec, spec.monitor, "monitor")
     for number, frame in enumerate([batches[0], batches[1], pd.concat([batches[2], old])]):
         zoned = frame.assign(event_time=frame["event_time"].dt.tz_localize("UTC"))
-        rows = [tuple(row) for row in zoned.itertuples(index=False)]
+        rows = [(at.to_pydatetime(), *rest) for at, *rest in zoned.itertuples(index=False)]
         for _ in range(2):  # killed before it counted as done, and done again
             windows(spark.createDataFrame(rows, schema), number)
     found = windows.warehouse.read("windows/walk").toPandas().set_index("window_start").sort_index()
