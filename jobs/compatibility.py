@@ -164,11 +164,9 @@ def as_made(made: ModelSpec, asked: ModelSpec) -> ModelSpec:
 
 def row_rules(spec: ModelSpec) -> dict[str, Any]:
     """Return the fields that may change between micro-batches and that decide what becomes of a row."""
-    names = (
-        ("late", "outputs", "time_zone", "time_format", "missing_values")
-        if spec.source
-        else ("late", "outputs")
-    )
+    names = {"late", "outputs", "order", "duplicates"}
+    if spec.source:
+        names |= {"time_zone", "time_format", "missing_values"}
     return {
         name: value
         for name, value in _fields(spec).items()
