@@ -191,7 +191,7 @@ def test_a_generation_of_an_earlier_version_takes_its_limits_from_the_deployed_s
 
 def test_what_decides_what_becomes_of_rows_is_told_from_the_rest() -> None:
     plain = row_rules(spec())
-    assert set(plain) == {"late", "outputs"}
+    assert set(plain) == {"late", "outputs", "order", "duplicates"}
     assert row_rules(spec(quarantine={"fail_above": 0.5}, time_zone="Europe/Vienna")) == plain
     topic = row_rules(spec(**KAFKA))
     assert {"time_zone", "source.format", "source.whole_keys"} < set(topic)
