@@ -21,7 +21,7 @@ import pytest
 from tests.dags.conftest import FIRST_DAY, ROOT, ROWS_A_DAY, Tiny
 from tests.dags.delta_rows import delta_rows
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
 SCRIPT = [sys.executable, str(ROOT / "scripts" / "airflow-standalone")]
 PRETRAIN = "/dags/kalman_pretrain__tiny"
@@ -165,7 +165,6 @@ def test_the_script_makes_the_pools(airflow: Airflow) -> None:
     assert airflow.api("/pools/kalman_stream__tiny")["slots"] == 1
 
 
-@pytest.mark.slow
 def test_backfill_and_clear(airflow: Airflow, tiny: Tiny) -> None:
     first, last = FIRST_DAY, FIRST_DAY + timedelta(days=2)
     airflow.command(
