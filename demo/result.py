@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from demo.display import Display
     from demo.killer import Killed
     from demo.rates import Rate
+    from demo.upgrade import Switched
 
 TOLERANCE = 1e-9
 """The largest absolute difference from one batch pass that is accepted."""
@@ -26,6 +27,7 @@ def result_of(
     landing: Mapping[str, Landing],
     display: Display,
     report: str,
+    switched: Switched,
 ) -> dict[str, Any]:
     """Return what result.json says: rows are those of October and November, of both models together."""
     models = {one.spec.name: _of_model(one, killed[one.spec.name], rates[one.spec.name]) for one in checked}
@@ -46,6 +48,7 @@ def result_of(
             sum(one.batch_rows for one in checked) / sum(one.batch_seconds for one in checked), 1
         ),
         "models": models,
+        "upgrade": {**switched.result(), "problems": switched.problems()},
     }
     return {**result, "problems": problems_of(result)}
 
@@ -60,7 +63,18 @@ def summary(result: Mapping[str, Any]) -> list[str]:
         f"{result['driver_kills']} drivers killed in mid-batch",
         f"{result['rows_per_second']:,.0f} rows/s in the streams (small micro-batches: most have a day), "
         f"{result['batch_rows_per_second']:,.0f} rows/s in the batch pass",
+        *_switch(result.get("upgrade")),
         f"{result['seconds']:.0f} s in all; report: {result['report']}",
+    ]
+
+
+def _switch(done: Mapping[str, Any] | None) -> list[str]:
+    if done is None:
+        return []
+    likelihood = done["log_likelihood_a_row"]
+    return [
+        f"{done['model']} upgraded to version 2 under its feed and rolled back; log-likelihood a row "
+        f"{likelihood['old']:.4f} of version 1, {likelihood['new']:.4f} of version 2; comparison: {done['report']}"
     ]
 
 
@@ -69,6 +83,7 @@ def problems_of(result: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for name, model in result["models"].items():
         found += [f"{name}: {problem}" for problem in model["problems"]]
+    found += result.get("upgrade", {}).get("problems", [])
     worst = result["max_abs_difference"]
     if not worst <= TOLERANCE:
         size = "does not match" if math.isinf(worst) else f"differs by {worst:.3g} from"

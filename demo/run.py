@@ -2,8 +2,8 @@
 
 January to September is landed and pretrained by the DAGs. October and November land day by day while the
 streams run, until their drivers are killed in mid-batch; the rest lands while nobody drives, and the DAGs
-run again and resume. At the end every estimate and every key's state is compared with one uninterrupted
-batch pass.
+run again and resume. While its last days land, one model is upgraded to its next version and rolled back. At
+the end every estimate and every key's state is compared with one uninterrupted batch pass.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from demo import upgrade as upgrades
 from demo.dags import POLL_SECONDS, ROOT, AirflowSetup, DagRunner, Place
 from demo.display import Display, Phase
 from demo.flights import COLUMNS, HAND_OVER, Landing, flights_to_files
@@ -37,9 +38,10 @@ from jobs.settings import DEFAULT_MASTER, Settings
 
 if TYPE_CHECKING:
     from demo.check import Checked
+    from demo.upgrade import Switched
 
 MODELS = tuple(COLUMNS)
-PHASES = 8
+PHASES = 9
 FIRST_BATCH_SECONDS = 600.0
 """How long a stream may take to plan what has landed, before the demo gives up."""
 
@@ -91,11 +93,12 @@ class Demo:
                 runner.start("stream", {"trigger": "1"})
             killers = {model: Killer(self.place.warehouse, model, self.seed) for model in MODELS}
             count = len(self.landing[MODELS[0]].days)
-            armed = random.Random(self.seed).randint(2, max(3, count // 5))
+            last = count - upgrades.HELD
+            armed = random.Random(self.seed).randint(2, max(3, last // 5))
             landed = 0
             try:
                 phase.note(lambda: self._stream_detail(landed, count))
-                while landed < count and not all(one.killed for one in killers.values()):
+                while landed < last and not all(one.killed for one in killers.values()):
                     if landed == armed:
                         for killer in killers.values():
                             killer.start()
@@ -126,15 +129,37 @@ class Demo:
         """Land the days that are left, while nobody drives the streams."""
         with self.display.phase("Land the remaining days, nobody streaming") as phase:
             count = len(self.landing[MODELS[0]].days)
-            for number in range(landed, count):
+            last = count - upgrades.HELD
+            for number in range(landed, last):
                 phase.note(f"{number} of {count} days")
                 self._land(number)
-            phase.result(f"{count - landed} days")
+            for number in range(last, count):
+                phase.note(f"{number} of {count} days")
+                self._land(number, tuple(model for model in MODELS if model != upgrades.MODEL))
+            phase.result(
+                f"{count - landed} days; {upgrades.HELD} of {upgrades.MODEL} are kept for its upgrade"
+            )
 
     def resume(self) -> None:
         """Run the stream DAGs again: they go on from the checkpoints to the end of what has landed."""
         with self.display.phase("Resume through the stream DAGs") as phase:
             self._run_dags("stream", lambda model: {"trigger": "available-now"}, phase)
+
+    def upgrade(self) -> Switched:
+        """Bring a model to its next version while its last days land, and roll it back."""
+        from demo.upgrade import HELD, MODEL, rows_in, upgrade_and_roll_back
+
+        with self.display.phase("Upgrade air_time under its feed, roll it back") as phase:
+            days = self.landing[MODEL].days
+            sent = sum(rows_in(day) for day in days[:-HELD])
+            folder = self.place.root / "models"
+            done = upgrade_and_roll_back(self.settings, folder, days[-HELD:], sent, phase.note)
+            likelihood = done.comparison["log_likelihood_a_row"]
+            phase.result(
+                f"version 2 was live for a day; log-likelihood a row {likelihood['old']:.4f} of version 1, "
+                f"{likelihood['new']:.4f} of version 2"
+            )
+        return done
 
     def check(self) -> list[Checked]:
         """Compare everything with one batch pass."""
@@ -163,9 +188,17 @@ class Demo:
             phase.result(f"{compared:,} rows and {keys:,} keys; largest difference {worst:.3g}")
         return checked
 
-    def report(self, checked: list[Checked]) -> dict[str, Any]:
+    def report(self, checked: list[Checked], switched: Switched) -> dict[str, Any]:
         """Write the report and result.json, and return the latter."""
-        from demo.content import choose_routes, marks_of, nis_of, parity_rows, route_series, share_sentence
+        from demo.content import (
+            choose_routes,
+            marks_of,
+            nis_of,
+            parity_rows,
+            route_series,
+            share_sentence,
+            switch_of,
+        )
         from demo.report import Content, write_report
 
         path = self.place.root / "report.html"
@@ -177,7 +210,9 @@ class Demo:
             routes = checked[0]
             marks = marks_of(routes, self.killed[routes.spec.name].batch)
             phase.note("drawing")
-            result = result_of(checked, self.killed, rates, self.landing, self.display, _shown(path))
+            result = result_of(
+                checked, self.killed, rates, self.landing, self.display, _shown(path), switched
+            )
             content = Content(
                 result,
                 parity_rows(checked),
@@ -187,6 +222,7 @@ class Demo:
                 marks,
                 [share_sentence(one) for one in checked],
                 dict(self.display.seconds),
+                switch_of(routes, switched),
             )
             write_report(path, content)
         result["seconds"] = round(self.display.total, 1)
@@ -207,13 +243,13 @@ class Demo:
         for runner in self.runners:
             runner.wait(lambda: [other.fail() for other in self.runners if other.failed])
 
-    def _land(self, day: int) -> list[int]:
+    def _land(self, day: int, models: tuple[str, ...] = MODELS) -> list[int]:
         """Land a day's file of each model at the same time, and return the versions that have them."""
         from demo.landing import land_day
 
-        with ThreadPoolExecutor(len(MODELS)) as pool:
+        with ThreadPoolExecutor(len(models)) as pool:
             return list(
-                pool.map(lambda model: land_day(self.settings, model, self.landing[model].days[day]), MODELS)
+                pool.map(lambda model: land_day(self.settings, model, self.landing[model].days[day]), models)
             )
 
     def _stream_detail(self, landed: int, count: int) -> str:
@@ -277,7 +313,7 @@ def run(folder: Path, days: int | None = None, seed: int = SEED) -> dict[str, An
 
     Args:
         folder: of everything that the demo writes.
-        days: stream only so many days, for a quick look; at least 5.
+        days: stream only so many days, for a quick look; at least 8.
         seed: decides on which day, and when in the micro-batch, the drivers are killed.
 
     Raises:
@@ -290,8 +326,9 @@ def run(folder: Path, days: int | None = None, seed: int = SEED) -> dict[str, An
         landed = demo.stream_and_kill()
         demo.land_rest(landed)
         demo.resume()
+        switched = demo.upgrade()
         checked = demo.check()
-        return demo.report(checked)
+        return demo.report(checked, switched)
 
 
 def _terminate(number: int, frame: Any) -> NoReturn:
@@ -306,11 +343,11 @@ def main() -> int:
     )
     folder = ROOT / "var" / "demo"
     parser.add_argument("--folder", type=Path, default=folder, help="emptied first (default: var/demo)")
-    parser.add_argument("--days", type=int, help="stream only so many days, at least 5 (default: all 61)")
+    parser.add_argument("--days", type=int, help="stream only so many days, at least 8 (default: all 61)")
     parser.add_argument("--seed", type=int, default=SEED, help="decides when the drivers are killed")
     options = parser.parse_args()
-    if options.days is not None and not 5 <= options.days <= 61:
-        parser.error("--days must be from 5 to 61")
+    if options.days is not None and not 8 <= options.days <= 61:
+        parser.error("--days must be from 8 to 61")
     signal.signal(signal.SIGTERM, _terminate)
     try:
         result = run(options.folder, options.days, options.seed)

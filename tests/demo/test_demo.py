@@ -53,6 +53,8 @@ def test_the_demo(tmp_path: Path) -> None:
     assert result["rows_estimated"] == result["rows_sent"] - result["rows_quarantined"]
     assert result["driver_kills"] == 2
     assert result["problems"] == []
+    assert result["upgrade"]["rolled_back"] and result["upgrade"]["rows_compared"] > 500
+    assert result["upgrade"]["live_rows"] == result["upgrade"]["live_rows_expected"]
     assert Path(result["report"]).read_text().startswith("<!doctype html>")
     assert "largest absolute difference" in said
 
@@ -66,5 +68,5 @@ def test_a_slice_that_is_too_short_is_refused() -> None:
         timeout=120,
     )
     assert done.returncode == 2
-    assert "--days must be from 5 to 61" in done.stderr
+    assert "--days must be from 8 to 61" in done.stderr
     assert "Traceback" not in done.stderr
