@@ -115,8 +115,7 @@ class Windows:
 
         table, warehouse = windows(self.spec.name), self.warehouse
         if not warehouse.exists(table):
-            kept = {name: F.col(name) for name in (*COUNTS, *_SUMS)}
-            empty = sums.select(*PLACE, *self.monitor.by, *kept).withColumns(_means(kept))
+            empty = _with_means(sums.select(*PLACE, *self.monitor.by, *COUNTS, *_SUMS), "")
             columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in empty.schema.fields)
             warehouse.create(table, columns)
         session = sums.sparkSession
@@ -174,3 +173,10 @@ def _means(sums: dict[str, Any]) -> dict[str, Any]:
         "mean": mean(sums["mean_sum"], sums["rows"]),
         "bias": mean(sums["innovation_sum"], sums["nis_rows"]),
     }
+
+
+def _with_means(rows: DataFrame, prefix: str) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    sums = {name: F.col(f"{prefix}{name}") for name in (*COUNTS, *_SUMS)}
+    return rows.withColumns(_means(sums))
