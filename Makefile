@@ -42,7 +42,7 @@ demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, 
 cluster: setup ## Run a Spark master and two workers here until Ctrl-C; then: make demo MASTER=spark://127.0.0.1:7077
 	$(BIN)/python -m demo.cluster
 
-demo-kafka: setup ## Feed a topic, stream it, kill the broker on the way, check it (a real broker, two minutes)
+demo-kafka: setup ## Feed a topic, stream it, kill the broker on the way, check it (a real broker)
 	$(BIN)/python -m demo.kafka_run
 
 PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder

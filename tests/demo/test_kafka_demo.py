@@ -29,10 +29,8 @@ def test_the_feed_has_each_reading_once_its_partitions_out_of_step_and_each_key_
     assert len(rows) == 4 * 5 * DEVICES == len(rows[["device", "at"]].drop_duplicates())
     assert len(rows[["device", "partition"]].drop_duplicates()) == DEVICES
     assert all(times.is_monotonic_increasing for _, times in rows.groupby("device")["at"])
-    newest = {
-        (one.chunk, one.partition): one.at
-        for one in rows.drop_duplicates(["chunk", "partition"], keep="last").itertuples()
-    }
+    last = rows.drop_duplicates(["chunk", "partition"], keep="last")
+    newest = dict(zip(zip(last["chunk"], last["partition"], strict=True), last["at"], strict=True))
     assert newest[2, 1] > newest[2, 0] and newest[0, 1] == newest[0, 0]
 
 
