@@ -207,7 +207,7 @@ def textbook(definition: Any, y: Any, dt: Any) -> tuple[np.ndarray, np.ndarray, 
     P: list[Any] = [np.array(definition["initial"]["covariance"], float)] * M
     forward: list[Any] = []
     for t in range(N):
-        moves = [transition_of(mode["process"], dt[t]) for mode in modes]
+        moves: list[Any] = [transition_of(mode["process"], dt[t]) for mode in modes]
         c, a, B = mu, m, P
         if t:
             c = T.T @ mu
