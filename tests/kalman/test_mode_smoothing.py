@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 from statsmodels.tsa.regime_switching.markov_regression import MarkovRegression
 
 import kalman
@@ -249,7 +249,7 @@ def textbook(definition: Any, y: Any, dt: Any) -> tuple[np.ndarray, np.ndarray, 
                 )
                 G = P[j] @ F.T @ inv(spread)
                 states[j, k] = m[j] + G @ (mean - prior), P[j] + G @ (after - spread) @ G.T
-            W[:, k] = chance[k] * np.exp(scores - logsumexp(scores))
+            W[:, k] = chance[k] * softmax(scores)
         chance = W.sum(axis=1)
         merged = [
             combined(W[j] / chance[j], *zip(*(states[j, k] for k in range(M)), strict=True)) for j in range(M)
