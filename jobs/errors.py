@@ -74,7 +74,11 @@ def _is_model_error(error: BaseException) -> bool:
 
 def first_line(error: BaseException, limit: int = 300) -> str:
     """Return the first line that an exception says, cut to `limit` characters."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    lines = (line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip())
+    # Py4J says first which of its calls it was, which tells a reader nothing.
+    text = next(
+        (line for line in lines if not line.startswith("An error occurred while calling ")), "no message"
+    )
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

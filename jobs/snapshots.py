@@ -317,6 +317,7 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
     Raises:
         UserError: rows are missing, doubled or changed.
     """
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     def counted(version: int) -> tuple[DataFrame, int, str]:
@@ -325,10 +326,10 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
 
     try:
         rows, count, checksum = counted(manifest.snapshots_version)
-    except PySparkException:
+    except (PySparkException, Py4JJavaError):  # a file that is gone is the latter
         try:
             rows, count, checksum = counted(warehouse.latest_version("snapshots"))
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             raise UserError(
                 f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
                 1,

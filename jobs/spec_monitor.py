@@ -73,7 +73,8 @@ class Rule(Section):
             raise wrong("has no bound", "give at_least, at_most, or both", "")
         bounds = ("at_least", "at_most", "rising", "readings", "clear_below", "clear_above", "clear_readings")
         for field in bounds if silent else ("after",):
-            if field in self.model_fields_set:
+            # By its value: a spec that is kept in a manifest has every field written out.
+            if getattr(self, field) != type(self).model_fields[field].default:
                 raise wrong(f"is not for kind: {self.kind}", "remove it", field)
         if self.state is not None and self.kind != "level":
             raise wrong("is for kind: level", "remove it", "state")

@@ -118,6 +118,7 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
     Raises:
         UserError: rows are missing, doubled or changed.
     """
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     said = manifest.waiting
@@ -126,7 +127,7 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
     try:
         rows = _read(warehouse, manifest.snapshot_id, manifest.model, said["version"])
         count, checksum = _measure(rows)
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise UserError(
             f"the waiting rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
             RUN_FAILED,
