@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.keys import KeyKind, match
-from jobs.packed_rows import RowFormat, row_packer, select_columns, unpack_rows
+from jobs.packed_rows import RowFormat, row_packer, select_columns, times_of, unpack_rows
 from jobs.packets import Column, Layout, Records, concat
 from jobs.routing import Routing
 from jobs.rules import NEVER, Events, Rules, RuleStates, apply_rules, joined, no_states, silences
@@ -200,7 +200,7 @@ def _packer(
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            clock = int(batch.column("time").to_numpy().max())
+            clock = int(times_of(batch).max())
             for part in pack(iter([batch])):
                 bucket, payload = part.column("bucket"), part.column("payload")
                 if to_all:
