@@ -39,8 +39,20 @@ def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) 
     assert {row["key"] for row in estimates} == {f"s{sensor}" for sensor in range(SENSORS)}
 
 
+@pytest.fixture
+def streamed(landed: Tiny) -> Tiny:
+    """An installation with a stream; it has one where the tests above have run."""
+    if not delta_rows(landed.warehouse / "generations"):
+        assert run_dag(landed, "kalman_pretrain__tiny", DAYS - 2) == {"pretrain": "success"}
+        write_days(landed.landing / "2013-01-04.csv", range(DAYS - 1, DAYS))
+        assert run_dag(landed, "kalman_ingest__tiny", DAYS - 1) == {"ingest": "success"}
+        assert run_dag(landed, "kalman_stream__tiny", DAYS - 1) == {"stream": "success"}
+    return landed
+
+
 @pytest.mark.slow
-def test_upgrade_and_roll_back(landed: Tiny) -> None:
+def test_upgrade_and_roll_back(streamed: Tiny) -> None:
+    landed = streamed
     spec = landed.models / "tiny.yaml"
     first = spec.read_text()
     second = first.replace("version: 1", "version: 2").replace("variance: 0.01", "variance: 0.011")
