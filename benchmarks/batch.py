@@ -23,13 +23,13 @@ def compare(
     import kalman
     from jobs.history import Batch, bucket_rows, final_states
     from jobs.keys import key_kind
-    from jobs.packed_rows import RowFormat
+    from jobs.packed_rows import row_format
 
     rows = fill(work, folder) + sum(batch(work, folder, number) for number in range(1, batches + 1))
     frame = spark.read.parquet(str(folder))
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})
-    fmt = RowFormat(key_kind(spec.key, frame.schema), spec.time, tuple(spec.measurement), tuple(spec.control))
+    fmt = row_format(spec, key_kind(spec.key, frame.schema))
 
     def ours() -> DataFrame:
         return final_states(bucket_rows(frame, fmt, rows), kernel, Batch(fmt, spec.unit_us))

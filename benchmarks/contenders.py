@@ -34,10 +34,10 @@ class Contender(NamedTuple):
 def ours(frame: DataFrame, work: Work) -> DataFrame:
     """Return the pipeline's own operator and its estimates as rows."""
     import kalman
-    from jobs.estimates import EstimateFormat, unpack_estimates
+    from jobs.estimates import estimate_format, unpack_estimates
     from jobs.keys import key_kind
     from jobs.model_functions import ship
-    from jobs.packed_rows import RowFormat, pack_rows
+    from jobs.packed_rows import pack_rows, row_format
     from jobs.processor import ESTIMATES, OUTPUT, FilterProcessor, Plan
     from jobs.routing import make_routing
     from jobs.state_blocks import state_format
@@ -46,9 +46,9 @@ def ours(frame: DataFrame, work: Work) -> DataFrame:
     kernel = kalman.build(spec.definition(), {})
     ship(frame.sparkSession, spec.definition())
     kind = key_kind(spec.key, frame.schema)
-    rows = RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control))
+    rows = row_format(spec, kind)
     state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
-    out = EstimateFormat(kind, len(spec.states), False, tuple(kernel.outputs.items()))
+    out = estimate_format(kind, spec, kernel)
     blocks = max(1, -(-work.keys // (PARTITIONS * KEYS_A_BLOCK)))
     plan = Plan(kernel, spec.unit_us, rows, state, out, blocks)
     routing = make_routing(PARTITIONS, blocks)

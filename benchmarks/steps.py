@@ -22,9 +22,9 @@ from benchmarks.data import MINUTE_US, START_US, names
 from benchmarks.results import RESULTS, commit, machine, spread
 from benchmarks.work import DENSE, KINDS, TEXT, Work
 from jobs.advance import advance
-from jobs.estimates import EstimateFormat, _unpacker, pack_estimates
+from jobs.estimates import _unpacker, estimate_format, pack_estimates
 from jobs.keys import KeyKind
-from jobs.packed_rows import RowFormat, row_packer, unpack_rows
+from jobs.packed_rows import row_format, row_packer, unpack_rows
 from jobs.packets import concat
 from jobs.routing import Routing, block_of
 from jobs.state_blocks import state_format
@@ -57,9 +57,9 @@ def steps_of(work: Work) -> tuple[int, dict[str, Callable[[], Any]]]:
     spec = work.spec
     kernel = build(spec.definition(), {})
     kind = KeyKind(("id",), ("string" if work.text else "bigint",), not work.text)
-    rows = RowFormat(kind, spec.time, tuple(spec.measurement), tuple(spec.control))
+    rows = row_format(spec, kind)
     state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
-    out = EstimateFormat(kind, len(spec.states), False, tuple(kernel.outputs.items()))
+    out = estimate_format(kind, spec, kernel)
     blocks = max(1, -(-work.keys // (PARTITIONS * KEYS_A_BLOCK)))
     batch = arrow_rows(work)
     pack = row_packer(rows, Routing((0,), blocks))

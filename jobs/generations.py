@@ -15,7 +15,7 @@ from jobs.positions import KAFKA, rank
 from jobs.tables import GENERATIONS, Warehouse, utc
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row
+    from pyspark.sql import DataFrame, Row
 
     from jobs.snapshots import Manifest
 
@@ -270,3 +270,15 @@ def _generation(row: Row) -> Generation:
     values = utc(row.asDict())
     made = Generation(**{**values, "start_position": json.loads(values["start_position"])})
     return replace(made, epoch=made.epoch or 0)
+
+
+def marked(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
+    """Return rows with the columns that say which generation's micro-batch they are of."""
+    from pyspark.sql import functions as F
+
+    return rows.select(
+        "*",
+        F.lit(generation.model_version).cast("int").alias("model_version"),
+        F.lit(generation.generation).alias("generation"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+    )

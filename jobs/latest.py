@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jobs.estimates import EstimateFormat, last_of_keys, unpack_estimates
 from jobs.fencing import Fence
+from jobs.generations import marked
 from jobs.keys import columns_of
 from jobs.tables import Warehouse, latest
 
@@ -59,7 +60,7 @@ class Latest:
     def write(self, packets: DataFrame, batch_id: int) -> None:
         """Put the last rows of a micro-batch's keys in the place of those before. Again it changes nothing."""
         rows = self._last(packets)
-        self.fence.upsert(self._marked(rows, batch_id), self.table, batch_id, "key", _MERGED)
+        self.fence.upsert(marked(rows, self._generation, batch_id), self.table, batch_id, "key", _MERGED)
 
     def _last(self, packets: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
@@ -102,17 +103,7 @@ class Latest:
             F.lit(None).cast("string").alias("flags"),
             *(F.lit(None).cast("array<double>").alias(name) for name, _ in fmt.extra),
         )
-        return self._marked(rows, -1)
-
-    def _marked(self, rows: DataFrame, batch_id: int) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        return rows.select(
-            "*",
-            F.lit(self._generation.model_version).cast("int").alias("model_version"),
-            F.lit(self._generation.generation).alias("generation"),
-            F.lit(batch_id).cast("bigint").alias("batch_id"),
-        )
+        return marked(rows, self._generation, -1)
 
 
 def forget(warehouse: Warehouse, model: str, generation: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from jobs.archive import archive
 from jobs.estimates import EstimateFormat, unpack_estimates
 from jobs.fencing import Fence, Part
-from jobs.generations import Generation
+from jobs.generations import Generation, marked
 from jobs.late_rows import REASONS, refused_rows
 from jobs.latest import Latest
 from jobs.packed_rows import RowFormat
@@ -87,7 +87,7 @@ class Sink:
             watermark = None
             for row in packets.select("kind", "rows").collect():
                 if row["kind"] == MARK:
-                    watermark = max(row["rows"], row["rows"] if watermark is None else watermark)
+                    watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
                 else:
                     counts[row["kind"]] += row["rows"]
             refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
@@ -99,11 +99,11 @@ class Sink:
                 self._rejected(packets.filter(F.col("kind") == SET_ASIDE), batch_id)
             if any(counts[kind] for kind in REASONS):
                 self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
-            if counts[ESTIMATES]:
-                self._estimates(packets.filter(F.col("kind").isin(ESTIMATES, CORRECTION)), batch_id)
+            told = packets.filter(F.col("kind").isin(ESTIMATES, CORRECTION)) if counts[ESTIMATES] else None
+            if told is not None:
+                self._estimates(told, batch_id)
             if counts[EXPIRED]:
                 self._archive(packets.filter(F.col("kind") == EXPIRED), batch_id)
-            told = packets.filter(F.col("kind").isin(ESTIMATES, CORRECTION)) if counts[ESTIMATES] else None
             self._others(told, batch_id)
             self.fence.check()
         finally:
@@ -144,12 +144,7 @@ class Sink:
             again = unpack_estimates(packets.filter(F.col("kind") == CORRECTION), self.estimates)
             rows = rows.withColumn("correction", F.lit(False))
             rows = rows.unionByName(again.withColumn("correction", F.lit(True)))
-        return rows.select(
-            "*",
-            F.lit(self.generation.model_version).cast("int").alias("model_version"),
-            F.lit(self.generation.generation).alias("generation"),
-            F.lit(batch_id).cast("bigint").alias("batch_id"),
-        )
+        return marked(rows, self.generation, batch_id)
 
     def _others(self, packets: DataFrame | None, batch_id: int) -> None:
         """Hand a micro-batch's estimates to the other sinks, behind the one that must have them exactly once."""
@@ -160,17 +155,9 @@ class Sink:
             self.publisher(None if packets is None else self._rows(packets, batch_id), batch_id)
 
     def _archive(self, packets: DataFrame, batch_id: int) -> None:
-        from pyspark.sql import functions as F
-
         assert self.ended is not None
-        generation = self.generation
-        rows = self.ended(packets).select(
-            "*",
-            F.lit(generation.model_version).cast("int").alias("model_version"),
-            F.lit(generation.generation).alias("generation"),
-            F.lit(batch_id).cast("bigint").alias("batch_id"),
-        )
-        self.fence.append(rows, archive(generation.model), batch_id, {"mergeSchema": "true"})
+        rows = marked(self.ended(packets), self.generation, batch_id)
+        self.fence.append(rows, archive(self.generation.model), batch_id, {"mergeSchema": "true"})
 
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation

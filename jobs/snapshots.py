@@ -159,12 +159,12 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
         "parent": manifest.parent,
         "waiting": None if waiting is None else json.dumps(waiting),
     }
-    if find(warehouse, manifest.snapshot_id) is not None:
+    before = record(warehouse, manifest.snapshot_id)
+    if before is not None and before.status != REMOVED:
         return _repaired(warehouse, row)
     schema = StructType.fromDDL(MANIFESTS)
     assert isinstance(schema, StructType)
     frame = warehouse.spark.createDataFrame([row], schema).withColumn("committed_at", F.current_timestamp())
-    before = record(warehouse, manifest.snapshot_id)
     if before is None:
         # A table of an earlier release has not all of the columns yet.
         warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1), {"mergeSchema": "true"})
