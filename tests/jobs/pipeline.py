@@ -106,6 +106,16 @@ class Pipeline:
         )
 
 
+def streaming(folder: Path, history: pd.DataFrame, *later: pd.DataFrame) -> Pipeline:
+    """Return a pipeline with a history in its snapshot, whose stream has taken what came later."""
+    pipeline = Pipeline(folder, random_walk_spec())
+    pipeline.land(history)
+    pipeline.pretrain()
+    pipeline.land(*later)
+    pipeline.stream()
+    return pipeline
+
+
 def ordered(frame: pd.DataFrame) -> pd.DataFrame:
     for name in ("mean", "covariance"):
         frame[name] = [tuple(value) for value in frame[name]]

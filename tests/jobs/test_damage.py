@@ -17,7 +17,15 @@ from jobs import export, generations, snapshots, status, upgrade
 from jobs.errors import RUN_FAILED, UserError
 from jobs.live import live_estimates
 from jobs.tables import Warehouse
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
+from tests.jobs.pipeline import (
+    Pipeline,
+    assert_bit_equal,
+    ordered,
+    random_rows,
+    random_walk_spec,
+    since,
+    streaming,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -53,11 +61,7 @@ CHECKPOINTS: list[tuple[Callable[[Path], None], str, str]] = [
 
 def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(tmp_path: Path) -> None:
     days = random_rows(4, rows=60)
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(days[0])
-    pipeline.pretrain()
-    pipeline.land(*days[1:3])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, days[0], *days[1:3])
     settings = pipeline.settings
     exported = export.run(settings, "walk", batch=0).data["snapshot"]
     pipeline.land(days[3])
@@ -201,11 +205,7 @@ def test_a_damaged_snapshot_is_refused_and_made_again(
 @pytest.mark.soak
 def test_the_state_of_another_version_is_refused_by_its_blocks(tmp_path: Path) -> None:
     days = random_rows(4, rows=60)
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(days[0])
-    pipeline.pretrain()
-    pipeline.land(days[1])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, days[0], days[1])
     pipeline.write_spec(random_walk_spec(version=2))
     upgrade.run(pipeline.settings, "walk", mode="stop-start")
     pipeline.land(days[2])

@@ -22,7 +22,15 @@ from jobs.maintain import Maintenance
 from jobs.settings import Settings
 from jobs.tables import Warehouse, estimates
 from tests.conftest import cli_environment
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
+from tests.jobs.pipeline import (
+    Pipeline,
+    assert_bit_equal,
+    ordered,
+    random_rows,
+    random_walk_spec,
+    since,
+    streaming,
+)
 from tests.jobs.processes import Driver
 
 pytestmark = pytest.mark.spark
@@ -41,11 +49,7 @@ RULES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     """A pipeline with a history of 400 days: three versions of one model, of which one was given up in shadow."""
-    pipeline = Pipeline(tmp_path_factory.mktemp("old"), random_walk_spec())
-    pipeline.land(DAYS[0])
-    pipeline.pretrain()
-    pipeline.land(DAYS[1])
-    pipeline.stream()
+    pipeline = streaming(tmp_path_factory.mktemp("old"), DAYS[0], DAYS[1])
     # Version 2 is given up in shadow; it is version 1's model, as all are, so that estimates are one batch.
     pipeline.write_spec(random_walk_spec(version=2, upgrade={"rows": 0}))
     upgrade.run(pipeline.settings, "walk", promote=False)

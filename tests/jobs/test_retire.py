@@ -9,7 +9,7 @@ import pytest
 from jobs import generations, retire, upgrade
 from jobs.errors import UserError
 from jobs.lease_log import LeaseLog
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+from tests.jobs.pipeline import assert_bit_equal, random_rows, random_walk_spec, since, streaming
 from tests.jobs.processes import Driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak]
@@ -17,11 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 def test_a_shadow_that_is_driven_is_retired_and_its_driver_ends(tmp_path: Path) -> None:
     days = random_rows(4, rows=60)
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(days[0])
-    pipeline.pretrain()
-    pipeline.land(days[1])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, days[0], days[1])
     pipeline.write_spec(random_walk_spec(version=2, upgrade={"rows": 0}))
     upgrade.run(pipeline.settings, "walk", promote=False)
     pipeline.land(days[2])

@@ -11,7 +11,15 @@ import pytest
 
 from jobs import generations, promote, rollback, snapshots, upgrade
 from jobs.live import live_estimates
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
+from tests.jobs.pipeline import (
+    Pipeline,
+    assert_bit_equal,
+    ordered,
+    random_rows,
+    random_walk_spec,
+    since,
+    streaming,
+)
 from tests.jobs.processes import Driver, files
 
 pytestmark = pytest.mark.spark
@@ -38,11 +46,7 @@ MOMENTS = {
 )
 def test_an_upgrade_killed_after(tmp_path: Path, moment: str) -> None:
     days = random_rows(5, rows=60)
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(days[0])
-    pipeline.pretrain()
-    pipeline.land(days[1])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, days[0], days[1])
     # Version 2 is the same model, so that all estimates, across the switch, are one batch to the last bit.
     pipeline.write_spec(random_walk_spec(version=2, upgrade={"rows": 0}))
     pipeline.land(*days[2:])
@@ -134,11 +138,7 @@ def test_the_other_modes_killed_after_each_step(tmp_path: Path, mode: str) -> No
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_switch_killed_at_some_moment_is_whole_or_not_there(tmp_path: Path, verb: str, seed: int) -> None:
     days = random_rows(3, rows=60)
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(days[0])
-    pipeline.pretrain()
-    pipeline.land(days[1])
-    pipeline.stream()
+    pipeline = streaming(tmp_path, days[0], days[1])
     pipeline.write_spec(random_walk_spec(version=2, upgrade={"rows": 0}))
     upgrade.run(pipeline.settings, "walk", promote=verb == "rollback")
     folder = Path(pipeline.settings.warehouse, "generations")
