@@ -63,7 +63,7 @@ class Api:
             return json.loads(answer.read() or b"null")
 
 
-def wait_for(ask: Callable[[], T], seconds: float, what: str) -> T:
+def wait_for(ask: Callable[[], T | None], seconds: float, what: str) -> T:
     """Ask until the answer is true."""
     end = time.monotonic() + seconds
     while not (answer := ask()):
