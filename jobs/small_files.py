@@ -158,12 +158,11 @@ class HadoopFiles:
 
     def write(self, name: str, content: bytes) -> None:
         path = self._path(name)
+        if self._root.startswith("s3a:"):  # a file is there once it is whole; renaming would copy and delete
+            self._create(path, content)
+            return
         draft = self._path(f"{name.rpartition('/')[0]}/.{uuid.uuid4().hex}")
-        stream = self._files.create(draft, True)
-        try:
-            stream.write(bytearray(content))
-        finally:
-            stream.close()
+        self._create(draft, content)
         if not self._files.rename(draft, path):  # HDFS does not rename onto a file
             self._files.delete(path, False)
             self._files.rename(draft, path)
@@ -177,6 +176,13 @@ class HadoopFiles:
             return []
         names = (str(status.getPath().getName()) for status in self._files.listStatus(path))
         return sorted(name for name in names if not name.startswith("."))
+
+    def _create(self, path: Any, content: bytes) -> None:
+        stream = self._files.create(path, True)
+        try:
+            stream.write(bytearray(content))
+        finally:
+            stream.close()
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}".rstrip("/"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import UserError
+from jobs.stores import until_won
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,7 +90,7 @@ class Warehouse:
         for name, value in (properties or {}).items():
             builder = builder.property(name, value)
         with self.lock(table):
-            builder.execute()
+            until_won(builder.execute)
 
     def read(self, table: str, version: int | None = None) -> DataFrame:
         """Read a table, at a version or the newest."""
@@ -139,7 +140,7 @@ class Warehouse:
         for name, value in (options or {}).items():
             writer = writer.option(name, value)
         with self.lock(table):
-            writer.save(self.path(table))
+            until_won(lambda: writer.save(self.path(table)))
 
     def upsert(
         self,
@@ -161,7 +162,7 @@ class Warehouse:
         if options.get("mergeSchema") == "true":
             merge = merge.withSchemaEvolution()
         with self.lock(table), of_transaction(session, *transaction):
-            merge.execute()
+            until_won(merge.execute)
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
