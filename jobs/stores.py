@@ -30,7 +30,9 @@ def is_s3(root: str) -> bool:
     """
     scheme = root.partition("://")[0] if "://" in root else ""
     if scheme in ("s3", "s3n"):
-        raise UserError(f"{root}: name the warehouse s3a://{root.partition('://')[2]}, after Hadoop's client of S3")
+        raise UserError(
+            f"{root}: name the warehouse s3a://{root.partition('://')[2]}, after Hadoop's client of S3"
+        )
     return scheme == "s3a"
 
 
@@ -53,7 +55,10 @@ def store_conf(root: str) -> dict[str, str]:
         "spark.hadoop.fs.s3a.create.performance": "true",
         "spark.hadoop.fs.s3a.create.conditional.enabled": "true",
     }
-    if os.environ.get("AWS_ENDPOINT_URL"):  # stores of one's own seldom give each bucket a host name
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:  # a store of one's own seldom gives each bucket a host name, and has no regions
+        conf["spark.hadoop.fs.s3a.endpoint"] = endpoint
+        conf["spark.hadoop.fs.s3a.endpoint.region"] = os.environ.get("AWS_REGION") or "us-east-1"
         conf["spark.hadoop.fs.s3a.path.style.access"] = "true"
     return conf
 
