@@ -78,6 +78,7 @@ class ClusterLauncher:
         """Return the provider's hook with everything that a driver in the cluster needs."""
         variables = {
             **{name: value for name, value in spark_environment().items() if name.startswith("KALMAN_")},
+            **{name: os.environ[name] for name in ("PYTHONPATH", "AWS_ENDPOINT_URL") if os.environ.get(name)},
             LAUNCH_VARIABLE: token,
         }
         speaks_to_kafka = load_spec(model, Path(variables["KALMAN_MODELS"])).speaks_to_kafka
@@ -104,6 +105,8 @@ def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
         "spark.yarn.submit.waitAppCompletion": "false",
         "spark.yarn.maxAppAttempts": "1",
         "spark.kubernetes.submission.waitAppCompletion": "false",
+        # Spark is where it is here; otherwise all of it would be packed and sent with each submission.
+        "spark.yarn.jars": f"local:{spark_environment()['SPARK_HOME']}/jars/*",
         **{f"spark.yarn.appMasterEnv.{name}": value for name, value in variables.items()},
         **{f"spark.kubernetes.driverEnv.{name}": value for name, value in variables.items()},
     }
