@@ -1,4 +1,4 @@
-"""A driver that runs in a YARN cluster: submitted by the launcher, killed there, followed by the next, stopped by request.
+"""A driver in a YARN cluster: submitted by the launcher, killed there, followed by the next, stopped by request.
 
 The cluster is real, with one node, and its parts are threads of one process.
 """
@@ -55,7 +55,7 @@ def yarn(tmp_path: Path) -> Iterator[Path]:
             redirect_stderr=said,
             cwd=str(folder),
         )
-    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=int(port)))  # pyright: ignore[reportArgumentType]
     jvm: Any = gateway.jvm
     settings = jvm.org.apache.hadoop.yarn.conf.YarnConfiguration()
     for name, value in SETTINGS.items():
