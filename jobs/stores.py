@@ -18,6 +18,8 @@ from jobs.errors import UserError
 from jobs.jars import optional_jars
 
 T = TypeVar("T")
+DEFAULT_REGION = "us-east-1"
+"""Of a store of one's own, which has no regions, and is asked for by one all the same."""
 _TRIES = 12
 _LOST = ("RemoteFileChangedException", "PreconditionFailed", "Status Code: 412")
 
@@ -56,9 +58,9 @@ def store_conf(root: str) -> dict[str, str]:
         "spark.hadoop.fs.s3a.create.conditional.enabled": "true",
     }
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
-    if endpoint:  # a store of one's own seldom gives each bucket a host name, and has no regions
+    if endpoint:  # a store of one's own seldom gives each bucket a host name
         conf["spark.hadoop.fs.s3a.endpoint"] = endpoint
-        conf["spark.hadoop.fs.s3a.endpoint.region"] = os.environ.get("AWS_REGION") or "us-east-1"
+        conf["spark.hadoop.fs.s3a.endpoint.region"] = os.environ.get("AWS_REGION") or DEFAULT_REGION
         conf["spark.hadoop.fs.s3a.path.style.access"] = "true"
     return conf
 

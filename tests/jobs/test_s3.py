@@ -9,14 +9,15 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
-import pandas as pd
 import pytest
 
 from demo.delta_log import rows_of
 from demo.ports import free_ports, listens
 from jobs.errors import ALREADY_RUNNING
+from jobs.lease_log import CAUGHT_UP, STOPPED, LeaseLog
 from tests.jobs.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
 from tests.jobs.processes import Driver
 
@@ -81,7 +82,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         process.wait()
 
 
-def test_a_pipeline_in_a_store(tmp_path: Path, store: Store) -> None:
+def test_a_pipeline_in_a_store(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = random_rows(8, rows=60)
     local = Pipeline(tmp_path, random_walk_spec())
     environment = {
@@ -91,7 +92,7 @@ def test_a_pipeline_in_a_store(tmp_path: Path, store: Store) -> None:
         "KALMAN_WAREHOUSE": "s3a://kalman/warehouse",
     }
 
-    def written(name: str, frame: pd.DataFrame) -> list[str]:
+    def written(name: str, frame: Any) -> list[str]:
         path = tmp_path / f"{name}.parquet"
         frame.to_parquet(path, index=False)
         return ["--input", str(path)]
@@ -124,6 +125,12 @@ def test_a_pipeline_in_a_store(tmp_path: Path, store: Store) -> None:
     (running,) = (one for one in drivers if one not in refused)
     assert running.terminate() == 0, running.said()
     done(run("status"))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    drivers_known = LeaseLog.at(environment["KALMAN_WAREHOUSE"], "walk").history(
+        "walk-g0001"
+    )  # without Spark
+    assert [one.how for one in drivers_known] == [None, CAUGHT_UP, STOPPED]
 
     estimates = rows_of(store.copy("warehouse/estimates/walk", tmp_path / "copy"))
     assert_as_the_filter_alone(local, estimates, frames)
