@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobs import generations
+from jobs.damage import refuse_damaged
 from jobs.errors import RUN_FAILED, UserError
 from jobs.generations import LIVE, RETIRED, SHADOW, Generation, position_of, reached
 from jobs.positions import said
@@ -53,7 +54,7 @@ def roll_back(
     It goes on from its own checkpoint, behind the last row that it has seen itself.
 
     Raises:
-        UserError: there is nothing to go back to.
+        UserError: there is nothing to go back to, or its checkpoint is damaged.
     """
     known = generations.all_of(warehouse, model)
     live = next((one for one in known if one.status == LIVE), None)
@@ -67,6 +68,7 @@ def roll_back(
             f"model {model} has no {f'retired generation {name}' if name else 'generation to go back to'} "
             f"(retired are {retired})"
         )
+    refuse_damaged(warehouse, found)
     return generations.switch(warehouse, model, found, known), live
 
 

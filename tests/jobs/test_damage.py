@@ -165,6 +165,15 @@ def cut_file(warehouse: Warehouse) -> None:
     cut(data_files(warehouse)[0])
 
 
+def leave_unmade(warehouse: str, *tables: str) -> None:
+    """Leave what a process leaves that is killed in the first commit of a table."""
+    for table in tables:
+        log = Path(warehouse, table, "_delta_log")
+        (log / "_staged_commits").mkdir(parents=True)
+        for name in (".00000000000000000000.json.1.tmp", "..00000000000000000000.json.1.tmp.crc"):
+            (log / name).touch()
+
+
 @pytest.mark.parametrize(
     "damages",
     [
@@ -177,6 +186,7 @@ def test_a_damaged_snapshot_is_refused_and_made_again(
 ) -> None:
     days = random_rows(2, rows=60)
     pipeline = Pipeline(tmp_path, random_walk_spec())
+    leave_unmade(pipeline.settings.warehouse, "measurements/walk", "snapshots", "manifests", "generations")
     pipeline.land(days[0])
     first = pipeline.pretrain().data
     (manifest,) = snapshots.all_of(pipeline.warehouse)
