@@ -1,0 +1,99 @@
+"""A stream that runs for ever is upgraded, and laid out anew, through a real scheduler; its driver goes on after."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jobs.lease_log import LeaseLog
+from jobs.watch import RUNNING, look
+from tests.dags.conftest import DAYS, ROWS_A_DAY, Tiny, write_days
+from tests.dags.delta_rows import delta_rows
+from tests.dags.test_approval import UPGRADE, command, statuses
+from tests.dags.test_scheduler import Airflow, airflow, wait_for  # noqa: F401 - one of them is a fixture
+
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
+
+FOR_EVER = "kalman_stream_forever__tiny"
+
+
+@pytest.fixture(scope="module")
+def tiny(landed: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+    """The measurements of the first days in a warehouse of this module's own, and a stream that runs for ever."""
+    folder = tmp_path_factory.mktemp("forever")
+    shutil.copytree(landed.first_days, folder / "warehouse")
+    shutil.copytree(landed.models, folder / "models")
+    own = landed._replace(
+        models=folder / "models", landing=folder / "landing", warehouse=folder / "warehouse"
+    )
+    own.landing.mkdir()
+    spec = own.models / "tiny.yaml"
+    text = spec.read_text().replace('{schedule: "*/10 * * * *"}', '{schedule: "@continuous", trigger: 1s}')
+    spec.write_text(text + "upgrade: {automatic: true, loss: 1.0, rows: 0}\n")
+    yield own
+    command(own, "stop", "--wait", "2min")  # whatever has failed, no driver is left behind
+
+
+def land(tiny: Tiny, day: int) -> None:
+    file = tiny.landing / f"{day}.csv"
+    write_days(file, range(day, day + 1))
+    command(tiny, "ingest", "--input", str(file))
+
+
+def estimated(tiny: Tiny, generation: str) -> int:
+    rows = delta_rows(tiny.warehouse / "estimates" / "tiny")
+    return sum(row["generation"] == generation for row in rows)
+
+
+def upgraded(airflow: Airflow, **form: Any) -> dict[str, str]:  # noqa: F811
+    """Run the DAG with a form, and return the state that each task ended in."""
+    body = {"logical_date": None, "conf": {"dry_run": False, **form}}
+    run = f"{UPGRADE}/dagRuns/{airflow.api(f'{UPGRADE}/dagRuns', body)['dag_run_id']}"
+    wait_for(lambda: airflow.api(run)["state"] in ("success", "failed"), 600, "the run's end")
+    found = airflow.api(f"{run}/taskInstances")["task_instances"]
+    return {one["task_id"]: str(one["state"]) for one in found}
+
+
+def test_a_stream_that_runs_for_ever_is_upgraded_and_goes_on(airflow: Airflow, tiny: Tiny) -> None:  # noqa: F811
+    command(tiny, "pretrain")
+    land(tiny, DAYS - 1)
+    log = LeaseLog.at(str(tiny.warehouse), "tiny")
+
+    def drives(generation: str) -> bool:
+        sight = look(log)
+        return sight.state == RUNNING and sight.drive is not None and sight.drive.generation == generation
+
+    airflow.switch_on(FOR_EVER)
+    airflow.switch_on("kalman_upgrade__tiny")
+    wait_for(lambda: estimated(tiny, "tiny-g0001") == ROWS_A_DAY, 300, "the first driver's estimates")
+    first = look(log).drive
+
+    spec = tiny.models / "tiny.yaml"
+    spec.write_text(spec.read_text().replace("version: 1", "version: 2").replace("0.01", "0.011"))
+    done = upgraded(airflow, mode="stop-start")
+    assert (done["replace"], done["promote"]) == ("success", "skipped"), done
+    assert statuses(tiny) == {"tiny-g0001": "retired", "tiny-g0002": "live"}
+    assert log.hold() is None
+    ended = next(one for one in log.drives() if first is not None and one.name == first.name)
+    assert ended.how == "stopped", "it finished its micro-batch, and was not robbed of its lease"
+    wait_for(lambda: drives("tiny-g0002"), 300, "the next driver")
+    land(tiny, DAYS)
+    wait_for(lambda: estimated(tiny, "tiny-g0002") == ROWS_A_DAY, 120, "its estimates")
+
+    done = upgraded(airflow, mode="repartition", partitions=3)
+    assert (done["replace"], done["promote"]) == ("success", "skipped"), done
+    assert statuses(tiny) == {"tiny-g0001": "retired", "tiny-g0002": "retired", "tiny-g0003": "live"}
+    laid_out = {row["generation"]: row["partitions"] for row in delta_rows(tiny.warehouse / "generations")}
+    assert laid_out["tiny-g0003"] == 3 != laid_out["tiny-g0002"]
+
+    # Beside the stream, which runs on until it is replaced.
+    wait_for(lambda: drives("tiny-g0003"), 300, "the next driver")
+    spec.write_text(spec.read_text().replace("version: 2", "version: 3").replace("0.011", "0.012"))
+    done = upgraded(airflow, mode="blue-green")
+    assert (done["promote"], done["replace"]) == ("success", "skipped"), done
+    wait_for(lambda: drives("tiny-g0004"), 300, "the next driver")
+    land(tiny, DAYS + 1)
+    wait_for(lambda: estimated(tiny, "tiny-g0004") == ROWS_A_DAY, 120, "its estimates")
