@@ -1,19 +1,25 @@
-"""A stream that runs for ever is upgraded, and laid out anew, through a real scheduler; its driver goes on after."""
+"""A stream that runs for ever, through a real scheduler: a backfill beside it, and upgrades after which it goes on."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from jobs.lease_log import LeaseLog
 from jobs.watch import RUNNING, look
-from tests.dags.conftest import DAYS, ROWS_A_DAY, Tiny, write_days
+from tests.dags.conftest import DAYS, FIRST_DAY, ROWS_A_DAY, Tiny, write_days
 from tests.dags.delta_rows import delta_rows
 from tests.dags.test_approval import UPGRADE, command, statuses
-from tests.dags.test_scheduler import Airflow, airflow, wait_for  # noqa: F401 - one of them is a fixture
+from tests.dags.test_scheduler import (  # noqa: F401 - one of them is a fixture
+    Airflow,
+    airflow,
+    all_succeeded,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
 
@@ -57,18 +63,55 @@ def upgraded(airflow: Airflow, **form: Any) -> dict[str, str]:  # noqa: F811
     return {one["task_id"]: str(one["state"]) for one in found}
 
 
-def test_a_stream_that_runs_for_ever_is_upgraded_and_goes_on(airflow: Airflow, tiny: Tiny) -> None:  # noqa: F811
+@pytest.fixture(scope="module")
+def log(airflow: Airflow, tiny: Tiny) -> LeaseLog:  # noqa: F811
+    """The log of drivers of a stream that runs, and has taken in a day."""
     command(tiny, "pretrain")
     land(tiny, DAYS - 1)
-    log = LeaseLog.at(str(tiny.warehouse), "tiny")
+    airflow.switch_on(FOR_EVER)
+    wait_for(lambda: estimated(tiny, "tiny-g0001") == ROWS_A_DAY, 300, "the first driver's estimates")
+    return LeaseLog.at(str(tiny.warehouse), "tiny")
 
+
+def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, log: LeaseLog) -> None:  # noqa: F811
+    before, known = look(log), delta_rows(tiny.warehouse / "manifests")
+    day = FIRST_DAY.date().isoformat()
+    words = (
+        "--dag-id",
+        "kalman_pretrain__tiny",
+        "--max-active-runs",
+        "1",
+        "--from-date",
+        day,
+        "--to-date",
+        day,
+    )
+    airflow.command("backfill", "create", *words)
+    airflow.switch_on("kalman_pretrain__tiny")
+    wait_for(lambda: all_succeeded(airflow, 1), 400, "the backfill")
+    cuts = {str(row["cut"])[:10] for row in delta_rows(tiny.warehouse / "manifests") if row not in known}
+    assert (FIRST_DAY + timedelta(days=1)).date().isoformat() in cuts
+
+    land(tiny, DAYS)
+    wait_for(lambda: estimated(tiny, "tiny-g0001") == 2 * ROWS_A_DAY, 120, "the same driver's estimates")
+    after = look(log)
+    assert before.drive is not None and after.drive is not None
+    assert (after.state, after.drive.name, after.drive.owner) == (
+        RUNNING,
+        before.drive.name,
+        before.drive.owner,
+    )
+    assert statuses(tiny) == {"tiny-g0001": "live"}
+    rows = delta_rows(tiny.warehouse / "estimates" / "tiny")
+    assert len({(row["key"], row["event_time"]) for row in rows}) == len(rows)
+
+
+def test_it_is_upgraded_in_each_way_and_goes_on(airflow: Airflow, tiny: Tiny, log: LeaseLog) -> None:  # noqa: F811
     def drives(generation: str) -> bool:
         sight = look(log)
         return sight.state == RUNNING and sight.drive is not None and sight.drive.generation == generation
 
-    airflow.switch_on(FOR_EVER)
     airflow.switch_on("kalman_upgrade__tiny")
-    wait_for(lambda: estimated(tiny, "tiny-g0001") == ROWS_A_DAY, 300, "the first driver's estimates")
     first = look(log).drive
 
     spec = tiny.models / "tiny.yaml"
@@ -80,7 +123,7 @@ def test_a_stream_that_runs_for_ever_is_upgraded_and_goes_on(airflow: Airflow, t
     ended = next(one for one in log.drives() if first is not None and one.name == first.name)
     assert ended.how == "stopped", "it finished its micro-batch, and was not robbed of its lease"
     wait_for(lambda: drives("tiny-g0002"), 300, "the next driver")
-    land(tiny, DAYS)
+    land(tiny, DAYS + 1)
     wait_for(lambda: estimated(tiny, "tiny-g0002") == ROWS_A_DAY, 120, "its estimates")
 
     done = upgraded(airflow, mode="repartition", partitions=3)
@@ -95,5 +138,5 @@ def test_a_stream_that_runs_for_ever_is_upgraded_and_goes_on(airflow: Airflow, t
     done = upgraded(airflow, mode="blue-green")
     assert (done["promote"], done["replace"]) == ("success", "skipped"), done
     wait_for(lambda: drives("tiny-g0004"), 300, "the next driver")
-    land(tiny, DAYS + 1)
+    land(tiny, DAYS + 2)
     wait_for(lambda: estimated(tiny, "tiny-g0004") == ROWS_A_DAY, 120, "its estimates")
