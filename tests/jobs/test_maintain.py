@@ -53,10 +53,9 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     pipeline = streaming(tmp_path_factory.mktemp("old"), DAYS[0], DAYS[1])
     # Version 2 is given up in shadow; it is version 1's model, as all are, so that estimates are one batch.
     pipeline.write_spec(random_walk_spec(version=2, upgrade={"rows": 0}))
-    upgrade.run(pipeline.settings, "walk", promote=False)
     pipeline.land(DAYS[2])
+    upgrade.run(pipeline.settings, "walk", promote=False)
     pipeline.stream()
-    assert upgrade.run(pipeline.settings, "walk", promote=False).data["comparison"]["unequal_rows"] == 0
     with pytest.raises(UserError, match="walk-g0001 is the live generation of walk"):
         retire.run(pipeline.settings, "walk", "walk-g0001")
     given_up = retire.run(pipeline.settings, "walk").data
