@@ -10,6 +10,10 @@ from jobs.positions import said
 from jobs.tables import Warehouse
 
 
+class Behind(UserError):
+    """A shadow has not come as far as the live generation."""
+
+
 def promote(
     warehouse: Warehouse, model: str, name: str | None = None, behind: bool = False
 ) -> tuple[Generation, Generation | None]:
@@ -22,7 +26,7 @@ def promote(
         behind: allow a shadow that has not come as far as the live one, so that readers see time go back.
 
     Raises:
-        UserError: there is no such shadow, or it is behind.
+        UserError: there is no such shadow; `Behind`: it has not come as far as the live one.
     """
     known = generations.all_of(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
@@ -37,7 +41,7 @@ def promote(
     if live is not None and not behind:
         have, want = reached(warehouse, found), reached(warehouse, live)
         if have < want:
-            raise UserError(
+            raise Behind(
                 f"{found.generation} has come to {said(position_of(warehouse, found))} and {live.generation} to "
                 f"{said(position_of(warehouse, live))}: let it catch up first "
                 f"(kalman-pipeline stream --model {model} --generation {found.generation})",

@@ -30,7 +30,7 @@ BLUE_GREEN, STOP_START, RETRAIN, STATELESS = "blue-green", "stop-start", "retrai
 REPARTITION = "repartition"
 CATCH_UPS = 5
 """How often a shadow is driven again after a live generation that runs ahead meanwhile."""
-LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.1
+LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
 """How long a shadow may run beside a live generation to which rows keep coming, before it is as far."""
 MODES = (BLUE_GREEN, STOP_START, RETRAIN, STATELESS, REPARTITION)
 
@@ -382,25 +382,31 @@ class _Upgrade:
         Raises:
             UserError: it has not come level in `LEVEL_SECONDS`.
         """
-        from jobs.switch import promote
+        from jobs.switch import Behind, promote
 
-        if self._level(live, shadow):
-            promote(self.warehouse, self.spec.name, shadow.generation)
+        name = self.spec.name
+        try:
+            promote(self.warehouse, name, shadow.generation)
             return
-        self.progress.note(f"{shadow.generation} runs beside {live.generation} until it is level")
+        except Behind:
+            self.progress.note(f"{shadow.generation} runs beside {live.generation} until it is level")
         deadline = time.monotonic() + LEVEL_SECONDS
         with self._running(shadow) as ended:
-            while not self._level(live, shadow) and time.monotonic() < deadline:
-                if ended.wait(LEVEL_POLL_SECONDS):
-                    break  # by an error, which leaving tells
-            promote(self.warehouse, self.spec.name, shadow.generation)
+            while True:
+                late = time.monotonic() > deadline
+                if late or ended.wait(LEVEL_POLL_SECONDS) or self._level(live, shadow):
+                    try:
+                        promote(self.warehouse, name, shadow.generation)
+                        return
+                    except Behind:
+                        if late or ended.is_set():
+                            raise
 
     @contextmanager
     def _running(self, shadow: Generation) -> Iterator[threading.Event]:
         """Drive a shadow as fast as rows come, in a thread, until the end; yield what tells that it has ended before.
 
-        Raises:
-            BaseException: what ended it, in place of what its end led to.
+        Where that made the rest fail, what ended it is raised.
         """
         stop, ended = threading.Event(), threading.Event()
         failed: list[BaseException] = []
@@ -417,12 +423,13 @@ class _Upgrade:
         thread.start()
         try:
             yield ended
+        except Exception:
+            if failed:
+                raise failed[0] from None
+            raise
         finally:
-            early = ended.is_set()
             stop.set()
             thread.join()
-            if early and failed:
-                raise failed[0]
 
     def _drive(
         self, shadow: Generation, seconds: float | None = None, stop: threading.Event | None = None
