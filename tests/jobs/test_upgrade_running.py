@@ -168,8 +168,7 @@ def fed(pipeline: Pipeline, days: list[Path], rows: Callable[[list[Path]], int])
         yield sent
         done.set()
         thread.join()
-        table = pipeline.warehouse.read(measurements(MODEL))
-        ingest.wait_for(lambda: table.count() == rows(sent))
+        ingest.wait_for(lambda: pipeline.warehouse.read(measurements(MODEL)).count() == rows(sent))
     finally:
         done.set()
         thread.join()
