@@ -295,7 +295,7 @@ def test_a_stream_outlives_what_keeps_it(tmp_path: Path, kills: list[str]) -> No
     assert_as_the_filter_alone(stream.pipeline, tmp_path / "all.parquet", landed[1]["at"].min())
 
 
-def assert_as_the_filter_alone(pipeline: Pipeline, rows: Path, first: pd.Timestamp) -> None:
+def assert_as_the_filter_alone(pipeline: Pipeline, rows: Path, first: Any) -> None:
     """Check that each row from `first` on has its one estimate, to the last bit that of the filter without Spark."""
     out = rows.with_name("out.parquet")
     offline.run(pipeline.settings, "walk", str(rows), str(out))
