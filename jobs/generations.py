@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from jobs.checkpoints import Checkpoint
 from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.positions import KAFKA, rank
-from jobs.stores import until_won
 from jobs.tables import GENERATIONS, Warehouse, utc
 
 if TYPE_CHECKING:
@@ -229,15 +228,11 @@ def _commit(
         .whenMatchedUpdate(f"s.action = '{REMOVED}'", {"status": F.lit(REMOVED)})
         .whenNotMatchedInsert("s.action = 'begin'", {**columns, "created_at": F.current_timestamp()})
     )
-
-    def commit() -> None:
+    with one_of_two(model), warehouse.lock("generations"):
         now = {one.generation: one.status for one in all_of(warehouse, model)}
         if now != {one.generation: one.status for one in known}:
             raise taken(model, "another command has just changed its generations")
         merge.execute()
-
-    with one_of_two(model), warehouse.lock("generations"):
-        until_won(commit)
 
 
 def taken(model: str, who: str) -> UserError:
@@ -263,8 +258,7 @@ def update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None
     from delta.tables import DeltaTable
 
     with warehouse.lock("generations"):
-        table = DeltaTable.forPath(warehouse.spark, warehouse.path("generations"))
-        until_won(lambda: table.update(condition, values))
+        DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).update(condition, values)
 
 
 def _columns(one: Generation) -> dict[str, Any]:

@@ -4,8 +4,8 @@
 and Maven folders are not touched: a half-filled one there makes Spark's own resolution fail.
 
 What only some models need is in sets of their own, each in a folder within, fetched by its first use or by
-`python -m jobs.jars SET ...`: `kafka` is Spark's connector, `s3` the client of S3-compatible stores, `broker` a Kafka
-broker for tests and the demo, `yarn` a YARN cluster in one process for a test.
+`python -m jobs.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo,
+`yarn` a YARN cluster in one process for a test.
 """
 
 from __future__ import annotations
@@ -83,20 +83,6 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
             without=("kafka-clients",),
         ),
         Coordinate("org.apache.spark", "spark-avro_2.13", "4.1.1"),  # only from_avro, the same in 4.2
-    ),
-    "s3": (
-        # The version is that of PySpark's own Hadoop. Of Amazon's SDK the parts that it uses, 10 MB: the bundle that it
-        # asks for has 600.
-        Coordinate(
-            "org.apache.hadoop",
-            "hadoop-aws",
-            "3.5.0",
-            without=("bundle", "hadoop-common", "analyticsaccelerator-s3"),
-        ),
-        *(
-            Coordinate("software.amazon.awssdk", part, "2.35.4")
-            for part in ("s3", "s3-transfer-manager", "sts", "apache-client", "netty-nio-client")
-        ),
     ),
     "broker": (
         Coordinate("org.apache.kafka", "kafka_2.13", "4.1.1"),

@@ -13,7 +13,6 @@ from jobs.jars import jar_paths, optional_jars
 from jobs.java_output import filtered
 from jobs.settings import Settings
 from jobs.spark_conf import spark_conf
-from jobs.stores import store_conf, store_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,10 +38,10 @@ def spark_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app)
-    for name, value in {**spark_conf(), **store_conf(settings.warehouse), **(conf or {})}.items():
+    for name, value in {**spark_conf(), **(conf or {})}.items():
         builder = builder.config(name, value)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        builder = builder.master(settings.master).config("spark.jars", ",".join(_jars(settings, kafka)))
+        builder = builder.master(settings.master).config("spark.jars", ",".join(_jars(kafka)))
         builder = builder.config("spark.ui.enabled", os.environ.get("KALMAN_SPARK_UI", "false"))
         if settings.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -57,7 +56,7 @@ def spark_session(
     return session
 
 
-def _jars(settings: Settings, kafka: bool) -> list[str]:
+def _jars(kafka: bool) -> list[str]:
     # A session cannot be given more jars later: KALMAN_KAFKA_JARS=1 gives them to one that several jobs share.
     wanted = kafka or os.environ.get("KALMAN_KAFKA_JARS") == "1"
-    return [*jar_paths(), *(optional_jars("kafka") if wanted else []), *store_jars(settings.warehouse)]
+    return [*jar_paths(), *(optional_jars("kafka") if wanted else [])]

@@ -1,26 +1,24 @@
 """Keep small files beside the tables: written whole or not at all, and read without Spark.
 
 The folder is named as the warehouse is. A local one is reached by the system, any other by the driver through the file
-system that Spark uses (`hadoop_files`). Processes without Spark reach S3 through PyArrow, and other stores through
-fsspec, which needs the package of that store (gcsfs, adlfs) beside it.
+system that Spark uses (`hadoop_files`), and by processes without Spark through fsspec, which needs the package of that
+store (s3fs, gcsfs, adlfs) beside it.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from jobs.errors import UserError
-from jobs.stores import DEFAULT_REGION, is_s3
 
 if TYPE_CHECKING:
     from jobs.tables import Warehouse
 
-_FSSPEC_NAMES = {"abfss": "abfs", "wasbs": "abfs", "wasb": "abfs"}
+_FSSPEC_NAMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "abfs", "wasb": "abfs"}
 """What Hadoop and fsspec call the same store."""
 
 
@@ -51,9 +49,7 @@ def files_of(root: str) -> Files:
         UserError: the URI needs a package that is not installed.
     """
     local = local_path(root)
-    if local is not None:
-        return LocalFiles(local)
-    return S3Files(root) if is_s3(root) else FsspecFiles(root)
+    return LocalFiles(local) if local is not None else FsspecFiles(root)
 
 
 def hadoop_files(warehouse: Warehouse, folder: str) -> Files:
@@ -99,47 +95,6 @@ class LocalFiles:
             return sorted(name for name in os.listdir(self.root / folder) if not name.startswith("."))
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-
-class S3Files:
-    """A folder in an S3-compatible store. An object is there once it is whole."""
-
-    def __init__(self, root: str) -> None:
-        self._files, self._root = _s3(), root.partition("://")[2]
-
-    def read(self, name: str) -> bytes | None:
-        try:
-            with self._files.open_input_stream(f"{self._root}/{name}") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
-
-    def write(self, name: str, content: bytes) -> None:
-        with self._files.open_output_stream(f"{self._root}/{name}") as file:
-            file.write(content)
-
-    def remove(self, name: str) -> None:
-        try:
-            self._files.delete_file(f"{self._root}/{name}")
-        except FileNotFoundError:
-            return
-
-    def names(self, folder: str) -> list[str]:
-        from pyarrow.fs import FileSelector
-
-        path = f"{self._root}/{folder}".rstrip("/")
-        found = self._files.get_file_info(FileSelector(path, allow_not_found=True))
-        return sorted(one.base_name for one in found if not one.base_name.startswith("."))
-
-
-@cache
-def _s3() -> Any:
-    from pyarrow.fs import S3FileSystem
-
-    endpoint = os.environ.get("AWS_ENDPOINT_URL")
-    if not endpoint:
-        return S3FileSystem()
-    return S3FileSystem(endpoint_override=endpoint, region=os.environ.get("AWS_REGION") or DEFAULT_REGION)
 
 
 class FsspecFiles:
@@ -203,11 +158,12 @@ class HadoopFiles:
 
     def write(self, name: str, content: bytes) -> None:
         path = self._path(name)
-        if is_s3(self._root):  # a file is there once it is whole; renaming would copy and delete
-            self._create(path, content)
-            return
         draft = self._path(f"{name.rpartition('/')[0]}/.{uuid.uuid4().hex}")
-        self._create(draft, content)
+        stream = self._files.create(draft, True)
+        try:
+            stream.write(bytearray(content))
+        finally:
+            stream.close()
         if not self._files.rename(draft, path):  # HDFS does not rename onto a file
             self._files.delete(path, False)
             self._files.rename(draft, path)
@@ -221,13 +177,6 @@ class HadoopFiles:
             return []
         names = (str(status.getPath().getName()) for status in self._files.listStatus(path))
         return sorted(name for name in names if not name.startswith("."))
-
-    def _create(self, path: Any, content: bytes) -> None:
-        stream = self._files.create(path, True)
-        try:
-            stream.write(bytearray(content))
-        finally:
-            stream.close()
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}".rstrip("/"))

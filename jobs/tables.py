@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import UserError
-from jobs.stores import until_won
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,7 +91,7 @@ class Warehouse:
             builder = builder.property(name, value)
         with self.lock(table):
             try:
-                until_won(builder.execute)
+                builder.execute()
             except AnalysisException as error:
                 if error.getCondition() != "DELTA_TABLE_NOT_FOUND":
                     raise
@@ -149,7 +148,7 @@ class Warehouse:
         for name, value in (options or {}).items():
             writer = writer.option(name, value)
         with self.lock(table):
-            until_won(lambda: writer.save(self.path(table)))
+            writer.save(self.path(table))
 
     def upsert(
         self,
@@ -171,7 +170,7 @@ class Warehouse:
         if options.get("mergeSchema") == "true":
             merge = merge.withSchemaEvolution()
         with self.lock(table), of_transaction(session, *transaction):
-            until_won(merge.execute)
+            merge.execute()
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:

@@ -16,7 +16,6 @@ from jobs.launch import LAUNCH_VARIABLE, detach, new_token
 from jobs.lease_log import Launch, LeaseLog
 from jobs.spark_conf import spark_conf
 from jobs.spec import load_spec
-from jobs.stores import store_conf, store_jars
 from kalman_dags.operator import CONNECTION, ROOT, KalmanHook, application, spark_environment
 
 
@@ -78,15 +77,15 @@ class ClusterLauncher:
         """Return the provider's hook with everything that a driver in the cluster needs."""
         variables = {
             **{name: value for name, value in spark_environment().items() if name.startswith("KALMAN_")},
-            **{name: os.environ[name] for name in ("PYTHONPATH", "AWS_ENDPOINT_URL") if os.environ.get(name)},
+            **({"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}),
             LAUNCH_VARIABLE: token,
         }
         speaks_to_kafka = load_spec(model, Path(variables["KALMAN_MODELS"])).speaks_to_kafka
-        jars = [*jar_paths(), *(optional_jars("kafka") if speaks_to_kafka else []), *store_jars(root)]
+        jars = [*jar_paths(), *(optional_jars("kafka") if speaks_to_kafka else [])]
         return KalmanHook(
             own_session=False,
             conn_id=CONNECTION,
-            conf={**spark_conf(), **store_conf(root), **cluster_conf(variables)},
+            conf={**spark_conf(), **cluster_conf(variables)},
             jars=",".join(jars),
             name=f"kalman-stream-{model}",
             application_args=[

@@ -25,7 +25,6 @@ from jobs.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
 from jobs.jars import jar_paths, optional_jars
 from jobs.settings import DEFAULT_MASTER
 from jobs.spark_conf import spark_conf
-from jobs.stores import store_conf, store_jars
 
 CONNECTION = "spark_default"
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +132,7 @@ class KalmanOperator(SparkSubmitOperator):
         kwargs.setdefault("durable", False)
         super().__init__(
             application=application(verb),
-            conf={**spark_conf(), **store_conf(place("KALMAN_WAREHOUSE", "warehouse")), **ui, **(conf or {})},
+            conf={**spark_conf(), **ui, **(conf or {})},
             env_vars=spark_environment(),
             spark_binary=str(_folder_of("pyspark") / "bin" / "spark-submit"),
             conn_id=CONNECTION,
@@ -156,8 +155,7 @@ class KalmanOperator(SparkSubmitOperator):
             for text in (option, str(value))
         ] + [flag for flag in self.flags if flag]
         try:
-            kafka = optional_jars("kafka") if self.kafka else []
-            self.jars = ",".join([*jar_paths(), *kafka, *store_jars(place("KALMAN_WAREHOUSE", "warehouse"))])
+            self.jars = ",".join([*jar_paths(), *(optional_jars("kafka") if self.kafka else [])])
             super().execute(context)
         except UserError as error:
             raise AirflowFailException(error.message) from error
