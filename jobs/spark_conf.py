@@ -17,6 +17,13 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 ARROW_ROWS = 131_072
 """Rows in one Arrow batch. A batch is packed into one binary row a bucket: larger ones mean fewer, longer rows."""
 
+BLOCKS_AT_ONCE = 512
+"""State blocks in one answer where all of a bucket are read: some ten megabytes."""
+_STATE_CALLS = "spark.sql.execution.arrow.transformWithStateInPySpark"
+
+_ARROW_JAVA = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""Arrow in Java checks the bounds of every value that it reads; Spark has checked them before."""
+
 
 def spark_conf() -> dict[str, str]:
     """Return the settings that every job runs with."""
@@ -31,6 +38,10 @@ def spark_conf() -> dict[str, str]:
         "spark.pyspark.driver.python": sys.executable,
         "spark.executorEnv.PYTHONHASHSEED": "0",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
+        # Any other limit makes Spark add up the bytes of an Arrow batch again with every row that it puts in.
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+        f"{_STATE_CALLS}.maxStateRecordsPerBatch": str(BLOCKS_AT_ONCE),
+        "spark.python.daemon.module": "jobs.worker_daemon",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
@@ -40,7 +51,8 @@ def spark_conf() -> dict[str, str]:
         "spark.sql.shuffle.partitions": os.environ.get("KALMAN_SHUFFLE_PARTITIONS", "8"),
         # Micro-batches are small and their plans are fixed by hand: adaptive planning would only add time.
         "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-        **archive_conf(f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"),
+        **archive_conf(f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {_ARROW_JAVA}"),
+        "spark.executor.extraJavaOptions": _ARROW_JAVA,
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.streaming.metricsEnabled": "false",
     }
