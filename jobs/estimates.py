@@ -109,8 +109,12 @@ def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> I
         yield stop - start, fmt.layout.encode(records.slice(start, stop))
 
 
-def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
-    """Turn packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags."""
+def unpack_estimates(packed: DataFrame, fmt: EstimateFormat, batch_id: int | None = None) -> DataFrame:
+    """Turn packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags.
+
+    With the number of a micro-batch they have it too, as `batch_id`: were it a number in Spark's plan, the code that
+    Spark compiles from that would be another one for each.
+    """
     from pyspark.sql import functions as F
 
     extra = "".join(f", `{name}` array<double>" for name, _ in fmt.extra)
@@ -118,9 +122,10 @@ def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
     schema = (
         f"key string, {number}event_time timestamp, mean array<double>, covariance array<double>, "
         f"log_likelihood double, nis double, flags string{extra}"
+        f"{'' if batch_id is None else ', batch_id bigint'}"
     )
     # In the order in which they are wanted: to put columns in another one, Spark would copy every row.
-    rows = packed.select("payload").mapInArrow(_unpacker(fmt), schema)
+    rows = packed.select("payload").mapInArrow(_unpacker(fmt, batch_id), schema)
     if fmt.kind.integer or _is_key(fmt.kind):
         return rows
     _, *others = rows.columns
@@ -189,7 +194,9 @@ def _key_at(records: Records, place: int) -> int | str:
     return int(records.arrays["key"][place]) if records.text is None else records.text[place].as_py()
 
 
-def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _unpacker(
+    fmt: EstimateFormat, batch_id: int | None = None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     n, layout = fmt.states, fmt.layout
     full = None if fmt.diagonal else full_of_packed(n)
     names = [
@@ -202,6 +209,7 @@ def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Itera
         "nis",
         "flags",
         *(x for x, _ in fmt.extra),
+        *(() if batch_id is None else ("batch_id",)),
     ]
     number_type = _ARROW[fmt.kind.types[0]] if fmt.kind.integer else None
 
@@ -225,6 +233,7 @@ def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Itera
                         pa.array(nis, mask=np.isnan(nis)),
                         flag_names(arrays["flag"]),
                         *(lists(arrays[name]) for name, _ in fmt.extra),
+                        *(() if batch_id is None else (pa.array(np.full(len(nis), batch_id)),)),
                     ],
                     names,
                 )

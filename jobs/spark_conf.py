@@ -8,8 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jobs.class_archive import archive_conf
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 """What Spark's JVM prints."""
@@ -58,13 +62,32 @@ def spark_conf() -> dict[str, str]:
     }
 
 
+COMPILED_FROM = 50_000
+"""Rows of a micro-batch from which on compiled code is worth having."""
+
+
 def interpreted_conf() -> dict[str, str]:
     """Return what lets Spark interpret its plans instead of compiling each to Java.
 
-    A micro-batch has its own number in its plan, so its code would be generated and compiled anew every time: more work
-    than the rows of a usual micro-batch, whose filtering is not done in Spark's expressions at all.
+    Compiling takes a second when a command begins, more than the rows of a usual micro-batch, whose filtering is not
+    done in Spark's expressions at all. A stream changes over where its micro-batches are large (`suit`).
     """
     return {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
+
+def compiled_conf() -> dict[str, str]:
+    """Return what lets Spark compile its plans to Java: Spark's own defaults."""
+    return {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+
+
+def suit(session: SparkSession, rows: int) -> None:
+    """Let a session compile or interpret the plans that it makes from now on, as suits so many rows.
+
+    The code that Spark compiles is kept and used again for as long as its text is the same, so what changes from
+    micro-batch to micro-batch must not be a number in a plan.
+    """
+    for name, value in (compiled_conf() if rows >= COMPILED_FROM else interpreted_conf()).items():
+        session.conf.set(name, value)
 
 
 def glance_conf() -> dict[str, str]:
