@@ -68,13 +68,14 @@ def names_of(quick: bool) -> list[str]:
 def session(settings: Settings) -> SparkSession:
     """Start the session that everything runs in: with the settings of a stream, but for partitions and memory."""
     from jobs.session import spark_session
-    from jobs.spark_conf import interpreted_conf
+    from jobs.spark_conf import interpreted_conf, short_rows_conf
 
     return spark_session(
         settings,
         "benchmark",
         {
             **interpreted_conf(),
+            **short_rows_conf(),
             "spark.sql.shuffle.partitions": str(PARTITIONS),
             "spark.driver.memory": os.environ.get("KALMAN_BENCH_MEMORY", "4g"),
         },

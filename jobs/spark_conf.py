@@ -21,6 +21,8 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 ARROW_ROWS = 131_072
 """Rows in one Arrow batch. A batch is packed into one binary row a bucket: larger ones mean fewer, longer rows."""
 
+_ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
 BLOCKS_AT_ONCE = 512
 """State blocks in one answer where all of a bucket are read: some ten megabytes."""
 _STATE_CALLS = "spark.sql.execution.arrow.transformWithStateInPySpark"
@@ -42,8 +44,7 @@ def spark_conf() -> dict[str, str]:
         "spark.pyspark.driver.python": sys.executable,
         "spark.executorEnv.PYTHONHASHSEED": "0",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
-        # Any other limit makes Spark add up the bytes of an Arrow batch again with every row that it puts in.
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+        _ARROW_BYTES: str(64 << 20),
         f"{_STATE_CALLS}.maxStateRecordsPerBatch": str(BLOCKS_AT_ONCE),
         "spark.python.daemon.module": "jobs.worker_daemon",
         "spark.sql.streaming.stateStore.providerClass": (
@@ -78,6 +79,16 @@ def interpreted_conf() -> dict[str, str]:
 def compiled_conf() -> dict[str, str]:
     """Return what lets Spark compile its plans to Java: Spark's own defaults."""
     return {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+
+
+def short_rows_conf() -> dict[str, str]:
+    """Return what is for jobs whose rows are a key and a few numbers: no limit of bytes for an Arrow batch.
+
+    With any other limit Spark adds up the bytes of the batch again for every row that it puts in, which takes as long
+    as putting it in. Where rows may be long (messages, raw fields, blocks of states) the limit has to stay: a column of
+    a batch cannot have more than 2 GiB.
+    """
+    return {_ARROW_BYTES: str(2**31 - 1)}
 
 
 def suit(session: SparkSession, rows: int) -> None:
