@@ -155,7 +155,13 @@ def pretrain(
 @app.command()
 def stream(
     ctx: typer.Context,
-    model: Model,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="A model's name, or the path of its spec; several share one Spark application.",
+            show_default=False,
+        ),
+    ],
     trigger: Annotated[
         str,
         typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped."),
@@ -177,16 +183,13 @@ def stream(
     ] = None,
 ) -> None:
     """Start the model's stream from its newest snapshot, or resume it where it stopped."""
-    _run(
-        ctx,
-        "stream",
-        model,
-        trigger=trigger,
-        adopt=adopt,
-        generation=generation,
-        metrics_port=metrics_port,
-        metrics_file=metrics_file,
-    )
+    metrics = {"metrics_port": metrics_port, "metrics_file": metrics_file}
+    if len(model) == 1:
+        _run(ctx, "stream", model[0], trigger=trigger, adopt=adopt, generation=generation, **metrics)
+    elif adopt is not None or generation is not None:
+        raise typer.BadParameter("--adopt and --generation name something of one model: give one --model")
+    else:
+        _run(ctx, "streams", model, trigger=trigger, **metrics)
 
 
 @app.command()
@@ -289,6 +292,12 @@ def upgrade(
     needed: Annotated[
         bool, typer.Option("--needed", help="Exit code 3 if there is nothing to upgrade.")
     ] = False,
+    drain: Annotated[
+        bool,
+        typer.Option(
+            "--drain", help="Stop the stream first, and let Airflow start it again (not blue-green)."
+        ),
+    ] = False,
 ) -> None:
     """Bring the stream to the version of the model's spec, proved on live data first; or lay its state out anew."""
     _run(
@@ -301,6 +310,7 @@ def upgrade(
         lose_state=lose_state,
         needed=needed,
         partitions=partitions,
+        drain=drain,
     )
 
 

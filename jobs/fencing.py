@@ -27,9 +27,14 @@ from jobs.tables import Warehouse
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-BATCHES = 2**32
+_BATCHES = 2**32
 """Micro-batches that an epoch has numbers for."""
 _TRIES = 5
+
+
+def batch_of(number: int) -> int:
+    """Return the micro-batch that a transaction of an estimates table belongs to, by its number in the log."""
+    return number % _BATCHES
 
 
 class Part(NamedTuple):
@@ -95,7 +100,7 @@ class Fence:
         self._last[name] = batch_id
         if batch_id == self.pending and self._there(table, batch_id, part):
             return
-        number = self.lease.generation.epoch * BATCHES + batch_id
+        number = self.lease.generation.epoch * _BATCHES + batch_id
         self.warehouse.append(rows, table, (name, number), options)
         self.check()
 
@@ -109,7 +114,7 @@ class Fence:
         name = f"{self._name(table, None)}/begin"
         self._raise_fence(rows, table, name, options)
         self._last[name] = -1
-        self.warehouse.append(rows, table, (name, self.lease.generation.epoch * BATCHES), options)
+        self.warehouse.append(rows, table, (name, self.lease.generation.epoch * _BATCHES), options)
         self.check()
 
     def upsert(
@@ -128,7 +133,7 @@ class Fence:
         self._last[name] = batch_id
         # A constant, so that rows of other generations are neither read nor in the way of their drivers' commits.
         mine = f"t.generation = '{self.lease.generation.generation}' AND t.`{key}` = s.`{key}`"
-        number = self.lease.generation.epoch * BATCHES + batch_id
+        number = self.lease.generation.epoch * _BATCHES + batch_id
         self.warehouse.upsert(rows, table, mine, (name, number), options or {})
         self.check()
 
@@ -142,7 +147,7 @@ class Fence:
         if not self.lease.taken_over or name in self._last:
             return
         nothing = self.warehouse.spark.createDataFrame([], rows.schema)
-        number = self.lease.generation.epoch * BATCHES - 1
+        number = self.lease.generation.epoch * _BATCHES - 1
         for left in reversed(range(_TRIES)):
             try:
                 self.warehouse.append(nothing, table, (name, number), options)
