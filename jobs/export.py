@@ -81,6 +81,7 @@ def export(
     from jobs.checkpoints import Checkpoint
     from jobs.choice import origin as origin_of
     from jobs.damage import refuse_damaged
+    from jobs.input_pins import version_of
     from jobs.snapshots import find_whole, write
 
     origin = origin_of(warehouse, generation)
@@ -104,6 +105,7 @@ def export(
         batch_id=batch,
         cut=None,
         committed_at=None,
+        inputs=None if origin.inputs is None else version_of(warehouse, generation, batch),
     )
     states = states_at(warehouse, generation, origin, batch)
     held = None

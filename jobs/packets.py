@@ -92,6 +92,11 @@ class Layout(NamedTuple):
         return Records(arrays, pa.array([], pa.string()) if self.text else None)
 
 
+def size_of(packet: bytes) -> int:
+    """Return how many records a packet holds, without decoding it."""
+    return int(_HEADER.unpack_from(packet)[0])
+
+
 def concat(parts: Sequence[Records]) -> Records:
     """Join records end to end. Needs at least one part."""
     if len(parts) == 1:
