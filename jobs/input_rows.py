@@ -126,4 +126,4 @@ def _of_this_job(layout: Layout) -> Records:
 
 def mapped(path: Path, layout: Layout) -> Records:
     """Return the records of a packet in a file, as views of it: what workers of a machine read, they share."""
-    return layout.decode(memoryview(np.memmap(path, np.uint8, "r")))
+    return layout.decode(np.memmap(path, np.uint8, "r").data)

@@ -148,7 +148,14 @@ class _Judge(LiveQueries):
         if not summary:
             lines.append("nothing has been measured yet at a time that was forecast")
         lines += [_line(one, self.section.probability) for one in summary]
-        data = {"model": self.spec.name, "rows": rows, "late": late, "skill": summary, "seconds": seconds}
+        data = {
+            "model": self.spec.name,
+            "rows": rows,
+            "late": late,
+            "state_rows": sum(_state_rows(query) for query in self.queries[-1:]),
+            "skill": summary,
+            "seconds": seconds,
+        }
         return Report(lines, data)
 
 
@@ -261,11 +268,20 @@ def _partitions(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
 
 def _dropped(query: StreamingQuery) -> int:
     """Return how many rows came behind the watermark, of the micro-batches that Spark still remembers."""
-    progress = (json.loads(one.json) if hasattr(one, "json") else one for one in query.recentProgress)
     return sum(
         int(operator.get("numRowsDroppedByWatermark", 0))
-        for one in progress
-        for operator in one.get("stateOperators", [])
+        for progress in query.recentProgress
+        for operator in json.loads(progress.json)["stateOperators"]
+    )
+
+
+def _state_rows(query: StreamingQuery) -> int:
+    """Return how many forecasts and rows wait for each other, a row for each slot of a tolerance that it is in."""
+    last = query.lastProgress
+    return (
+        0
+        if last is None
+        else sum(int(one["numRowsTotal"]) for one in json.loads(last.json)["stateOperators"])
     )
 
 
