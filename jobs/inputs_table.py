@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,14 +44,21 @@ class InputsTable:
                 f"{self.name}: there is no such Delta table in {self._home.root}, and {spec.name} takes its inputs "
                 f"from it: make it with `kalman-pipeline inputs --model {spec.name} --input FILE`"
             )
-        self._known: Version | None = None
+        self._known: tuple[tuple[int, int], Version] | None = None
 
     def newest(self) -> Version:
         """Return the newest version."""
         number = self._home.latest_version(self._table)
-        if self._known is None or self._known.version != number:
-            self._known = Version(self.name, self._home.table_id(self._table), number)
-        return self._known
+        seen = number, self._written(number)
+        if self._known is None or self._known[0] != seen:
+            self._known = seen, Version(self.name, self._home.table_id(self._table), number)
+        return self._known[1]
+
+    def _written(self, number: int) -> int:
+        """Return when a version was written: of a table that is made anew, too; 0 where only Spark sees it."""
+        if not self._home.local:
+            return 0
+        return Path(self._home.path(self._table), "_delta_log", f"{number:020d}.json").stat().st_mtime_ns
 
     def load(self, kind: KeyKind, version: int) -> Records:
         """Return a version as records (`input_rows.inputs_layout`), ordered by route.
