@@ -143,7 +143,7 @@ class _Judge(LiveQueries):
         lines = [f"compared {rows:,} forecasts of {self.spec.name} with what was measured, {seconds:.1f} s"]
         if late:
             lines.append(
-                f"{late:,} estimates and rows came behind the watermark: nothing was compared with them"
+                f"{late:,} halves of pairs came behind the watermark: nothing was compared with them"
             )
         if not summary:
             lines.append("nothing has been measured yet at a time that was forecast")

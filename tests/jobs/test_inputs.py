@@ -229,6 +229,31 @@ def test_a_driver_killed_behind_its_pin_leaves_the_version_to_the_next(tmp_path:
     )
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+def test_keys_that_share_a_row_and_keys_that_have_the_defaults(tmp_path: Path) -> None:
+    section = {**GAUGES["inputs"], "key": ["id"], "defaults": {"noise": 2.0, "bias": -1.0}}
+    pipeline = Pipeline(tmp_path, {**GAUGES, "inputs": {**section, "table": str(tmp_path / "shared")}})
+    days = [readings(day, KEYS) for day in range(2)]
+    of_id = {number: values for (_, number), values in table_of(KEYS[:4], 7).items()}
+    table = {key: of_id.get(key[1], (2.0, -1.0)) for key in KEYS}
+    rows = pd.DataFrame.from_records(
+        [(number, *values) for number, values in of_id.items()], columns=["id", "variance", "offset"]
+    )
+    pipeline.land(days[0])
+    rows.to_parquet(tmp_path / "inputs.parquet", index=False)
+    inputs.run(pipeline.settings, "gauge", str(tmp_path / "inputs.parquet"))
+    states = pipeline.snapshot(pipeline.pretrain().data["snapshot"]).set_index("key")
+    last = by_hand([(days[0], table)]).groupby("key").last()
+    assert sorted(states.index) == sorted(last.index)
+    np.testing.assert_allclose(
+        [one[0] for one in states["mean"]], last["mean"].loc[states.index], rtol=1e-11, atol=1e-12
+    )
+    pipeline.land(days[1])
+    assert pipeline.stream().data["without_inputs"] == 0
+    assert_same(pipeline.estimates(), since(by_hand([(day, table) for day in days]), days[1]))
+
+
 # Without Spark
 
 
