@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from demo.delta_log import rows_of
 from tests.dags.conftest import DAYS, ROOT, Tiny, write_days
-from tests.dags.delta_rows import delta_rows
 from tests.dags.test_scheduler import Airflow, airflow, tiny, wait_for  # noqa: F401 - two of them are fixtures
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
@@ -30,7 +30,7 @@ def command(tiny: Tiny, *words: str) -> None:  # noqa: F811
 
 
 def statuses(tiny: Tiny) -> dict[str, str]:  # noqa: F811
-    return {row["generation"]: row["status"] for row in delta_rows(tiny.warehouse / "generations")}
+    return {row["generation"]: row["status"] for row in rows_of(tiny.warehouse / "generations")}
 
 
 def upgraded(airflow: Airflow, answer: str) -> dict[str, str]:  # noqa: F811
