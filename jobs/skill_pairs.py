@@ -135,15 +135,10 @@ def _origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
     from pyspark.sql import functions as F
 
     ahead = F.array(*(F.lit(length) for length in section.lengths))
-    rows = _first_said(estimates).select(
-        "key",
-        "generation",
-        "model_version",
-        "mean",
-        "covariance",
-        F.col("event_time").alias("made_at"),
-        F.posexplode(ahead).alias("horizon", "_ahead"),
-    )
+    columns = {"key": "key", "generation": "generation", "model_version": "model_version"}
+    columns |= {"mean": "mean", "covariance": "covariance", "event_time": "made_at"}
+    rows = _stored(_first_said(estimates), columns)
+    rows = rows.select("*", F.posexplode(ahead).alias("horizon", "_ahead"))
     due = F.timestamp_micros(F.unix_micros("made_at") + F.col("_ahead"))
     rows = rows.withColumn("due", due).drop("_ahead")
     if section.tolerance_us:
@@ -155,13 +150,29 @@ def _actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
     from pyspark.sql import functions as F
 
     rows = _first_said(estimates).filter(F.exists(MEASURED, lambda one: ~F.isnan(one)))
-    rows = rows.select("key", F.col("event_time").alias("at"), MEASURED)
+    rows = _stored(rows, {"key": "key", "event_time": "at", MEASURED: MEASURED})
     if section.tolerance_us:
         # A forecast is in one slot and these are in two, so that a pair meets once and no row is compared with all.
         at, reach = F.unix_micros("at"), section.tolerance_us
         slots = F.array(_slot(at - reach, section), _slot(at + reach, section))
         rows = rows.withColumn("slot", F.explode(slots))
     return rows.withWatermark("at", section.watermark_interval)
+
+
+def _stored(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """Return columns, none of which is ever null, under other names, as the join stores them.
+
+    A filter lets Spark find that a column cannot be null, unless a micro-batch has no rows on this side; and it refuses
+    to start from a state whose columns may be null otherwise than those of the first micro-batch after a restart.
+    """
+    from pyspark.sql import functions as F
+
+    none = {"string": F.lit(""), "timestamp": F.timestamp_micros(F.lit(0)), "int": F.lit(0)}
+    kinds = {name: rows.schema[name].dataType.simpleString() for name in columns}
+    nothing = F.array().cast("array<double>")
+    return rows.select(
+        *(F.coalesce(F.col(a), none.get(kinds[a], nothing)).alias(b) for a, b in columns.items())
+    )
 
 
 def _slot(micros: Column, section: ForecastSkill) -> Column:
