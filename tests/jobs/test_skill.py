@@ -119,35 +119,29 @@ def forget_the_last(pipeline: Pipeline, batches: int) -> None:
 @pytest.mark.spark
 def test_forecasts_are_compared_with_what_is_measured_later_each_once(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, spec())
-    days = readings(3)
+    days = readings(2, keys=10)
     pipeline.land(days[0])
+    pipeline.pretrain()
     with pytest.raises(UserError, match="model walk has no live estimates: start its stream"):
         skill.run(pipeline.settings, "walk")
-    pipeline.pretrain()
     pipeline.land(days[1])
     pipeline.stream()
     first = skill.run(pipeline.settings, "walk").data["rows"]
-    pipeline.land(days[2])
-    pipeline.stream()
-    second = skill.run(pipeline.settings, "walk").data["rows"]
-    rows = pd.concat(days)
-    table = assert_skill(pipeline, rows, FORECAST)
-    assert len(table) == first + second and min(first, second) > 0
-    crossing = (table["made_at"] < days[2]["at"].min().tz_localize(None)) & (
-        table["event_time"] >= days[2]["at"].min().tz_localize(None)
-    )
-    assert crossing.any()  # forecasts of one run that the rows of the next were compared with
-
     # Killed before its last micro-batch counted as done, it does it again and changes nothing by that; the last one
     # only let state go, the one before it had rows.
     forget_the_last(pipeline, 1)
-    skill.run(pipeline.settings, "walk")
-    assert_skill(pipeline, rows, FORECAST)
+    assert skill.run(pipeline.settings, "walk").data["rows"] == 0
     forget_the_last(pipeline, 2)
     again = skill.run(pipeline.settings, "walk").data
-    assert again["rows"] == second
-    assert_skill(pipeline, rows, FORECAST)
-    told: dict[Any, Any] = {(one["measurement"], one["horizon"]): one for one in again["skill"]}
+    table = assert_skill(pipeline, pd.concat(days), FORECAST)
+    assert again["rows"] == first == len(table)
+    assert_summary(again["skill"], table)
+
+
+def assert_summary(skill: list[dict[str, Any]], table: pd.DataFrame) -> None:
+    """Check what is told of each measurement and horizon."""
+    told: dict[Any, Any] = {(one["measurement"], one["horizon"]): one for one in skill}
+    assert len(told) == 4
     for name, group in table.groupby(["measurement", "horizon"]):
         one = told[name]
         assert one["forecasts"] == len(group)
@@ -155,14 +149,6 @@ def test_forecasts_are_compared_with_what_is_measured_later_each_once(tmp_path: 
         assert one["rmse"] == pytest.approx((group["error"] ** 2).mean() ** 0.5, rel=1e-12)
         for field in ("crps", "log_score"):
             assert one[field] == pytest.approx(group[field].mean(), rel=1e-12)
-
-    # With other horizons, at their very times, it begins again beside what there is.
-    section = {"horizons": ["1h"], "probability": 0.8, "watermark": "30d"}
-    pipeline.write_spec({**spec(), "forecast": section})
-    skill.run(pipeline.settings, "walk")
-    exact = assert_skill(pipeline, rows, section)
-    assert set(exact["key"]) > {"0", "2", "4"}
-    assert set(exact["event_time"] - exact["made_at"]) == {pd.Timedelta("1h")}
 
 
 def planned(pipeline: Pipeline) -> set[str]:
@@ -189,8 +175,20 @@ def test_killed_at_any_moment_it_compares_each_pair_once(tmp_path: Path) -> None
         if driver.process.poll() is None:
             driver.kill()
     done = skill.run(pipeline.settings, "walk").data
-    table = assert_skill(pipeline, pd.concat(days), FORECAST)
-    assert sum(one["forecasts"] for one in done["skill"]) == len(table)
+    rows = pd.concat(days)
+    table = assert_skill(pipeline, rows, FORECAST)
+    assert_summary(done["skill"], table)
+    night = days[2]["at"].min().tz_localize(None)
+    crossing = (table["made_at"] < night) & (table["event_time"] >= night)
+    assert crossing.any()  # what one run forecast and the rows of the next were compared with
+
+    # With other horizons, at their very times, it begins again beside what there is.
+    section = {"horizons": ["1h"], "probability": 0.8, "watermark": "30d"}
+    pipeline.write_spec({**spec(), "forecast": section})
+    skill.run(pipeline.settings, "walk")
+    exact = assert_skill(pipeline, rows, section)
+    assert set(exact["key"]) > {"0", "2", "4"}
+    assert set(exact["event_time"] - exact["made_at"]) == {pd.Timedelta("1h")}
 
 
 @pytest.mark.spark
