@@ -179,7 +179,7 @@ def _slot(micros: Column, section: ForecastSkill) -> Column:
     from pyspark.sql import functions as F
 
     width = 2 * section.tolerance_us
-    return micros - F.pmod(micros, F.lit(width))
+    return F.coalesce(micros - F.pmod(micros, F.lit(width)), F.lit(0))  # never null, as all that is stored
 
 
 def _first_said(estimates: DataFrame) -> DataFrame:
