@@ -2,8 +2,8 @@
 
 A task is queued until the process that took it says that it runs. Killed before, nobody says anything: a task that does
 not run gives no heartbeat that could be missed. The scheduler then asks the executor to forget a task that is queued
-for too long (`task_queued_timeout`), and queues it again. Airflow's own local executor cannot forget, and the task would
-stay queued until the scheduler is started again.
+for too long (`task_queued_timeout`), and queues it again. Airflow's own local executor cannot forget, and the task
+would stay queued until the scheduler is started again.
 """
 
 from __future__ import annotations
