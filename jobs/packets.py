@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 _HEADER = struct.Struct("<QQ")  # records, bytes of text: keeps what follows on 8-byte bounds
+HEADER_BYTES = _HEADER.size
 
 
 class Column(NamedTuple):
@@ -92,9 +93,15 @@ class Layout(NamedTuple):
         return Records(arrays, pa.array([], pa.string()) if self.text else None)
 
 
+<<<<<<< HEAD
+def records_of(packet: bytes | memoryview, start: int = 0) -> int:
+    """Return how many records a packet has that begins at byte `start`."""
+    return _HEADER.unpack_from(packet, start)[0]
+=======
 def size_of(packet: bytes) -> int:
     """Return how many records a packet holds, without decoding it."""
     return int(_HEADER.unpack_from(packet)[0])
+>>>>>>> joins
 
 
 def concat(parts: Sequence[Records]) -> Records:

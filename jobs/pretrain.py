@@ -67,6 +67,7 @@ def run(
     """
     from jobs.learn import Window
     from jobs.session import spark_session
+    from jobs.spark_conf import short_rows_conf
 
     started = time.monotonic()
     spec = load_spec(model, settings.models, deep=True)
@@ -77,7 +78,7 @@ def run(
     )
     if window.first is not None and window.last is not None and window.first >= window.last:
         raise UserError("--learn-from must be before --learn-to")
-    spark = spark_session(settings, f"pretrain {spec.name}")
+    spark = spark_session(settings, f"pretrain {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     table = need_measurements(warehouse, spec.name)
     latest = check_version(warehouse, table, to_version)

@@ -23,7 +23,12 @@ from jobs.packed_rows import RowFormat
 from jobs.processor import BAD_STATE, ESTIMATES, LATE
 from jobs.publish import Publisher, with_target
 from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
+<<<<<<< HEAD
+from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
+from jobs.spark_conf import suit
+=======
 from jobs.set_aside import SET_ASIDE, WITHOUT_INPUTS, rejected_rows, topic_quarantine
+>>>>>>> joins
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
 from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, MARK, WAITING
@@ -97,6 +102,8 @@ class Sink:
                     watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
                 else:
                     counts[row["kind"]] += row["rows"]
+            # For what is written now, and for the next micro-batch, which will be about as large.
+            suit(packets.sparkSession, counts[ESTIMATES] + counts[CORRECTION])
             refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
             if counts[SET_ASIDE]:
                 refused["messages that do not fit"] = counts[SET_ASIDE]
@@ -149,9 +156,9 @@ class Sink:
     def _rows(self, packets: DataFrame, batch_id: int) -> DataFrame:
         from pyspark.sql import functions as F
 
-        rows = unpack_estimates(packets.filter(F.col("kind") == ESTIMATES), self.estimates)
+        rows = unpack_estimates(packets.filter(F.col("kind") == ESTIMATES), self.estimates, batch_id)
         if self.corrects:
-            again = unpack_estimates(packets.filter(F.col("kind") == CORRECTION), self.estimates)
+            again = unpack_estimates(packets.filter(F.col("kind") == CORRECTION), self.estimates, batch_id)
             rows = rows.withColumn("correction", F.lit(False))
             rows = rows.unionByName(again.withColumn("correction", F.lit(True)))
         return marked(rows, self.generation, batch_id)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from demo.delta_log import rows_of
 from jobs.lease_log import LeaseLog
 from jobs.watch import RUNNING, look
 from tests.dags.conftest import DAYS, FIRST_DAY, ROWS_A_DAY, Tiny, write_days
-from tests.dags.delta_rows import delta_rows
 from tests.dags.test_approval import UPGRADE, command, statuses
 from tests.dags.test_scheduler import (  # noqa: F401 - one of them is a fixture
     Airflow,
@@ -50,16 +50,16 @@ def land(tiny: Tiny, day: int) -> None:
 
 
 def estimated(tiny: Tiny, generation: str) -> int:
-    rows = delta_rows(tiny.warehouse / "estimates" / "tiny")
+    rows = rows_of(tiny.warehouse / "estimates" / "tiny")
     return sum(row["generation"] == generation for row in rows)
 
 
 def upgraded(airflow: Airflow, **form: Any) -> dict[str, str]:  # noqa: F811
     """Run the DAG with a form, and return the state that each task ended in."""
     body = {"logical_date": None, "conf": {"dry_run": False, **form}}
-    run = f"{UPGRADE}/dagRuns/{airflow.api(f'{UPGRADE}/dagRuns', body)['dag_run_id']}"
-    wait_for(lambda: airflow.api(run)["state"] in ("success", "failed"), 600, "the run's end")
-    found = airflow.api(f"{run}/taskInstances")["task_instances"]
+    run = f"{UPGRADE}/dagRuns/{airflow.call(f'{UPGRADE}/dagRuns', body)['dag_run_id']}"
+    wait_for(lambda: airflow.call(run)["state"] in ("success", "failed"), 600, "the run's end")
+    found = airflow.call(f"{run}/taskInstances")["task_instances"]
     return {one["task_id"]: str(one["state"]) for one in found}
 
 
@@ -68,13 +68,13 @@ def log(airflow: Airflow, tiny: Tiny) -> LeaseLog:  # noqa: F811
     """The log of drivers of a stream that runs, and has taken in a day."""
     command(tiny, "pretrain")
     land(tiny, DAYS - 1)
-    airflow.switch_on(FOR_EVER)
+    airflow.switch(FOR_EVER)
     wait_for(lambda: estimated(tiny, "tiny-g0001") == ROWS_A_DAY, 300, "the first driver's estimates")
     return LeaseLog.at(str(tiny.warehouse), "tiny")
 
 
 def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, log: LeaseLog) -> None:  # noqa: F811
-    before, known = look(log), delta_rows(tiny.warehouse / "manifests")
+    before, known = look(log), rows_of(tiny.warehouse / "manifests")
     day = FIRST_DAY.date().isoformat()
     words = (
         "--dag-id",
@@ -87,9 +87,9 @@ def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, 
         day,
     )
     airflow.command("backfill", "create", *words)
-    airflow.switch_on("kalman_pretrain__tiny")
+    airflow.switch("kalman_pretrain__tiny")
     wait_for(lambda: all_succeeded(airflow, 1), 400, "the backfill")
-    cuts = {str(row["cut"])[:10] for row in delta_rows(tiny.warehouse / "manifests") if row not in known}
+    cuts = {str(row["cut"])[:10] for row in rows_of(tiny.warehouse / "manifests") if row not in known}
     assert (FIRST_DAY + timedelta(days=1)).date().isoformat() in cuts
 
     land(tiny, DAYS)
@@ -102,7 +102,7 @@ def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, 
         before.drive.owner,
     )
     assert statuses(tiny) == {"tiny-g0001": "live"}
-    rows = delta_rows(tiny.warehouse / "estimates" / "tiny")
+    rows = rows_of(tiny.warehouse / "estimates" / "tiny")
     assert len({(row["key"], row["event_time"]) for row in rows}) == len(rows)
 
 
@@ -111,7 +111,7 @@ def test_it_is_upgraded_in_each_way_and_goes_on(airflow: Airflow, tiny: Tiny, lo
         sight = look(log)
         return sight.state == RUNNING and sight.drive is not None and sight.drive.generation == generation
 
-    airflow.switch_on("kalman_upgrade__tiny")
+    airflow.switch("kalman_upgrade__tiny")
     first = look(log).drive
 
     spec = tiny.models / "tiny.yaml"
@@ -129,7 +129,7 @@ def test_it_is_upgraded_in_each_way_and_goes_on(airflow: Airflow, tiny: Tiny, lo
     done = upgraded(airflow, mode="repartition", partitions=3)
     assert (done["replace"], done["promote"]) == ("success", "skipped"), done
     assert statuses(tiny) == {"tiny-g0001": "retired", "tiny-g0002": "retired", "tiny-g0003": "live"}
-    laid_out = {row["generation"]: row["partitions"] for row in delta_rows(tiny.warehouse / "generations")}
+    laid_out = {row["generation"]: row["partitions"] for row in rows_of(tiny.warehouse / "generations")}
     assert laid_out["tiny-g0003"] == 3 != laid_out["tiny-g0002"]
 
     # Beside the stream, which runs on until it is replaced.
