@@ -93,15 +93,9 @@ class Layout(NamedTuple):
         return Records(arrays, pa.array([], pa.string()) if self.text else None)
 
 
-<<<<<<< HEAD
 def records_of(packet: bytes | memoryview, start: int = 0) -> int:
     """Return how many records a packet has that begins at byte `start`."""
     return _HEADER.unpack_from(packet, start)[0]
-=======
-def size_of(packet: bytes) -> int:
-    """Return how many records a packet holds, without decoding it."""
-    return int(_HEADER.unpack_from(packet)[0])
->>>>>>> joins
 
 
 def concat(parts: Sequence[Records]) -> Records:

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from jobs.checked_rows import PAYLOAD, REASON
 from jobs.messages import POSITION, REJECTED
 from jobs.packed_rows import RowFormat, select_columns
-from jobs.packets import size_of
+from jobs.packets import records_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -104,7 +104,7 @@ class SetAside(StatefulProcessor):
         for frame in rows:
             for payload in frame["payload"]:
                 packet = bytes(payload)
-                count = _decode(packet).num_rows if group == ASIDE else size_of(packet)
+                count = _decode(packet).num_rows if group == ASIDE else records_of(packet)
                 yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802

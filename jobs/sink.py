@@ -23,12 +23,8 @@ from jobs.packed_rows import RowFormat
 from jobs.processor import BAD_STATE, ESTIMATES, LATE
 from jobs.publish import Publisher, with_target
 from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
-<<<<<<< HEAD
-from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
-from jobs.spark_conf import suit
-=======
 from jobs.set_aside import SET_ASIDE, WITHOUT_INPUTS, rejected_rows, topic_quarantine
->>>>>>> joins
+from jobs.spark_conf import suit
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
 from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, MARK, WAITING
