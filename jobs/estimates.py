@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.arrow_lists import lists
-from jobs.filtering import INNOVATION
+from jobs.filtering import INNOVATION, MEASURED
 from jobs.keys import KeyKind, columns_of, integer_keys
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Column, Layout, Records
@@ -69,6 +69,8 @@ def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateF
     extra = dict(kernel.outputs)
     if spec.outputs.innovation:
         extra[INNOVATION] = kernel.measurements
+    if spec.outputs.measured:
+        extra[MEASURED] = kernel.measurements
     diagonal = spec.outputs.covariance == "diagonal"
     return EstimateFormat(kind, len(spec.states), diagonal, tuple(extra.items()))
 
@@ -95,7 +97,7 @@ def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> I
         "log_likelihood": outputs.log_likelihood,
         "nis": outputs.nis,
         "flag": outputs.flag,
-        **{name: outputs.extra[name] for name, _ in fmt.extra},
+        **{name: rows.y if name == MEASURED else outputs.extra[name] for name, _ in fmt.extra},
     }
     code = rows.key
     if fmt.kind.integer:

@@ -54,12 +54,15 @@ def start_query(
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import estimate_format
     from jobs.fencing import Fence
+    from jobs.input_pins import InputPins, join_of
+    from jobs.input_rows import with_inputs
     from jobs.key_groups import group_begin
     from jobs.keys import key_kind
     from jobs.model_functions import ship
     from jobs.packed_rows import PACKED, row_format, row_packer, select_columns
     from jobs.processor import OUTPUT, FilterProcessor, Plan
     from jobs.routing import make_routing
+    from jobs.set_aside import SetAside
     from jobs.state_blocks import state_format
     from jobs.ticks import TIMED, timed_packer
     from jobs.timed_processor import TimedProcessor
@@ -100,16 +103,22 @@ def start_query(
     packer, packed_as = row_packer(rows, routing), PACKED
     if timing is not None:
         packer, packed_as = timed_packer(rows, routing), TIMED
+    pins = None
+    if spec.inputs is not None:
+        pins = InputPins(warehouse, spec, kind, generation)
+        packer = with_inputs(packer, join_of(spec, rows), timing is not None)
     if generation.topic is None:
         source = _source(spark, warehouse, spec, generation)
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
     else:
-        from jobs.set_aside import SetAside, pack_messages
+        from jobs.set_aside import pack_messages
         from jobs.topics import stream_of
 
         types = dict(zip(kind.columns, kind.types, strict=True))
         messages = stream_of(warehouse, spec, generation, types)
         packed = pack_messages(messages, rows, packer, packed_as)
+        processor = SetAside(processor)
+    if spec.inputs is not None and generation.topic is None:
         processor = SetAside(processor)
     operator = packed.groupBy("bucket")
     clock = "None"
@@ -122,6 +131,7 @@ def start_query(
     ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
     sink = Sink(generation, rows, out, fence, told, spec.quarantine)
     sink.ended, sink.corrects = ended, spec.order.kind == "replay"
+    sink.pins = pins
     sink.latest = _latest(fence, out, deployed.sinks, manifest, pinned, committed, timing is not None)
     sink.publisher = _publisher(warehouse, lease, deployed, committed)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)

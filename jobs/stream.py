@@ -245,6 +245,9 @@ class Driver:
             lines.append(f"quarantined {bad:,} rows of keys whose state is not a number")
         if rejected:
             lines.append(f"quarantined {rejected:,} messages that do not fit")
+        unknown = 0 if totals is None else totals.without_inputs
+        if unknown:
+            lines.append(f"quarantined {unknown:,} rows whose keys are not in {self.spec.inputs_table}")
         lines += [f"note: {note}" for note in notes]
         return Report(
             lines,
@@ -261,6 +264,7 @@ class Driver:
                 "expired": expired,
                 "corrected": corrected,
                 "rejected": rejected,
+                "without_inputs": unknown,
                 "batches": batches,
                 "version": rank(position),
                 "position": position,

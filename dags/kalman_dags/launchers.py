@@ -11,9 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from jobs.jars import jar_paths, optional_jars
 from jobs.launch import LAUNCH_VARIABLE, detach, new_token
 from jobs.lease_log import Launch, LeaseLog
 from jobs.spark_conf import spark_conf
+from jobs.spec import load_spec
 from kalman_dags.operator import CONNECTION, ROOT, KalmanHook, application, spark_environment
 
 
@@ -75,12 +77,16 @@ class ClusterLauncher:
         """Return the provider's hook with everything that a driver in the cluster needs."""
         variables = {
             **{name: value for name, value in spark_environment().items() if name.startswith("KALMAN_")},
+            **({"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}),
             LAUNCH_VARIABLE: token,
         }
+        speaks_to_kafka = load_spec(model, Path(variables["KALMAN_MODELS"])).speaks_to_kafka
+        jars = [*jar_paths(), *(optional_jars("kafka") if speaks_to_kafka else [])]
         return KalmanHook(
             own_session=False,
             conn_id=CONNECTION,
             conf={**spark_conf(), **cluster_conf(variables)},
+            jars=",".join(jars),
             name=f"kalman-stream-{model}",
             application_args=[
                 *("--warehouse", root, "--quiet", "--model", model, "--trigger", f"{seconds:g}"),
@@ -98,6 +104,8 @@ def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
         "spark.yarn.submit.waitAppCompletion": "false",
         "spark.yarn.maxAppAttempts": "1",
         "spark.kubernetes.submission.waitAppCompletion": "false",
+        # Spark is where it is here; otherwise all of it would be packed and sent with each submission.
+        "spark.yarn.jars": f"local:{spark_environment()['SPARK_HOME']}/jars/*",
         **{f"spark.yarn.appMasterEnv.{name}": value for name, value in variables.items()},
         **{f"spark.kubernetes.driverEnv.{name}": value for name, value in variables.items()},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -22,15 +23,17 @@ def test_a_driver_in_a_cluster_is_submitted_with_all_that_it_needs(monkeypatch: 
     connect(monkeypatch, host="yarn", extra=json.dumps({"deploy-mode": "cluster"}))
     chosen = launcher()
     assert isinstance(chosen, ClusterLauncher)
-    hook = chosen.hook("s3a://tables/kalman", "nile", 10.0, "token")
+    hook = chosen.hook("hdfs://tables/kalman", "nile", 10.0, "token")
     words = hook._build_spark_submit_command(application("stream"))
     assert words[words.index("--master") + 1] == "yarn"
     assert words[words.index("--deploy-mode") + 1] == "cluster"
+    jars = words[words.index("--jars") + 1].split(",")
+    assert "delta" in {Path(jar).name.partition("-")[0] for jar in jars}
     settings = {words[i + 1] for i, word in enumerate(words) if word == "--conf"}
     assert "spark.yarn.submit.waitAppCompletion=false" in settings
     assert f"spark.yarn.appMasterEnv.{LAUNCH_VARIABLE}=token" in settings
     after = words[words.index(application("stream")) + 1 :]
-    assert after == ["--warehouse", "s3a://tables/kalman", "--quiet", "--model", "nile", "--trigger", "10"]
+    assert after == ["--warehouse", "hdfs://tables/kalman", "--quiet", "--model", "nile", "--trigger", "10"]
 
 
 def test_elsewhere_the_driver_is_a_process_here(monkeypatch: pytest.MonkeyPatch) -> None:
