@@ -125,9 +125,15 @@ def ingest(
         str,
         typer.Option(help="available-now, or a number: look again every so many seconds, until stopped."),
     ] = "available-now",
+    history: Annotated[
+        bool,
+        typer.Option(
+            "--history", help="They are the history of new keys, which a running stream gets from pretrain."
+        ),
+    ] = False,
 ) -> None:
     """Land files, or a topic, in the model's measurements table; what does not fit goes to quarantine."""
-    _run(ctx, "ingest", model, input or [], trigger=trigger)
+    _run(ctx, "ingest", model, input or [], trigger=trigger, history=history)
 
 
 @app.command()
@@ -147,9 +153,25 @@ def pretrain(
     learn_to: Annotated[
         str | None, typer.Option(help="Learn from event times before this (ISO 8601).")
     ] = None,
+    history: Annotated[
+        bool,
+        typer.Option(
+            "--history",
+            help="Only what `ingest --history` has landed, for the streams that run to take over.",
+        ),
+    ] = False,
 ) -> None:
     """Learn the model's parameters, filter the whole history, and commit a snapshot."""
-    _run(ctx, "pretrain", model, to_version=to_version, as_of=as_of, learn_from=learn_from, learn_to=learn_to)
+    _run(
+        ctx,
+        "pretrain",
+        model,
+        to_version=to_version,
+        as_of=as_of,
+        learn_from=learn_from,
+        learn_to=learn_to,
+        history=history,
+    )
 
 
 @app.command()

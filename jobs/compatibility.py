@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.errors import UserError
+from jobs.new_keys import PRETRAINED
 from jobs.positions import DELTA, said
 from jobs.routing import blocks_for
 from jobs.spec import DEFINITION, NUMERIC, ModelSpec
@@ -65,7 +66,7 @@ RULES = (
     ),
     Rule(
         HAND_OVER,
-        ("stream.partitions", "stream.keys_per_block", "stream.expected_keys"),
+        ("stream.partitions", "stream.keys_per_block", "stream.expected_keys", "stream.new_keys"),
         "the stream goes on as it is laid out until `upgrade --mode repartition`",
     ),
     Rule(
@@ -96,7 +97,8 @@ class Made(NamedTuple):
 
     what: the generation or snapshot, in words; reached: the position that its rows are reflected up to; table: the id
     of the Delta table that it reads, None where it is not known; partitions and blocks: of a generation; stored: the
-    settings that Spark wrote into its checkpoint.
+    settings that Spark wrote into its checkpoint; takes_keys: it takes newly pretrained keys, None before that is
+    fixed.
     """
 
     what: str
@@ -108,6 +110,7 @@ class Made(NamedTuple):
     partitions: int | None = None
     blocks: int | None = None
     stored: Mapping[str, str] = {}
+    takes_keys: bool | None = None
 
 
 class Asked(NamedTuple):
@@ -206,7 +209,8 @@ def made_generation(warehouse: Warehouse, generation: Generation, manifest: Mani
     from jobs.checkpoints import Checkpoint
     from jobs.generations import position_of
 
-    stored = Checkpoint(warehouse, generation.checkpoint).settings()
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    stored, sources = checkpoint.settings(), checkpoint.sources()
     reached = position_of(warehouse, generation)
     return Made(
         what=generation.generation,
@@ -218,6 +222,7 @@ def made_generation(warehouse: Warehouse, generation: Generation, manifest: Mani
         partitions=generation.partitions,
         blocks=generation.blocks,
         stored=stored,
+        takes_keys=None if sources is None else sources > 1,
     )
 
 
@@ -382,6 +387,17 @@ def _layout(made: Made, asked: Asked) -> Iterator[Finding]:
         )
 
 
+def _new_keys(made: Made, asked: Asked) -> Iterator[Finding]:
+    wish = asked.spec.stream.new_keys
+    if made.takes_keys is not None and made.takes_keys != (wish == PRETRAINED):
+        other = "pretrained" if made.takes_keys else "prior"
+        yield Finding(
+            HAND_OVER,
+            f"the spec wants stream.new_keys: {wish}, and {made.what} goes on with {other} until `kalman-pipeline "
+            f"upgrade --model {asked.spec.name} --mode repartition`",
+        )
+
+
 def _store(made: Made, asked: Asked) -> Iterator[Finding]:
     for setting, value in asked.settings.items():
         stored = made.stored.get(setting)
@@ -393,4 +409,11 @@ def _store(made: Made, asked: Asked) -> Iterator[Finding]:
             )
 
 
-_CHECKS: tuple[Callable[[Made, Asked], Iterator[Finding]], ...] = (_meaning, _source, _table, _layout, _store)
+_CHECKS: tuple[Callable[[Made, Asked], Iterator[Finding]], ...] = (
+    _meaning,
+    _source,
+    _table,
+    _layout,
+    _new_keys,
+    _store,
+)

@@ -49,7 +49,7 @@ def start_query(
     `deployed` is the spec as it is now, whose sinks count, whichever version's states the generation has.
     """
     import kalman
-    from jobs import snapshots
+    from jobs import new_keys, snapshots
     from jobs.archive import ended_states
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import estimate_format
@@ -60,7 +60,9 @@ def start_query(
     from jobs.packed_rows import PACKED, row_format, row_packer, select_columns
     from jobs.processor import OUTPUT, FilterProcessor, Plan
     from jobs.routing import make_routing
+    from jobs.set_aside import SetAside
     from jobs.state_blocks import state_format
+    from jobs.take_keys import TakesKeys, with_kind
     from jobs.ticks import TIMED, timed_packer
     from jobs.timed_processor import TimedProcessor
     from jobs.timed_start import timed_seeds, timing_of
@@ -100,16 +102,28 @@ def start_query(
     packer, packed_as = row_packer(rows, routing), PACKED
     if timing is not None:
         packer, packed_as = timed_packer(rows, routing), TIMED
+    takes_keys = new_keys.taken_by(checkpoint, spec)
+    if takes_keys and timing is None:
+        packer, packed_as = with_kind(packer), TIMED
     if generation.topic is None:
         source = _source(spark, warehouse, spec, generation)
+        if takes_keys:
+            source = source.filter(~new_keys.marked())
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
     else:
-        from jobs.set_aside import SetAside, pack_messages
+        from jobs.set_aside import pack_messages
         from jobs.topics import stream_of
 
         types = dict(zip(kind.columns, kind.types, strict=True))
         messages = stream_of(warehouse, spec, generation, types)
         packed = pack_messages(messages, rows, packer, packed_as)
+    if takes_keys:
+        # Behind the measurements: what a checkpoint says of its first source is the stream's position.
+        packed = packed.unionByName(
+            new_keys.offered(warehouse, spec, manifest.parameters, kernel, kind, state.layout, routing)
+        )
+        processor = TakesKeys(processor)
+    if generation.topic is not None:
         processor = SetAside(processor)
     operator = packed.groupBy("bucket")
     clock = "None"

@@ -224,6 +224,12 @@ class Stream(Section):
     expected_keys: int | None = Field(
         default=None, ge=1, description="about how many keys will come, for the layout of blocks"
     )
+    new_keys: Literal["prior", "pretrained"] = Field(
+        default="prior",
+        description="where a key begins that the stream has no state of: prior, the model's initial distribution; "
+        "pretrained, its state after the history that `ingest --history` has landed for it; fixed for the life of a "
+        "generation",
+    )
 
 
 class IngestDag(Section):

@@ -1,0 +1,180 @@
+"""Keys that are pretrained while the stream runs: each takes its state over once, and nothing counts twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jobs import new_keys
+from jobs.block_store import Blocks
+from jobs.errors import UserError
+from jobs.packets import Records
+from jobs.routing import route_of
+from jobs.take_keys import decoded, unknown
+from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec
+from tests.jobs.processes import Driver, files
+from tests.jobs.timed import DictStore, plan_of
+
+pytestmark = pytest.mark.spark
+
+SHIFT = 1000
+"""By how much the numbers of new keys differ from those of the others."""
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    plain = random_walk_spec(**changes)
+    return {**plain, "stream": {**plain["stream"], "new_keys": "pretrained"}}
+
+
+def of_new_keys(days: list[pd.DataFrame]) -> list[pd.DataFrame]:
+    return [day.assign(id=day["id"] + SHIFT) for day in days]
+
+
+def newcomers(estimates: pd.DataFrame) -> pd.DataFrame:
+    return estimates.loc[estimates["key"].astype(int) >= SHIFT].reset_index(drop=True)
+
+
+def after(estimates: pd.DataFrame, *rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the estimates of these rows alone."""
+    wanted = pd.concat(rows)
+    pairs = set(zip(wanted["id"].astype(str), wanted["at"].dt.tz_localize(None), strict=True))
+    mine = [pair in pairs for pair in zip(estimates["key"], estimates["event_time"], strict=True)]
+    return estimates.loc[mine].reset_index(drop=True)
+
+
+def test_of_what_is_offered_the_unknown_keys_are_taken_as_they_were_last() -> None:
+    plan = plan_of()
+    layout, size = plan.state.layout, plan.kernel.size
+
+    def states(keys: list[int], counts: list[int], value: float) -> Records:
+        n = len(keys)
+        arrays = {
+            "route": route_of(np.array(keys, np.int64)),
+            "event_time": np.array(counts, np.int64),
+            "count": np.array(counts, np.int64),
+            "log_likelihood": np.zeros(n),
+            "values": np.full((size, n), value),
+        }
+        return Records(arrays, None)
+
+    blocks = Blocks(DictStore(), plan.state, plan.blocks)
+    blocks.add(states([1, 2], [7, 7], 1.0))
+    packets = [layout.encode(states([2, 3, 4], [9, 1, 1], 2.0)), layout.encode(states([3, 5], [2, 1], 3.0))]
+    offered = decoded(layout, packets)
+    assert offered.size == 4
+    new = unknown(blocks, offered)
+    by_route = dict(zip(new.arrays["route"].tolist(), new.arrays["values"][0].tolist(), strict=True))
+    assert by_route == dict(zip(route_of(np.array([3, 4, 5])).tolist(), [3.0, 2.0, 3.0], strict=True))
+
+
+def test_a_stream_takes_keys_over_that_are_pretrained_beside_it(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, spec())
+    days = random_rows(4, keys=20, rows=60)
+    fresh = of_new_keys(days)
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    with pytest.raises(UserError, match="no history of new keys has landed for walk"):
+        pipeline.pretrain(history=True)
+    pipeline.land(days[1])
+    assert pipeline.stream().data["keys_taken"] == 0
+
+    keys = fresh[0]["id"].nunique()
+    assert "rows of history" in pipeline.land(fresh[0], history=True).lines[0]
+    offered = pipeline.pretrain(history=True).data
+    assert (offered["keys"], offered["keys_offered"], offered["rows"]) == (keys, keys, len(fresh[0]))
+    assert pipeline.pretrain(history=True).data["keys_offered"] == 0
+    pipeline.land(days[2], fresh[2])
+    done = pipeline.stream().data
+    assert (done["keys_taken"], done["keys_held"], done["late"]) == (keys, 0, 0)
+    # As if their whole history had come through the stream, of which it has put out the later rows alone.
+    found, batch = pipeline.estimates(), pipeline.batch()
+    assert_bit_equal(newcomers(found), after(batch, fresh[2]))
+    assert_bit_equal(found, after(batch, days[1], days[2], fresh[2]))
+
+    # A key that has begun keeps its state; a generation that begins behind the history has all of it in its snapshot.
+    pipeline.land(fresh[1], history=True)
+    made = pipeline.pretrain().data
+    assert made["keys_offered"] == fresh[1]["id"].nunique()
+    begun = set(fresh[1]["id"]) & (set(fresh[0]["id"]) | set(fresh[2]["id"]))
+    pipeline.land(days[3])
+    done = pipeline.stream().data
+    assert (done["keys_held"], done["keys_taken"]) == (len(begun), fresh[1]["id"].nunique() - len(begun))
+    assert_bit_equal(after(pipeline.estimates(), days[3]), after(batch := pipeline.batch(), days[3]))
+    pipeline.land(fresh[3])
+    done = pipeline.stream(adopt=made["snapshot"]).data
+    assert done["keys_taken"] == 0
+    mine = pipeline.estimates(done["generation"])
+    assert_bit_equal(mine, after(pipeline.batch(), days[3], fresh[3]))
+    assert len(batch) + len(fresh[3]) == len(pipeline.batch())
+
+
+def test_killed_between_the_snapshot_and_its_offer_the_offer_is_made_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(tmp_path, spec())
+    days = random_rows(2, keys=20, rows=60)
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(of_new_keys(days)[0], history=True)
+
+    def killed(*arguments: Any) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(new_keys, "_append", killed)
+        pipeline.pretrain(history=True)
+    assert not pipeline.warehouse.exists("new_keys/walk")
+    assert pipeline.pretrain(history=True).data["keys_offered"] == days[0]["id"].nunique()
+    assert pipeline.pretrain(history=True).data["keys_offered"] == 0
+    assert pipeline.warehouse.read("new_keys/walk").count() == days[0]["id"].nunique()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{}, {"order": {"kind": "strict", "delay": "1h"}}], ids=["plain", "strict"]
+)
+def test_a_running_stream_killed_as_it_takes_keys_over_takes_them_once(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    pipeline = Pipeline(tmp_path, spec(**changes))
+    days = random_rows(5, keys=20, rows=60, text=False)
+    fresh = of_new_keys(days)
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1])
+    checkpoint = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001")
+
+    def taking() -> str | None:
+        """Return the first micro-batch whose offsets have a place in the second source."""
+        for name in sorted(files(checkpoint / "offsets"), key=int):
+            lines = (checkpoint / "offsets" / name).read_text().splitlines()
+            if len(lines) > 3 and lines[3] != "-":
+                return name
+        return None
+
+    driver = Driver(pipeline, "stream", "--model", "walk", "--trigger", "1")
+    driver.wait_for(lambda: files(checkpoint / "commits"))
+    pipeline.land(fresh[0], fresh[1], history=True)
+    assert pipeline.pretrain(history=True).data["keys_offered"] > 0
+    driver.wait_for(taking)
+    driver.kill()
+    assert taking() not in files(checkpoint / "commits"), "it was killed too late to show anything"
+
+    driver = Driver(pipeline, "stream", "--model", "walk", "--trigger", "1")
+    driver.wait_for(lambda: taking() in files(checkpoint / "commits"))
+    pipeline.land(days[2], fresh[2])
+    before = len(files(checkpoint / "commits"))
+    driver.wait_for(lambda: len(files(checkpoint / "commits")) >= before + 2)
+    assert driver.terminate() == 0, driver.said()
+    assert "newly pretrained keys" in driver.said()
+    pipeline.land(days[3], fresh[3], days[4])  # so that with `strict` the watermark passes what is compared
+    assert pipeline.stream().data["keys_taken"] == 0
+    found, batch = pipeline.estimates(), pipeline.batch()
+    compared = (fresh[2], fresh[3])
+    assert_bit_equal(after(newcomers(found), *compared), after(batch, *compared))
+    assert len(newcomers(found)) == sum(map(len, compared))
+    assert not pipeline.warehouse.exists("quarantine")
