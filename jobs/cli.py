@@ -87,6 +87,8 @@ app = typer.Typer(
 
 Model = Annotated[str, typer.Option(help="A model's name, or the path of its spec.", show_default=False)]
 
+Monitor = Annotated[bool, typer.Option("--monitor", help="The model's monitor, not its stream.")]
+
 
 @app.callback()
 def _settings(
@@ -239,15 +241,16 @@ def stop(
     needed: Annotated[
         bool, typer.Option("--needed", help="Exit code 3 if nothing drives the stream.")
     ] = False,
+    monitor: Monitor = False,
 ) -> None:
     """Stop a stream that runs; it finishes its micro-batch."""
-    _run(ctx, "stop", model, hold=hold, restart=restart, wait=wait, needed=needed)
+    _run(ctx, "stop", model, hold=hold, restart=restart, wait=wait, needed=needed, monitor=monitor)
 
 
 @app.command()
-def resume(ctx: typer.Context, model: Model) -> None:
+def resume(ctx: typer.Context, model: Model, monitor: Monitor = False) -> None:
     """Take back a stop: Airflow may start the stream again."""
-    _run(ctx, "resume", model)
+    _run(ctx, "resume", model, monitor=monitor)
 
 
 @app.command()

@@ -191,7 +191,8 @@ def position_at(warehouse: Warehouse, spec: ModelSpec, table: str, version: int)
     """Return the position in the model's source whose rows are the measurements up to a version."""
     if spec.source is None:
         return delta_position(table, version, warehouse.table_id(table))
-    return topic_position(spec.source.topic, landed_offsets(warehouse, table, version) or {}, version)
+    topic = spec.source.topic
+    return topic_position(topic, landed_offsets(warehouse, table, topic, version) or {}, version)
 
 
 def _before(place: dict[str, Any]) -> Column:

@@ -13,7 +13,7 @@ from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import load_spec
 from jobs.times import duration_us
-from jobs.watch import SILENT, Sight, look
+from jobs.watch import SILENT, Sight, log_name, look
 
 POLL_SECONDS = 0.5
 
@@ -25,8 +25,9 @@ def run(
     restart: bool = False,
     wait: str = "10min",
     needed: bool = False,
+    monitor: bool = False,
 ) -> Report:
-    """Ask the driver of a model's stream to end, and wait until it has. Again it changes nothing.
+    """Ask the driver of a model's stream, or of its monitor, to end, and wait until it has. Again it changes nothing.
 
     Args:
         settings: of the command.
@@ -34,21 +35,23 @@ def run(
         hold: how long Airflow is not to start the stream again, such as 30min; by default until `resume`.
         restart: put no such hold, so that Airflow starts it again at once.
         wait: how long to wait for the end.
-        needed: end with exit code 3 if nothing drives the stream.
+        needed: end with exit code 3 if nothing drives it.
+        monitor: stop the model's monitor, not its stream.
 
     Raises:
         UserError: it has not ended in time, or gives no sign of life.
     """
     name = load_spec(model, settings.models).name
     longest = _duration("--wait", wait)
-    log = LeaseLog.at(settings.warehouse, name)
+    what = "monitor" if monitor else "stream"
+    log = LeaseLog.at(settings.warehouse, log_name(what, name))
     if not restart:
         until = None if hold is None else datetime.now(UTC) + _duration("--hold", hold)
         log.put_hold(Hold(f"stopped by {getpass.getuser()} on {machine()}", datetime.now(UTC), until))
     sight = look(log)
     was = sight
     if not was.driven and was.state != SILENT and needed:
-        raise UserError(f"nothing drives the stream of {name}", ALREADY_RUNNING)
+        raise UserError(f"nothing drives the {what} of {name}", ALREADY_RUNNING)
     ask(log, sight, "by command")
     deadline = time.monotonic() + longest.total_seconds()
     while sight.driven or sight.state == SILENT:
@@ -62,7 +65,7 @@ def run(
         sight = look(log)
         if sight.launch != was.launch or sight.drive is not None and was.drive is None:
             ask(log, sight, "by command")  # it had no lease yet, or another has begun
-    return _report(name, was, log)
+    return _report(name, what, was, log)
 
 
 def ask(log: LeaseLog, sight: Sight, reason: str) -> None:
@@ -72,14 +75,14 @@ def ask(log: LeaseLog, sight: Sight, reason: str) -> None:
             log.ask_to_stop(record, reason)
 
 
-def _report(name: str, was: Sight, log: LeaseLog) -> Report:
+def _report(name: str, what: str, was: Sight, log: LeaseLog) -> Report:
     held = log.hold()
-    lines = [f"the stream of {name} has stopped" if was.driven else f"nothing drove the stream of {name}"]
+    lines = [f"the {what} of {name} has stopped" if was.driven else f"nothing drove the {what} of {name}"]
     if held is not None:
         end = (
             f"until {held.until:%Y-%m-%d %H:%M} UTC"
             if held.until
-            else f"until `kalman-pipeline resume --model {name}`"
+            else f"until `kalman-pipeline resume --model {name}{' --monitor' if what == 'monitor' else ''}`"
         )
         lines.append(f"Airflow does not start it again {end}")
     return Report(

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jobs.launch import LAUNCH_VARIABLE
-from kalman_dags.launchers import ClusterLauncher, ProcessLauncher, launcher
+from kalman_dags.launchers import ClusterLauncher, ProcessLauncher, Work, launcher
 from kalman_dags.operator import application
 
 pytestmark = pytest.mark.airflow
@@ -22,10 +22,17 @@ def test_a_driver_in_a_cluster_is_submitted_with_all_that_it_needs(monkeypatch: 
     connect(monkeypatch, host="yarn", extra=json.dumps({"deploy-mode": "cluster"}))
     chosen = launcher()
     assert isinstance(chosen, ClusterLauncher)
-    hook = chosen.hook("s3a://tables/kalman", "nile", 10.0, "token")
+    monkeypatch.setattr("kalman_dags.launchers.jar_paths", lambda: ["/jars/delta.jar"])
+    monkeypatch.setattr("kalman_dags.launchers.optional_jars", lambda name: [f"/jars/{name}.jar"])
+    plain = chosen.hook("s3a://tables/kalman", Work("nile", 10.0), "token")._build_spark_submit_command(
+        "a.py"
+    )
+    assert plain[plain.index("--jars") + 1] == "/jars/delta.jar"
+    hook = chosen.hook("s3a://tables/kalman", Work("nile", 10.0, kafka=True), "token")
     words = hook._build_spark_submit_command(application("stream"))
     assert words[words.index("--master") + 1] == "yarn"
     assert words[words.index("--deploy-mode") + 1] == "cluster"
+    assert words[words.index("--jars") + 1] == "/jars/delta.jar,/jars/kafka.jar"
     settings = {words[i + 1] for i, word in enumerate(words) if word == "--conf"}
     assert "spark.yarn.submit.waitAppCompletion=false" in settings
     assert f"spark.yarn.appMasterEnv.{LAUNCH_VARIABLE}=token" in settings
