@@ -185,7 +185,7 @@ def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) 
     table = create(warehouse, model)
     rows = verify(warehouse, manifest).withColumn("meaning", F.lit(meaning))
     before = warehouse.read(table, warehouse.latest_version(table))
-    before = before.filter((F.col("meaning") == meaning) & (F.col("snapshot_id") != manifest.snapshot_id))
+    before = before.filter(F.col("meaning") == meaning)
     same = ["key", "state_index", "event_time"]
     fresh = rows.join(before.select(*same).distinct(), on=same, how="left_anti").select(*rows.columns)
     count = fresh.count()
