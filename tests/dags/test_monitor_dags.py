@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from airflow.sdk import AssetAll, CronTriggerTimetable
@@ -35,10 +36,10 @@ def test_a_monitor_runs_on_new_estimates_or_on_its_schedule(
     dag = bag.dags["kalman_monitor__tiny"]
     condition = dag.timetable.asset_condition
     assert isinstance(condition, AssetAll)
-    assert condition.objects == list(bag.dags["kalman_stream__tiny"].get_task("stream").outlets)
-    (task,) = dag.tasks
+    assert list(condition.objects) == list(bag.dags["kalman_stream__tiny"].get_task("stream").outlets)
+    task: Any = dag.get_task("monitor")
     assert task.pool == "kalman_monitor__tiny" and dag.max_active_runs == 1
-    assert task.application_args is None and task.options["--model"] == "tiny"
+    assert task.options == {"--model": "tiny", "--trigger": "{{ params.trigger }}"}
     assert dag.doc_md and dag.doc_md.startswith("Watch the live estimates of `tiny`")
 
     write(tmp_path, schedule='{schedule: "@hourly"}')
