@@ -179,7 +179,13 @@ def pretrain(
 @app.command()
 def stream(
     ctx: typer.Context,
-    model: Model,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="A model's name, or the path of its spec; several share one Spark application.",
+            show_default=False,
+        ),
+    ],
     trigger: Annotated[
         str,
         typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped."),
@@ -201,16 +207,13 @@ def stream(
     ] = None,
 ) -> None:
     """Start the model's stream from its newest snapshot, or resume it where it stopped."""
-    _run(
-        ctx,
-        "stream",
-        model,
-        trigger=trigger,
-        adopt=adopt,
-        generation=generation,
-        metrics_port=metrics_port,
-        metrics_file=metrics_file,
-    )
+    metrics = {"metrics_port": metrics_port, "metrics_file": metrics_file}
+    if len(model) == 1:
+        _run(ctx, "stream", model[0], trigger=trigger, adopt=adopt, generation=generation, **metrics)
+    elif adopt is not None or generation is not None:
+        raise typer.BadParameter("--adopt and --generation name something of one model: give one --model")
+    else:
+        _run(ctx, "streams", model, trigger=trigger, **metrics)
 
 
 @app.command()

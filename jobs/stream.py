@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -81,6 +81,8 @@ class Driver:
     stop: threading.Event
     metrics_port: int | None = None
     metrics_file: str | None = None
+    shown: Callable[[str], Progress] | None = None
+    """What makes the display of its progress; by default a bar, or lines, of its own."""
 
     def __post_init__(self) -> None:
         self.deployed = self.spec  # a generation of an earlier version goes on with that version's
@@ -139,6 +141,8 @@ class Driver:
             metrics.close()
 
     def _progress(self) -> Progress:
+        if self.shown is not None:
+            return self.shown(self.spec.name)
         return Progress(f"stream {self.spec.name}", None, quiet=self.settings.quiet)
 
     def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals | None:

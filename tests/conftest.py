@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 # Every JVM that a test starts, also in a process of its own. Tests move a few hundred rows: compiling plans to Java,
-# and Java with the optimising compiler, costs far more than it saves.
+# and Java with the optimising compiler, costs far more than it saves. Without that compiler Java takes 48 MB for
+# compiled code, which a session of some minutes fills: from then on it would interpret everything.
 os.environ["SPARK_SUBMIT_OPTS"] = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false "
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Dspark.ui.enabled=false "
     "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 )
 # The session that most tests share lives for a quarter of an hour: what Spark keeps of that fills its usual 1 GB.
