@@ -388,12 +388,10 @@ def _layout(made: Made, asked: Asked) -> Iterator[Finding]:
 
 
 def _new_keys(made: Made, asked: Asked) -> Iterator[Finding]:
-    wish = asked.spec.stream.new_keys
-    if made.takes_keys is not None and made.takes_keys != (wish == PRETRAINED):
-        other = "pretrained" if made.takes_keys else "prior"
+    if asked.spec.stream.new_keys == PRETRAINED and made.takes_keys is False:
         yield Finding(
             HAND_OVER,
-            f"the spec wants stream.new_keys: {wish}, and {made.what} goes on with {other} until `kalman-pipeline "
+            f"the spec wants stream.new_keys: {PRETRAINED}, and {made.what} takes no new keys until `kalman-pipeline "
             f"upgrade --model {asked.spec.name} --mode repartition`",
         )
 

@@ -203,13 +203,17 @@ def create(warehouse: Warehouse, model: str) -> str:
     return table
 
 
-def taken_by(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
+def taken_by(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSpec) -> bool:
     """Tell if a generation takes new keys: as its spec says when it begins, and then for its life.
 
-    Spark's checkpoint holds an offset for each source, so it cannot be given another one later.
+    Spark's checkpoint holds an offset for each source, so it cannot be given another one later. Where an earlier
+    generation took keys, those after it do, whatever their spec says: their state may come from that one and reflect
+    marked rows behind its position, which they would count again if they read them.
     """
     sources = checkpoint.sources()
-    return spec.stream.new_keys == PRETRAINED if sources is None else sources > 1
+    if sources is not None:
+        return sources > 1
+    return spec.stream.new_keys == PRETRAINED or warehouse.exists(new_keys(spec.name))
 
 
 def offered(

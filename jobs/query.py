@@ -102,12 +102,12 @@ def start_query(
     packer, packed_as = row_packer(rows, routing), PACKED
     if timing is not None:
         packer, packed_as = timed_packer(rows, routing), TIMED
-    takes_keys = new_keys.taken_by(checkpoint, spec)
+    takes_keys = new_keys.taken_by(warehouse, checkpoint, spec)
     if takes_keys and timing is None:
         packer, packed_as = with_kind(packer), TIMED
     if generation.topic is None:
         source = _source(spark, warehouse, spec, generation)
-        if takes_keys:
+        if takes_keys and "_origin" in source.columns:  # another tool's table may have none
             source = source.filter(~new_keys.marked())
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
     else:
