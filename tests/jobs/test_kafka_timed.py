@@ -10,7 +10,9 @@ import pandas as pd
 import pytest
 
 from jobs import ingest
+from jobs.errors import UserError
 from jobs.live import settled
+from jobs.positions import landed_offsets
 from tests.jobs.feeds import Feed, Message, as_json
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, since
 from tests.jobs.test_kafka import spread, topic_spec
@@ -87,6 +89,15 @@ def test_new_keys_are_taken_over_beside_a_topic(feed: Feed, tmp_path: Path) -> N
     assert (done["keys_taken"], done["late"], done["rejected"]) == (keys, 0, 1)
     ingest.run(pipeline.settings, "joined")
     assert_bit_equal(pipeline.estimates(), after(pipeline.batch(), days[1], days[2], fresh[2]))
+
+    # What has landed of one topic says nothing of another.
+    assert landed_offsets(pipeline.warehouse, "measurements/joined", "elsewhere") is None
+    feed.make("elsewhere")
+    pipeline.write_spec({**spec, "source": {**spec["source"], "topic": "elsewhere"}})
+    with pytest.raises(
+        UserError, match="has come to topic joined at .* and the spec reads topic elsewhere now"
+    ):
+        ingest.run(pipeline.settings, "joined")
 
 
 def test_avro_records_of_a_topic(feed: Feed, tmp_path: Path) -> None:
