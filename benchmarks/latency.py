@@ -25,6 +25,8 @@ import pandas as pd
 
 from benchmarks.results import RESULTS, machine
 from demo.broker import Broker
+from demo.delta_log import commits_of, files_of
+from jobs.fencing import batch_of
 
 MODEL = "latency"
 KEYS = 10_000
@@ -84,13 +86,12 @@ def make_topic(address: str) -> None:
 
 def committed(warehouse: Path) -> dict[int, float]:
     """Return when each micro-batch's estimates became visible, in seconds since 1970."""
-    found: dict[int, float] = {}
-    for path in sorted((warehouse / "estimates" / MODEL / "_delta_log").glob("*.json")):
-        for line in path.read_text().splitlines():
-            transaction = json.loads(line).get("txn")
-            if transaction is not None:
-                found[transaction["version"]] = path.stat().st_mtime
-    return found
+    return {
+        batch_of(action["txn"]["version"]): at
+        for at, actions in commits_of(warehouse / "estimates" / MODEL)
+        for action in actions
+        if "txn" in action
+    }
 
 
 def run(rate: int, trigger: str, seconds: float) -> dict[str, Any]:
@@ -147,21 +148,13 @@ def _all_visible(warehouse: Path, sent: int, stream: subprocess.Popen[bytes]) ->
 
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and stream.poll() is None:
-        files = _files(warehouse / "estimates" / MODEL)
+        files = files_of(warehouse / "estimates" / MODEL)
         if files:
-            table = dataset(files).to_table(columns=["event_time", "batch_id"])
+            table = dataset([str(file) for file in files]).to_table(columns=["event_time", "batch_id"])
             if len(table) >= sent:
                 return table.to_pandas()
         time.sleep(2)
     raise RuntimeError("the stream did not take in what was sent")
-
-
-def _files(table: Path) -> list[str]:
-    found: list[str] = []
-    for path in sorted((table / "_delta_log").glob("*.json")):
-        actions = [json.loads(line) for line in path.read_text().splitlines()]
-        found += [str(table / one["add"]["path"]) for one in actions if "add" in one]
-    return found
 
 
 def _result(

@@ -9,7 +9,11 @@
 4. `approve` waits for a person, who finds the comparison in `shadow`'s log. (A model whose spec says `upgrade:
    {automatic: true}` has no such gate: what compares well goes live by itself.)
 5. `promote` lets the shadow catch up, compares once more, and makes it live; or, in the other modes, `replace` ends the
-   old generation and begins the new one, in the stream's pool, so that no driver is in the way.
+   old generation and begins the new one. No driver may be in the way of that: it runs in the stream's pool; where the
+   stream runs for ever, it stops the driver, and lets it be started again when it is done.
+
+Mode `repartition` does not change the version: it gives the state the number of partitions and blocks that the spec, or
+the form, asks for.
 
 Every step finds what an earlier attempt left, so a run can be cleared or retried at any task. The DAG
 `kalman_rollback__<model>` undoes it.
@@ -30,7 +34,7 @@ from kalman_dags import family
 from kalman_dags.operator import KalmanOperator
 
 BLUE_GREEN = "blue-green"
-MODES = (BLUE_GREEN, "stop-start", "retrain")
+MODES = (BLUE_GREEN, "stop-start", "retrain", "repartition")
 
 
 def goes_on(params: Mapping[str, Any], dag_run: Any) -> bool:
@@ -43,11 +47,23 @@ def way(params: Mapping[str, Any]) -> str:
     return "promote" if params["mode"] == BLUE_GREEN else "replace"
 
 
+def _without_a_driver(spec: ModelSpec) -> dict[str, Any]:
+    """Return what lets a task find no driver in its way.
+
+    A stream that runs for ever holds its pool's only slot for ever, its runs follow each other, and the driver goes on
+    from one to the next: there the task itself stops it.
+    """
+    if spec.airflow.stream.continuous:
+        return {"flags": ["--drain"]}
+    return {"pool": family.stream_pool(spec.name)}
+
+
 def _approval(spec: ModelSpec) -> ApprovalOperator:
     return ApprovalOperator(
         task_id="approve",
         subject=f"Let version {spec.version} of {spec.name} take over?",
-        body="The log of the task `shadow` compares it with the live version on the same rows, and names the report.",
+        body="The log of the task `shadow` compares it with the live version on the same rows, and names the report "
+        "(in another mode than blue-green: it says what becomes of the states).",
         response_timeout=timedelta(hours=11),
     )
 
@@ -70,11 +86,23 @@ def build(spec: ModelSpec) -> DAG:
                 type="string",
                 enum=list(MODES),
                 title="Mode",
-                description="blue-green: prove it in shadow first. stop-start: migrate at once. retrain: from history.",
+                description="blue-green: prove it in shadow first. stop-start: migrate at once. retrain: from history. "
+                "repartition: the same version in another layout.",
+            ),
+            partitions=Param(
+                None,
+                type=["null", "integer"],
+                minimum=1,
+                title="Partitions",
+                description="Of mode repartition: how many state partitions (empty: as the spec says).",
             ),
         ),
     ) as dag:
-        common = {"--model": spec.name, "--mode": "{{ params.mode }}"}
+        common = {
+            "--model": spec.name,
+            "--mode": "{{ params.mode }}",
+            "--partitions": "{{ params.partitions or '' }}",
+        }
         preview = KalmanOperator(
             task_id="preview",
             verb="upgrade",
@@ -103,7 +131,8 @@ def build(spec: ModelSpec) -> DAG:
             verb="upgrade",
             kafka=spec.speaks_to_kafka,
             options=common,
-            pool=family.stream_pool(spec.name),
+            outlets=[family.estimates(spec.name)],
+            **_without_a_driver(spec),
         )
         gate = [] if spec.upgrade.automatic else [_approval(spec)]
         chain(preview, proceed, shadow, *gate, choose, [promote, replace])

@@ -30,7 +30,6 @@ from demo.dags import POLL_SECONDS, ROOT, AirflowSetup, DagRunner, Place
 from demo.display import Display, Phase
 from demo.flights import COLUMNS, HAND_OVER, Landing, flights_to_files
 from demo.killer import Checkpoint, Killed, Killer
-from demo.own_spark import start_spark
 from demo.rates import busy_rate
 from demo.result import problems_of, result_of, summary
 from jobs.errors import RUN_FAILED, Terminated, UserError, show
@@ -92,7 +91,6 @@ class Demo:
         with self.display.phase("Land day by day, stream, kill the drivers") as phase:
             for runner in self.runners:
                 runner.start("stream", {"trigger": "1"})
-            start_spark(self.settings, self.place.logs / "demo.log")
             killers = {model: Killer(self.place.warehouse, model, self.seed) for model in MODELS}
             count = len(self.landing[MODELS[0]].days)
             last = count - upgrades.HELD

@@ -317,6 +317,12 @@ def upgrade(
     needed: Annotated[
         bool, typer.Option("--needed", help="Exit code 3 if there is nothing to upgrade.")
     ] = False,
+    drain: Annotated[
+        bool,
+        typer.Option(
+            "--drain", help="Stop the stream first, and let Airflow start it again (not blue-green)."
+        ),
+    ] = False,
 ) -> None:
     """Bring the stream to the version of the model's spec, proved on live data first; or lay its state out anew."""
     _run(
@@ -329,6 +335,7 @@ def upgrade(
         lose_state=lose_state,
         needed=needed,
         partitions=partitions,
+        drain=drain,
     )
 
 

@@ -21,6 +21,7 @@ from jobs.verdict import Comparison, lines_of
 if TYPE_CHECKING:
     from jobs.comparison_content import Content
     from jobs.generations import Generation
+    from jobs.small_files import Files
 
 FOLDER = "reports"
 
@@ -86,15 +87,19 @@ def first_batch(old: Generation, new: Generation) -> int:
 def write(warehouse: Warehouse, content: Content) -> str:
     """Write both files, each whole or not at all, and return the page's place."""
     from jobs.comparison_page import page
+
+    files, (data_name, page_name) = files_of(warehouse, content.model, content.new["generation"])
+    data = json.dumps(plain(content.data()), indent=2, allow_nan=False)
+    files.write(data_name, data.encode())
+    files.write(page_name, page(content).encode())
+    return f"{warehouse.path(FOLDER)}/{content.model}/{page_name}"
+
+
+def files_of(warehouse: Warehouse, model: str, generation: str) -> tuple[Files, tuple[str, str]]:
+    """Return the folder of a model's reports, and the names of the two files on a generation: data and page."""
     from jobs.small_files import hadoop_files
 
-    folder = f"{FOLDER}/{content.model}"
-    files = hadoop_files(warehouse, folder)
-    name = content.new["generation"]
-    data = json.dumps(plain(content.data()), indent=2, allow_nan=False)
-    files.write(f"{name}.json", data.encode())
-    files.write(f"{name}.html", page(content).encode())
-    return f"{warehouse.path(folder)}/{name}.html"
+    return hadoop_files(warehouse, f"{FOLDER}/{model}"), (f"{generation}.json", f"{generation}.html")
 
 
 def _spec_of(warehouse: Warehouse, spec: ModelSpec, new: Generation) -> ModelSpec:

@@ -81,8 +81,11 @@ def export(
     from jobs.checkpoints import Checkpoint
     from jobs.choice import origin as origin_of
     from jobs.damage import refuse_damaged
+    from jobs.generations import REMOVED
     from jobs.snapshots import find_whole, write
 
+    if generation.status == REMOVED:  # what is left of its checkpoint may be a part of it
+        raise UserError(f"generation {generation.generation} is removed, and its state with it")
     origin = origin_of(warehouse, generation)
     refuse_damaged(warehouse, generation)
     checkpoint = Checkpoint(warehouse, generation.checkpoint)

@@ -32,6 +32,11 @@ _BATCHES = 2**32
 _TRIES = 5
 
 
+def batch_of(number: int) -> int:
+    """Return the micro-batch that a transaction of an estimates table belongs to, by its number in the log."""
+    return number % _BATCHES
+
+
 class Part(NamedTuple):
     """One of several appends of a micro-batch to the same table: its name, and which of the table's rows are its."""
 

@@ -2,7 +2,7 @@
 
 What goes is decided in `jobs.retention`. Every step is a commit, or finds what is left to do by itself: killed between
 any two and run again, it comes to the same end. A generation, or a snapshot, is first marked as removed, in one commit,
-and only then its checkpoint, or its rows, go; so nothing is ever there by half.
+and only then its checkpoint and report, or its rows, go; so what is there by half is nothing that anything reads.
 
 The measurements are left alone. Their versions are the positions that streams, snapshots and backfills count by, so
 every version must stay readable, and OPTIMIZE with VACUUM would end that.
@@ -118,6 +118,8 @@ class Maintenance:
             lines.append(f"{would} {len(names)} {what}{': ' if names else ''}{', '.join(names)}")
         if self.found["checkpoints"]:
             lines.append(f"{would} the checkpoints of {', '.join(self.found['checkpoints'])}")
+        if self.found["reports"]:
+            lines.append(f"{would} the reports on {', '.join(self.found['reports'])}")
         for what, text in (
             ("estimates", "estimates of removed generations"),
             ("quarantine", "quarantined rows that were replayed or discarded"),
@@ -151,6 +153,20 @@ class Maintenance:
         self.found["checkpoints"] = [
             one.generation for one in gone if self._folder(one.checkpoint, remove=not self.dry)
         ]
+        self._reports([one.generation for one in gone])
+
+    def _reports(self, gone: list[str]) -> None:
+        """Remove the reports on generations that are gone."""
+        from jobs.comparison_report import files_of
+
+        self.found["reports"] = []
+        for generation in gone:
+            files, names = files_of(self.warehouse, self.spec.name, generation)
+            there = set(names) & set(files.names(""))
+            if there:
+                self.found["reports"].append(generation)
+            for name in () if self.dry else there:
+                files.remove(name)
 
     def _snapshots(self, made: Plan) -> None:
         from jobs import snapshots
@@ -287,8 +303,10 @@ class Maintenance:
         path = jvm.org.apache.hadoop.fs.Path(self.warehouse.path(name))
         files = path.getFileSystem(session.sessionState().newHadoopConf())
         there = bool(files.exists(path))
-        if there and remove:
-            files.delete(path, True)
+        if there and remove and not files.delete(path, True):
+            raise UserError(
+                f"{path} cannot be removed: look who may write there, and run maintain again", RUN_FAILED
+            )
         return there
 
 

@@ -83,7 +83,12 @@ class Migration:
             extras: the other fields, each (d, K).
         """
         if self.same:
-            return Carried(mean, covariance, dict(extras), wrong_states(mean, covariance))
+            if more_than_moments(self.target) is None:
+                wrong = wrong_states(mean, covariance)
+            else:  # what it says of mean and covariance may be infinite or nothing
+                state = self.target.restore(mean, covariance, extras)
+                wrong = np.asarray(~np.isfinite(state).all(axis=0))
+            return Carried(mean, covariance, dict(extras), wrong)
         n, keys = mean.shape
         A = extras["diffuse"].reshape(n, -1, keys) if "diffuse" in extras else None
         at = Moments(mean, covariance, A)
@@ -114,7 +119,27 @@ def migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[str, A
         and field is not None
         and field == target.fields.get("parameters")
     )
-    return Migration(tuple(leg_of(step) for step in steps), source, target, own)
+    made = Migration(tuple(leg_of(step) for step in steps), source, target, own)
+    if not made.same:
+        for spec, model in ((first, source), (last, target)):
+            reason = more_than_moments(model)
+            if reason is not None:
+                raise UserError(
+                    f"{last.name} cannot be migrated from version {first.version} to {last.version}: of version "
+                    f"{spec.version} ({spec.filter}) {reason.problem}, and what they know is carried over by mean and "
+                    f"covariance. Pretrain version {last.version} from history instead (upgrade --mode retrain)"
+                )
+    return made
+
+
+def more_than_moments(model: Filter) -> kalman.ModelError | None:
+    """Return why a filter's state cannot be made from a mean and a covariance; None: it can."""
+    n = len(model.states)
+    try:
+        model.from_moments(np.zeros((n, 1)), np.eye(n).reshape(n * n, 1))
+    except kalman.ModelError as error:
+        return error
+    return None
 
 
 def leg_of(step: Step) -> Leg:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jobs.errors import UserError
 from jobs.jars import jar_paths, optional_jars
+from jobs.java_output import filtered
 from jobs.settings import Settings
 from jobs.spark_conf import spark_conf
 
@@ -45,7 +46,8 @@ def spark_session(
         if settings.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     try:
-        session = builder.getOrCreate()
+        with filtered():
+            session = builder.getOrCreate()
     except PySparkRuntimeError as error:
         raise UserError(
             f"Spark did not start ({error.getCondition()}): install Java 17 or 21 and check it with `java -version`"

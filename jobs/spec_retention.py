@@ -61,7 +61,7 @@ class Retention(Section):
     )
     generations: KeptGenerations = Field(
         default_factory=KeptGenerations,
-        description="retired ones and their checkpoints: {newest: 1, age: 30d}; the one to roll back to stays",
+        description="retired ones, their checkpoints and reports: {newest: 1, age: 30d}; the one to roll back to stays",
     )
     quarantine: str = Field(
         default="90d", description="how long a quarantined row is kept after it was replayed or discarded"

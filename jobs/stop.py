@@ -48,24 +48,38 @@ def run(
     if not restart:
         until = None if hold is None else datetime.now(UTC) + _duration("--hold", hold)
         log.put_hold(Hold(f"stopped by {getpass.getuser()} on {machine()}", datetime.now(UTC), until))
-    sight = look(log)
-    was = sight
-    if not was.driven and was.state != SILENT and needed:
+    if needed and not _there(look(log)):
         raise UserError(f"nothing drives the {what} of {name}", ALREADY_RUNNING)
-    ask(log, sight, "by command")
+    was = end_driver(log, longest, "by command")
+    return _report(name, what, was, log)
+
+
+def end_driver(log: LeaseLog, longest: timedelta, reason: str) -> Sight:
+    """Ask the driver of a stream, or of a monitor, to end, wait until it has, and return what was seen of it before.
+
+    Raises:
+        UserError: it has not ended in time, or gives no sign of life.
+    """
+    was = sight = look(log)
+    ask(log, sight, reason)
     deadline = time.monotonic() + longest.total_seconds()
-    while sight.driven or sight.state == SILENT:
+    while _there(sight):
         if sight.state == SILENT:
             raise UserError(f"{sight.text()}: kill it, nothing is lost by that", RUN_FAILED)
         if time.monotonic() > deadline:
+            waited = f"{longest.total_seconds() / 60:g} min"
             raise UserError(
-                f"{sight.text()}, after {wait} still: it may be in a long micro-batch", RUN_FAILED
+                f"{sight.text()}, after {waited} still: it may be in a long micro-batch", RUN_FAILED
             )
         time.sleep(POLL_SECONDS)
         sight = look(log)
         if sight.launch != was.launch or sight.drive is not None and was.drive is None:
-            ask(log, sight, "by command")  # it had no lease yet, or another has begun
-    return _report(name, what, was, log)
+            ask(log, sight, reason)  # it had no lease yet, or another has begun
+    return was
+
+
+def _there(sight: Sight) -> bool:
+    return sight.driven or sight.state == SILENT
 
 
 def ask(log: LeaseLog, sight: Sight, reason: str) -> None:

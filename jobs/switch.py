@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from jobs import generations
+from jobs.damage import refuse_damaged
 from jobs.errors import RUN_FAILED, UserError
 from jobs.generations import LIVE, RETIRED, SHADOW, Generation, position_of, reached
 from jobs.positions import said
 from jobs.tables import Warehouse
+
+
+class Behind(UserError):
+    """A shadow has not come as far as the live generation."""
 
 
 def promote(
@@ -21,7 +26,7 @@ def promote(
         behind: allow a shadow that has not come as far as the live one, so that readers see time go back.
 
     Raises:
-        UserError: there is no such shadow, or it is behind.
+        UserError: there is no such shadow; `Behind`: it has not come as far as the live one.
     """
     known = generations.all_of(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
@@ -36,7 +41,7 @@ def promote(
     if live is not None and not behind:
         have, want = reached(warehouse, found), reached(warehouse, live)
         if have < want:
-            raise UserError(
+            raise Behind(
                 f"{found.generation} has come to {said(position_of(warehouse, found))} and {live.generation} to "
                 f"{said(position_of(warehouse, live))}: let it catch up first "
                 f"(kalman-pipeline stream --model {model} --generation {found.generation})",
@@ -53,7 +58,7 @@ def roll_back(
     It goes on from its own checkpoint, behind the last row that it has seen itself.
 
     Raises:
-        UserError: there is nothing to go back to.
+        UserError: there is nothing to go back to, or its checkpoint is damaged.
     """
     known = generations.all_of(warehouse, model)
     live = next((one for one in known if one.status == LIVE), None)
@@ -67,6 +72,7 @@ def roll_back(
             f"model {model} has no {f'retired generation {name}' if name else 'generation to go back to'} "
             f"(retired are {retired})"
         )
+    refuse_damaged(warehouse, found)
     return generations.switch(warehouse, model, found, known), live
 
 

@@ -74,6 +74,7 @@ class Warehouse:
     ) -> None:
         """Make a table unless it is there."""
         from delta.tables import DeltaTable
+        from pyspark.errors import AnalysisException
         from pyspark.sql.types import StructType
 
         if self.exists(table):
@@ -89,7 +90,15 @@ class Warehouse:
         for name, value in (properties or {}).items():
             builder = builder.property(name, value)
         with self.lock(table):
-            builder.execute()
+            try:
+                builder.execute()
+            except AnalysisException as error:
+                if error.getCondition() != "DELTA_TABLE_NOT_FOUND":
+                    raise
+                # Somebody was killed, or the disk was full, in the table's first commit. To Delta the folder that was
+                # left is a table when one is to be made, and none when it is to be read; a first write makes it one.
+                nothing = self.spark.createDataFrame([], fields).write.format("delta").mode("append")
+                nothing.partitionBy(*partition_by).options(**(properties or {})).save(self.path(table))
 
     def read(self, table: str, version: int | None = None) -> DataFrame:
         """Read a table, at a version or the newest."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from jobs import generations, upgrade_rules
@@ -28,6 +30,8 @@ BLUE_GREEN, STOP_START, RETRAIN, STATELESS = "blue-green", "stop-start", "retrai
 REPARTITION = "repartition"
 CATCH_UPS = 5
 """How often a shadow is driven again after a live generation that runs ahead meanwhile."""
+LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
+"""How long a shadow may run beside a live generation to which rows keep coming, before it is as far."""
 MODES = (BLUE_GREEN, STOP_START, RETRAIN, STATELESS, REPARTITION)
 
 
@@ -40,6 +44,7 @@ def run(
     lose_state: bool = False,
     needed: bool = False,
     partitions: int | None = None,
+    drain: bool = False,
 ) -> Report:
     """Bring a model's stream to the version of its spec, or its state to another layout.
 
@@ -52,6 +57,7 @@ def run(
         lose_state: must be true for mode stateless.
         needed: end with exit code 3 where there is nothing to upgrade.
         partitions: of mode repartition: how many state partitions; by default as the spec says, else as many as now.
+        drain: in the modes that need a stopped stream stop it first, and let Airflow start it again after.
 
     Raises:
         UserError: no live generation, no way between the versions, a driver in the way, a new version that is worse.
@@ -64,6 +70,10 @@ def run(
         raise UserError(f"--mode {mode}: choose one of {', '.join(MODES)}")
     if mode == STATELESS and not lose_state:
         raise UserError("--mode stateless forgets every key's state: say --lose-state if that is meant")
+    if drain and mode == BLUE_GREEN:
+        raise UserError(
+            "--drain stops the stream, and --mode blue-green lets it run on: leave one of them out"
+        )
     if partitions is not None and mode != REPARTITION:
         raise UserError(
             "--partitions is for --mode repartition: a new version takes stream.partitions of its spec"
@@ -73,7 +83,8 @@ def run(
     warehouse = Warehouse(spark, settings.warehouse)
     need_measurements(warehouse, spec.name)
     with Progress(f"upgrade {spec.name}", None, quiet=settings.quiet) as progress:
-        lines, data = _Upgrade(settings, warehouse, spec, mode, progress, partitions).run(dry_run, promote)
+        work = _Upgrade(settings, warehouse, spec, mode, progress, partitions, drain)
+        lines, data = work.run(dry_run, promote)
     if needed and not data.get("upgraded", True):
         raise UserError(lines[0], ALREADY_RUNNING)
     return Report(
@@ -93,9 +104,11 @@ class _Upgrade:
         mode: str,
         progress: Progress,
         partitions: int | None = None,
+        drain: bool = False,
     ) -> None:
         self.settings, self.warehouse, self.spec = settings, warehouse, spec
         self.mode, self.progress, self.partitions = mode, progress, partitions
+        self.drain = drain
 
     def run(self, dry_run: bool, promote: bool) -> tuple[list[str], dict[str, Any]]:
         live = generations.named(self.warehouse, self.spec.name)
@@ -111,19 +124,50 @@ class _Upgrade:
             )
         if self.mode != RETRAIN:
             upgrade_rules.refuse_other_source(self.warehouse, self.spec, live)
-        if self.mode in (BLUE_GREEN, STOP_START):
-            upgrade_rules.refuse_other_keys(self.warehouse, self.spec, live, self.mode == BLUE_GREEN)
         if dry_run:
+            self._refuse_other_keys(live)
             return self._dry_run(live)
         if self.mode == BLUE_GREEN:
+            self._refuse_other_keys(live)
             return self._prove(live, self._shadow(live), promote)
-        return self._at_once(live)
+        with self._alone(live):
+            self._refuse_other_keys(live)
+            return self._at_once(live)
+
+    def _refuse_other_keys(self, live: Generation) -> None:
+        if self.mode in (BLUE_GREEN, STOP_START):
+            upgrade_rules.refuse_other_keys(self.warehouse, self.spec, live, self.mode == BLUE_GREEN)
+
+    @contextmanager
+    def _alone(self, live: Generation) -> Iterator[None]:
+        """Hold the stream, which nobody drives.
+
+        Raises:
+            UserError: somebody does, or another command has changed what is live.
+        """
+        from jobs import leases
+        from jobs.drain import drained
+        from jobs.lease_log import FOLDER, LeaseLog
+        from jobs.small_files import hadoop_files
+
+        name = self.spec.name
+        log = LeaseLog(hadoop_files(self.warehouse, f"{FOLDER}/{name}"), name)
+        why = f"an upgrade to version {self.spec.version} ({self.mode})"
+        with (
+            drained(log, why, self.progress.note) if self.drain else nullcontext(),
+            leases.stream_lock(self.settings.warehouse, name),
+        ):
+            now = generations.named(self.warehouse, name)
+            if now.generation != live.generation:
+                raise generations.taken(name, f"{now.generation} has just become the live generation")
+            leases.refuse_if_driven(now)
+            yield
 
     def _repartition(
         self, live: Generation, dry_run: bool, promote: bool
     ) -> tuple[list[str], dict[str, Any]]:
         """Hand the state over to a generation of the same version in the layout that is asked for."""
-        from jobs import leases, repartition
+        from jobs import repartition
 
         layout = repartition.wanted(self.warehouse, self.spec, live, self.partitions)
         if not layout.reasons:
@@ -137,7 +181,7 @@ class _Upgrade:
             }
         if dry_run:
             return [*layout.reasons, "dry run: nothing was written"], {"dry_run": True}
-        if repartition.is_driven(live):
+        if not self.drain and repartition.is_driven(live):
             note = self.progress.note
             shadow = repartition.hand_over(self.warehouse, live, layout, generations.SHADOW, note)
             lines, found = self._prove(live, shadow, promote)
@@ -146,8 +190,7 @@ class _Upgrade:
                 "partitions": shadow.partitions,
                 "blocks": shadow.blocks,
             }
-        with leases.stream_lock(self.settings.warehouse, self.spec.name):
-            leases.refuse_if_driven(live)
+        with self._alone(live):
             made = repartition.hand_over(self.warehouse, live, layout, told=self.progress.note)
         return [
             *layout.reasons,
@@ -186,12 +229,10 @@ class _Upgrade:
 
     def _at_once(self, live: Generation) -> tuple[list[str], dict[str, Any]]:
         """Replace a generation that nobody drives; the next `stream` goes on with the new one."""
-        from jobs import choice, leases
+        from jobs import choice
 
-        with leases.stream_lock(self.settings.warehouse, self.spec.name):
-            leases.refuse_if_driven(live)
-            manifest = self._snapshot(live)
-            made = choice.begin(self.warehouse, self.spec, manifest)
+        manifest = self._snapshot(live)
+        made = choice.begin(self.warehouse, self.spec, manifest)
         return [
             f"generation {made.generation} of version {made.model_version} is live, from snapshot "
             f"{manifest.snapshot_id} ({said(manifest.position)}); {live.generation} is retired",
@@ -206,13 +247,12 @@ class _Upgrade:
 
     def _prove(self, live: Generation, shadow: Generation, promote: bool) -> tuple[list[str], dict[str, Any]]:
         """Let a shadow catch up, compare it with the live generation, and promote it if it is good."""
-        from jobs import switch
         from jobs.comparison_report import written
 
         self.progress.note(f"{shadow.generation} catches up in shadow")
         caught_up = self._drive(shadow)
         for _ in range(CATCH_UPS):  # the live one may be running
-            if generations.reached(self.warehouse, shadow) >= generations.reached(self.warehouse, live):
+            if self._level(live, shadow):
                 break
             caught_up += self._drive(shadow)
         self.progress.note(f"comparing {shadow.generation} with {live.generation}")
@@ -242,7 +282,7 @@ class _Upgrade:
                 f"and `retire` gives it up; report: {report}",
                 RUN_FAILED,
             )
-        switch.promote(self.warehouse, self.spec.name, shadow.generation)
+        self._take_over(live, shadow)
         return [*lines, f"promoted {shadow.generation}; {live.generation} is retired"], {
             **data,
             "promoted": True,
@@ -331,13 +371,75 @@ class _Upgrade:
         )
         return write(self.warehouse, made, nothing)
 
-    def _drive(self, shadow: Generation) -> int:
-        """Take a shadow to the newest measurements and return how many rows it estimated."""
+    def _level(self, live: Generation, shadow: Generation) -> bool:
+        """Tell if a shadow has come as far as the live generation."""
+        reached = generations.reached
+        return reached(self.warehouse, shadow) >= reached(self.warehouse, live)
+
+    def _take_over(self, live: Generation, shadow: Generation) -> None:
+        """Promote a shadow. Where rows keep coming it runs beside the live one, and takes over as soon as it is level.
+
+        Raises:
+            UserError: it has not come level in `LEVEL_SECONDS`.
+        """
+        from jobs.switch import Behind, promote
+
+        name = self.spec.name
+        try:
+            promote(self.warehouse, name, shadow.generation)
+            return
+        except Behind:
+            self.progress.note(f"{shadow.generation} runs beside {live.generation} until it is level")
+        deadline = time.monotonic() + LEVEL_SECONDS
+        with self._running(shadow) as ended:
+            while True:
+                late = time.monotonic() > deadline
+                if late or ended.wait(LEVEL_POLL_SECONDS) or self._level(live, shadow):
+                    try:
+                        promote(self.warehouse, name, shadow.generation)
+                        return
+                    except Behind:
+                        if late or ended.is_set():
+                            raise
+
+    @contextmanager
+    def _running(self, shadow: Generation) -> Iterator[threading.Event]:
+        """Drive a shadow as fast as rows come, in a thread, until the end; yield what tells that it has ended before.
+
+        Where that made the rest fail, what ended it is raised.
+        """
+        stop, ended = threading.Event(), threading.Event()
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self._drive(shadow, 0.0, stop)
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                ended.set()
+
+        thread = threading.Thread(target=run, name=f"drive {shadow.generation}", daemon=True)
+        thread.start()
+        try:
+            yield ended
+        except Exception:
+            if failed:
+                raise failed[0] from None
+            raise
+        finally:
+            stop.set()
+            thread.join()
+
+    def _drive(
+        self, shadow: Generation, seconds: float | None = None, stop: threading.Event | None = None
+    ) -> int:
+        """Take a shadow to the newest measurements, or drive it until it is to stop; return the rows it estimated."""
         from jobs.leases import stream_lock
         from jobs.stream import Driver
 
         with stream_lock(self.settings.warehouse, self.spec.name, shadow.generation):
-            driver = Driver(self.settings, self.warehouse, self.spec, None, threading.Event())
+            driver = Driver(self.settings, self.warehouse, self.spec, seconds, stop or threading.Event())
             return int(driver.drive(name=shadow.generation).data["rows"])
 
 

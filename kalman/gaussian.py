@@ -16,7 +16,7 @@ from kalman import gaussian_lines as lines
 from kalman.columns import Cell, Cells, numbers, used
 from kalman.functions import FunctionObservation, FunctionProcess
 from kalman.layout import StateLayout, Target, in_blocks
-from kalman.packing import packed_index, packed_size, symmetric, unpack
+from kalman.packing import pack, packed_index, packed_size, symmetric, unpack
 from kalman.rts import Prediction
 from kalman.sigma import Rule
 from kalman.straight_line import Program
@@ -130,6 +130,18 @@ class GaussianFilter(StateLayout):
             return super().restore(mean, covariance, extras)
         others = [np.asarray(extras[name], float) for name in list(self.fields)[1:]]
         return np.concatenate([np.asarray(mean, float), *others])
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known."""
+        if not self.rooted:
+            return super().from_moments(mean, covariance)
+        state = self.initial(np.shape(mean)[1])
+        state[self.places["mean"]] = mean
+        with np.errstate(all="ignore"):
+            factor = factors.cholesky(list(pack(np.asarray(covariance, float)))).L
+        for place, entry in zip(range(*self.places["factor"].indices(self.size)), factor, strict=True):
+            state[place] = entry
+        return state
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
         """Return the state (size, K) after one row for each key, and what the rows said."""

@@ -78,6 +78,12 @@ class LeastMeanSquares(LineFilter):
         """Return the state of which `snapshot` gave these parts, bit for bit."""
         return np.array(mean, float)
 
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Raise ModelError: how sure anybody was of the coefficients has no place in the state."""
+        raise ModelError(
+            "filter", "the filter keeps no covariance", "keep its coefficients, or learn them again"
+        )
+
 
 def build_lms(given: Definition, learned: Mapping[str, Any]) -> LeastMeanSquares:
     """Return the LMS filter of a definition. Raises ModelError."""

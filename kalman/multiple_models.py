@@ -113,6 +113,16 @@ class MultipleModels(StateLayout):
         state[: self._gaussian] = np.array([*mixed.m, *mixed.P])
         return state
 
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known.
+
+        Every mode has them, and the probabilities are those of a key's first row.
+        """
+        state = super().from_moments(mean, covariance)
+        for part, mode in zip(self.parts, self.modes, strict=True):
+            state[part] = mode.from_moments(mean, covariance)
+        return state
+
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
         """Return the mean (m, K) and packed covariance of a measurement of these states (size, K)."""
         weights = list(np.exp(state[self.places["log_probabilities"]]))

@@ -168,6 +168,14 @@ class RecursiveLeastSquares(LineFilter):
         """Return the state of which `snapshot` gave these parts, bit for bit."""
         return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
 
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Raise ModelError: the state also says of how many rows, and with what residual, they are."""
+        raise ModelError(
+            "filter",
+            "the filter keeps its rows' residual beside mean and covariance",
+            "let it see the rows again",
+        )
+
 
 def build_rls(given: Definition, learned: Mapping[str, Any]) -> RecursiveLeastSquares:
     """Return the recursive least squares of a definition. Raises ModelError."""

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -87,7 +86,6 @@ class Services:
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "HOSTNAME": socket.getfqdn(),
             # Every container has these to itself.
             "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_PORT": str(self.ports["scheduler"]),
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(self.ports["worker_log"]),
@@ -103,9 +101,8 @@ class Services:
         for name in ("spark-master", "spark-worker", "api-server", "scheduler", "dag-processor", "triggerer"):
             for _ in range(self.services[name].get("deploy", {}).get("replicas", 1)):
                 process = self._run(name)
-            if (
-                name != "spark-worker"
-            ):  # its page has the port that the master's has in a container of its own
+            # A worker's page has the port that the master's has, each in a container of its own.
+            if name != "spark-worker":
                 self._await_health(name, process)
 
     def stop(self) -> None:
@@ -187,8 +184,8 @@ class Services:
         return process
 
     def _await_health(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        kind, *test = self.services[name]["healthcheck"]["test"]
-        command = ["sh", "-c", test[0].replace("$$", "$")] if kind == "CMD-SHELL" else test
+        kind, *command = self.services[name]["healthcheck"]["test"]
+        assert kind == "CMD"
         self._await(name, process, lambda: _succeeds(command, self.environment(name)))
 
     def _await(self, name: str, process: subprocess.Popen[bytes], healthy: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from demo.delta_log import rows_of
 from tests.dags.conftest import DAYS, ROOT, Tiny, write_days
-from tests.dags.delta_rows import delta_rows
 from tests.dags.test_scheduler import Airflow, airflow, tiny, wait_for  # noqa: F401 - two of them are fixtures
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
@@ -30,16 +30,16 @@ def command(tiny: Tiny, *words: str) -> None:  # noqa: F811
 
 
 def statuses(tiny: Tiny) -> dict[str, str]:  # noqa: F811
-    return {row["generation"]: row["status"] for row in delta_rows(tiny.warehouse / "generations")}
+    return {row["generation"]: row["status"] for row in rows_of(tiny.warehouse / "generations")}
 
 
 def upgraded(airflow: Airflow, answer: str) -> dict[str, str]:  # noqa: F811
     """Run the DAG, answer at its gate, and return the state that each task ended in."""
     body = {"logical_date": None, "conf": {"dry_run": False}}
-    run = f"{UPGRADE}/dagRuns/{airflow.api(f'{UPGRADE}/dagRuns', body)['dag_run_id']}"
+    run = f"{UPGRADE}/dagRuns/{airflow.call(f'{UPGRADE}/dagRuns', body)['dag_run_id']}"
 
     def tasks() -> dict[str, str]:
-        found: list[dict[str, Any]] = airflow.api(f"{run}/taskInstances")["task_instances"]
+        found: list[dict[str, Any]] = airflow.call(f"{run}/taskInstances")["task_instances"]
         return {one["task_id"]: str(one["state"]) for one in found}
 
     def waits() -> bool:
@@ -50,9 +50,9 @@ def upgraded(airflow: Airflow, answer: str) -> dict[str, str]:  # noqa: F811
     wait_for(waits, 400, "the gate")
     before = tasks()
     assert before["shadow"] == "success" and before["promote"] in ("None", "scheduled"), before
-    airflow.api(f"{run}/taskInstances/approve/-1/hitlDetails", {"chosen_options": [answer]}, "PATCH")
-    wait_for(lambda: airflow.api(run)["state"] in ("success", "failed"), 400, "the run's end")
-    assert airflow.api(run)["state"] == "success"
+    airflow.call(f"{run}/taskInstances/approve/-1/hitlDetails", {"chosen_options": [answer]}, "PATCH")
+    wait_for(lambda: airflow.call(run)["state"] in ("success", "failed"), 400, "the run's end")
+    assert airflow.call(run)["state"] == "success"
     return tasks()
 
 
@@ -67,7 +67,7 @@ def test_refused_then_approved(airflow: Airflow, tiny: Tiny) -> None:  # noqa: F
     second = first.replace("version: 1", "version: 2").replace("variance: 0.01", "variance: 0.011")
     spec.write_text(second + "upgrade: {loss: 1.0, rows: 0}\n")
     try:
-        airflow.switch_on("kalman_upgrade__tiny")
+        airflow.switch("kalman_upgrade__tiny")
         refused = upgraded(airflow, "Reject")
         assert refused["approve"] == "success"
         assert {refused[name] for name in ("way", "promote", "replace")} == {"skipped"}

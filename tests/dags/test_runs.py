@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from demo.delta_log import rows_of
 from jobs.lease_log import LeaseLog
 from jobs.stop import ask
 from jobs.watch import RUNNING, look
 from kalman_dags.launchers import Work, launcher
 from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, run_dag, write_days
-from tests.dags.delta_rows import delta_rows
 from tests.dags.test_operator import wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
 
 def test_ingest_lands_what_the_form_names(landed: Tiny) -> None:
-    days = {row["at"].date() for row in delta_rows(landed.warehouse / "measurements" / "tiny")}
+    days = {row["at"].date() for row in rows_of(landed.warehouse / "measurements" / "tiny")}
     assert len(days) >= DAYS - 1
-    [rejected] = delta_rows(landed.warehouse / "quarantine")
+    [rejected] = rows_of(landed.warehouse / "quarantine")
     assert "warm" in rejected["payload"]
 
 
 def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     last = DAYS - 1
     assert run_dag(landed, "kalman_pretrain__tiny", last - 1) == {"pretrain": "success"}
-    [manifest] = delta_rows(landed.warehouse / "manifests")
+    [manifest] = rows_of(landed.warehouse / "manifests")
     # The cut is the end of day three, which is all that has been landed: so a stream may start there.
     assert (manifest["rows"], manifest["key_count"]) == (last * ROWS_A_DAY, SENSORS)
     assert manifest["cut"] is None
@@ -37,9 +37,9 @@ def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) 
     # What the command printed is in the task's log.
     log = capsys.readouterr().out
     assert f"estimated {ROWS_A_DAY} rows" in log and "rows/s" in log
-    [generation] = delta_rows(landed.warehouse / "generations")
+    [generation] = rows_of(landed.warehouse / "generations")
     assert (generation["snapshot_id"], generation["status"]) == (manifest["snapshot_id"], "live")
-    estimates = delta_rows(landed.warehouse / "estimates" / "tiny")
+    estimates = rows_of(landed.warehouse / "estimates" / "tiny")
     assert len(estimates) == ROWS_A_DAY
     assert {row["key"] for row in estimates} == {f"s{sensor}" for sensor in range(SENSORS)}
 
@@ -47,7 +47,7 @@ def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) 
 @pytest.fixture
 def streamed(landed: Tiny) -> Tiny:
     """An installation with a stream; it has one where the tests above have run."""
-    if not delta_rows(landed.warehouse / "generations"):
+    if not rows_of(landed.warehouse / "generations"):
         assert run_dag(landed, "kalman_pretrain__tiny", DAYS - 2) == {"pretrain": "success"}
         write_days(landed.landing / "2013-01-04.csv", range(DAYS - 1, DAYS))
         assert run_dag(landed, "kalman_ingest__tiny", DAYS - 1) == {"ingest": "success"}
@@ -63,7 +63,7 @@ def test_monitor(streamed: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         for _ in range(2):  # the second finds nothing new
             assert run_dag(streamed, "kalman_monitor__tiny", DAYS) == {"monitor": "success"}
-            [window] = delta_rows(streamed.warehouse / "windows" / "tiny")
+            [window] = rows_of(streamed.warehouse / "windows" / "tiny")
             assert window["rows"] == ROWS_A_DAY
         log = LeaseLog.at(str(streamed.warehouse), "monitor-tiny")
         assert [(one.epoch, one.how) for one in log.history("monitor")] == [
@@ -95,18 +95,18 @@ def test_upgrade_and_roll_back(streamed: Tiny) -> None:
     try:
         preview = run_dag(landed, "kalman_upgrade__tiny", DAYS)
         assert preview["preview"] == "success" and preview["shadow"] == preview["promote"] == "skipped"
-        assert [row["status"] for row in delta_rows(landed.warehouse / "generations")] == ["live"]
+        assert [row["status"] for row in rows_of(landed.warehouse / "generations")] == ["live"]
 
         done = run_dag(landed, "kalman_upgrade__tiny", DAYS, {"dry_run": False})
         assert done["promote"] == "success" and done["replace"] == "skipped"
-        status = {row["generation"]: row["status"] for row in delta_rows(landed.warehouse / "generations")}
+        status = {row["generation"]: row["status"] for row in rows_of(landed.warehouse / "generations")}
         assert status == {"tiny-g0001": "retired", "tiny-g0002": "live"}
         # The live one is of the deployed version now, so there is nothing to do.
         assert run_dag(landed, "kalman_upgrade__tiny", DAYS)["preview"] == "skipped"
 
         assert run_dag(landed, "kalman_rollback__tiny", DAYS) == {"rollback": "success"}
         assert run_dag(landed, "kalman_export__tiny", DAYS) == {"export": "success"}
-        status = {row["generation"]: row["status"] for row in delta_rows(landed.warehouse / "generations")}
+        status = {row["generation"]: row["status"] for row in rows_of(landed.warehouse / "generations")}
         assert status == {"tiny-g0001": "live", "tiny-g0002": "retired"}
     finally:
         spec.write_text(first)

@@ -123,6 +123,7 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
     # What ends the old generation at once waits until its driver is gone; the shadow runs beside it.
     assert dag.get_task("replace").pool == "kalman_stream__tiny"
     assert dag.get_task("promote").pool == dag.get_task("shadow").pool == "default_pool"
+    assert dag.get_task("replace").flags == []  # pyright: ignore[reportAttributeAccessIssue]
     text = (ROOT / "models" / "nile.yaml").read_text()
     (tmp_path / "nile.yaml").write_text(
         text + 'upgrade: {automatic: true}\nairflow: {upgrade: {schedule: "@hourly"}}\n'
@@ -131,6 +132,39 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
     automatic = load_bag().dags["kalman_upgrade__nile"]
     assert "approve" not in automatic.task_ids
     assert automatic.timetable.can_be_scheduled
+
+
+def test_an_upgrade_of_a_stream_that_runs_for_ever_does_not_wait_for_its_slot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = (ROOT / "models" / "nile.yaml").read_text()
+    (tmp_path / "nile.yaml").write_text(text + 'airflow: {stream: {schedule: "@continuous", trigger: 10s}}\n')
+    monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
+    dags = load_bag().dags
+    upgrade: Any = dags["kalman_upgrade__nile"]
+    assert dags["kalman_stream_forever__nile"].get_task("stream").pool == "kalman_stream__nile"
+    assert {task.pool for task in upgrade.tasks} == {"default_pool"}
+    assert upgrade.get_task("replace").flags == ["--drain"]
+    assert "--drain" not in str(upgrade.get_task("promote").flags)
+
+
+def test_an_upgrade_can_lay_the_state_out_anew(bag: DagBag) -> None:
+    from jinja2 import Template
+
+    from jobs.upgrade import MODES
+
+    dag: Any = bag.dags["kalman_upgrade__tiny"]
+    form = dag.params.get_param("mode").schema["enum"]
+    assert form == [
+        mode for mode in MODES if mode != "stateless"
+    ]  # which only a person at a terminal may want
+    assert dag.params["partitions"] is None
+    values = {"params": {"mode": "repartition", "partitions": 5}}
+    task = dag.get_task("replace")
+    rendered = {name: Template(value).render(values) for name, value in task.options.items()}
+    assert rendered == {"--model": "tiny", "--mode": "repartition", "--partitions": "5"}
+    flags = [Template(flag).render(values) for flag in dag.get_task("shadow").flags]
+    assert flags == ["--dry-run"]
 
 
 def test_maintain_is_a_dry_run_by_hand_alone(

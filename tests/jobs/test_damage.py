@@ -13,7 +13,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs import export, generations, snapshots, status, upgrade
+from jobs import export, generations, rollback, snapshots, status, upgrade
 from jobs.errors import RUN_FAILED, UserError
 from jobs.live import live_estimates
 from jobs.tables import Warehouse
@@ -51,15 +51,24 @@ def remove(path: Path) -> None:
 
 CHECKPOINTS: list[tuple[Callable[[Path], None], str, str]] = [
     (cut, "offsets/1", r"offsets/1 cannot be read \(ChecksumException\)"),
-    (cut_unnoticed, "offsets/1", "offsets/1 is (cut short|damaged)"),
     (remove, "offsets/1", "micro-batch 1 is committed, and offsets/1 is missing"),
     (cut, "commits/1", r"commits/1 cannot be read \(ChecksumException\)"),
     (remove, "commits", "micro-batch 1 is planned, and commits/0 is missing"),
+    (cut_unnoticed, "offsets/1", "offsets/1 is (cut short|damaged)"),
     (remove, "", "there is nothing in checkpoints/walk-g0001, and walk-g0001 has written estimates"),
 ]
 
 
-def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damages",
+    [
+        pytest.param(CHECKPOINTS[-2:], id="some"),
+        pytest.param(CHECKPOINTS[:-2], id="others", marks=pytest.mark.slow),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(
+    tmp_path: Path, damages: list[tuple[Callable[[Path], None], str, str]]
+) -> None:
     days = random_rows(4, rows=60)
     pipeline = streaming(tmp_path, days[0], *days[1:3])
     settings = pipeline.settings
@@ -69,7 +78,7 @@ def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(tmp_path: Path)
     shutil.copytree(checkpoint, copy)
     written = len(pipeline.estimates())
 
-    for damage, name, said in CHECKPOINTS:
+    for damage, name, said in damages:
         damage(checkpoint / name)
         with pytest.raises(UserError, match=f"the checkpoint of walk-g0001 is damaged: {said}") as refused:
             pipeline.stream()
@@ -82,18 +91,6 @@ def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(tmp_path: Path)
             assert seen["last_error"].startswith("the checkpoint is damaged: ")
         shutil.rmtree(checkpoint, ignore_errors=True)
         shutil.copytree(copy, checkpoint)
-    assert len(pipeline.estimates()) == written
-
-    # Not damaged but half written, as a driver leaves it that is killed before its commit.
-    remove(checkpoint / "commits" / "1")
-    pipeline.write_spec(random_walk_spec(late="apply"))
-    with pytest.raises(
-        UserError, match="micro-batch 1 of walk-g0001 is half written, and late has changed since"
-    ):
-        pipeline.stream()
-    pipeline.write_spec(random_walk_spec())
-    shutil.rmtree(checkpoint)
-    shutil.copytree(copy, checkpoint)
 
     # The state itself: Spark finds out when it loads it.
     for path in (checkpoint / "state" / "0").glob("*/*2.*"):
@@ -103,17 +100,43 @@ def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(tmp_path: Path)
     assert len(pipeline.estimates()) == written
     adopted = pipeline.stream(adopt=exported).data
     assert (adopted["generation"], adopted["rows"]) == ("walk-g0002", sum(map(len, days[2:])))
+    assert_bit_equal(live(pipeline), since(pipeline.batch(), days[1]))
+    shutil.rmtree(checkpoint)
+    with pytest.raises(UserError, match="the checkpoint of walk-g0001 is damaged: there is nothing in"):
+        rollback.run(settings, "walk", to="walk-g0001")
+    assert generations.named(pipeline.warehouse, "walk").generation == "walk-g0002"
+
+
+@pytest.mark.slow
+def test_what_is_half_written_adopted_twice_or_named_wrong(tmp_path: Path) -> None:
+    days = random_rows(4, rows=60)
+    pipeline = streaming(tmp_path, days[0], *days[1:3])
+    settings = pipeline.settings
+    exported = export.run(settings, "walk", batch=0).data["snapshot"]
+    checkpoint = tmp_path / "warehouse" / "checkpoints" / "walk-g0001"
+
+    # Not damaged but half written, as a driver leaves it that is killed before its commit.
+    remove(checkpoint / "commits" / "1")
+    pipeline.write_spec(random_walk_spec(late="apply"))
+    with pytest.raises(
+        UserError, match="micro-batch 1 of walk-g0001 is half written, and late has changed since"
+    ):
+        pipeline.stream()
+    pipeline.write_spec(random_walk_spec())
+    pipeline.land(days[3])
+    pipeline.stream()
     expected = since(pipeline.batch(), days[1])
     assert_bit_equal(live(pipeline), expected)
 
-    # Once more, without an export of its own: from the snapshot that it began from.
-    shutil.rmtree(tmp_path / "warehouse" / "checkpoints" / "walk-g0002")
-    with pytest.raises(UserError, match=f"nothing in checkpoints/walk-g0002.*--adopt {exported}`"):
-        pipeline.stream()
-    for began in (True, False):  # a start that is tried again does not begin anew
-        adopted = pipeline.stream(adopt=exported).data
-        assert (adopted["generation"], adopted["began"]) == ("walk-g0003", began)
-        assert_bit_equal(live(pipeline), expected)
+    # Without its checkpoint: from an export, and once more from the snapshot that this one began from.
+    for number in (1, 2):
+        shutil.rmtree(tmp_path / "warehouse" / "checkpoints" / f"walk-g000{number}")
+        with pytest.raises(UserError, match=f"nothing in checkpoints/walk-g000{number}.*--adopt {exported}`"):
+            pipeline.stream()
+        for began in (True, False):  # a start that is tried again does not begin anew
+            adopted = pipeline.stream(adopt=exported).data
+            assert (adopted["generation"], adopted["began"]) == (f"walk-g000{number + 1}", began)
+            assert_bit_equal(live(pipeline), expected)
 
     # A row that names the state of something else.
     mine = F.col("generation") == "walk-g0003"
@@ -165,6 +188,15 @@ def cut_file(warehouse: Warehouse) -> None:
     cut(data_files(warehouse)[0])
 
 
+def leave_unmade(warehouse: str, *tables: str) -> None:
+    """Leave what a process leaves that is killed in the first commit of a table."""
+    for table in tables:
+        log = Path(warehouse, table, "_delta_log")
+        (log / "_staged_commits").mkdir(parents=True)
+        for name in (".00000000000000000000.json.1.tmp", "..00000000000000000000.json.1.tmp.crc"):
+            (log / name).touch()
+
+
 @pytest.mark.parametrize(
     "damages",
     [
@@ -177,6 +209,7 @@ def test_a_damaged_snapshot_is_refused_and_made_again(
 ) -> None:
     days = random_rows(2, rows=60)
     pipeline = Pipeline(tmp_path, random_walk_spec())
+    leave_unmade(pipeline.settings.warehouse, "measurements/walk", "snapshots", "manifests", "generations")
     pipeline.land(days[0])
     first = pipeline.pretrain().data
     (manifest,) = snapshots.all_of(pipeline.warehouse)

@@ -14,6 +14,7 @@ from jobs.spec import ModelSpec
 from jobs.versions import Step, path_between
 from kalman.affine import Affine, moved
 from kalman.packing import pack, unpack
+from kalman.types import Rows
 
 PERCENT = {"from": "b", "scale": 100.0, "offset": 1.0}
 
@@ -105,6 +106,96 @@ def test_the_same_states_pass_whole() -> None:
     extras = {"parameters": np.array([[1.0, 2.0]])}
     after = migration([Step(old, new)], {}, {}).carry(*states(1, 2), extras)
     assert after.extras["parameters"] is extras["parameters"]
+
+
+def a_mode(q: float) -> dict[str, Any]:
+    return {
+        "process": {"kind": "explicit", "F": np.eye(2).tolist(), "Q": (q * np.eye(2)).tolist()},
+        "observation": {"H": [[1.0, 1.0]], "R": [[1.0]]},
+    }
+
+
+IMM: dict[str, Any] = {
+    "filter": "imm",
+    "modes": [a_mode(1.0), a_mode(1.0)],
+    "transition": [[0.9, 0.1], [0.2, 0.8]],
+    "process": None,
+    "observation": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rtol"),
+    [
+        ({"form": "square_root"}, 1e-10),
+        ({"filter": "unscented"}, 1e-10),
+        ({"filter": "unscented", "form": "square_root"}, 1e-10),
+        ({"filter": "cubature"}, 1e-10),
+        ({"smoothing": {"lag": 3}}, 1e-10),
+        ({"robust": {"gate": {"probability": 1.0 - 1e-12}}}, 1e-10),
+        (IMM, 1e-10),  # of equal modes: it is the one filter
+        ({"storage": {"dtype": "float32"}}, 1e-5),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
+)
+def test_another_filter_goes_on_with_the_state(changes: dict[str, Any], rtol: float) -> None:
+    """Carried over, there and back, the next row gives what the linear filter gives by the textbook."""
+    old, new, back = spec(1, ["a", "b"]), spec(2, ["a", "b"], **changes), spec(3, ["a", "b"])
+    rng = np.random.default_rng(3)
+    mean, root = rng.normal(size=(2, 9)), rng.normal(size=(9, 2, 2))
+    covariance = unpack(pack(np.moveaxis(root @ root.transpose(0, 2, 1), 0, 2).reshape(4, 9)))
+    after = migration([Step(old, new)], {}, {}).carry(mean, covariance, {})
+    assert not after.wrong.any()
+    target = kalman.build(new.definition())
+    y = rng.normal(size=(1, 9))
+    rows = Rows(np.ones(9), np.zeros(9, bool), y, np.empty((0, 9)))
+    state, _ = target.step(target.restore(after.mean, after.covariance, after.extras), rows)
+    found, packed = target.moments(state)
+    H = np.array([1.0, 1.0])
+    for key in range(9):
+        P = covariance.reshape(2, 2, 9)[..., key] + np.eye(2)
+        S = H @ P @ H + 1.0
+        K = P @ H / S
+        expected = mean[:, key] + K * (y[0, key] - H @ mean[:, key])
+        np.testing.assert_allclose(found[:, key], expected, rtol=rtol, atol=rtol)
+        wanted = (np.eye(2) - np.outer(K, H)) @ P
+        np.testing.assert_allclose(packed[:, key], wanted[[0, 1, 1], [0, 0, 1]], rtol=rtol, atol=rtol)
+    again = migration([Step(new, back)], {}, {}).carry(after.mean, after.covariance, after.extras)
+    np.testing.assert_allclose(again.mean, mean, rtol=rtol, atol=rtol)
+    np.testing.assert_allclose(again.covariance, covariance, rtol=rtol, atol=rtol)
+
+
+LMS: dict[str, Any] = {
+    "filter": "lms",
+    "process": None,
+    "lms": {"step": 0.1},
+    "observation": {"H": [[1.0, 0.5]]},
+    "initial": {"mean": [1.0, 2.0]},
+}
+RLS: dict[str, Any] = {
+    "filter": "rls",
+    "process": None,
+    "observation": {"H": [[1.0, 0.5]]},
+    "initial": None,
+}
+
+
+@pytest.mark.parametrize("changes", [LMS, RLS], ids=["lms", "rls"])
+def test_a_filter_whose_state_is_more_than_moments_follows_only_its_like(changes: dict[str, Any]) -> None:
+    old, new = spec(1, ["a", "b"], **changes), spec(2, ["a", "b"], **changes)
+    model = kalman.build(old.definition())
+    parts = model.snapshot(model.initial(4))
+    after = migration([Step(old, new)], {}, {}).carry(*parts)
+    assert not after.wrong.any()  # though its covariance is not finite
+    np.testing.assert_array_equal(model.restore(after.mean, after.covariance, after.extras), model.initial(4))
+    for steps in (
+        [Step(old, spec(2, ["a", "b"]))],
+        [Step(spec(1, ["a", "b"]), new)],
+    ):
+        with pytest.raises(
+            UserError, match=r"from version 1 to 2: of version [12] \([lr].s\) the filter keeps"
+        ):
+            migration(steps, {}, {})
 
 
 def test_what_a_key_has_learned_for_itself_goes_with_it() -> None:

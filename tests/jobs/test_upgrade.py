@@ -11,12 +11,20 @@ import pandas as pd
 import pytest
 
 import kalman
-from jobs import comparison_report, migrate, promote, retire, rollback, upgrade
+from jobs import choice, comparison_report, migrate, promote, retire, rollback, snapshots, switch, upgrade
 from jobs.errors import UserError
 from jobs.live import chain, live_estimates
 from jobs.order import order_rows
 from jobs.spec import ModelSpec
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
+from tests.jobs.pipeline import (
+    Pipeline,
+    assert_bit_equal,
+    ordered,
+    random_rows,
+    random_walk_spec,
+    since,
+    streaming,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -86,6 +94,70 @@ def live(pipeline: Pipeline) -> pd.DataFrame:
     return ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
 
 
+class Ended(Exception):
+    """Stands for the end of the process."""
+
+
+def test_a_version_is_proved_in_shadow_takes_over_and_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
+    pipeline.write_spec(random_walk_spec(**V2))
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Ended
+
+    with (
+        monkeypatch.context() as patch
+    ):  # ended when the state has been exported and migrated: both are found
+        patch.setattr(choice, "begin", die)
+        with pytest.raises(Ended):
+            upgrade.run(pipeline.settings, "walk", promote=False)
+    shadowed = upgrade.run(pipeline.settings, "walk", promote=False).data
+    assert (shadowed["generation"], shadowed["promoted"]) == ("walk-g0002", False)
+    assert len(snapshots.all_of(pipeline.warehouse, "walk")) == 3
+    pipeline.land(DAYS[2])
+    went_on = pipeline.stream().data
+    assert (went_on["generation"], went_on["rows"]) == ("walk-g0001", len(DAYS[2]))
+    with pytest.raises(
+        UserError, match="has come to measurements version 2 and walk-g0001 to measurements version 3"
+    ):
+        promote.run(pipeline.settings, "walk")
+    switched = switch.promote
+
+    def promote_and_die(*arguments: Any) -> None:
+        switched(*arguments)
+        raise Ended
+
+    with monkeypatch.context() as patch:  # ended right after the switch
+        patch.setattr(switch, "promote", promote_and_die)
+        with pytest.raises(Ended):
+            upgrade.run(pipeline.settings, "walk")
+    assert upgrade.run(pipeline.settings, "walk").data["upgraded"] is False
+    table = live(pipeline)
+    assert len(table) == len(DAYS[1]) + len(DAYS[2]) and sorted(set(table["model_version"])) == [1, 2]
+    assert check_ends(table, 2, oracle([{}, V2], DAYS[:3], [2])) > 20
+
+    back = rollback.run(pipeline.settings, "walk").data
+    assert (back["generation"], back["retired"]) == ("walk-g0001", "walk-g0002")
+    table = live(pipeline)
+    assert len(table) == len(DAYS[1]) + len(DAYS[2]) and set(table["model_version"]) == {1}
+
+
+def check_ends(table: pd.DataFrame, version: int, ends: dict[int, np.ndarray]) -> int:
+    """Check the newest estimate of each key by a version, and return of how many there is one."""
+    checked = 0
+    table = table.loc[table["model_version"] == version]
+    for key, mean in ends.items():
+        mine: Any = table[table["key"] == str(key)]
+        newest: Any = mine[mine["event_time"] == mine["event_time"].max()]
+        if len(newest) == 1:  # of two rows of one time the table does not say which came last
+            np.testing.assert_allclose(newest["mean"].iloc[0], mean, rtol=1e-9, atol=1e-9)
+            checked += 1
+    return checked
+
+
+@pytest.mark.slow
 def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])
@@ -130,14 +202,7 @@ def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> N
     ]
     assert len(table) == sum(map(len, DAYS[1:]))
     ends = oracle([{}, V2, V3], DAYS, [2, 3])
-    checked = 0
-    for key, mean in ends.items():
-        mine = table[(table["key"] == str(key)) & (table["model_version"] == 3)]
-        newest: Any = mine[mine["event_time"] == mine["event_time"].max()]
-        if len(newest) == 1:  # of two rows of one time the table does not say which came last
-            np.testing.assert_allclose(newest["mean"].iloc[0], mean, rtol=1e-9, atol=1e-9)
-            checked += 1
-    assert checked > 20
+    assert check_ends(table, 3, ends) > 20
 
     # Back to version 2, which catches up from its own checkpoint.
     back = rollback.run(pipeline.settings, "walk").data

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import resume, stop
+from jobs import drain, resume, stop
 from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.launch import LAUNCH_VARIABLE, detach  # noqa: F401 - SCRIPT uses it
 from jobs.lease_log import Drive, Hold, Launch, LeaseLog
@@ -203,3 +203,31 @@ def test_stop_and_resume(tmp_path: Path) -> None:
     assert log.hold() is None  # it has run out
     with pytest.raises(UserError, match="--hold soon: 'soon' is not a duration"):
         stop.run(settings, "nile", hold="soon")
+
+
+def test_a_stream_is_drained_and_let_go_on(
+    tmp_path: Path, log: LeaseLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "RENEW_SECONDS", 0.05)
+    launched(tmp_path, 0.5, "stays")
+    with pytest.raises(ValueError, match="it failed"):
+        with drain.drained(log, "an upgrade") as was:
+            assert was.driven and look(log).state == ENDED
+            held = log.hold()
+            assert held is not None and held.reason == "an upgrade" and held.until is not None
+            # Killed here, it would be held for some minutes and no longer.
+            assert timedelta(minutes=4) < held.until - datetime.now(UTC) <= drain.HOLD
+            wait_for(lambda: (now := log.hold()) is not None and now.until != held.until)
+            raise ValueError("it failed")
+    assert log.hold() is None
+
+    mine = Hold("a person", NOW)
+    log.put_hold(mine)
+    with drain.drained(log, "an upgrade") as was:
+        assert not was.driven
+    assert log.hold() == mine
+    log.put_hold(None)
+    with drain.drained(log, "an upgrade"):
+        log.put_hold(mine)  # a person stops it meanwhile
+        time.sleep(0.2)
+    assert log.hold() == mine

@@ -1,0 +1,34 @@
+"""Read a small Delta table without Spark: what is committed, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+
+def commits_of(table: Path) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+    """Yield each commit of a table, oldest first: when it became visible, in seconds since 1970, and its actions."""
+    for path in sorted((table / "_delta_log").glob("[0-9]*.json")):
+        yield path.stat().st_mtime, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def files_of(table: Path) -> list[Path]:
+    """Return the files with the newest rows of a table, whose log must still be whole; [] where there is no table."""
+    files: dict[str, None] = {}
+    for _, actions in commits_of(table):
+        for action in actions:
+            if "add" in action:
+                files[unquote(action["add"]["path"])] = None
+            if "remove" in action:
+                files.pop(unquote(action["remove"]["path"]), None)
+    return [table / file for file in files]
+
+
+def rows_of(table: Path) -> list[dict[str, Any]]:
+    """Return the newest rows of a table."""
+    import pyarrow.parquet as pq
+
+    return [row for file in files_of(table) for row in pq.read_table(file).to_pylist()]

@@ -1,0 +1,73 @@
+"""Keep drivers off a stream while something is done that needs it stopped, and let it be started again after.
+
+A hold that is renewed keeps Airflow from starting the stream meanwhile. If its process is killed it runs out by itself,
+and the stream goes on as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from jobs import clock
+from jobs.lease_log import Hold, LeaseLog
+from jobs.stop import end_driver
+from jobs.watch import Sight
+
+HOLD = timedelta(minutes=5)
+"""How long the stream stays held after the process that held it was killed."""
+RENEW_SECONDS = 60.0
+WAIT = timedelta(minutes=30)
+"""How long a driver may take to finish its micro-batch."""
+
+
+@contextmanager
+def drained(log: LeaseLog, reason: str, told: Callable[[str], None] = lambda text: None) -> Iterator[Sight]:
+    """Stop the driver of a stream, if there is one, and let nothing start it by itself meanwhile; yield what was seen.
+
+    A hold of somebody else's stays as it is, during and after.
+
+    Raises:
+        UserError: the driver has not ended in time, or gives no sign of life.
+    """
+    done = threading.Event()
+    mine = _Ours(log, reason)
+    mine.renew(first=True)
+
+    def renew() -> None:
+        while not done.wait(RENEW_SECONDS):
+            try:
+                mine.renew()
+            except Exception:  # one that fails must not end what is being done; the next one tells
+                continue
+
+    thread = threading.Thread(target=renew, name="hold", daemon=True)
+    thread.start()
+    try:
+        told("waiting for the driver to finish its micro-batch")
+        yield end_driver(log, WAIT, reason)
+    finally:
+        done.set()
+        thread.join()
+        mine.end()
+
+
+class _Ours:
+    """A hold that gives way to anybody else's."""
+
+    def __init__(self, log: LeaseLog, reason: str) -> None:
+        self.log, self.reason, self.began_at = log, reason, clock.now()
+
+    def renew(self, first: bool = False) -> None:
+        there = self.log.hold()
+        if there is None and first or self._is_mine(there):
+            self.log.put_hold(Hold(self.reason, self.began_at, clock.now() + HOLD))
+
+    def end(self) -> None:
+        if self._is_mine(self.log.hold()):
+            self.log.put_hold(None)
+
+    def _is_mine(self, hold: Hold | None) -> bool:
+        return hold is not None and (hold.reason, hold.began_at) == (self.reason, self.began_at)

@@ -1,0 +1,72 @@
+"""Airflow's API, for a person who has logged in."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Api:
+    """What a user does with a running Airflow.
+
+    Args:
+        address: of its page.
+        password: of the user `admin`; asked for when it is first needed, as Airflow makes it when it starts.
+    """
+
+    def __init__(self, address: str, password: Callable[[], str]) -> None:
+        self.address, self._password, self._token = address, password, ""
+
+    def call(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
+        """Call `/api/v2` + path and return its answer."""
+        if not self._token:
+            login = {"username": "admin", "password": self._password()}
+            self._token = self._ask("/auth/token", login, "POST")["access_token"]
+        return self._ask(f"/api/v2{path}", body, method or ("GET" if body is None else "POST"))
+
+    def switch(self, dag_id: str, on: bool = True) -> None:
+        """Unpause a DAG, or pause it."""
+        self.call(f"/dags/{dag_id}?update_mask=is_paused", {"is_paused": not on}, "PATCH")
+
+    def run(self, dag_id: str, conf: dict[str, Any] | None = None, seconds: float = 240) -> None:
+        """Switch a DAG on and run it to its end; it must succeed."""
+        self.switch(dag_id)
+        path = f"/dags/{dag_id}/dagRuns"
+        run = self.call(path, {"logical_date": None, "conf": conf or {}})["dag_run_id"]
+        state = wait_for(lambda: self._ended(f"{path}/{run}"), seconds, f"the end of {dag_id}")
+        assert state == "success", self.logs(f"{path}/{run}")
+
+    def logs(self, run: str) -> str:
+        """Return what the tasks of a run said."""
+        tasks = self.call(f"{run}/taskInstances")["task_instances"]
+        said = [self.call(f"{run}/taskInstances/{one['task_id']}/logs/{one['try_number']}") for one in tasks]
+        return json.dumps(said, indent=1)[-8000:]
+
+    def _ended(self, run: str) -> str | None:
+        state = self.call(run)["state"]
+        return state if state in ("success", "failed") else None
+
+    def _ask(self, path: str, body: dict[str, Any] | None, method: str) -> Any:
+        request = urllib.request.Request(
+            self.address + path, None if body is None else json.dumps(body).encode(), method=method
+        )
+        request.add_header("Content-Type", "application/json")
+        request.add_header("Accept", "application/json")
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or b"null")
+
+
+def wait_for(ask: Callable[[], T | None], seconds: float, what: str) -> T:
+    """Ask until the answer is true."""
+    end = time.monotonic() + seconds
+    while not (answer := ask()):
+        assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}"
+        time.sleep(1)
+    return answer
