@@ -61,8 +61,9 @@ $(BENCH): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench]'
 	@touch $@
 
+# WORKS="dense_20k_x5 dense_200k_x5" measures these alone and keeps the results of the others.
 bench: $(BENCH) ## Measure against Spark's limit and state by the key (half an hour; keep the machine quiet)
-	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.run $(if $(WORKS),--only $(WORKS))
 
 bench-quick: $(BENCH) ## The same in three minutes, for a look
 	$(BIN)/python -m benchmarks.run --quick

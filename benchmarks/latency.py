@@ -162,7 +162,7 @@ def _result(
 ) -> dict[str, Any]:
     created = estimates["event_time"].astype("int64").to_numpy() / 1e6
     kept = created >= created.min() + WARM_UP_SECONDS
-    seen = estimates["batch_id"].map(visible).to_numpy(float)
+    seen = np.array([visible[batch] for batch in estimates["batch_id"].tolist()])
     latency = (seen - created)[kept]
     batches = np.unique(estimates["batch_id"].to_numpy()[kept])
     return {
@@ -186,7 +186,7 @@ def _phases(warehouse: Path, batches: set[int]) -> dict[str, float]:
         for line in path.read_text().splitlines()
     ]
     phases = pd.DataFrame([one["durations"] for one in records if one.get("batch_id") in batches])
-    return {str(name): float(value) / 1000 for name, value in phases.median().sort_values().items()}
+    return {str(name): float(phases[name].median()) / 1000 for name in phases.columns}
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:

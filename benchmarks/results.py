@@ -90,20 +90,34 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def write(results: list[dict[str, Any]], load: float, quick: bool, folder: Path = RESULTS) -> Path:
-    """Write `latest.json` and `latest.md` (`quick.*` for a quick run); return the table's path."""
-    document = {
+def write(
+    results: list[dict[str, Any]], load: float, quick: bool, folder: Path = RESULTS, keep: bool = False
+) -> Path:
+    """Write `latest.json` and `latest.md` (`quick.*` for a quick run); return the table's path.
+
+    With `keep`, works that were not measured now keep the results that the file has. Each result says of which commit
+    it is, and when and under which load its run began.
+    """
+    now = {
         "commit": commit(),
-        "machine": machine(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "load_before": round(load, 2),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-        "results": results,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    name = "quick" if quick else "latest"
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    path = folder / f"{name}.md"
+    path = folder / f"{'quick' if quick else 'latest'}.json"
+    measured = [{**one, **now} for one in results]
+    if keep and path.is_file():
+        names = {one["work"] for one in measured}
+        kept = [one for one in json.loads(path.read_text())["results"] if one["work"] not in names]
+        measured = kept + measured
+    document = {
+        **now,
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "results": measured,
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    path = path.with_suffix(".md")
     path.write_text(table(document))
     return path
 
@@ -112,19 +126,21 @@ def table(document: Mapping[str, Any]) -> str:
     """Return the results as a Markdown page."""
     versions = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
     lines = [
-        f"Commit `{document['commit']}`, {document['measured_at']}, {document['machine']}; {versions}. "
-        f"Load when it began: {document['load_before']}.",
+        f"{document['machine']}; {versions}.",
         "",
-        "Rows a second of a micro-batch: median (least to greatest of all measured ones). Ratios are of medians.",
+        "Rows a second of a micro-batch: median (least to greatest of all measured ones), and how many were measured. "
+        "Of `verbs`, keys a second. Ratios are of medians of one run; *load*: when that run began.",
         "",
-        "| work | what | rows/s | to the limit | to state by the key | to the floor |",
-        "|---|---|---:|---:|---:|---:|",
+        "| work | what | rows/s | measured | to the limit | to state by the key | to the floor | commit | load |",
+        "|---|---|---:|---:|---:|---:|---:|---|---:|",
     ]
     for one in document["results"]:
         rate = one["rows_per_s"]
         lines.append(
             f"| {one['work']} | {one['what']} | {rate['median']:,.0f} ({rate['min']:,.0f} to {rate['max']:,.0f}) | "
-            f"{_percent(one.get('vs_limit'))} | {_times(one.get('vs_per_key'))} | {_times(one.get('vs_floor'))} |"
+            f"{one['samples']} | {_percent(one.get('vs_limit'))} | {_times(one.get('vs_per_key'))} | "
+            f"{_times(one.get('vs_floor'))} | "
+            f"`{one['commit']}` | {one['load_before']} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,8 @@
 """Run the benchmark: everything in one session, contenders in turn, and write the results.
 
-`python -m benchmarks.run` takes about half an hour on two cores, with `--quick` under three minutes. Nothing
-else should run meanwhile: the load before it began is written into the results.
+`python -m benchmarks.run` takes about half an hour on two cores, with `--quick` under three minutes. `--only` runs some
+of the works and puts their results in place of those that the file has. Nothing else should run meanwhile: the load
+before it began is written into the results.
 """
 
 from __future__ import annotations
@@ -15,69 +16,131 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import batch, equality, results, streaming
-from benchmarks.contenders import FILTERPY, FLOOR, LIMIT, OURS, PARTITIONS, ROW_API, Contender
+from benchmarks import batch, equality, life, results, streaming
+from benchmarks.contenders import FILTERPY, FLOOR, LIMIT, OURS, PARTITIONS, ROW_API
+from benchmarks.memory import Peak
+from benchmarks.streaming import Share
 from benchmarks.work import ALL, DENSE, KINDS, QUICK, SCALE, Work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from jobs.settings import Settings
+
 ROUNDS, QUICK_ROUNDS = 4, 2
 BATCHES = 3
 """Measured micro-batches a round, of the contenders that are quick enough for it."""
+SLOW_ROWS = 500_000
+"""From so many rows a micro-batch on, state by the key has one measured micro-batch: a minute or two."""
+SLOW_KEYS = 1_000_000
+"""From so many keys on it has none: only to make its state would take minutes."""
+PRETRAIN = DENSE[1]
+LIFE_KEYS = 1_000_000
+LIFE = f"verbs_{LIFE_KEYS // 1_000_000}m"
 
 
-def contenders_of(work: Work, quick: bool) -> list[tuple[Contender, int]]:
-    """Return who runs a work, and how many measured micro-batches a round."""
-    if work in KINDS:
-        return [(OURS, BATCHES), (LIMIT, BATCHES)]
+def shares_of(work: Work, quick: bool) -> list[Share]:
+    """Return who runs a work, and how often."""
     if work in SCALE:
-        return [(OURS, BATCHES)]
-    chosen = [(OURS, BATCHES), (LIMIT, BATCHES)]
+        return [Share(OURS, BATCHES)]
+    shares = [Share(OURS, BATCHES), Share(LIMIT, BATCHES)]
+    if work in KINDS:
+        return shares
     if work.touched is not None:
-        chosen.append((FLOOR, BATCHES))
-    chosen.append((ROW_API, 1))
+        shares.append(Share(FLOOR, BATCHES))
+    if work.batch_rows >= SLOW_ROWS:
+        if not work.text:  # text keys change little of what it does: shown on the smallest work
+            shares.append(Share(ROW_API, 1, 1, warm=False))
+    elif work.keys < SLOW_KEYS:
+        shares.append(Share(ROW_API, 1, 2))
     if work.name == "dense_20k_x5" and not quick:
-        chosen.append((FILTERPY, 1))
-    return chosen
+        shares.append(Share(FILTERPY, 1, 1, warm=False))
+    return shares
 
 
-def session(folder: Path) -> SparkSession:
-    """Start the session that everything runs in."""
+def names_of(quick: bool) -> list[str]:
+    """Return the names of all works, in their order."""
+    if quick:
+        return [*(work.name for work in QUICK), f"pretrain_{DENSE[0].name}"]
+    return [*(work.name for work in ALL), f"pretrain_{PRETRAIN.name}", LIFE]
+
+
+def session(settings: Settings) -> SparkSession:
+    """Start the session that everything runs in: with the settings of a stream, but for partitions and memory."""
     from jobs.session import spark_session
-    from jobs.settings import Settings
+    from jobs.spark_conf import interpreted_conf, short_rows_conf
 
-    settings = Settings.load(warehouse=str(folder / "warehouse"), master=f"local[{PARTITIONS}]", quiet=True)
     return spark_session(
         settings,
         "benchmark",
         {
+            **interpreted_conf(),
+            **short_rows_conf(),
             "spark.sql.shuffle.partitions": str(PARTITIONS),
             "spark.driver.memory": os.environ.get("KALMAN_BENCH_MEMORY", "4g"),
-            "spark.sql.codegen.wholeStage": "true",
         },
     )
 
 
-def main() -> int:
-    """Measure and write."""
+def measure(
+    name: str, spark: SparkSession, settings: Settings, given: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Return the results of one work."""
+    folder = Path(settings.warehouse).parent / name
+    rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
+    if name == LIFE:
+        rates = life.measure(settings, given.keys or LIFE_KEYS, min(rounds, 2), folder, print)
+        return [
+            {"work": LIFE, "what": verb, "rows_per_s": results.spread(values), "samples": len(values)}
+            for verb, values in rates.items()
+        ]
+    known = {work.name: work for work in (*ALL, *QUICK)}
+    work = known[name.removeprefix("pretrain_")]
+    if given.keys is not None:
+        work = work._replace(keys=given.keys, touched=work.touched and min(work.touched, given.keys))
+    if name.startswith("pretrain_"):
+        rates = batch.compare(spark, work, 2 if given.quick else 5, rounds, folder)
+        return results.results_of(name, rates, {})
+    with Peak() as peak:
+        measured = streaming.compare(spark, work, shares_of(work, given.quick), rounds, folder)
+    more = {"peak_memory_bytes": peak.bytes} if work.name.startswith("scale_") else {}
+    return results.results_of(name, {who: one.rates for who, one in measured.items()}, more)
+
+
+def arguments() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="a few works, few rounds")
-    parser.add_argument("--only", nargs="*", help="names of works")
+    parser.add_argument("--only", nargs="+", metavar="WORK", help="of these: " + ", ".join(names_of(False)))
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--keys", type=int, help="instead of the works' own numbers, to try whether it runs")
     parser.add_argument("--output", type=Path, default=results.RESULTS)
     given = parser.parse_args()
+    unknown = sorted(set(given.only or ()) - set(names_of(given.quick)))
+    if unknown:
+        parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(names_of(given.quick))}")
+    if given.keys is not None and given.output == results.RESULTS:
+        parser.error("--keys is for trials: give their results another folder with --output")
+    return given
+
+
+def main() -> int:
+    """Measure and write."""
+    from jobs.settings import Settings
+
+    given = arguments()
     load = os.getloadavg()[0]
     if load > 0.5:
         print(f"warning: the load is {load:.1f}: what else runs is measured too", file=sys.stderr)
-    rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
-    works = [work for work in (QUICK if given.quick else ALL) if not given.only or work.name in given.only]
     folder = Path(tempfile.mkdtemp(prefix="kalman-bench-"))
+    settings = Settings.load(warehouse=str(folder / "warehouse"), master=f"local[{PARTITIONS}]", quiet=True)
     found: list[dict[str, Any]] = []
     try:
-        spark = session(folder)
+        spark = session(settings)
         differences = equality.largest_difference(
             spark, DENSE[0], (OURS, ROW_API, FILTERPY), folder / "equal"
         )
@@ -85,26 +148,14 @@ def main() -> int:
             "the same estimates: "
             + ", ".join(f"{name} within {value:.1e}" for name, value in differences.items())
         )
-        for work in works:
+        for name in given.only or names_of(given.quick):
             began = time.monotonic()
-            measured = streaming.compare(
-                spark, work, contenders_of(work, given.quick), rounds, folder / work.name
-            )
-            more: dict[str, Any] = {}
-            size = measured["ours"].state_bytes
-            if size:
-                more["state_bytes_per_key"] = size / work.keys
-            found += results.results_of(work.name, {n: m.rates for n, m in measured.items()}, more)
-            print(_line(found, work.name, time.monotonic() - began), flush=True)
-        if not given.only:
-            work = DENSE[0] if given.quick else DENSE[1]
-            rates = batch.compare(spark, work, 2 if given.quick else 5, rounds, folder / "batch")
-            found += results.results_of(f"pretrain_{work.name}", rates, {})
-            print(_line(found, f"pretrain_{work.name}", 0.0), flush=True)
+            found += measure(name, spark, settings, given)
+            print(_line(found, name, time.monotonic() - began), flush=True)
         spark.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    path = results.write(found, load, given.quick, given.output)
+    path = results.write(found, load, given.quick, given.output, keep=given.only is not None)
     print(f"\n{path.read_text()}\nwritten to {path} and {path.with_suffix('.json')}")
     return 0
 

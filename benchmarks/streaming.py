@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmarks.contenders import Contender
 from benchmarks.data import FILES, batch, fill
 from benchmarks.work import Work
+from jobs.spark_conf import suit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,17 +20,30 @@ if TYPE_CHECKING:
 class Measured(NamedTuple):
     """What the measured micro-batches of one contender were.
 
-    seconds: of each; rows: of each; state_bytes: of its state store's files after the last, None where unknown.
+    seconds: of each; rows: of each.
     """
 
     seconds: list[float]
     rows: int
-    state_bytes: int | None
 
     @property
     def rates(self) -> list[float]:
         """Return rows a second of each micro-batch."""
         return [self.rows / one for one in self.seconds]
+
+
+class Share(NamedTuple):
+    """How much of a comparison a contender takes part in.
+
+    measured: micro-batches that count, a round; rounds: at most so many, None for all; warm: each round begins with a
+    micro-batch that does not count (it loads the state). Slow contenders go without: what they lose by it is less
+    than a hundredth of a micro-batch of theirs.
+    """
+
+    contender: Contender
+    measured: int
+    rounds: int | None = None
+    warm: bool = True
 
 
 class Lane:
@@ -40,10 +54,10 @@ class Lane:
         self.source, self.checkpoint = folder / "source", folder / "checkpoint"
         self.source.mkdir(parents=True)
         self.seconds: list[float] = []
-        self.state_bytes: int | None = None
 
     def run(self, files: Sequence[Path], measured: int) -> None:
         """Take in these files, and keep the times of the last `measured` micro-batches."""
+        suit(self.spark, self.work.batch_rows)  # as the stream's own sink does
         for file in files:
             os.link(file, self.source / file.name)
         schema = self.spark.read.parquet(str(self.source)).schema
@@ -63,17 +77,14 @@ class Lane:
             )
         if measured:
             self.seconds += [one["durationMs"]["triggerExecution"] / 1000 for one in progress[-measured:]]
-        for operator in progress[-1]["stateOperators"]:
-            self.state_bytes = dict(operator["customMetrics"]).get("rocksdbSstFileSize")
 
 
 def compare(
     spark: SparkSession,
     work: Work,
-    contenders: Sequence[tuple[Contender, int]],
+    shares: Sequence[Share],
     rounds: int,
     folder: Path,
-    told: str = "",
 ) -> dict[str, Measured]:
     """Run a work by several contenders in turn.
 
@@ -83,38 +94,34 @@ def compare(
     Args:
         spark: the session.
         work: what is done.
-        contenders: each with the number of its measured micro-batches a round.
+        shares: who runs it, and how often.
         rounds: how many.
         folder: for data and checkpoints; emptied at the end.
-        told: nothing more than a name for the progress line.
 
     Returns:
         What was measured, by contender.
     """
     data = folder / "data"
     fill(work, data)
-    lanes = [
-        (Lane(spark, work, contender, folder / contender.name), measured)
-        for contender, measured in contenders
-    ]
-    numbers = {contender.name: 1 for contender, _ in contenders}
+    lanes = [(Lane(spark, work, share.contender, folder / share.contender.name), share) for share in shares]
+    numbers = {share.contender.name: 1 for share in shares}
     made: set[int] = set()
     for lane, _ in lanes:
         lane.run(_files(data, 0), 0)
-    for _ in range(rounds):
-        for lane, measured in lanes:
+    for round_ in range(rounds):
+        for lane, share in lanes:
+            if share.rounds is not None and round_ >= share.rounds:
+                continue
             first = numbers[lane.contender.name]
-            numbers[lane.contender.name] = first + 1 + measured
-            wanted = range(first, first + 1 + measured)
+            wanted = range(first, first + share.measured + share.warm)
+            numbers[lane.contender.name] = wanted.stop
             for number in wanted:
                 if number not in made:
                     batch(work, data, number)
                     made.add(number)
-            lane.run([file for number in wanted for file in _files(data, number)], measured)
+            lane.run([file for number in wanted for file in _files(data, number)], share.measured)
     shutil.rmtree(folder)
-    return {
-        lane.contender.name: Measured(lane.seconds, work.batch_rows, lane.state_bytes) for lane, _ in lanes
-    }
+    return {lane.contender.name: Measured(lane.seconds, work.batch_rows) for lane, _ in lanes}
 
 
 def _files(data: Path, number: int) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -13,6 +14,9 @@ from jobs.state_blocks import StateFormat
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState
+
+ALL_FROM = 2
+"""Where one in so many blocks is wanted, all are read: a call for each costs more than the blocks in vain."""
 
 
 class Store(Protocol):
@@ -28,6 +32,10 @@ class Store(Protocol):
 
     def remove(self, number: int) -> None:
         """Remove a value that is there."""
+        ...
+
+    def items(self) -> Iterator[tuple[int, bytes]]:
+        """Yield all numbers and their values, in any order."""
         ...
 
 
@@ -50,6 +58,11 @@ class MapStore:
         """Remove a value that is there."""
         self.state.removeKey((number,))
 
+    def items(self) -> Iterator[tuple[int, bytes]]:
+        """Yield all numbers and their values, in any order; Spark hands over many at a time."""
+        for key, value in self.state.iterator():
+            yield key[0], bytes(value[0])
+
 
 class Blocks(NamedTuple):
     """The key states of a bucket, in blocks.
@@ -68,11 +81,13 @@ class Blocks(NamedTuple):
 
     def read(self, numbers: NDArray[np.int64]) -> Records:
         """Read blocks by their ordered numbers: their records joined, ordered by route."""
-        parts = []
-        for number in numbers.tolist():
-            value = self.store.get(number)
-            if value is not None:
-                parts.append(self.state.decode(value))
+        wanted = numbers.tolist()
+        if ALL_FROM * len(wanted) > self.blocks and len(wanted) > 1:
+            known = dict(self.store.items())
+            values = (known.get(number) for number in wanted)
+        else:
+            values = (self.store.get(number) for number in wanted)
+        parts = [self.state.decode(value) for value in values if value is not None]
         return concat(parts) if parts else self.state.layout.empty()
 
     def save(self, present: NDArray[np.int64], records: Records) -> None:

@@ -54,7 +54,7 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
     """Return `_reason` (null where a row fits), `_payload` (the raw row as JSON, where not), and the spec's columns."""
     rows = parse(spec, source, file)
     reason = rows.reason
-    keys = [_key(name, source.columns[name], key_types[name], reason) for name in spec.key]
+    keys = [typed_key(name, source.columns[name], key_types[name], reason) for name in spec.key]
     fits = np.array([one is None for one in reason], bool)
     numbers = [arrays.numbers(np.where(fits, values, np.nan)) for values in (*rows.y, *rows.u)]
     columns = [
@@ -100,7 +100,7 @@ def _is_whole(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) and not pa.types.is_uint64(kind)
 
 
-def _key(name: str, column: pa.Array, wanted: str, reason: NDArray[np.object_]) -> pa.Array:
+def typed_key(name: str, column: pa.Array, wanted: str, reason: NDArray[np.object_]) -> pa.Array:
     """Return a key column in the table's type; what cannot have it is rejected, never rounded to another key."""
     kind = column.type
     if wanted == "string":

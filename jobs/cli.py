@@ -139,6 +139,19 @@ def ingest(
 
 
 @app.command()
+def inputs(
+    ctx: typer.Context,
+    model: Model,
+    input: Annotated[
+        str,
+        typer.Option(help="A .csv or .parquet file with a row a key: all of the table.", show_default=False),
+    ],
+) -> None:
+    """Put a file in the place of the model's table of inputs; streams take it with their next micro-batch."""
+    _run(ctx, "inputs", model, input)
+
+
+@app.command()
 def pretrain(
     ctx: typer.Context,
     model: Model,
@@ -227,6 +240,19 @@ def monitor(
 ) -> None:
     """Watch the live estimates: windows over time, and rules over keys that raise alerts."""
     _run(ctx, "monitor", model, trigger=trigger)
+
+
+@app.command()
+def skill(
+    ctx: typer.Context,
+    model: Model,
+    trigger: Annotated[
+        str,
+        typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped."),
+    ] = "available-now",
+) -> None:
+    """Compare forecasts from the live estimates with what was measured later, and show how good they are."""
+    _run(ctx, "skill", model, trigger=trigger)
 
 
 @app.command()
@@ -444,9 +470,15 @@ def filter_(
     smooth: Annotated[
         bool, typer.Option("--smooth", help="Also give each row's state given all rows of its key.")
     ] = False,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a model with inputs: a .csv or .parquet file with a row a key.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Try a model on a file, without Spark: one output row for each input row."""
-    _run(ctx, "filter", model, input, output, smooth=smooth)
+    _run(ctx, "filter", model, input, output, smooth=smooth, inputs=inputs)
 
 
 @app.command()

@@ -58,10 +58,15 @@ RULES = (
         + ("source.whole_keys", "source.message_key", "source.tombstones"),
         "what is landed, or comes from a topic, is read so from now on",
     ),
+    Rule(
+        ALLOWED,
+        ("inputs.table", "inputs.key", "inputs.defaults"),
+        "the next micro-batch takes its keys' inputs so; one that is half written is ended first",
+    ),
     Rule(ALLOWED, ("sinks",), "the next micro-batch is handed to those that are named now"),
     Rule(
         ALLOWED,
-        ("description", "airflow", "upgrade", "migrate", "monitor", "retention", "source.start"),
+        ("description", "airflow", "upgrade", "migrate", "monitor", "forecast", "retention", "source.start"),
         "no part of the stream",
     ),
     Rule(
@@ -81,6 +86,7 @@ RULES = (
             "order",
             "duplicates",
             "expiry",
+            "inputs.columns",
             "version",
         ),
         "under a higher version the stream goes on as the old one until `upgrade`; under the same one it is refused",
@@ -88,7 +94,7 @@ RULES = (
     Rule(REFUSED, ("name", "source.kind", "source.topic"), "the state reflects rows of that very source"),
 )
 """For each field of a spec, what becomes of a change between two starts of a stream."""
-_SPLIT = ("stream", "source")
+_SPLIT = ("stream", "source", "inputs")
 _RULE_OF = {field: rule for rule in RULES for field in rule.fields}
 
 
@@ -168,6 +174,8 @@ def as_made(made: ModelSpec, asked: ModelSpec) -> ModelSpec:
 def row_rules(spec: ModelSpec) -> dict[str, Any]:
     """Return the fields that may change between micro-batches and that decide what becomes of a row."""
     names = {"late", "outputs", "order", "duplicates"}
+    if spec.inputs:
+        names |= {"inputs.table", "inputs.key", "inputs.columns", "inputs.defaults"}
     if spec.source:
         names |= {"time_zone", "time_format", "missing_values"}
     return {

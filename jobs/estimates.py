@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.arrow_lists import lists
-from jobs.filtering import INNOVATION
+from jobs.filtering import INNOVATION, MEASURED
 from jobs.keys import KeyKind, columns_of, integer_keys
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Column, Layout, Records
@@ -69,6 +69,8 @@ def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateF
     extra = dict(kernel.outputs)
     if spec.outputs.innovation:
         extra[INNOVATION] = kernel.measurements
+    if spec.outputs.measured:
+        extra[MEASURED] = kernel.measurements
     diagonal = spec.outputs.covariance == "diagonal"
     return EstimateFormat(kind, len(spec.states), diagonal, tuple(extra.items()))
 
@@ -95,7 +97,7 @@ def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> I
         "log_likelihood": outputs.log_likelihood,
         "nis": outputs.nis,
         "flag": outputs.flag,
-        **{name: outputs.extra[name] for name, _ in fmt.extra},
+        **{name: rows.y if name == MEASURED else outputs.extra[name] for name, _ in fmt.extra},
     }
     code = rows.key
     if fmt.kind.integer:
@@ -109,34 +111,41 @@ def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> I
         yield stop - start, fmt.layout.encode(records.slice(start, stop))
 
 
-def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
-    """Turn packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags."""
+def unpack_estimates(packed: DataFrame, fmt: EstimateFormat, batch_id: int | None = None) -> DataFrame:
+    """Turn packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags.
+
+    With the number of a micro-batch they have it too, as `batch_id`: were it a number in Spark's plan, the code that
+    Spark compiles from that would be another one for each.
+    """
     from pyspark.sql import functions as F
 
-    number = f", number {fmt.kind.types[0]}" if fmt.kind.integer else ""
     extra = "".join(f", `{name}` array<double>" for name, _ in fmt.extra)
+    number = f"{_number_column(fmt.kind)} {fmt.kind.types[0]}, " if _has_number(fmt.kind) else ""
     schema = (
-        f"key string, event_time timestamp, mean array<double>, covariance array<double>, log_likelihood double, "
-        f"nis double, flags string{extra}{number}"
+        f"key string, {number}event_time timestamp, mean array<double>, covariance array<double>, "
+        f"log_likelihood double, nis double, flags string{extra}"
+        f"{'' if batch_id is None else ', batch_id bigint'}"
     )
-    rows = packed.select("payload").mapInArrow(_unpacker(fmt), schema)
-    typed = (
-        [F.col("number").alias(fmt.kind.columns[0])]
-        if fmt.kind.integer
-        else columns_of(fmt.kind, F.col("key"))
-    )
-    alone = [name.casefold() for name in fmt.kind.columns] == ["key"]  # the text stands for the column too
-    return rows.select(
-        "key",
-        *([] if alone else typed),
-        "event_time",
-        "mean",
-        "covariance",
-        "log_likelihood",
-        "nis",
-        "flags",
-        *(name for name, _ in fmt.extra),
-    )
+    # In the order in which they are wanted: to put columns in another one, Spark would copy every row.
+    rows = packed.select("payload").mapInArrow(_unpacker(fmt, batch_id), schema)
+    if fmt.kind.integer or _is_key(fmt.kind):
+        return rows
+    _, *others = rows.columns
+    return rows.select("key", *columns_of(fmt.kind, F.col("key")), *others)
+
+
+def _is_key(kind: KeyKind) -> bool:
+    """Tell if the only key column is called `key`: then the text stands for the column too."""
+    return [name.casefold() for name in kind.columns] == ["key"]
+
+
+def _has_number(kind: KeyKind) -> bool:
+    """Tell if the estimates have the key as an integer beside its text."""
+    return kind.integer and not _is_key(kind)
+
+
+def _number_column(kind: KeyKind) -> str:
+    return "`" + kind.columns[0].replace("`", "``") + "`"
 
 
 def last_of_keys(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
@@ -187,11 +196,14 @@ def _key_at(records: Records, place: int) -> int | str:
     return int(records.arrays["key"][place]) if records.text is None else records.text[place].as_py()
 
 
-def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _unpacker(
+    fmt: EstimateFormat, batch_id: int | None = None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     n, layout = fmt.states, fmt.layout
     full = None if fmt.diagonal else full_of_packed(n)
     names = [
         "key",
+        *(fmt.kind.columns if _has_number(fmt.kind) else ()),
         "event_time",
         "mean",
         "covariance",
@@ -199,7 +211,7 @@ def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Itera
         "nis",
         "flags",
         *(x for x, _ in fmt.extra),
-        *(["number"] if fmt.kind.integer else []),
+        *(() if batch_id is None else ("batch_id",)),
     ]
     number_type = _ARROW[fmt.kind.types[0]] if fmt.kind.integer else None
 
@@ -211,9 +223,11 @@ def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Itera
                 covariance = arrays["covariance"] if full is None else arrays["covariance"][full]
                 nis = arrays["nis"]
                 number = None if number_type is None else pa.array(arrays["key"]).cast(number_type)
+                beside = [number] if number is not None and _has_number(fmt.kind) else []
                 yield pa.RecordBatch.from_arrays(
                     [
                         records.text if number is None else number.cast(pa.string()),
+                        *beside,
                         pa.array(arrays["time"]).view(_TIMESTAMP),
                         lists(arrays["mean"]),
                         lists(covariance),
@@ -221,7 +235,7 @@ def _unpacker(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Itera
                         pa.array(nis, mask=np.isnan(nis)),
                         flag_names(arrays["flag"]),
                         *(lists(arrays[name]) for name, _ in fmt.extra),
-                        *([] if number is None else [number]),
+                        *(() if batch_id is None else (pa.array(np.full(len(nis), batch_id)),)),
                     ],
                     names,
                 )

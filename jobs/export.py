@@ -82,6 +82,7 @@ def export(
     from jobs.choice import origin as origin_of
     from jobs.damage import refuse_damaged
     from jobs.generations import REMOVED
+    from jobs.input_pins import version_of
     from jobs.snapshots import find_whole, write
 
     if generation.status == REMOVED:  # what is left of its checkpoint may be a part of it
@@ -107,6 +108,7 @@ def export(
         batch_id=batch,
         cut=None,
         committed_at=None,
+        inputs=None if origin.inputs is None else version_of(warehouse, generation, batch),
     )
     states = states_at(warehouse, generation, origin, batch)
     held = None

@@ -20,6 +20,7 @@ from jobs import arrays, duplicates
 from jobs.consistency import Fit, fit, watch
 from jobs.errors import UserError
 from jobs.expiry import lives
+from jobs.inputs_file import join_file
 from jobs.order import order_rows
 from jobs.report import Report
 from jobs.result_files import check_target, lists, save
@@ -48,7 +49,14 @@ class Estimates(NamedTuple):
     fit: Fit | None = None
 
 
-def run(settings: Settings, model: str, input: str, output: str, smooth: bool = False) -> Report:
+def run(
+    settings: Settings,
+    model: str,
+    input: str,
+    output: str,
+    smooth: bool = False,
+    inputs: str | None = None,
+) -> Report:
     """Filter the rows of a file with a model and write what comes out to another.
 
     Args:
@@ -57,6 +65,7 @@ def run(settings: Settings, model: str, input: str, output: str, smooth: bool = 
         input: a .csv or .parquet file.
         output: a .csv or .parquet file to be written.
         smooth: also give each row's state given all rows of its key; takes memory for one state a row.
+        inputs: of a model with inputs, a .csv or .parquet file of them, a row a key.
 
     Raises:
         UserError: the model, the input or the output cannot be used; no output is left then.
@@ -69,6 +78,7 @@ def run(settings: Settings, model: str, input: str, output: str, smooth: bool = 
     if source.rows == 0:
         raise UserError(f"{source_path}: has no rows")
     rows = parse(spec, source, input)
+    rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
     estimates = filter_rows(spec, rows, smooth)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
     if target.suffix.lower() == ".parquet" and source_path.suffix.lower() != ".parquet":

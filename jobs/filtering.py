@@ -8,6 +8,8 @@ from kalman.types import Filter
 
 INNOVATION = "innovation"
 """Name of the normalised innovations among what a filter puts out beside its estimates."""
+MEASURED = "measured"
+"""Name of the row's own measurement there."""
 
 
 def filter_rows(

@@ -134,11 +134,16 @@ def _asked(
         end = TimeParser(None, UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone))(until)
         if end is None:
             raise UserError(f"--until: {until!r} is not a time; write one such as 2024-01-31T17:00")
-        if length is None and _explicit(spec.definition()):
+        if length is None and takes_steps(spec.definition()):
             raise UserError(
                 f"--until: {spec.name} has an explicit process, which takes one step a row whatever the time; "
                 "add --every with the time of a step"
             )
+    if spec.inputs is not None:
+        raise UserError(
+            f"{spec.name} has inputs from a table, which a forecast from a file does not know; append rows without "
+            "measurements to the input, and use filter --inputs"
+        )
     if spec.control:
         raise UserError(
             f"{spec.name} has control inputs, and those to come are not known to forecast; append rows with "
@@ -147,13 +152,13 @@ def _asked(
     return end, length
 
 
-def _explicit(definition: Any) -> bool:
+def takes_steps(definition: Any) -> bool:
     """Tell whether some process in a definition takes one step a row."""
     if isinstance(definition, Mapping):
         return definition.get("kind") in ("explicit", "seasonal_dummy") or any(
-            map(_explicit, definition.values())
+            map(takes_steps, definition.values())
         )
-    return isinstance(definition, list) and any(map(_explicit, definition))
+    return isinstance(definition, list) and any(map(takes_steps, definition))
 
 
 def _begun(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Ints, kalman.KeyStates]:

@@ -273,12 +273,15 @@ def _generation(row: Row) -> Generation:
 
 
 def marked(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
-    """Return rows with the columns that say which generation's micro-batch they are of."""
+    """Return rows with the columns that say which generation's micro-batch they are of.
+
+    Rows that have a `batch_id` keep it.
+    """
     from pyspark.sql import functions as F
 
-    return rows.select(
-        "*",
-        F.lit(generation.model_version).cast("int").alias("model_version"),
-        F.lit(generation.generation).alias("generation"),
-        F.lit(batch_id).cast("bigint").alias("batch_id"),
-    )
+    marks = {
+        "model_version": F.lit(generation.model_version).cast("int"),
+        "generation": F.lit(generation.generation),
+        "batch_id": F.lit(batch_id).cast("bigint"),
+    }
+    return rows.withColumns({name: mark for name, mark in marks.items() if name not in rows.columns})

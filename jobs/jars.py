@@ -4,7 +4,8 @@
 and Maven folders are not touched: a half-filled one there makes Spark's own resolution fail.
 
 What only some models need is in sets of their own, each in a folder within, fetched by its first use or by
-`python -m jobs.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo.
+`python -m jobs.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo,
+`yarn` a YARN cluster in one process for a test.
 """
 
 from __future__ import annotations
@@ -86,6 +87,16 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
     "broker": (
         Coordinate("org.apache.kafka", "kafka_2.13", "4.1.1"),
         Coordinate("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
+    ),
+    "yarn": (
+        Coordinate(
+            "org.apache.hadoop",
+            "hadoop-client-minicluster",
+            "3.5.0",
+            without=("hadoop-client-api", "hadoop-client-runtime"),
+        ),
+        Coordinate("org.junit.jupiter", "junit-jupiter-api", "5.13.4"),
+        Coordinate("org.bouncycastle", "bcpkix-jdk18on", "1.82"),
     ),
 }
 """Sets of jars that only some need, by the name of their folder."""

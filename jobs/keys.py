@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ROUTE = Column("route", "<u8")
 CHECK = Column("check", "<i8")
 _CHECK_SEED = 0x6B616C6D
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 class KeyKind(NamedTuple):
@@ -44,9 +45,15 @@ def key_kind(columns: list[str], schema: StructType) -> KeyKind:
     return KeyKind(tuple(columns), types, len(columns) == 1 and is_integer(schema[columns[0]].dataType))
 
 
+def sub_kind(kind: KeyKind, columns: tuple[str, ...]) -> KeyKind:
+    """Return how the values of some of a key's columns are known."""
+    types = tuple(kind.types[kind.columns.index(name)] for name in columns)
+    return KeyKind(columns, types, len(columns) == 1 and types[0] in _INTEGERS)
+
+
 def is_integer(data_type: DataType) -> bool:
     """Tell if values of `data_type` are whole numbers of at most 64 bits."""
-    return data_type.simpleString() in ("tinyint", "smallint", "int", "bigint")
+    return data_type.simpleString() in _INTEGERS
 
 
 def text_of(kind: KeyKind) -> SparkColumn:

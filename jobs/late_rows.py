@@ -13,6 +13,7 @@ from jobs import duplicates
 from jobs.keys import columns_of, integer_keys
 from jobs.packed_rows import RowFormat
 from jobs.processor import BAD_STATE, LATE
+from jobs.set_aside import WITHOUT_INPUTS
 from jobs.timed_bucket import BEHIND, BEYOND, DUPLICATE
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ REASONS = {
     BEHIND: "late: behind the watermark",
     BEYOND: "late: older than the rows kept for replay",
     DUPLICATE: duplicates.REASON,
+    WITHOUT_INPUTS: "inputs: the table of inputs has no row for the key",
 }
 """Why rows are refused, by kind of packet."""
 
@@ -32,7 +34,7 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
     """Unpack refused rows (kind, payload) and give them the quarantine's columns; the payload is the row as JSON."""
     from pyspark.sql import functions as F
 
-    names = (*fmt.measurement, *fmt.control)
+    names = fmt.numbers  # a row is quarantined as it came, without its key's inputs
     layout, kind = fmt.layout, fmt.kind
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -43,7 +45,7 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
                 arrays = records.arrays
                 key = pa.array(integer_keys(arrays["route"])) if kind.integer else records.text
                 values = np.concatenate([arrays["y"], arrays.get("u", np.empty((0, records.size)))])
-                columns = [pa.array(np.array(row), mask=np.isnan(row)) for row in values]
+                columns = [pa.array(np.array(row), mask=np.isnan(row)) for row in values[: len(names)]]
                 reason = pa.repeat(REASONS[refused], records.size)
                 yield pa.RecordBatch.from_arrays(
                     [reason, key, pa.array(np.array(arrays["time"])), *columns],

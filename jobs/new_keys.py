@@ -119,19 +119,29 @@ def _offer(
     from pyspark.sql import functions as F
 
     from jobs.history import Batch, bucket_rows, final_states
+    from jobs.inputs_table import InputsTable
     from jobs.keys import key_kind
     from jobs.packed_rows import row_format
     from jobs.snapshots import find_whole, write
 
     meaning = meaning_of(spec.fingerprint(), base.parameters)
-    inputs = json.dumps([meaning, table, landed, spec.learn and spec.learn.model_dump(mode="json")])
-    identity = f"{spec.name}-v{spec.version}-new-{landed}-{hashlib.sha256(inputs.encode()).hexdigest()[:10]}"
+    inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
+    version = None if inputs is None else inputs.newest()
+    made_of = [meaning, table, landed, spec.learn and spec.learn.model_dump(mode="json"), version]
+    digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+    identity = f"{spec.name}-v{spec.version}-new-{landed}-{digest[:10]}"
     manifest = find_whole(warehouse, identity)
     if manifest is None:
         rows = warehouse.read(table, landed).filter(marked()).select(*spec.columns)
+        kind = key_kind(spec.key, rows.schema)
+        given = 0
+        if inputs is not None and version is not None:  # as in a snapshot of all measurements
+            inputs.load(kind, version.version)
+            given = rows.count()
+            rows = inputs.joined(rows, kind, version.version).dropna(subset=spec.input_names)
         count, newest = rows.agg(F.count("*"), F.max(F.unix_micros(F.col(f"`{spec.time}`")))).collect()[0]
         say(f"filtering {count:,} rows of history")
-        fmt = row_format(spec, key_kind(spec.key, rows.schema))
+        fmt = row_format(spec, kind).joined
         batch = Batch(fmt, spec.unit_us, spec.idle_us)
         states = final_states(bucket_rows(rows, fmt, count), *_filter_of(warehouse, spec, base, batch))
         made = replace(
@@ -139,11 +149,12 @@ def _offer(
             snapshot_id=identity,
             position=delta_position(table, landed, warehouse.table_id(table)),
             # A snapshot with a cut is history only: nothing takes it for one that a stream could begin from.
-            cut=to_datetime(newest + 1),
+            cut=to_datetime(0 if newest is None else newest + 1),
             generation=None,
             batch_id=None,
             parent=base.snapshot_id,
             waiting=None,
+            inputs=None if version is None else {**version._asdict(), "left_out": given - count},
             spec=spec.model_dump_json(by_alias=True),
         )
         manifest = write(warehouse, made, states)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.keys import KeyKind, group, identity_arrays, identity_expressions, text_of
+from jobs.keys import KeyKind, group, identity_arrays, identity_expressions, sub_kind, text_of
 from jobs.order import order_rows
 from jobs.packets import Column, Layout, Records, concat
 from jobs.routing import Routing, bucket_of
@@ -25,16 +25,34 @@ if TYPE_CHECKING:
     from jobs.spec import ModelSpec
 
 PACKED = "bucket int, payload binary"
+INPUT_IDENTITY = ("_input_identity", "_input_check")
+"""Where a row's inputs belong to some of its key columns alone: the identity by these."""
 
 
 class RowFormat(NamedTuple):
-    """What a measurement row is made of, by column name; `distinct`: of a key and time there is one."""
+    """What a measurement row is made of, by column name; `distinct`: of a key and time there is one.
+
+    The last `inputs` of the controls are not in the row as it comes: they belong to its key, by the columns of
+    `inputs_key`, and are joined to it (`jobs.input_rows`).
+    """
 
     kind: KeyKind
     time: str
     measurement: tuple[str, ...]
     control: tuple[str, ...]
     distinct: bool = False
+    inputs: int = 0
+    inputs_key: KeyKind | None = None
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Return the numbers that a row comes with: measurements, and controls of its own."""
+        return (*self.measurement, *self.control[: len(self.control) - self.inputs])
+
+    @property
+    def joined(self) -> RowFormat:
+        """Return the format of rows that have their inputs already."""
+        return self._replace(inputs=0, inputs_key=None)
 
     @property
     def layout(self) -> Layout:
@@ -51,9 +69,12 @@ class RowFormat(NamedTuple):
 
 def row_format(spec: ModelSpec, kind: KeyKind) -> RowFormat:
     """Return what the rows of a model are made of."""
-    return RowFormat(
-        kind, spec.time, tuple(spec.measurement), tuple(spec.control), spec.duplicates is not None
-    )
+    control, distinct = (*spec.control, *spec.input_names), spec.duplicates is not None
+    fmt = RowFormat(kind, spec.time, tuple(spec.measurement), control, distinct)
+    if spec.inputs is None:
+        return fmt
+    by = sub_kind(kind, tuple(spec.inputs.key or spec.key))
+    return fmt._replace(inputs=len(spec.input_names), inputs_key=by)
 
 
 class KeyedRows(NamedTuple):
@@ -75,10 +96,18 @@ def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ())
     from pyspark.sql import functions as F
 
     time = F.col(f"`{fmt.time}`").alias("time")
-    numbers = [
-        F.col(f"`{name}`").cast("double").alias(f"n{i}")
-        for i, name in enumerate(fmt.measurement + fmt.control)
-    ]
+    numbers = [F.col(f"`{name}`").cast("double").alias(f"n{i}") for i, name in enumerate(fmt.numbers)]
+    if fmt.inputs_key not in (None, fmt.kind):
+        beside = [*beside, *INPUT_IDENTITY[: 1 if fmt.inputs_key.integer else 2]]
+        frame = frame.withColumns(
+            dict(
+                zip(
+                    INPUT_IDENTITY,
+                    identity_expressions(fmt.inputs_key, text_of(fmt.inputs_key)),
+                    strict=False,
+                )
+            )
+        )
     if fmt.kind.integer:
         identity = F.col(f"`{fmt.kind.columns[0]}`").cast("bigint").alias("identity")
         return frame.select(identity, time, *numbers, *beside)
@@ -102,7 +131,7 @@ def row_packer(
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            records = _records(batch, fmt)
+            records = records_of(batch, fmt)
             bucket = bucket_of(records.arrays["route"], len(labels))
             if len(labels) == 1:
                 parts, present = [layout.encode(records)], labels
@@ -128,7 +157,7 @@ def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
     return batch.column("time").view(pa.int64()).to_numpy()
 
 
-def _records(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
+def records_of(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     """Read an Arrow batch of `select_columns` as records."""
     numbers = ["identity"] if fmt.kind.integer else ["identity", "check"]
     arrays = identity_arrays({name: batch.column(name).to_numpy() for name in numbers})

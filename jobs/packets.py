@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 _HEADER = struct.Struct("<QQ")  # records, bytes of text: keeps what follows on 8-byte bounds
+HEADER_BYTES = _HEADER.size
 
 
 class Column(NamedTuple):
@@ -90,6 +91,11 @@ class Layout(NamedTuple):
         shapes = {c.name: (0,) if c.width is None else (c.width, 0) for c in self.columns}
         arrays = {c.name: np.empty(shapes[c.name], c.dtype) for c in self.columns}
         return Records(arrays, pa.array([], pa.string()) if self.text else None)
+
+
+def records_of(packet: bytes | memoryview, start: int = 0) -> int:
+    """Return how many records a packet has that begins at byte `start`."""
+    return _HEADER.unpack_from(packet, start)[0]
 
 
 def concat(parts: Sequence[Records]) -> Records:

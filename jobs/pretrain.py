@@ -36,10 +36,12 @@ from kalman.groups import GROUPS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from jobs.inputs_table import Version
     from jobs.learn import Learned, Window
     from jobs.new_keys import Offer
     from jobs.packed_rows import RowFormat
     from jobs.snapshots import Manifest
+    from jobs.spec_inputs import Inputs
     from jobs.waiting_table import Held
 
 
@@ -68,6 +70,7 @@ def run(
     """
     from jobs.learn import Window
     from jobs.session import spark_session
+    from jobs.spark_conf import short_rows_conf
 
     started = time.monotonic()
     spec = load_spec(model, settings.models, deep=True)
@@ -80,7 +83,7 @@ def run(
         raise UserError("--learn-from must be before --learn-to")
     if history and (before, window.first, window.last) != (None, None, None):
         raise UserError("--history learns nothing and takes all history: give at most --to-version beside it")
-    spark = spark_session(settings, f"pretrain {spec.name}")
+    spark = spark_session(settings, f"pretrain {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     table = need_measurements(warehouse, spec.name)
     if history:
@@ -105,6 +108,7 @@ def snapshot_at(
 
     import kalman
     from jobs.history import Batch, bucket_rows, final_states
+    from jobs.inputs_table import InputsTable
     from jobs.key_groups import group_begin
     from jobs.keys import key_kind
     from jobs.learn import each_key_learner, learn_pooled
@@ -119,13 +123,20 @@ def snapshot_at(
     if cut.before is not None:
         frame = frame.filter(F.unix_micros(F.col(f"`{spec.time}`")) < cut.before)
     window = _window(spec, frame, window)
-    identity = snapshot_id(spec, table, cut, window)
+    inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
+    version = None if inputs is None else inputs.newest()
+    identity = snapshot_id(spec, table, cut, window, version)
     found = find_whole(warehouse, identity)
     if found is not None:
         return found, None, False
+    kind = key_kind(spec.key, frame.schema)
+    fmt = row_format(spec, kind).joined
+    landed = frame.count() if inputs is not None else 0
+    if inputs is not None and version is not None:
+        inputs.load(kind, version.version)  # raises now where the table is not as it should be
+        frame = inputs.joined(frame, kind, version.version).dropna(subset=spec.input_names)
     count = frame.count()
     progress.note(f"{count:,} rows")
-    fmt = row_format(spec, key_kind(spec.key, frame.schema))
     batch = Batch(fmt, spec.unit_us, spec.idle_us)
     held = None
     if spec.timed and cut.before is None:
@@ -156,6 +167,7 @@ def snapshot_at(
             rows=0,
             snapshots_version=0,
             spec=spec.model_dump_json(by_alias=True),
+            inputs=None if version is None else {**version._asdict(), "left_out": landed - count},
         )
         begin = group_begin(fmt.kind, spec.definition(), parameters)
         if spec.learn is not None and spec.learn.scope == "key" and learned is not None:
@@ -205,7 +217,7 @@ def _before(place: dict[str, Any]) -> Column:
     return F.col("_partition").isNull() | behind
 
 
-def snapshot_id(spec: ModelSpec, table: str, cut: Cut, window: Window) -> str:
+def snapshot_id(spec: ModelSpec, table: str, cut: Cut, window: Window, version: Version | None = None) -> str:
     """Return the id of the snapshot that these inputs give."""
     inputs = {
         "fingerprint": spec.fingerprint(),
@@ -215,9 +227,15 @@ def snapshot_id(spec: ModelSpec, table: str, cut: Cut, window: Window) -> str:
         "before": cut.before,
         **({} if cut.place is None else {"place": cut.place}),
         "window": [window.first, window.last] if spec.learn else None,
+        **({} if spec.inputs is None or version is None else _inputs_of(spec.inputs, version)),
     }
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     return f"{spec.name}-v{spec.version}-{cut.version}-{digest[:10]}"
+
+
+def _inputs_of(inputs: Inputs, version: Version) -> dict[str, Any]:
+    """Return what decides the inputs that rows have."""
+    return {"inputs": inputs.model_dump(), "inputs_version": version._asdict()}
 
 
 def _window(spec: ModelSpec, frame: DataFrame, window: Window) -> Window:
@@ -277,6 +295,14 @@ def _report(
             )
         if learned.held_out is not None:
             lines.append(f"log-likelihood of rows kept aside: {learned.held_out:.4f} a row")
+    inputs = manifest.inputs
+    if inputs is not None:
+        lines.append(f"inputs of {inputs['table']} version {inputs['version']}")
+        if inputs["left_out"]:
+            lines.append(
+                f"left out {inputs['left_out']:,} rows whose keys are not in it: they stay among the measurements, and "
+                f"are in the next snapshot once their keys are in the table"
+            )
     if not made:
         lines.append("it had been committed before: the same inputs give the same snapshot")
     lines += new_keys.lines(offers)
@@ -293,6 +319,7 @@ def _report(
             "rows": manifest.rows,
             "version": manifest.version,
             "cut": manifest.cut,
+            "inputs": inputs,
             "parameters": manifest.parameters,
             "standard_errors": None
             if learned is None or learned.errors is None

@@ -54,6 +54,8 @@ def start_query(
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import estimate_format
     from jobs.fencing import Fence
+    from jobs.input_pins import InputPins, join_of
+    from jobs.input_rows import with_inputs
     from jobs.key_groups import group_begin
     from jobs.keys import key_kind
     from jobs.model_functions import ship
@@ -102,6 +104,10 @@ def start_query(
     packer, packed_as = row_packer(rows, routing), PACKED
     if timing is not None:
         packer, packed_as = timed_packer(rows, routing), TIMED
+    pins = None
+    if spec.inputs is not None:
+        pins = InputPins(warehouse, spec, kind, generation)
+        packer = with_inputs(packer, join_of(spec, rows), timing is not None)
     takes_keys = new_keys.taken_by(warehouse, checkpoint, spec)
     if takes_keys and timing is None:
         packer, packed_as = with_kind(packer), TIMED
@@ -123,7 +129,7 @@ def start_query(
             new_keys.offered(warehouse, spec, manifest.parameters, kernel, kind, state.layout, routing)
         )
         processor = TakesKeys(processor)
-    if generation.topic is not None:
+    if generation.topic is not None or spec.inputs is not None:
         processor = SetAside(processor)
     operator = packed.groupBy("bucket")
     clock = "None"
@@ -136,6 +142,7 @@ def start_query(
     ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
     sink = Sink(generation, rows, out, fence, told, spec.quarantine)
     sink.ended, sink.corrects = ended, spec.order.kind == "replay"
+    sink.pins = pins
     sink.latest = _latest(fence, out, deployed.sinks, manifest, pinned, committed, timing is not None)
     sink.publisher = _publisher(warehouse, lease, deployed, committed)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)

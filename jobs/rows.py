@@ -61,8 +61,8 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     key, keys = _keys(spec, source, file, reason)
     time = _times(spec, source.columns[spec.time], file, reason)
     missing = {text.strip(" ").casefold() for text in spec.missing_values}
-    y = _numbers(spec.measurement, "measurement", source, missing, file, reason)
-    u = _numbers(spec.control, "control", source, missing, file, reason)
+    y = numbers_of(spec.measurement, "measurement", source, missing, file, reason)
+    u = numbers_of(spec.control, "control", source, missing, file, reason)
     for name, values in zip(spec.control, u, strict=True):
         reject(reason, np.isnan(values), f"control {name}: missing")
     return ParsedRows(key, keys, time, y, u, reason)
@@ -172,9 +172,14 @@ def _from_local(micros: Ints, zone: tzinfo) -> Ints:
     return np.fromiter(moments, np.int64, len(values))[places]
 
 
-def _numbers(
+def numbers_of(
     names: Sequence[str], what: str, source: Source, missing: set[str], file: str, reason: NDArray[np.object_]
 ) -> Floats:
+    """Return the numbers (d, N) in columns, NaN where one is missing; a row with what is none gets a reason.
+
+    Raises:
+        UserError: a column's type cannot hold numbers.
+    """
     result = np.full((len(names), source.rows), np.nan)
     for row, name in enumerate(names):
         column = source.columns[name]

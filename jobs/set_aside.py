@@ -1,7 +1,7 @@
-"""Carry messages that do not fit through the stream's operator to the sink, beside it and without touching its state.
+"""Carry rows that do not fit through the stream's operator to the sink, beside it and without touching its state.
 
-They travel as packets in a group of their own, so that a micro-batch reads its topic once, and what it rejects is
-decided by the same offsets as what it accepts.
+They travel as packets in groups of their own: messages that are no rows, and rows whose keys have no inputs. So a
+micro-batch reads its source once, and what it rejects is decided by the same offsets as what it accepts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from jobs.checked_rows import PAYLOAD, REASON
 from jobs.messages import POSITION, REJECTED
 from jobs.packed_rows import RowFormat, select_columns
+from jobs.packets import records_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 ASIDE = -1
 """The group of messages that do not fit; those of the filter's buckets are not negative."""
 SET_ASIDE = 9
+"""Kind of the operator's output packets that hold them."""
+WITHOUT = -2
+"""The group of rows whose keys have no inputs (`jobs.input_rows`)."""
+WITHOUT_INPUTS = 12
 """Kind of the operator's output packets that hold them."""
 
 Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -74,7 +79,7 @@ def _decode(payload: bytes) -> pa.RecordBatch:
 
 
 class SetAside(StatefulProcessor):
-    """Hand the packets of `ASIDE` on as they are, and all others to the model's own operator."""
+    """Hand the packets of `ASIDE` and `WITHOUT` on as they are, and all others to the model's own operator."""
 
     def __init__(self, inner: StatefulProcessor) -> None:
         self.inner = inner
@@ -90,14 +95,17 @@ class SetAside(StatefulProcessor):
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Put out the group's packets: of messages that do not fit as they came, else what the filter says."""
-        if int(key[0]) != ASIDE:
+        """Put out the group's packets: of what does not fit as they came, else what the filter says."""
+        group = int(key[0])
+        if group not in (ASIDE, WITHOUT):
             yield from self.inner.handleInputRows(key, rows, timerValues)
             return
+        kind = SET_ASIDE if group == ASIDE else WITHOUT_INPUTS
         for frame in rows:
             for payload in frame["payload"]:
-                count = _decode(bytes(payload)).num_rows
-                yield pd.DataFrame({"kind": [SET_ASIDE], "rows": [count], "payload": [payload]})
+                packet = bytes(payload)
+                count = _decode(packet).num_rows if group == ASIDE else records_of(packet)
+                yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802
         """Let the model's operator see to its timers."""

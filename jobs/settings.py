@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.errors import UserError
+
 # 4: a failed task is tried again, as on a cluster; plain local[*] ends at the first lost Python worker.
 DEFAULT_MASTER = "local[*,4]"
 
@@ -17,7 +19,7 @@ class Settings:
     """Hold the global options of one command.
 
     Attributes:
-        warehouse: root of the tables; an absolute local path, or a URI such as `s3a://bucket/dir` as given.
+        warehouse: root of the tables; an absolute local path, or a URI such as `hdfs://name/dir` as given.
         models: folder of the model specs.
         master: Spark's master URL.
         jars: folder of Spark's jars that `make setup` filled.
@@ -45,7 +47,11 @@ class Settings:
         quiet: bool = False,
         debug: bool = False,
     ) -> Settings:
-        """Build settings from flags, then the environment (KALMAN_WAREHOUSE, ...), then defaults."""
+        """Build settings from flags, then the environment (KALMAN_WAREHOUSE, ...), then defaults.
+
+        Raises:
+            UserError: the warehouse is where its tables would not be safe.
+        """
         env = os.environ
         return cls(
             warehouse=_root(warehouse or env.get("KALMAN_WAREHOUSE") or "warehouse"),
@@ -61,6 +67,11 @@ class Settings:
 
 
 def _root(text: str) -> str:
+    if re.match(r"^s3[an]?:/", text, re.IGNORECASE):
+        raise UserError(
+            f"a warehouse in S3 is not supported ({text}): Delta on S3 lets two processes overwrite each other's "
+            "commits; use a folder that all machines share, or HDFS"
+        )
     if re.match(r"^[A-Za-z][A-Za-z0-9+.-]*:/", text):
         return text.rstrip("/")
     return str(Path(text).expanduser().absolute())

@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobs.archive import archive
+from jobs.damage import half_written
 from jobs.estimates import EstimateFormat, unpack_estimates
 from jobs.fencing import Fence, Part
 from jobs.generations import Generation, marked
+from jobs.input_pins import InputPins
 from jobs.late_rows import REASONS, refused_rows
 from jobs.latest import Latest
 from jobs.packed_rows import RowFormat
 from jobs.processor import BAD_STATE, ESTIMATES, LATE
 from jobs.publish import Publisher, with_target
 from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
-from jobs.set_aside import SET_ASIDE, rejected_rows, topic_quarantine
+from jobs.set_aside import SET_ASIDE, WITHOUT_INPUTS, rejected_rows, topic_quarantine
+from jobs.spark_conf import suit
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
 from jobs.take_keys import HELD, TAKEN
@@ -46,6 +49,7 @@ class Totals:
     late: int = 0
     bad: int = 0
     rejected: int = 0
+    without_inputs: int = 0
     waiting: int = 0
     duplicates: int = 0
     expired: int = 0
@@ -73,6 +77,8 @@ class Sink:
     limit: QuarantineLimit | None = None
     latest: Latest | None = None
     publisher: Publisher | None = None
+    pins: InputPins | None = None
+    """Says which version of the table of inputs a micro-batch uses, where there is one."""
     ended: Callable[[DataFrame], DataFrame] | None = None
     """Turns packets of ended keys into rows, where keys end."""
     corrects: bool = False
@@ -83,6 +89,8 @@ class Sink:
         """Write a micro-batch. Running it again changes nothing."""
         from pyspark.sql import functions as F
 
+        if self.pins is not None:
+            self.pins.take(batch_id)
         packets = packets.persist()
         try:
             # The one action that runs the filter; the writes below read what it left in the cache.
@@ -94,10 +102,14 @@ class Sink:
                     watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
                 else:
                     counts[row["kind"]] += row["rows"]
+            # For what is written now, and for the next micro-batch, which will be about as large.
+            suit(packets.sparkSession, counts[ESTIMATES] + counts[CORRECTION])
             refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
             if counts[SET_ASIDE]:
                 refused["messages that do not fit"] = counts[SET_ASIDE]
             if too_many(self.limit, refused, counts[ESTIMATES]):
+                if self.pins is not None and half_written(self.fence.warehouse, self.generation) is None:
+                    self.pins.drop(batch_id)
                 raise refusal(self.limit, refused, counts[ESTIMATES], f"micro-batch {batch_id}")
             if counts[SET_ASIDE]:
                 self._rejected(packets.filter(F.col("kind") == SET_ASIDE), batch_id)
@@ -126,6 +138,7 @@ class Sink:
         self.totals.held += counts[HELD]
         self.totals.bad += counts[BAD_STATE]
         self.totals.rejected += counts[SET_ASIDE]
+        self.totals.without_inputs += counts[WITHOUT_INPUTS]
         self.totals.of_batch[batch_id] = {
             "estimated": counts[ESTIMATES],
             "quarantined": sum(refused.values()),
@@ -145,9 +158,9 @@ class Sink:
     def _rows(self, packets: DataFrame, batch_id: int) -> DataFrame:
         from pyspark.sql import functions as F
 
-        rows = unpack_estimates(packets.filter(F.col("kind") == ESTIMATES), self.estimates)
+        rows = unpack_estimates(packets.filter(F.col("kind") == ESTIMATES), self.estimates, batch_id)
         if self.corrects:
-            again = unpack_estimates(packets.filter(F.col("kind") == CORRECTION), self.estimates)
+            again = unpack_estimates(packets.filter(F.col("kind") == CORRECTION), self.estimates, batch_id)
             rows = rows.withColumn("correction", F.lit(False))
             rows = rows.unionByName(again.withColumn("correction", F.lit(True)))
         return marked(rows, self.generation, batch_id)

@@ -87,6 +87,20 @@ class LocalFiles:
         finally:
             draft.unlink(missing_ok=True)
 
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file unless it is there, and tell if that was done: of two that try it, one does."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            draft.write_bytes(content)
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
     def remove(self, name: str) -> None:
         (self.root / name).unlink(missing_ok=True)
 

@@ -61,6 +61,8 @@ class Manifest:
     committed_at: datetime | None = None
     waiting: dict[str, Any] | None = None
     """Of a model whose rows wait for a watermark: that, and the rows that wait (`jobs.waiting_table`)."""
+    inputs: dict[str, Any] | None = None
+    """Of a model with inputs: the version of their table that the last rows had (`jobs.inputs_table.Version`)."""
 
     @property
     def version(self) -> int:
@@ -158,6 +160,7 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
         "spec": manifest.spec,
         "parent": manifest.parent,
         "waiting": None if waiting is None else json.dumps(waiting),
+        "inputs": None if manifest.inputs is None else json.dumps(manifest.inputs),
     }
     before = record(warehouse, manifest.snapshot_id)
     if before is not None and before.status != REMOVED:
@@ -419,5 +422,6 @@ def _manifest(row: Row) -> Manifest:
             "parameters": json.loads(values["parameters"] or "{}"),
             "position": json.loads(values["position"]),
             "waiting": json.loads(values.get("waiting") or "null"),
+            "inputs": json.loads(values.get("inputs") or "null"),
         }
     )

@@ -8,14 +8,27 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jobs.class_archive import archive_conf
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 """What Spark's JVM prints."""
 
 ARROW_ROWS = 131_072
 """Rows in one Arrow batch. A batch is packed into one binary row a bucket: larger ones mean fewer, longer rows."""
+
+_ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+BLOCKS_AT_ONCE = 512
+"""State blocks in one answer where all of a bucket are read: some ten megabytes."""
+_STATE_CALLS = "spark.sql.execution.arrow.transformWithStateInPySpark"
+
+_ARROW_JAVA = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""Arrow in Java checks the bounds of every value that it reads; Spark has checked them before."""
 
 
 def spark_conf() -> dict[str, str]:
@@ -31,6 +44,9 @@ def spark_conf() -> dict[str, str]:
         "spark.pyspark.driver.python": sys.executable,
         "spark.executorEnv.PYTHONHASHSEED": "0",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
+        _ARROW_BYTES: str(64 << 20),
+        f"{_STATE_CALLS}.maxStateRecordsPerBatch": str(BLOCKS_AT_ONCE),
+        "spark.python.daemon.module": "jobs.worker_daemon",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
@@ -40,19 +56,49 @@ def spark_conf() -> dict[str, str]:
         "spark.sql.shuffle.partitions": os.environ.get("KALMAN_SHUFFLE_PARTITIONS", "8"),
         # Micro-batches are small and their plans are fixed by hand: adaptive planning would only add time.
         "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-        **archive_conf(f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"),
+        **archive_conf(f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {_ARROW_JAVA}"),
+        "spark.executor.extraJavaOptions": _ARROW_JAVA,
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.streaming.metricsEnabled": "false",
     }
 
 
+COMPILED_FROM = 50_000
+"""Rows of a micro-batch from which on compiled code is worth having."""
+
+
 def interpreted_conf() -> dict[str, str]:
     """Return what lets Spark interpret its plans instead of compiling each to Java.
 
-    A micro-batch has its own number in its plan, so its code would be generated and compiled anew every time: more work
-    than the rows of a usual micro-batch, whose filtering is not done in Spark's expressions at all.
+    Compiling takes a second when a command begins, more than the rows of a usual micro-batch, whose filtering is not
+    done in Spark's expressions at all. A stream changes over where its micro-batches are large (`suit`).
     """
     return {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
+
+def compiled_conf() -> dict[str, str]:
+    """Return what lets Spark compile its plans to Java: Spark's own defaults."""
+    return {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+
+
+def short_rows_conf() -> dict[str, str]:
+    """Return what is for jobs whose rows are a key and a few numbers: no limit of bytes for an Arrow batch.
+
+    With any other limit Spark adds up the bytes of the batch again for every row that it puts in, which takes as long
+    as putting it in. Where rows may be long (messages, raw fields, blocks of states) the limit has to stay: a column of
+    a batch cannot have more than 2 GiB.
+    """
+    return {_ARROW_BYTES: str(2**31 - 1)}
+
+
+def suit(session: SparkSession, rows: int) -> None:
+    """Let a session compile or interpret the plans that it makes from now on, as suits so many rows.
+
+    The code that Spark compiles is kept and used again for as long as its text is the same, so what changes from
+    micro-batch to micro-batch must not be a number in a plan.
+    """
+    for name, value in (compiled_conf() if rows >= COMPILED_FROM else interpreted_conf()).items():
+        session.conf.set(name, value)
 
 
 def glance_conf() -> dict[str, str]:

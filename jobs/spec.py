@@ -19,6 +19,8 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_valid
 from jobs import yaml_text
 from jobs.model_functions import named_functions
 from jobs.spec_errors import Problem, SpecError, closest, line_of, problem_of, wrong
+from jobs.spec_forecast import ForecastSkill
+from jobs.spec_inputs import Inputs
 from jobs.spec_migrate import Migrate, Upgrade
 from jobs.spec_monitor import Monitor
 from jobs.spec_options import (
@@ -105,6 +107,7 @@ ESTIMATE_COLUMNS = (
     "generation",
     "batch_id",
     "innovation",
+    "measured",
 )
 
 
@@ -136,6 +139,10 @@ class ModelSpec(Section):
     measurement: Names = Field(description="the measured columns, in the order of the rows of H")
     control: list[str] = Field(
         default=[], description="columns of known inputs: the columns of B, or entries by name"
+    )
+    inputs: Inputs | None = Field(
+        default=None,
+        description="numbers that belong to a key, from a table, such as {columns: {noise: noise_db}}; null: none",
     )
     filter: str = Field(
         default="linear",
@@ -218,6 +225,10 @@ class ModelSpec(Section):
     monitor: Monitor | None = Field(
         default=None, description="what `monitor` watches in the estimates: windows, rules; null: nothing"
     )
+    forecast: ForecastSkill | None = Field(
+        default=None,
+        description="forecasts that `skill` compares with later rows, such as {horizons: [1h, 1d]}; null: none",
+    )
     stream: Stream = Field(default_factory=Stream, description="how the stream is run")
     retention: Retention = Field(default_factory=Retention, description="what `maintain` leaves")
     airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")
@@ -235,7 +246,12 @@ class ModelSpec(Section):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        for field, names in (("key", self.key), ("measurement", self.measurement), ("control", self.control)):
+        for field, names in (
+            ("key", self.key),
+            ("measurement", self.measurement),
+            ("control", self.control),
+            ("inputs.columns", self.input_names),
+        ):
             _check_columns(names, field)
         _check_columns([self.time], "time")
         _check_columns(self.states, "states", what="state")
@@ -254,6 +270,12 @@ class ModelSpec(Section):
                 "there is nothing to monitor",
                 "add `monitor` with windows or rules",
                 "airflow.monitor.schedule",
+            )
+        if self.inputs is not None:
+            self.inputs.check_names(self.key)
+        if self.forecast is not None and not self.outputs.measured:
+            raise wrong(
+                "needs the measurements beside the estimates", "add outputs: {measured: true}", "forecast"
             )
         return self
 
@@ -288,6 +310,7 @@ class ModelSpec(Section):
             ("time", [self.time]),
             ("measurement", self.measurement),
             ("control", self.control),
+            ("inputs.columns", self.input_names),
         )
         for field, names in parts:
             for name in names:
@@ -401,9 +424,22 @@ class ModelSpec(Section):
         """Return the columns that rows must have: key, time, measurement, control."""
         return [*self.key, self.time, *self.measurement, *self.control]
 
+    @property
+    def input_names(self) -> list[str]:
+        """Return what the numbers from the table of inputs are called; they stand behind the control columns."""
+        return [] if self.inputs is None else list(self.inputs.columns)
+
+    @property
+    def inputs_table(self) -> str:
+        """Return where the table of inputs is."""
+        given = None if self.inputs is None else self.inputs.table
+        return given or f"inputs/{self.name}"
+
     def definition(self) -> dict[str, Any]:
         """Return what `kalman.build` takes, as plain Python."""
         result = self.model_dump(include=set(DEFINITION), exclude_none=True)
+        if self.inputs is not None:
+            result["control"] = [*self.control, *self.input_names]
         if self.form not in (None, "covariance"):
             result["form"] = self.form
         if self._source is not None and any(named_functions(result)):

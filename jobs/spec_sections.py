@@ -204,6 +204,9 @@ class Outputs(Section):
         default=False,
         description="true: also each row's normalised innovations, by which a comparison of versions judges bias",
     )
+    measured: bool = Field(
+        default=False, description="true: also each row's measurement, which forecasts are compared with"
+    )
 
 
 class Stream(Section):

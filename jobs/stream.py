@@ -58,12 +58,15 @@ def run(
     """
     from jobs.leases import stream_lock
     from jobs.session import spark_session
-    from jobs.spark_conf import interpreted_conf
+    from jobs.spark_conf import interpreted_conf, short_rows_conf
 
     spec = load_spec(model, settings.models, deep=True)
     seconds = trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
-        spark = spark_session(settings, f"stream {spec.name}", interpreted_conf(), spec.speaks_to_kafka)
+        conf = interpreted_conf()
+        if not spec.speaks_to_kafka:
+            conf |= short_rows_conf()
+        spark = spark_session(settings, f"stream {spec.name}", conf, spec.speaks_to_kafka)
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
         driver = Driver(settings, warehouse, spec, seconds, stop, metrics_port, metrics_file)
@@ -247,6 +250,9 @@ class Driver:
             lines.append(f"quarantined {bad:,} rows of keys whose state is not a number")
         if rejected:
             lines.append(f"quarantined {rejected:,} messages that do not fit")
+        unknown = 0 if totals is None else totals.without_inputs
+        if unknown:
+            lines.append(f"quarantined {unknown:,} rows whose keys are not in {self.spec.inputs_table}")
         lines += [f"note: {note}" for note in notes]
         return Report(
             lines,
@@ -265,6 +271,7 @@ class Driver:
                 "keys_taken": taken,
                 "keys_held": held,
                 "rejected": rejected,
+                "without_inputs": unknown,
                 "batches": batches,
                 "version": rank(position),
                 "position": position,

@@ -34,7 +34,7 @@ MANIFESTS = """
     snapshot_id string, model string, model_version int, fingerprint string, parameters string, position string,
     cut timestamp, learn_from timestamp, learn_to timestamp, generation string, batch_id bigint, key_count bigint,
     checksum string, rows bigint, snapshots_version bigint, status string, spec string, parent string,
-    committed_at timestamp, waiting string
+    committed_at timestamp, waiting string, inputs string
 """
 WAITING_ROWS = """
     snapshot_id string, model string, key string, event_time timestamp, measurement array<double>,
@@ -228,6 +228,11 @@ def estimates(model: str) -> str:
 def latest(model: str) -> str:
     """Return the name of the table of a model's latest states."""
     return f"latest/{model}"
+
+
+def forecast_skill(model: str) -> str:
+    """Return the name of the table of a model's forecasts beside what was measured."""
+    return f"forecast_skill/{model}"
 
 
 def windows(model: str) -> str:

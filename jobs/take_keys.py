@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from jobs.block_store import Blocks
 
-TAKEN, HELD = 12, 13
+TAKEN, HELD = 14, 15
 """Kinds of output packets: how many offered keys were taken; how many the operator had already."""
 
 Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]

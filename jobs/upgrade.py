@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 BLUE_GREEN, STOP_START, RETRAIN, STATELESS = "blue-green", "stop-start", "retrain", "stateless"
 REPARTITION = "repartition"
-CATCH_UPS = 5
-"""How often a shadow is driven again after a live generation that runs ahead meanwhile."""
+CATCH_UPS = 1
+"""How often a shadow is driven again before the comparison, after a live generation that runs ahead meanwhile."""
 LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
 """How long a shadow may run beside a live generation to which rows keep coming, before it is as far."""
 MODES = (BLUE_GREEN, STOP_START, RETRAIN, STATELESS, REPARTITION)

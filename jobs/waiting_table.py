@@ -159,7 +159,7 @@ def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     columns = rows.select(
         *identity_expressions(fmt.kind, F.col("key")), F.unix_micros("event_time").alias("time"), *numbers
     )
-    packer: Callable[..., Any] = timed_packer(fmt, routing)
+    packer: Callable[..., Any] = timed_packer(fmt.joined, routing)
     return columns.mapInArrow(packer, TIMED).filter("kind = 1")
 
 

@@ -95,13 +95,15 @@ class ClusterLauncher:
         """Return the provider's hook with everything that a driver in the cluster needs."""
         variables = {
             **{name: value for name, value in spark_environment().items() if name.startswith("KALMAN_")},
+            **({"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}),
             LAUNCH_VARIABLE: token,
         }
+        jars = [*jar_paths(), *(optional_jars("kafka") if work.kafka else [])]
         return KalmanHook(
             own_session=False,
             conn_id=CONNECTION,
             conf={**spark_conf(), **cluster_conf(variables)},
-            jars=",".join([*jar_paths(), *(optional_jars("kafka") if work.kafka else [])]),
+            jars=",".join(jars),
             name=f"kalman-{work.verb}-{work.model}",
             application_args=[
                 *("--warehouse", root, "--quiet", "--model", work.model, "--trigger", f"{work.seconds:g}"),
@@ -119,6 +121,8 @@ def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
         "spark.yarn.submit.waitAppCompletion": "false",
         "spark.yarn.maxAppAttempts": "1",
         "spark.kubernetes.submission.waitAppCompletion": "false",
+        # Spark is where it is here; otherwise all of it would be packed and sent with each submission.
+        "spark.yarn.jars": f"local:{spark_environment()['SPARK_HOME']}/jars/*",
         **{f"spark.yarn.appMasterEnv.{name}": value for name, value in variables.items()},
         **{f"spark.kubernetes.driverEnv.{name}": value for name, value in variables.items()},
     }

@@ -22,12 +22,11 @@ import psutil
 import pytest
 
 from demo.delta_log import rows_of
-from jobs import filter as offline
 from jobs.lease_log import STOPPED, Drive, LeaseLog
 from jobs.watch import processes
 from tests.airflow_api import wait_for
 from tests.dags.standalone import Airflow, standalone
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec
+from tests.jobs.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
@@ -291,20 +290,5 @@ def test_a_stream_outlives_what_keeps_it(tmp_path: Path, kills: list[str]) -> No
         # A new driver for each one that was killed, and no other.
         assert set(stream.ends) == {one.epoch for one in drives[:-1]}
 
-    pd.concat(landed).to_parquet(tmp_path / "all.parquet", index=False)
-    assert_as_the_filter_alone(stream.pipeline, tmp_path / "all.parquet", landed[1]["at"].min())
-
-
-def assert_as_the_filter_alone(pipeline: Pipeline, rows: Path, first: Any) -> None:
-    """Check that each row from `first` on has its one estimate, to the last bit that of the filter without Spark."""
-    out = rows.with_name("out.parquet")
-    offline.run(pipeline.settings, "walk", str(rows), str(out))
-    expected: Any = pd.read_parquet(out).rename(columns={"id": "key", "at": "event_time"})
-    expected["event_time"] = expected["event_time"].dt.tz_localize(None)
-    found = pd.DataFrame(rows_of(Path(pipeline.settings.warehouse, "estimates", "walk")))
-    compared = ("key", "event_time", "mean", "covariance", "log_likelihood", "nis")
-    assert_bit_equal(
-        ordered(found.astype({"key": str})),
-        ordered(expected[expected["event_time"] >= first.tz_localize(None)].astype({"key": str})),
-        compared,
-    )
+    estimates = rows_of(Path(stream.pipeline.settings.warehouse, "estimates", "walk"))
+    assert_as_the_filter_alone(stream.pipeline, estimates, landed)

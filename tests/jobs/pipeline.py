@@ -11,6 +11,7 @@ import pandas as pd
 import yaml
 
 import kalman
+from jobs import filter as offline
 from jobs import ingest, pretrain, snapshots, stream
 from jobs.estimates import estimate_format, unpack_estimates
 from jobs.history import Batch, bucket_rows, packed_estimates
@@ -132,6 +133,23 @@ def assert_bit_equal(found: pd.DataFrame, expected: pd.DataFrame, columns: Seque
             f"{differ.sum()} of {len(found)} rows differ in {name}, first:\n"
             f"{found[differ].head(3).to_string()}\n{expected[differ].head(3).to_string()}"
         )
+
+
+def assert_as_the_filter_alone(
+    pipeline: Pipeline, estimates: list[dict[str, Any]], frames: list[pd.DataFrame]
+) -> None:
+    """Check that each row behind the first frame has one estimate, to the last bit that of the filter without Spark."""
+    rows, out = pipeline.folder / "all-rows.parquet", pipeline.folder / "all-filtered.parquet"
+    pd.concat(frames).to_parquet(rows, index=False)
+    offline.run(pipeline.settings, pipeline.name, str(rows), str(out))
+    expected: Any = pd.read_parquet(out).rename(columns={"id": "key", "at": "event_time"})
+    expected["event_time"] = expected["event_time"].dt.tz_localize(None)
+    compared = ("key", "event_time", "mean", "covariance", "log_likelihood", "nis")
+    assert_bit_equal(
+        ordered(pd.DataFrame(estimates).astype({"key": str})),
+        ordered(since(expected, frames[1]).astype({"key": str})),
+        compared,
+    )
 
 
 def since(estimates: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

@@ -146,11 +146,17 @@ def test_settings_come_from_flags_then_environment_then_defaults(monkeypatch: py
     own = Settings.load()
     assert (own.warehouse, own.models) == (str(Path.cwd() / "warehouse"), Path.cwd() / "models")
     assert own.master == DEFAULT_MASTER == "local[*,4]" and not own.json
-    monkeypatch.setenv("KALMAN_WAREHOUSE", "s3a://bucket/dir/")
+    monkeypatch.setenv("KALMAN_WAREHOUSE", "hdfs://name/dir/")
     monkeypatch.setenv("KALMAN_MODELS", "/m")
     monkeypatch.setenv("KALMAN_JARS", "/jars")
-    assert Settings.load().warehouse == "s3a://bucket/dir" and Settings.load().models == Path("/m")
+    assert Settings.load().warehouse == "hdfs://name/dir" and Settings.load().models == Path("/m")
     assert Settings.load(models="/n").models == Path("/n") and Settings.load().jars == Path("/jars")
+
+
+def test_a_warehouse_where_commits_are_not_safe_is_refused(run_cli: Any) -> None:
+    done = run_cli("--warehouse", "s3a://bucket/dir", "status")
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: a warehouse in S3 is not supported (s3a://bucket/dir): Delta on S3")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def asked(of: ModelSpec | None = None, **facts: Any) -> Asked:
 def test_every_field_of_a_spec_has_a_rule() -> None:
     fields = set(ModelSpec.model_fields)
     named = {field for rule in RULES for field in rule.fields}
-    for section in ("stream", "source"):
+    for section in ("stream", "source", "inputs"):
         parts = ModelSpec.model_json_schema()["$defs"][section.capitalize()]["properties"]
         fields = fields - {section} | {f"{section}.{part}" for part in parts}
     assert fields - named == set(), "say in compatibility.RULES what a restart may do with these fields"

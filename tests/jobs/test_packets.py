@@ -126,6 +126,28 @@ def test_a_block_says_whose_states_it_holds() -> None:
             other.decode(format_.encode(empty))
 
 
+@pytest.mark.parametrize("integer", [True, False])
+@pytest.mark.parametrize("dtype", ["<f8", "<f4"])
+def test_a_block_gives_back_its_states_and_one_of_an_earlier_release_too(integer: bool, dtype: str) -> None:
+    kind = KeyKind(("k",), ("bigint" if integer else "string",), integer)
+    format_ = state_format("m", 1, ["level"], {"mean": (1,), "covariance": (1,)}, kind, 2, dtype)
+    rng = np.random.default_rng(3)
+    for size in (0, 1, 300):
+        arrays = {
+            column.name: rng.normal(size=(column.width or 1, size)).astype(column.dtype)
+            if "f" in column.dtype
+            else rng.integers(0, 2**62, size).astype(column.dtype)
+            for column in format_.layout.columns
+        }
+        arrays["log_likelihood"] = arrays["log_likelihood"][0]
+        text = None if integer else pa.array([f"key {'é' * (i % 3)}{i}" for i in range(size)], pa.string())
+        states = Records(arrays, text)
+        block = format_.encode(states)
+        same(format_.decode(block), states)
+        earlier = b"KSB1" + block[4 : 8 + len(format_.header)] + format_.layout.encode(states)
+        same(format_.decode(earlier), states)
+
+
 @pytest.mark.parametrize("damage", [b"", b"XXXX", b"KSB0" + bytes(60)])
 def test_a_damaged_block_is_refused(damage: bytes) -> None:
     with pytest.raises(StateMismatch):

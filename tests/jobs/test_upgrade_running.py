@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.soak]
 MODELS = Path(__file__).resolve().parents[2] / "models"
 MODEL = "air_time"
 COLUMNS = ("origin", "dest", "at", "air_time")
-STREAMED = [date(2013, 10, 1) + timedelta(days=number) for number in range(60)]
-FEED_SECONDS = 4.0
+STREAMED = [date(2013, 10, 1) + timedelta(days=number) for number in range(92)]
+FEED_SECONDS = 5.0
 HOUR = 60.0
 
 FIRST: dict[str, Any] = {
@@ -177,7 +177,7 @@ def fed(pipeline: Pipeline, days: list[Path], rows: Callable[[list[Path]], int])
 
 def test_air_time_goes_from_version_to_version_under_a_running_stream(tmp_path: Path) -> None:
     flights = load_flights()
-    flights = with_times(flights[(flights["month"].isin([9, 10, 11])) & (flights["origin"] != "EWR")])
+    flights = with_times(flights[(flights["month"].isin([9, 10, 11, 12])) & (flights["origin"] != "EWR")])
     history = flights[(flights["day"] >= date(2013, 9, 24)) & (flights["day"] < STREAMED[0])]
     by_day = dict(list(flights.groupby("day")))
     days = [write_csv(by_day[day], COLUMNS, tmp_path / "days" / f"{day}.csv") for day in STREAMED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,9 @@ class DictStore:
 
     def remove(self, number: int) -> None:
         del self.held[number]
+
+    def items(self) -> Iterator[tuple[int, bytes]]:
+        yield from self.held.items()
 
 
 def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, **timing: Any) -> Plan:

@@ -1,0 +1,79 @@
+"""Put a file in the place of a model's table of inputs, in one commit: a stream sees the old rows or the new ones."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.checked_rows import key_types_of, typed_key
+from jobs.errors import UserError
+from jobs.inputs_file import read_inputs
+from jobs.report import Report
+from jobs.row_files import read_schema
+from jobs.settings import Settings
+from jobs.spec import ModelSpec, load_spec
+from jobs.tables import Warehouse, measurements
+
+
+def run(settings: Settings, model: str, input: str) -> Report:
+    """Replace the table of inputs by what a file holds.
+
+    Args:
+        settings: of the command.
+        model: name or path of its spec.
+        input: a .csv or .parquet file with a row a key.
+
+    Raises:
+        UserError: the spec has no inputs, or the file cannot be used; the table is then as it was.
+    """
+    from jobs.inputs_table import home_of
+    from jobs.session import spark_session
+
+    started = time.monotonic()
+    spec = load_spec(model, settings.models, deep=True)
+    if spec.inputs is None:
+        raise UserError(f"{spec.source_path}: {spec.name} takes no inputs: add `inputs` (docs/models.md)")
+    found = read_inputs(spec, input)
+    by = spec.inputs.key or spec.key
+    warehouse = Warehouse(spark_session(settings, f"inputs {spec.name}"), settings.warehouse)
+    types = _key_types(warehouse, spec, by, input)
+    reason = np.full(found.u.shape[1], None, dtype=object)
+    keys = [typed_key(name, key, types[name], reason) for name, key in zip(by, found.keys, strict=True)]
+    bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
+    if len(bad):
+        raise UserError(f"{input}: row {int(bad[0]) + 1}: {reason[bad[0]]}, as among the measurements")
+    values = dict(zip(spec.inputs.columns.values(), found.u, strict=True))
+    table = pa.table({**dict(zip(by, keys, strict=True)), **{n: pa.array(v) for n, v in values.items()}})
+    home, name = home_of(warehouse, spec.inputs_table)
+    frame = warehouse.spark.createDataFrame(table)
+    with home.lock(name):
+        frame.coalesce(1).write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
+            home.path(name)
+        )
+        version = home.latest_version(name)
+    data = {
+        "model": spec.name,
+        "table": spec.inputs_table,
+        "version": version,
+        "keys": len(reason),
+        "seconds": time.monotonic() - started,
+    }
+    return Report([f"{spec.inputs_table} version {version}: {len(reason):,} keys"], data)
+
+
+def _key_types(warehouse: Warehouse, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
+    """Return the types of the key columns: those that they have among the measurements, if there are any yet."""
+    table = measurements(spec.name)
+    if warehouse.exists(table):
+        have = warehouse.read(table).schema
+        return {name: have[name].dataType.simpleString() for name in by}
+    return key_types_of(spec.model_copy(update={"key": by}), read_schema(Path(file), by))
+
+
+if __name__ == "__main__":
+    from jobs.cli import main
+
+    main("inputs")

@@ -1,0 +1,120 @@
+"""Run streaming queries over a model's live estimates to their end, and again when another generation becomes live."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jobs.errors import RUN_FAILED, UserError
+from jobs.progress import Progress
+from jobs.spec import ModelSpec
+from jobs.tables import Warehouse, estimates
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+POLL_SECONDS = 0.2
+SWITCH_SECONDS = 10.0
+"""How often queries that run on look if another generation has become the live one."""
+
+
+@dataclass
+class LiveQueries:
+    """One run of what follows the live estimates. What it is, its subclass says."""
+
+    warehouse: Warehouse
+    spec: ModelSpec
+    seconds: float | None
+    stop: threading.Event
+
+    what = "the queries"
+    """What a failure is said to be of."""
+
+    def start(self) -> list[StreamingQuery]:
+        """Start the queries over the estimates that are live now."""
+        raise NotImplementedError
+
+    def told(self) -> str:
+        """Return what has been done so far, in a few words."""
+        raise NotImplementedError
+
+    def run(self, progress: Progress) -> None:
+        """Run the queries to their end; begin them again when another generation has become the live one."""
+        from jobs.live import chain
+
+        while not self.stop.is_set():
+            links = chain(self.warehouse, self.spec.name)
+            if not links or not self.warehouse.exists(estimates(self.spec.name)):
+                raise UserError(
+                    f"model {self.spec.name} has no live estimates: start its stream with `kalman-pipeline stream "
+                    f"--model {self.spec.name}`"
+                )
+            queries = self.start()
+            try:
+                if self._await(queries, links[0].generation, progress):
+                    return
+            finally:
+                self._end(queries)
+
+    def source(self) -> DataFrame:
+        """Return the live estimates as a stream, from the first one on that the table's log still knows of."""
+        from jobs.live import is_live
+
+        table = estimates(self.spec.name)
+        reader = self.warehouse.spark.readStream.format("delta")
+        reader = reader.option("startingVersion", self.warehouse.first_version(table))
+        rows = reader.load(self.warehouse.path(table))
+        return rows.filter(is_live(self.warehouse, self.spec.name))
+
+    def started(self, rows: DataFrame, name: str, sink: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        """Start a query of this name, which is its checkpoint's too, that hands each micro-batch to a sink."""
+        from jobs.checkpoints import Checkpoint
+
+        checkpoint = Checkpoint(self.warehouse, f"checkpoints/{name}")
+        writer = rows.writeStream.queryName(name).foreachBatch(sink)
+        writer = writer.option("checkpointLocation", checkpoint.path)
+        writer = (
+            writer.trigger(availableNow=True)
+            if self.seconds is None
+            else writer.trigger(processingTime=f"{self.seconds} seconds")
+        )
+        return writer.start()
+
+    def _await(self, queries: list[StreamingQuery], live: str, progress: Progress) -> bool:
+        """Wait for the queries' end; False if they are to begin again with another live generation."""
+        from jobs.generations import live as live_now
+
+        due = time.monotonic() + SWITCH_SECONDS
+        while any(query.isActive for query in queries):
+            if self.stop.wait(POLL_SECONDS):
+                return True
+            if any(not query.isActive and query.exception() is not None for query in queries):
+                return True
+            progress.note(self.told())
+            if self.seconds is not None and time.monotonic() >= due:
+                due = time.monotonic() + SWITCH_SECONDS
+                now = live_now(self.warehouse, self.spec.name)
+                if now is not None and now.generation != live:
+                    return False
+        return True
+
+    def _end(self, queries: list[StreamingQuery]) -> None:
+        """Let the running micro-batches finish, and raise what went wrong in one."""
+        from pyspark.errors import PySparkException
+
+        from jobs.query import await_end, cause_of
+
+        stop = threading.Event()
+        stop.set()
+        problems = []
+        for query in queries:
+            try:
+                await_end(query, stop)
+            except PySparkException as error:
+                problems.append(cause_of(error))
+        if problems:
+            raise UserError(f"{self.what} of {self.spec.name} failed: {problems[0]}", RUN_FAILED)
