@@ -111,6 +111,7 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
                 "lose_state": False,
                 "needed": True,
                 "partitions": None,
+                "drain": False,
             },
         ),
         ("promote", ("m",), {"generation": "g2", "behind": True}),
