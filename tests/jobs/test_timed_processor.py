@@ -112,8 +112,8 @@ def test_new_keys_are_taken_before_their_rows_and_those_that_are_held_stay(timed
         kinds = [*frame["kind"].astype(int), *([KEYS] if offered else [])]
         payloads = [*frame["payload"], *([states_of(plan, offered, 1)] if offered else [])]
         out = tester.testInPandas(BUCKET, pd.DataFrame({"kind": kinds, "payload": payloads}))
-        sums = out.groupby("kind")["rows"].sum() if len(out) else {}
-        return {kind: int(sums.get(kind, 0)) for kind in (ESTIMATES, TAKEN, HELD) if sums.get(kind, 0)}
+        found: Any = out.groupby("kind")["rows"].sum().to_dict()
+        return {kind: int(found[kind]) for kind in (ESTIMATES, TAKEN, HELD) if found.get(kind)}
 
     assert batch([Row(1, 5, 0.0)], []) == {ESTIMATES: 1}
     # Of keys 1, 2 and 3 the first has begun; the rows of the micro-batch find the others there.
