@@ -25,7 +25,8 @@ def test_a_worker_that_is_lost_and_one_that_joins_change_nothing(tmp_path: Path)
         def run(verb: str, *options: str) -> Driver:
             return Driver(pipeline, verb, "--model", "walk", *options, KALMAN_MASTER=cluster.address)
 
-        for ended in (run("ingest", "--input", str(paths[0])), run("pretrain")):
+        for verb, *options in (("ingest", "--input", str(paths[0])), ("pretrain",)):
+            ended = run(verb, *options)
             assert ended.finish() == 0, ended.said()
         pipeline.land_files(*paths[1:])
         stream = run("stream")
