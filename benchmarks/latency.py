@@ -74,7 +74,7 @@ def send(address: str, rate: int, seconds: float) -> int:
 def make_topic(address: str) -> None:
     """Make the topic, and send it one row a key as history."""
     from confluent_kafka import Producer
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage] - where its documentation has it
 
     for made in AdminClient({"bootstrap.servers": address}).create_topics([NewTopic(MODEL, 2, 1)]).values():
         made.result()

@@ -34,6 +34,12 @@ def build(spec: ModelSpec) -> DAG:
                 title="Input",
                 description=f"File, folder or glob to land, seen from the worker ({empty}).",
             ),
+            history=Param(
+                False,
+                type="boolean",
+                title="History of new keys",
+                description="Land it for pretrain, which hands its keys to the stream that runs.",
+            ),
         ),
     ) as dag:
         KalmanOperator(
@@ -44,6 +50,7 @@ def build(spec: ModelSpec) -> DAG:
                 "--model": spec.name,
                 "--input": "{% if params.input %}{{ params.input }}{% else %}" + (path or "") + "{% endif %}",
             },
+            flags=["{{ '--history' if params.history else '' }}"],
             outlets=[family.measurements(spec.name)],
         )
     return dag

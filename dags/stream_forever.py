@@ -40,6 +40,7 @@ def build(spec: ModelSpec) -> DAG:
             task_id="stream",
             model=spec.name,
             seconds=spec.airflow.stream.seconds,
+            kafka=spec.speaks_to_kafka,
             pool=family.stream_pool(spec.name),
             outlets=[family.estimates(spec.name)],
         )

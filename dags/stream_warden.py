@@ -1,4 +1,4 @@
-"""Stop the drivers of streams whose DAG `kalman_stream_forever__<model>` is paused.
+"""Stop the drivers of streams and monitors whose DAG `kalman_stream_forever__<model>` (`monitor_forever`) is paused.
 
 A paused DAG runs no task, and a driver is a process of its own: somebody else has to ask it to end. This DAG does so
 once a minute, for all models; there is nothing to set. It is there while a spec says `schedule: "@continuous"`.
@@ -6,6 +6,7 @@ once a minute, for all models; there is nothing to set. It is there while a spec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,27 +15,33 @@ from airflow.sdk import DAG, CronTriggerTimetable
 
 from jobs.lease_log import LeaseLog
 from jobs.stop import ask
-from jobs.watch import look
+from jobs.watch import log_name, look
 from kalman_dags import family
 from kalman_dags.operator import place
 
 
 def stop_paused(ti: Any) -> None:
     """Ask every driver to end that Airflow started and whose DAG is paused."""
-    for spec in family.specs():
-        if (
-            not spec.airflow.stream.continuous
-            or not ti.get_dag(family.dag_id("stream_forever", spec.name)).is_paused
-        ):
+    for verb, model in kept_running():
+        if not ti.get_dag(family.dag_id(f"{verb}_forever", model)).is_paused:
             continue
-        log = LeaseLog.at(place("KALMAN_WAREHOUSE", "warehouse"), spec.name)
+        log = LeaseLog.at(place("KALMAN_WAREHOUSE", "warehouse"), log_name(verb, model))
         sight = look(log)
         if sight.driven and sight.launch is not None:
             ask(log, sight, "its DAG is paused")
-            print(f"{spec.name}: its DAG is paused; {sight.text()}, and was asked to end")
+            print(f"{model}: the DAG of its {verb} is paused; {sight.text()}, and was asked to end")
 
 
-if any(spec.airflow.stream.continuous for spec in family.specs()):
+def kept_running() -> Iterator[tuple[str, str]]:
+    """Yield verb and model of everything that DAGs keep running for ever."""
+    for spec in family.specs():
+        if spec.airflow.stream.continuous:
+            yield "stream", spec.name
+        if spec.monitor is not None and spec.airflow.monitor.continuous:
+            yield "monitor", spec.name
+
+
+if any(kept_running()):
     with DAG(
         family.WARDEN,
         schedule=CronTriggerTimetable("* * * * *", timezone="UTC"),

@@ -7,6 +7,8 @@ same files.
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FIXTURES, PICTURES = ROOT / "tests" / "fixtures", ROOT / "docs" / "pictures"
+SOAK = Path(os.environ.get("KALMAN_SOAK_RECORD") or ROOT / "benchmarks" / "results" / "soak.json")
 STEP = 1_000_000
 GREEN = "#2e8540"
 Drawing = tuple[Any, Any]
@@ -315,6 +318,31 @@ def mixtures() -> Drawing:
     return made, [axes]
 
 
+def soak() -> Drawing:
+    """Draw what `tests/jobs/test_hour_soak.py` has measured, from its record."""
+    record = json.loads(SOAK.read_text())
+    memory, batches = record["memory"], record["batches"]
+    made, axes = figure(4, 6.4)
+    minutes = np.array(memory["at"]) / 60
+    for name, colour in (("spark", ESTIMATE), ("workers", SMOOTHED), ("driver", GREEN)):
+        axes[0].plot(minutes, np.array(memory[name]) / 2**20, color=colour, linewidth=1.2, label=name)
+    axes[0].set_ylabel("memory, MiB")
+    axes[0].legend(ncols=3, loc="upper right")
+    minutes = np.array(batches["at"]) / 60
+    axes[1].plot(minutes, np.array(batches["state_bytes"]) / 2**20, color=ESTIMATE, linewidth=1.2)
+    axes[1].set_ylabel("state, MiB")
+    axes[2].plot(minutes, batches["seconds"], ".", color=MEASURED, markersize=2)
+    axes[2].set_ylabel("micro-batch, s")
+    axes[3].plot(minutes, batches["lag_seconds"], ".", color=MEASURED, markersize=2)
+    axes[3].set_ylabel("lag, s")
+    axes[3].set_xlabel("minutes")
+    for one in axes:
+        one.set_ylim(bottom=0)
+    keys, rate = record["keys"], record["rate"]
+    axes[0].set_title(f"{rate:,} rows/s of {keys:,} keys, a micro-batch every {record['trigger']:g} s")
+    return made, axes
+
+
 PICTURE: dict[str, Callable[[], Drawing]] = {
     "linear": linear,
     "structures": structures,
@@ -325,6 +353,8 @@ PICTURE: dict[str, Callable[[], Drawing]] = {
     "regression": regression,
     "mixtures": mixtures,
 }
+RECORDED: dict[str, Callable[[], Drawing]] = {"soak": soak}
+"""Drawn by name alone, as SVG, from what a long run has recorded."""
 
 
 def main() -> int:
@@ -335,9 +365,9 @@ def main() -> int:
     matplotlib.rcParams.update(STYLE)
     PICTURES.mkdir(exist_ok=True)
     for name in sys.argv[1:] or PICTURE:
-        made, _ = PICTURE[name]()
-        path = PICTURES / f"{name}.png"
-        made.savefig(path, dpi=110, metadata={"Software": None})
+        made, _ = (PICTURE | RECORDED)[name]()
+        path = PICTURES / (f"{name}.svg" if name in RECORDED else f"{name}.png")
+        made.savefig(path, dpi=110, metadata={"Date": None} if name in RECORDED else {"Software": None})
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
     return 0
 

@@ -131,6 +131,11 @@ class Checkpoint:
         except ValueError:
             raise UserError(f"offsets/{batch} is damaged", RUN_FAILED) from None
 
+    def sources(self) -> int | None:
+        """Return how many sources the query reads; None before its first micro-batch."""
+        batch = self.last_planned()
+        return None if batch is None else len(self._lines(batch)) - 2
+
     def _lines(self, batch: int) -> list[str]:
         """Return what is planned for a micro-batch: the version of the log, its metadata, then a line a source.
 

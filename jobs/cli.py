@@ -87,6 +87,8 @@ app = typer.Typer(
 
 Model = Annotated[str, typer.Option(help="A model's name, or the path of its spec.", show_default=False)]
 
+Monitor = Annotated[bool, typer.Option("--monitor", help="The model's monitor, not its stream.")]
+
 
 @app.callback()
 def _settings(
@@ -125,9 +127,15 @@ def ingest(
         str,
         typer.Option(help="available-now, or a number: look again every so many seconds, until stopped."),
     ] = "available-now",
+    history: Annotated[
+        bool,
+        typer.Option(
+            "--history", help="They are the history of new keys, which a running stream gets from pretrain."
+        ),
+    ] = False,
 ) -> None:
     """Land files, or a topic, in the model's measurements table; what does not fit goes to quarantine."""
-    _run(ctx, "ingest", model, input or [], trigger=trigger)
+    _run(ctx, "ingest", model, input or [], trigger=trigger, history=history)
 
 
 @app.command()
@@ -160,9 +168,25 @@ def pretrain(
     learn_to: Annotated[
         str | None, typer.Option(help="Learn from event times before this (ISO 8601).")
     ] = None,
+    history: Annotated[
+        bool,
+        typer.Option(
+            "--history",
+            help="Only what `ingest --history` has landed, for the streams that run to take over.",
+        ),
+    ] = False,
 ) -> None:
     """Learn the model's parameters, filter the whole history, and commit a snapshot."""
-    _run(ctx, "pretrain", model, to_version=to_version, as_of=as_of, learn_from=learn_from, learn_to=learn_to)
+    _run(
+        ctx,
+        "pretrain",
+        model,
+        to_version=to_version,
+        as_of=as_of,
+        learn_from=learn_from,
+        learn_to=learn_to,
+        history=history,
+    )
 
 
 @app.command()
@@ -246,15 +270,16 @@ def stop(
     needed: Annotated[
         bool, typer.Option("--needed", help="Exit code 3 if nothing drives the stream.")
     ] = False,
+    monitor: Monitor = False,
 ) -> None:
     """Stop a stream that runs; it finishes its micro-batch."""
-    _run(ctx, "stop", model, hold=hold, restart=restart, wait=wait, needed=needed)
+    _run(ctx, "stop", model, hold=hold, restart=restart, wait=wait, needed=needed, monitor=monitor)
 
 
 @app.command()
-def resume(ctx: typer.Context, model: Model) -> None:
+def resume(ctx: typer.Context, model: Model, monitor: Monitor = False) -> None:
     """Take back a stop: Airflow may start the stream again."""
-    _run(ctx, "resume", model)
+    _run(ctx, "resume", model, monitor=monitor)
 
 
 @app.command()

@@ -5,7 +5,8 @@ a filter is right about its uncertainty, with the chi-square bounds of that aver
 normalised innovations, where the spec has them put out (`outputs.innovation`). Two generations of one and the same
 model must agree to the last bit.
 
-Rows of one key and one time have no number of their own, so they are taken together.
+Rows of one key and one time have no number of their own, so they are taken together. Where rows were corrected
+(`order.kind: replay`), their last estimates count.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jobs.generations import Generation
+from jobs.live import settled
 from jobs.spec import ModelSpec
 from jobs.tables import Warehouse, estimates, measurements
 
@@ -67,7 +69,7 @@ def _of(table: DataFrame, generation: str, letter: str, behind: int) -> DataFram
         "innovation": F.sum(F.aggregate(seen, F.lit(0.0), lambda total, value: total + value)),
         "components": F.sum(F.when(seen.isNotNull(), F.size(seen))),
     }
-    mine = table.filter((F.col("generation") == generation) & (F.col("batch_id") >= behind))
+    mine = settled(table.filter((F.col("generation") == generation) & (F.col("batch_id") >= behind)))
     return mine.groupBy("key", "event_time").agg(
         *(column.alias(f"{letter}_{name}") for name, column in named.items())
     )
@@ -204,7 +206,7 @@ def unequal(table: DataFrame, old: str, new: str, first_batch: int) -> int:
 
     columns = ["key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags"]
     behind = (F.col("generation") == old) & (F.col("batch_id") >= first_batch)
-    mine = table.filter(behind).select(*columns)
-    theirs = table.filter(F.col("generation") == new).select(*columns)
+    mine = settled(table.filter(behind)).select(*columns)
+    theirs = settled(table.filter(F.col("generation") == new)).select(*columns)
     times = theirs.select("key", "event_time").distinct()
     return mine.join(times, ["key", "event_time"], "left_semi").select(*columns).exceptAll(theirs).count()

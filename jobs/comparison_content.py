@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.compare import SIDES, SUMS, moments, per_key, same_model, totals, unequal
+from jobs.live import settled
 from jobs.tables import Warehouse, estimates, measurements
 from jobs.verdict import Comparison, judged
 
@@ -223,7 +224,7 @@ def _shown(
     theirs = (F.col("generation") == old.generation) & (F.col("batch_id") >= first_batch)
     theirs = theirs | (F.col("generation") == new.generation)
     columns = ("key", "generation", F.unix_micros("event_time").alias("time"), "mean", "covariance")
-    table = warehouse.read(estimates(spec.name)).filter(wanted & theirs).select(*columns).toPandas()
+    table = settled(warehouse.read(estimates(spec.name)).filter(wanted & theirs)).select(*columns).toPandas()
     table = table.sort_values("time", kind="stable")
     measured = None
     if name in spec.measurement and warehouse.exists(measurements(spec.name)) and len(table):

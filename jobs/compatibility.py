@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.errors import UserError
+from jobs.new_keys import PRETRAINED
 from jobs.positions import DELTA, said
 from jobs.routing import blocks_for
 from jobs.spec import DEFINITION, NUMERIC, ModelSpec
@@ -70,7 +71,7 @@ RULES = (
     ),
     Rule(
         HAND_OVER,
-        ("stream.partitions", "stream.keys_per_block", "stream.expected_keys"),
+        ("stream.partitions", "stream.keys_per_block", "stream.expected_keys", "stream.new_keys"),
         "the stream goes on as it is laid out until `upgrade --mode repartition`",
     ),
     Rule(
@@ -102,7 +103,8 @@ class Made(NamedTuple):
 
     what: the generation or snapshot, in words; reached: the position that its rows are reflected up to; table: the id
     of the Delta table that it reads, None where it is not known; partitions and blocks: of a generation; stored: the
-    settings that Spark wrote into its checkpoint.
+    settings that Spark wrote into its checkpoint; takes_keys: it takes newly pretrained keys, None before that is
+    fixed.
     """
 
     what: str
@@ -114,6 +116,7 @@ class Made(NamedTuple):
     partitions: int | None = None
     blocks: int | None = None
     stored: Mapping[str, str] = {}
+    takes_keys: bool | None = None
 
 
 class Asked(NamedTuple):
@@ -214,7 +217,8 @@ def made_generation(warehouse: Warehouse, generation: Generation, manifest: Mani
     from jobs.checkpoints import Checkpoint
     from jobs.generations import position_of
 
-    stored = Checkpoint(warehouse, generation.checkpoint).settings()
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    stored, sources = checkpoint.settings(), checkpoint.sources()
     reached = position_of(warehouse, generation)
     return Made(
         what=generation.generation,
@@ -226,6 +230,7 @@ def made_generation(warehouse: Warehouse, generation: Generation, manifest: Mani
         partitions=generation.partitions,
         blocks=generation.blocks,
         stored=stored,
+        takes_keys=None if sources is None else sources > 1,
     )
 
 
@@ -390,6 +395,15 @@ def _layout(made: Made, asked: Asked) -> Iterator[Finding]:
         )
 
 
+def _new_keys(made: Made, asked: Asked) -> Iterator[Finding]:
+    if asked.spec.stream.new_keys == PRETRAINED and made.takes_keys is False:
+        yield Finding(
+            HAND_OVER,
+            f"the spec wants stream.new_keys: {PRETRAINED}, and {made.what} takes no new keys until `kalman-pipeline "
+            f"upgrade --model {asked.spec.name} --mode repartition`",
+        )
+
+
 def _store(made: Made, asked: Asked) -> Iterator[Finding]:
     for setting, value in asked.settings.items():
         stored = made.stored.get(setting)
@@ -401,4 +415,11 @@ def _store(made: Made, asked: Asked) -> Iterator[Finding]:
             )
 
 
-_CHECKS: tuple[Callable[[Made, Asked], Iterator[Finding]], ...] = (_meaning, _source, _table, _layout, _store)
+_CHECKS: tuple[Callable[[Made, Asked], Iterator[Finding]], ...] = (
+    _meaning,
+    _source,
+    _table,
+    _layout,
+    _new_keys,
+    _store,
+)

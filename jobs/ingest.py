@@ -32,6 +32,7 @@ from jobs.checked_rows import (
 from jobs.errors import INPUT_ERROR, UserError, first_line
 from jobs.json_files import FORMATS as JSON_FORMATS
 from jobs.json_files import is_array, is_json, json_frame, json_schema, read_checked
+from jobs.new_keys import MARK, PRETRAINED
 from jobs.progress import Progress
 from jobs.quarantine_table import TABLE, holds, keep, refusal, too_many
 from jobs.report import Report
@@ -70,7 +71,13 @@ class Landed:
     version: int | None
 
 
-def run(settings: Settings, model: str, inputs: Sequence[str] = (), trigger: str = AVAILABLE_NOW) -> Report:
+def run(
+    settings: Settings,
+    model: str,
+    inputs: Sequence[str] = (),
+    trigger: str = AVAILABLE_NOW,
+    history: bool = False,
+) -> Report:
     """Land `inputs` (files, folders, globs) for a model; without any, the topic that its spec names.
 
     Args:
@@ -79,6 +86,7 @@ def run(settings: Settings, model: str, inputs: Sequence[str] = (), trigger: str
         inputs: what to land.
         trigger: `available-now`, or seconds: between a topic's micro-batches, or between looks into folders (until
             SIGTERM).
+        history: of keys that are new: for `pretrain`, and for no stream that takes pretrained keys (`jobs.new_keys`).
 
     Raises:
         UserError: a file cannot be read or lacks a column; nothing has been landed then.
@@ -88,6 +96,8 @@ def run(settings: Settings, model: str, inputs: Sequence[str] = (), trigger: str
 
     spec = load_spec(model, settings.models)
     seconds = trigger_seconds(trigger)
+    if history and (not inputs or seconds is not None):
+        raise UserError("--history lands files once: give --input, and no --trigger")
     if not inputs:
         return ingest_topic.run(settings, spec, seconds)
     if seconds is not None:
@@ -101,9 +111,9 @@ def run(settings: Settings, model: str, inputs: Sequence[str] = (), trigger: str
     landed: list[Landed] = []
     with Progress(f"ingest {spec.name}", len(files), quiet=settings.quiet) as progress:
         for path in files:
-            landed.append(land(warehouse, spec, path, key_types))
+            landed.append(land(warehouse, spec, path, key_types, history))
             progress.advance(1, f"{sum(one.rows for one in landed):,} rows")
-    return _report(spec, landed)
+    return _report(spec, landed, history)
 
 
 def find_files(inputs: list[str]) -> list[str]:
@@ -134,16 +144,20 @@ def find_files(inputs: list[str]) -> list[str]:
     return list(dict.fromkeys(str(Path(name).absolute()) for name in found))
 
 
-def land(warehouse: Warehouse, spec: ModelSpec, path: str, key_types: KeyTypes) -> Landed:
-    """Land one file's rows: quarantine first, then measurements, each at most once."""
+def land(
+    warehouse: Warehouse, spec: ModelSpec, path: str, key_types: KeyTypes, history: bool = False
+) -> Landed:
+    """Land one file's rows, as `history` of new keys if they are: quarantine first, then measurements, each once."""
     digest = file_digest(path)
     small = Path(path).is_file() and _size(path) <= IN_DRIVER_BYTES
     if small or is_json(path) and is_array(Path(path)):
-        return _land_here(warehouse, spec, path, digest, key_types)
-    return _land_there(warehouse, spec, path, digest, key_types)
+        return _land_here(warehouse, spec, path, digest, key_types, history)
+    return _land_there(warehouse, spec, path, digest, key_types, history)
 
 
-def _land_here(warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes) -> Landed:
+def _land_here(
+    warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes, history: bool
+) -> Landed:
     """Land a small file, read and checked in this process."""
     if is_json(path):
         checked = read_checked(spec, path, key_types)
@@ -166,10 +180,13 @@ def _land_here(warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, ke
         dict(Counter(bad.column(REASON).to_pylist())),
         len(good),
         span,
+        history,
     )
 
 
-def _land_there(warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes) -> Landed:
+def _land_there(
+    warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes, history: bool
+) -> Landed:
     """Land a large file, read and checked by Spark's workers."""
     from pyspark.sql import functions as F
 
@@ -197,6 +214,7 @@ def _land_there(warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, k
             {reason: int(row["rows"]) for reason, row in by_reason.items()},
             count,
             None if good is None else (good["first"], good["last"]),
+            history,
         )
     finally:
         rows.unpersist()
@@ -211,6 +229,7 @@ def _commit(
     reasons: dict[str, int],
     rows: int,
     span: tuple[int, int] | None,
+    history: bool,
 ) -> Landed:
     """Commit what does not fit, then what fits; what had been committed before is passed over."""
     from pyspark.sql import functions as F
@@ -236,8 +255,11 @@ def _commit(
             reasons = {}
     if span is None:
         return Landed(path, 0, reasons, None)
-    frame = accepted().withColumn("_origin", F.lit(path)).withColumn("_landed_at", F.current_timestamp())
+    origin = F.lit(MARK + path if history else path)
+    frame = accepted().withColumn("_origin", origin).withColumn("_landed_at", F.current_timestamp())
     detail = {"file": path, "sha256": digest, "rows": rows, "min_time": span[0], "max_time": span[1]}
+    if history:
+        detail["history"] = True
     version = _append(
         warehouse, frame, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)}
     )
@@ -341,7 +363,7 @@ def file_digest(path: str) -> str:
     return digest.hexdigest()
 
 
-def _report(spec: ModelSpec, landed: list[Landed]) -> Report:
+def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
     new = [one for one in landed if one.version is not None]
     rows = sum(one.rows for one in new)
     reasons: dict[str, int] = {}
@@ -350,13 +372,19 @@ def _report(spec: ModelSpec, landed: list[Landed]) -> Report:
             reasons[reason] = reasons.get(reason, 0) + count
     quarantined = sum(reasons.values())
     before = sum(1 for one in landed if one.version is None and one.rows)
-    lines = [f"landed {rows:,} rows of {len(new)} files for {spec.name}"]
+    what = "rows of history" if history else "rows"
+    lines = [f"landed {rows:,} {what} of {len(new)} files for {spec.name}"]
     if before:
         lines.append(f"{before} files had been landed before and changed nothing")
     if quarantined:
         lines.append(
             f"quarantined {quarantined:,} rows: "
             + "; ".join(f"{n:,} {r}" for r, n in sorted(reasons.items()))
+        )
+    if history and spec.stream.new_keys != PRETRAINED:
+        lines.append(
+            f"note: the streams of {spec.name} take them like any rows, unless its spec says "
+            f"stream.new_keys: {PRETRAINED}"
         )
     versions = [one.version for one in new if one.version is not None]
     if versions:

@@ -41,7 +41,7 @@ def run(settings: Settings, spec: ModelSpec, seconds: float | None) -> Report:
             )
         table = measurements(spec.name)
         version = warehouse.latest_version(table)
-        offsets = topics.landed_offsets(warehouse, table) or {}
+        offsets = topics.landed_offsets(warehouse, table, spec.source.topic) or {}
     quarantined = sum(landing.reasons.values())
     where = ", ".join(f"{number}:{offset}" for number, offset in sorted(offsets.items()))
     lines = [f"landed {landing.rows:,} messages of topic {spec.source.topic} for {spec.name}, up to {where}"]

@@ -7,6 +7,7 @@ the table has become. The version itself is kept as a packet beside it: the tabl
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class InputPins:
             )
         self._spark, self._kind, self._root = warehouse.spark, kind, root
         self._table, self._files = InputsTable(warehouse, spec), LocalFiles(root)
+        self._meaning = _meaning(self._table, kind)
         self._packet(self._table.newest())
 
     def take(self, batch: int) -> Version:
@@ -74,7 +76,7 @@ class InputPins:
 
     def _packet(self, version: Version) -> str:
         """Return the name of a version's packet, which is made unless it is there."""
-        name = f"{version.id[:8]}-{version.version}.packet"
+        name = f"{_prefix(version)}{self._meaning}.packet"
         if not (self._root / name).exists():
             if version.id != self._table.newest().id:
                 raise UserError(
@@ -92,9 +94,9 @@ class InputPins:
             if number <= batch - KEPT:
                 self._files.remove(f"pins/{name}")
         kept = [self.pinned(number) for number in notes if number > batch - KEPT]
-        named = {f"{one.id[:8]}-{one.version}.packet" for one in kept if one is not None}
+        named = tuple(_prefix(one) for one in kept if one is not None)
         for name in self._files.names(""):
-            if name.endswith(".packet") and name not in named:
+            if name.endswith(".packet") and not name.startswith(named):
                 self._files.remove(name)
 
 
@@ -115,6 +117,17 @@ def version_of(warehouse: Warehouse, generation: Generation, batch: int) -> dict
 def _folder(warehouse: Warehouse, generation: Generation) -> Path | None:
     """Return the folder of a generation's pins, in its checkpoint's, with which it is removed."""
     return local_path(warehouse.path(f"{generation.checkpoint}/{FOLDER}"))
+
+
+def _prefix(version: Version) -> str:
+    """Return what the names of a version's packets begin with."""
+    return f"{version.id[:8]}-{version.version}-"
+
+
+def _meaning(table: InputsTable, kind: KeyKind) -> str:
+    """Return a short name of what is read of the table: a packet is of these columns and keys and no others."""
+    what = [table.inputs.key, list(table.inputs.columns.values()), kind]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
 
 
 def _pin(batch: int) -> str:

@@ -79,7 +79,11 @@ def look_up(
     table: Records, keys: Records, defaults: tuple[float, ...] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the inputs (c, N) of N keys, and which of them have some: all of them where there are defaults."""
-    at = match(table, keys)
+    order = np.argsort(
+        keys.arrays["route"]
+    )  # a search in order of the table touches it once: a quarter of the time
+    at = np.empty(len(order), np.int64)
+    at[order] = match(table, keys.take(order))
     found = at >= 0
     u = np.full((table.arrays["u"].shape[0], len(at)), np.nan)
     u[:, found] = table.arrays["u"][:, at[found]]

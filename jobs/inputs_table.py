@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from jobs.errors import UserError
 from jobs.input_rows import inputs_layout
@@ -73,23 +76,7 @@ class InputsTable:
         by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
         where = f"{self.name} version {version}"
         rows = self._columns(by, version, where).toArrow().combine_chunks()
-        texts = rows.column("_text").combine_chunks()
-        for name in by.columns:
-            self._refuse(rows.column(f"_null_{name}").to_numpy(), f"{where}: a row has no {name}", None)
-        u = np.array([rows.column(f"v{i}").to_numpy() for i in range(len(self.inputs.columns))], float)
-        for column, values in zip(self.inputs.columns.values(), u, strict=True):
-            self._refuse(~np.isfinite(values), f"{where}: {column} is missing or no finite number", texts)
-        names = ["identity"] if by.integer else ["identity", "check"]
-        arrays = identity_arrays({name: rows.column(name).to_numpy() for name in names})
-        order = np.lexsort(tuple(reversed(list(arrays.values()))))
-        ordered = [values[order] for values in arrays.values()]
-        twice = np.zeros(len(order), bool)
-        twice[1:] = np.all([values[1:] == values[:-1] for values in ordered], axis=0)
-        again = np.zeros(len(order), bool)
-        again[order] = twice
-        self._refuse(again, f"{where}: there are two rows", texts)
-        arrays = {name: values[order] for name, values in arrays.items()}
-        return Records({**arrays, "u": u[:, order].reshape(len(u), len(order))}, None)
+        return checked(rows, by, list(self.inputs.columns.values()), where)
 
     def packet(self, kind: KeyKind, version: int) -> bytes:
         """Return a version as a packet, as `load` reads it."""
@@ -142,15 +129,42 @@ class InputsTable:
             *(f"v{i}" for i in range(len(numbers))),
         )
 
-    def _refuse(self, bad: Any, said: str, texts: Any) -> None:
-        places = np.flatnonzero(bad)
-        if len(places) == 0:
-            return
-        where = "" if texts is None else f" for key {texts[int(places[0])].as_py()}"
-        more = f", and {len(places) - 1:,} more like it" if len(places) > 1 else ""
-        raise UserError(
-            f"{said}{where}{more}; a key has one row, and every input is a number: correct the table"
-        )
+
+def checked(rows: pa.Table, by: KeyKind, columns: Sequence[str], where: str) -> Records:
+    """Return a table's rows as records, ordered by route.
+
+    Args:
+        rows: their keys' text, identity (and check), which of the key columns are null, and v0, v1, ...
+        by: how these keys are known.
+        columns: what v0, v1, ... are called in the table.
+        where: the table and its version, in words.
+
+    Raises:
+        UserError: a key is missing or there twice, or a value is missing or no finite number.
+    """
+    texts = rows.column("_text").combine_chunks()
+    for name in by.columns:
+        _refuse(rows.column(f"_null_{name}").to_numpy(), f"{where}: a row has no {name}", None)
+    u = np.array([rows.column(f"v{i}").to_numpy() for i in range(len(columns))], float)
+    for column, values in zip(columns, u, strict=True):
+        _refuse(~np.isfinite(values), f"{where}: {column} is missing or no finite number", texts)
+    names = ["identity"] if by.integer else ["identity", "check"]
+    arrays = identity_arrays({name: rows.column(name).to_numpy() for name in names})
+    order = np.lexsort(tuple(reversed(list(arrays.values()))))
+    arrays = {name: values[order] for name, values in arrays.items()}
+    again = np.zeros(len(order), bool)
+    again[order[1:]] = np.all([values[1:] == values[:-1] for values in arrays.values()], axis=0)
+    _refuse(again, f"{where}: there are two rows", texts)
+    return Records({**arrays, "u": u[:, order]}, None)
+
+
+def _refuse(bad: NDArray[np.bool_], said: str, texts: pa.Array | None) -> None:
+    places = np.flatnonzero(bad)
+    if len(places) == 0:
+        return
+    where = "" if texts is None else f" for key {texts[int(places[0])].as_py()}"
+    more = f", and {len(places) - 1:,} more like it" if len(places) > 1 else ""
+    raise UserError(f"{said}{where}{more}; a key has one row, and every input is a number: correct the table")
 
 
 def home_of(warehouse: Warehouse, name: str) -> tuple[Warehouse, str]:

@@ -54,6 +54,24 @@ def is_live(warehouse: Warehouse, model: str) -> Column:
     return condition
 
 
+def settled(rows: DataFrame) -> DataFrame:
+    """Leave out estimates that a later micro-batch of their generation has corrected (`order.kind: replay`).
+
+    Of a generation's rows of one key and event time those of the newest micro-batch count, where any is corrected.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    if "correction" not in rows.columns:
+        return rows
+    same = Window.partitionBy("generation", "key", "event_time")
+    told = rows.withColumns(
+        {"_newest": F.max("batch_id").over(same), "_corrected": F.max("correction").over(same)}
+    )
+    kept = told.filter(~F.coalesce("_corrected", F.lit(False)) | (F.col("batch_id") == F.col("_newest")))
+    return kept.drop("_newest", "_corrected")
+
+
 def live_latest(warehouse: Warehouse, model: str) -> DataFrame:
     """Return the latest state of each key of a model's live generation; its spec has `sinks: {latest: true}`."""
     from pyspark.sql import functions as F

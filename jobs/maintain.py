@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from jobs.archive import archive
 from jobs.errors import RUN_FAILED, UserError, first_line
 from jobs.progress import Progress
 from jobs.report import Report
@@ -232,7 +233,7 @@ class Maintenance:
     def _tables(self) -> list[str]:
         from jobs.spool import table_of
 
-        own = (estimates(self.spec.name), table_of(self.spec.name))
+        own = (estimates(self.spec.name), archive(self.spec.name), table_of(self.spec.name))
         return [table for table in (*own, *SHARED) if self.warehouse.exists(table)]
 
     def _optimize(self, table: str) -> dict[str, Any] | None:

@@ -39,6 +39,7 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
         UserError: the spec has no such section, nothing is live, another monitor runs, or a query failed.
     """
     from jobs.leases import stream_lock
+    from jobs.monitor_lease import held
     from jobs.session import spark_session
     from jobs.spark_conf import interpreted_conf
     from jobs.stream import stop_signal
@@ -52,8 +53,9 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
     title = f"monitor {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
         spark = spark_session(settings, title, interpreted_conf(), spec.speaks_to_kafka)
-        watcher = _Watcher(Warehouse(spark, settings.warehouse), spec, seconds, stop, spec.monitor)
-        with Progress(title, None, quiet=settings.quiet) as progress:
+        warehouse = Warehouse(spark, settings.warehouse)
+        watcher = _Watcher(warehouse, spec, seconds, stop, spec.monitor)
+        with held(warehouse, spec.name, stop), Progress(title, None, quiet=settings.quiet) as progress:
             watcher.run(progress)
     return watcher.report(time.monotonic() - began)
 

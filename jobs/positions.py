@@ -144,7 +144,9 @@ def said(position: Mapping[str, Any]) -> str:
     return f"topic {position['topic']} at {offsets or 'its beginning'}"
 
 
-def landed_offsets(warehouse: Warehouse, table: str, version: int | None = None) -> dict[int, int] | None:
+def landed_offsets(
+    warehouse: Warehouse, table: str, topic: str, version: int | None = None
+) -> dict[int, int] | None:
     """Return up to which offsets a topic had been landed at a version of the measurements; None if it had not been."""
     from delta.tables import DeltaTable
     from pyspark.sql import functions as F
@@ -153,6 +155,7 @@ def landed_offsets(warehouse: Warehouse, table: str, version: int | None = None)
     rows = history.filter(F.col("userMetadata").contains('"offsets"'))
     if version is not None:
         rows = rows.filter(F.col("version") <= version)
+    rows = rows.filter(F.get_json_object("userMetadata", "$.topic") == topic)
     newest = rows.orderBy(F.desc("version")).select("userMetadata").first()
     return None if newest is None else offsets_of(json.loads(newest["userMetadata"]))
 

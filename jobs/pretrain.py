@@ -12,7 +12,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from jobs import late_copies
+from jobs import late_copies, new_keys
 from jobs.errors import UserError
 from jobs.positions import (
     Cut,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from jobs.inputs_table import Version
     from jobs.learn import Learned, Window
+    from jobs.new_keys import Offer
     from jobs.packed_rows import RowFormat
     from jobs.snapshots import Manifest
     from jobs.spec_inputs import Inputs
@@ -51,6 +52,7 @@ def run(
     as_of: str | None = None,
     learn_from: str | None = None,
     learn_to: str | None = None,
+    history: bool = False,
 ) -> Report:
     """Pretrain a model on its measurements up to a position and commit a snapshot.
 
@@ -61,6 +63,7 @@ def run(
         as_of: only what happened before this event time; the position is found from it.
         learn_from: learn from rows at or after this event time; by default from the spec's window.
         learn_to: learn from rows before this event time; by default up to the position.
+        history: only the history that has landed for new keys, with the parameters that streams run with.
 
     Raises:
         UserError: no measurements, no such version, nothing to learn from.
@@ -78,14 +81,23 @@ def run(
     )
     if window.first is not None and window.last is not None and window.first >= window.last:
         raise UserError("--learn-from must be before --learn-to")
+    if history and (before, window.first, window.last) != (None, None, None):
+        raise UserError("--history learns nothing and takes all history: give at most --to-version beside it")
     spark = spark_session(settings, f"pretrain {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     table = need_measurements(warehouse, spec.name)
+    if history:
+        with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
+            offers = new_keys.only_history(warehouse, spec, to_version, progress.note)
+        return _offered(spec, offers, time.monotonic() - started)
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
         manifest, learned, made = snapshot_at(warehouse, spec, table, cut, window, progress)
-    return _report(spec, manifest, learned, made, time.monotonic() - started)
+        offers = []
+        if spec.stream.new_keys == new_keys.PRETRAINED and cut.before is None:
+            offers = new_keys.offer(warehouse, spec, table, cut.version, progress.note)
+    return _report(spec, manifest, learned, made, offers, time.monotonic() - started)
 
 
 def snapshot_at(
@@ -191,7 +203,8 @@ def position_at(warehouse: Warehouse, spec: ModelSpec, table: str, version: int)
     """Return the position in the model's source whose rows are the measurements up to a version."""
     if spec.source is None:
         return delta_position(table, version, warehouse.table_id(table))
-    return topic_position(spec.source.topic, landed_offsets(warehouse, table, version) or {}, version)
+    topic = spec.source.topic
+    return topic_position(topic, landed_offsets(warehouse, table, topic, version) or {}, version)
 
 
 def _before(place: dict[str, Any]) -> Column:
@@ -240,8 +253,28 @@ def _window(spec: ModelSpec, frame: DataFrame, window: Window) -> Window:
     return window if end is None else Window(end - spec.learn.window_us, window.last)
 
 
+def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
+    return Report(
+        [*new_keys.lines(offers), f"{seconds:.1f} s"],
+        {
+            "model": spec.name,
+            "model_version": spec.version,
+            "snapshots": [one.manifest.snapshot_id for one in offers],
+            "keys": sum(one.manifest.key_count for one in offers),
+            "rows": sum(one.manifest.rows for one in offers),
+            "keys_offered": sum(one.keys for one in offers),
+            "seconds": seconds,
+        },
+    )
+
+
 def _report(
-    spec: ModelSpec, manifest: Manifest, learned: Learned | None, made: bool, seconds: float
+    spec: ModelSpec,
+    manifest: Manifest,
+    learned: Learned | None,
+    made: bool,
+    offers: list[Offer],
+    seconds: float,
 ) -> Report:
     place = said(manifest.position)
     if manifest.cut is not None:
@@ -272,6 +305,7 @@ def _report(
             )
     if not made:
         lines.append("it had been committed before: the same inputs give the same snapshot")
+    lines += new_keys.lines(offers)
     lines.append(f"{seconds:.1f} s")
     return Report(
         lines,
@@ -279,6 +313,7 @@ def _report(
             "model": spec.name,
             "model_version": spec.version,
             "made": made,
+            "keys_offered": sum(one.keys for one in offers),
             "snapshot": manifest.snapshot_id,
             "keys": manifest.key_count,
             "rows": manifest.rows,

@@ -6,7 +6,7 @@ Python is a packet of many records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from jobs.estimates import EstimateFormat, pack_estimates
 from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
 from jobs.packets import Records, concat
 from jobs.state_blocks import StateFormat
+from jobs.take_keys import decoded, unknown
 from kalman.run import Outputs, SortedRows
 from kalman.types import Filter
 
@@ -68,6 +69,14 @@ class FilterProcessor(StatefulProcessor):
         """Take over states from the snapshot: each value of `payload` is a packet of state records of this bucket."""
         layout = self.plan.state.layout
         self.blocks.add(concat([layout.decode(payload) for payload in initialState["payload"]]))
+
+    def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
+        """Take over states of keys that there are none of; return how many were taken, and how many there were."""
+        offered = decoded(self.plan.state.layout, packets)
+        new = unknown(self.blocks, offered)
+        if new.size:
+            self.blocks.add(new)
+        return new.size, offered.size - new.size
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues

@@ -49,7 +49,7 @@ def start_query(
     `deployed` is the spec as it is now, whose sinks count, whichever version's states the generation has.
     """
     import kalman
-    from jobs import snapshots
+    from jobs import new_keys, snapshots
     from jobs.archive import ended_states
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import estimate_format
@@ -64,6 +64,7 @@ def start_query(
     from jobs.routing import make_routing
     from jobs.set_aside import SetAside
     from jobs.state_blocks import state_format
+    from jobs.take_keys import TakesKeys, with_kind
     from jobs.ticks import TIMED, timed_packer
     from jobs.timed_processor import TimedProcessor
     from jobs.timed_start import timed_seeds, timing_of
@@ -107,8 +108,13 @@ def start_query(
     if spec.inputs is not None:
         pins = InputPins(warehouse, spec, kind, generation)
         packer = with_inputs(packer, join_of(spec, rows), timing is not None)
+    takes_keys = new_keys.taken_by(warehouse, checkpoint, spec)
+    if takes_keys and timing is None:
+        packer, packed_as = with_kind(packer), TIMED
     if generation.topic is None:
         source = _source(spark, warehouse, spec, generation)
+        if takes_keys and "_origin" in source.columns:  # another tool's table may have none
+            source = source.filter(~new_keys.marked())
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
     else:
         from jobs.set_aside import pack_messages
@@ -117,8 +123,13 @@ def start_query(
         types = dict(zip(kind.columns, kind.types, strict=True))
         messages = stream_of(warehouse, spec, generation, types)
         packed = pack_messages(messages, rows, packer, packed_as)
-        processor = SetAside(processor)
-    if spec.inputs is not None and generation.topic is None:
+    if takes_keys:
+        # Behind the measurements: what a checkpoint says of its first source is the stream's position.
+        packed = packed.unionByName(
+            new_keys.offered(warehouse, spec, manifest.parameters, kernel, kind, state.layout, routing)
+        )
+        processor = TakesKeys(processor)
+    if generation.topic is not None or spec.inputs is not None:
         processor = SetAside(processor)
     operator = packed.groupBy("bucket")
     clock = "None"

@@ -27,6 +27,7 @@ from jobs.set_aside import SET_ASIDE, WITHOUT_INPUTS, rejected_rows, topic_quara
 from jobs.spark_conf import suit
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
+from jobs.take_keys import HELD, TAKEN
 from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, MARK, WAITING
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Totals:
     duplicates: int = 0
     expired: int = 0
     corrected: int = 0
+    taken: int = 0
+    held: int = 0
     of_batch: dict[int, dict[str, int]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
@@ -91,7 +94,8 @@ class Sink:
         packets = packets.persist()
         try:
             # The one action that runs the filter; the writes below read what it left in the cache.
-            counts = dict.fromkeys((ESTIMATES, SET_ASIDE, WAITING, CORRECTION, DROPPED, EXPIRED, *REASONS), 0)
+            others = (SET_ASIDE, WAITING, CORRECTION, DROPPED, EXPIRED, TAKEN, HELD)
+            counts = dict.fromkeys((ESTIMATES, *others, *REASONS), 0)
             watermark = None
             for row in packets.select("kind", "rows").collect():
                 if row["kind"] == MARK:
@@ -130,6 +134,8 @@ class Sink:
         self.totals.duplicates += repeated
         self.totals.corrected += counts[CORRECTION]
         self.totals.expired += counts[EXPIRED]
+        self.totals.taken += counts[TAKEN]
+        self.totals.held += counts[HELD]
         self.totals.bad += counts[BAD_STATE]
         self.totals.rejected += counts[SET_ASIDE]
         self.totals.without_inputs += counts[WITHOUT_INPUTS]

@@ -21,7 +21,7 @@ from jobs.filtering import MEASURED
 from jobs.forecast import takes_steps
 from jobs.spec import ModelSpec
 from jobs.spec_forecast import ForecastSkill
-from jobs.times import duration_us
+from jobs.times import MIN_US, duration_us
 from kalman.forecast import check_measuring, forecast, interval, variances
 from kalman.run import KeyStates
 from kalman.skill import crps, log_score
@@ -35,6 +35,8 @@ FOUND = """
     measurement int, mean double, variance double, lower double, upper double, actual double, error double,
     inside boolean, crps double, log_score double
 """
+SHIFT = -MIN_US
+"""Added to times that a watermark is on: Spark's begins at 1970, and what is before that would be late."""
 _NAMES = [part.split()[0] for part in FOUND.split(",")]
 _LEFT_OUT = ("form", "smoothing", "storage")
 """What of a definition changes how a state is kept, and not what is forecast from it."""
@@ -126,7 +128,7 @@ def pairs(origins: DataFrame, actuals: DataFrame, section: ForecastSkill) -> Dat
         "o.key",
         *(F.col(f"o.{name}") for name in ("generation", "model_version", "mean", "covariance", "horizon")),
         F.unix_micros("o.made_at").alias("made_at"),
-        F.unix_micros("a.at").alias("event_time"),
+        (F.unix_micros("a.at") - SHIFT).alias("event_time"),
         F.col(f"a.{MEASURED}"),
     )
 
@@ -139,7 +141,7 @@ def _origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
     columns |= {"mean": "mean", "covariance": "covariance", "event_time": "made_at"}
     rows = _stored(_first_said(estimates), columns)
     rows = rows.select("*", F.posexplode(ahead).alias("horizon", "_ahead"))
-    due = F.timestamp_micros(F.unix_micros("made_at") + F.col("_ahead"))
+    due = F.timestamp_micros(F.unix_micros("made_at") + F.col("_ahead") + SHIFT)
     rows = rows.withColumn("due", due).drop("_ahead")
     if section.tolerance_us:
         rows = rows.withColumn("slot", _slot(F.unix_micros("due"), section))
@@ -151,6 +153,7 @@ def _actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
 
     rows = _first_said(estimates).filter(F.exists(MEASURED, lambda one: ~F.isnan(one)))
     rows = _stored(rows, {"key": "key", "event_time": "at", MEASURED: MEASURED})
+    rows = rows.withColumn("at", F.timestamp_micros(F.unix_micros("at") + SHIFT))
     if section.tolerance_us:
         # A forecast is in one slot and these are in two, so that a pair meets once and no row is compared with all.
         at, reach = F.unix_micros("at"), section.tolerance_us

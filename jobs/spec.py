@@ -265,6 +265,12 @@ class ModelSpec(Section):
             self.source.check_keys(self.key)
         if self.monitor is not None:
             self.monitor.check_names(self.key, self.states)
+        elif self.airflow.monitor.schedule is not None:
+            raise wrong(
+                "there is nothing to monitor",
+                "add `monitor` with windows or rules",
+                "airflow.monitor.schedule",
+            )
         if self.inputs is not None:
             self.inputs.check_names(self.key)
         if self.forecast is not None and not self.outputs.measured:

@@ -227,6 +227,12 @@ class Stream(Section):
     expected_keys: int | None = Field(
         default=None, ge=1, description="about how many keys will come, for the layout of blocks"
     )
+    new_keys: Literal["prior", "pretrained"] = Field(
+        default="prior",
+        description="where a key begins that the stream has no state of: prior, the model's initial distribution; "
+        "pretrained, its state after the history that `ingest --history` has landed for it; fixed for the life of a "
+        "generation",
+    )
 
 
 class IngestDag(Section):
@@ -284,6 +290,15 @@ class StreamDag(Section):
         return self
 
 
+class MonitorDag(StreamDag):
+    """The DAG that watches the estimates."""
+
+    schedule: str | None = Field(
+        default=None,
+        description="cron expression or preset: catch up and end; @continuous: run for ever; null: on new estimates",
+    )
+
+
 class Airflow(Section):
     """The model's DAG family."""
 
@@ -292,6 +307,9 @@ class Airflow(Section):
     ingest: IngestDag = Field(default_factory=IngestDag, description="the ingest DAG")
     pretrain: ScheduledDag = Field(default_factory=ScheduledDag, description="the pretrain DAG")
     stream: StreamDag = Field(default_factory=StreamDag, description="the stream DAG")
+    monitor: MonitorDag = Field(
+        default_factory=MonitorDag, description="the monitor DAG, of a model that has `monitor`"
+    )
     export: ScheduledDag = Field(default_factory=ScheduledDag, description="the export DAG")
     upgrade: ScheduledDag = Field(
         default_factory=ScheduledDag, description="the upgrade DAG, which notices a newer version"

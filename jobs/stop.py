@@ -13,7 +13,7 @@ from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import load_spec
 from jobs.times import duration_us
-from jobs.watch import SILENT, Sight, look
+from jobs.watch import SILENT, Sight, log_name, look
 
 POLL_SECONDS = 0.5
 
@@ -25,8 +25,9 @@ def run(
     restart: bool = False,
     wait: str = "10min",
     needed: bool = False,
+    monitor: bool = False,
 ) -> Report:
-    """Ask the driver of a model's stream to end, and wait until it has. Again it changes nothing.
+    """Ask the driver of a model's stream, or of its monitor, to end, and wait until it has. Again it changes nothing.
 
     Args:
         settings: of the command.
@@ -34,25 +35,27 @@ def run(
         hold: how long Airflow is not to start the stream again, such as 30min; by default until `resume`.
         restart: put no such hold, so that Airflow starts it again at once.
         wait: how long to wait for the end.
-        needed: end with exit code 3 if nothing drives the stream.
+        needed: end with exit code 3 if nothing drives it.
+        monitor: stop the model's monitor, not its stream.
 
     Raises:
         UserError: it has not ended in time, or gives no sign of life.
     """
     name = load_spec(model, settings.models).name
     longest = _duration("--wait", wait)
-    log = LeaseLog.at(settings.warehouse, name)
+    what = "monitor" if monitor else "stream"
+    log = LeaseLog.at(settings.warehouse, log_name(what, name))
     if not restart:
         until = None if hold is None else datetime.now(UTC) + _duration("--hold", hold)
         log.put_hold(Hold(f"stopped by {getpass.getuser()} on {machine()}", datetime.now(UTC), until))
     if needed and not _there(look(log)):
-        raise UserError(f"nothing drives the stream of {name}", ALREADY_RUNNING)
+        raise UserError(f"nothing drives the {what} of {name}", ALREADY_RUNNING)
     was = end_driver(log, longest, "by command")
-    return _report(name, was, log)
+    return _report(name, what, was, log)
 
 
 def end_driver(log: LeaseLog, longest: timedelta, reason: str) -> Sight:
-    """Ask the driver of a stream to end, wait until it has, and return what was seen of it before.
+    """Ask the driver of a stream, or of a monitor, to end, wait until it has, and return what was seen of it before.
 
     Raises:
         UserError: it has not ended in time, or gives no sign of life.
@@ -86,14 +89,14 @@ def ask(log: LeaseLog, sight: Sight, reason: str) -> None:
             log.ask_to_stop(record, reason)
 
 
-def _report(name: str, was: Sight, log: LeaseLog) -> Report:
+def _report(name: str, what: str, was: Sight, log: LeaseLog) -> Report:
     held = log.hold()
-    lines = [f"the stream of {name} has stopped" if was.driven else f"nothing drove the stream of {name}"]
+    lines = [f"the {what} of {name} has stopped" if was.driven else f"nothing drove the {what} of {name}"]
     if held is not None:
         end = (
             f"until {held.until:%Y-%m-%d %H:%M} UTC"
             if held.until
-            else f"until `kalman-pipeline resume --model {name}`"
+            else f"until `kalman-pipeline resume --model {name}{' --monitor' if what == 'monitor' else ''}`"
         )
         lines.append(f"Airflow does not start it again {end}")
     return Report(

@@ -237,6 +237,11 @@ class Driver:
         expired = 0 if totals is None else totals.expired
         if expired:
             lines.append(f"{expired:,} silent keys ended: their last states are in archive/{self.spec.name}")
+        taken, held = (0, 0) if totals is None else (totals.taken, totals.held)
+        if taken:
+            lines.append(f"took over {taken:,} newly pretrained keys")
+        if held:
+            lines.append(f"{held:,} newly pretrained keys had a state already, which stays")
         bad = 0 if totals is None else totals.bad
         waiting = 0 if totals is None else totals.waiting
         if waiting:
@@ -263,6 +268,8 @@ class Driver:
                 "duplicates": repeated,
                 "expired": expired,
                 "corrected": corrected,
+                "keys_taken": taken,
+                "keys_held": held,
                 "rejected": rejected,
                 "without_inputs": unknown,
                 "batches": batches,

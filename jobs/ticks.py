@@ -15,8 +15,8 @@ from jobs.routing import Routing
 from jobs.waiting_rows import NEVER
 
 TIMED = "bucket int, kind int, payload binary"
-TICK, ROWS = 0, 1
-"""Kinds of packets: the newest event time of an Arrow batch, for every bucket; and rows."""
+TICK, ROWS, KEYS = 0, 1, 2
+"""Kinds of packets: the newest event time of an Arrow batch, for every bucket; rows; states of new keys."""
 
 
 def timed_packer(
@@ -32,9 +32,9 @@ def timed_packer(
                 continue
             newest = int(times_of(batch).max())
             ticks = pa.array([tick(newest)] * len(labels), pa.binary())
-            yield _packets(labels, TICK, ticks)
+            yield of_kind(labels, TICK, ticks)
             for packed in packer(iter([batch])):
-                yield _packets(packed.column("bucket"), ROWS, packed.column("payload"))
+                yield of_kind(packed.column("bucket"), ROWS, packed.column("payload"))
 
     return pack
 
@@ -49,6 +49,7 @@ def newest_of(ticks: Iterable[bytes]) -> int:
     return max((int(np.frombuffer(payload, "<i8")[0]) for payload in ticks), default=NEVER)
 
 
-def _packets(bucket: pa.Array, kind: int, payload: pa.Array) -> pa.RecordBatch:
+def of_kind(bucket: pa.Array, kind: int, payload: pa.Array) -> pa.RecordBatch:
+    """Return packets of one kind, with the columns of `TIMED`."""
     kinds = pa.array(np.full(len(bucket), kind, np.int32))
     return pa.RecordBatch.from_arrays([bucket, kinds, payload], ["bucket", "kind", "payload"])

@@ -24,6 +24,7 @@ from jobs.processor import ESTIMATES, late_rows, put_out, rows_of
 from jobs.replay import replay
 from jobs.routing import block_of
 from jobs.state_blocks import StateFormat
+from jobs.take_keys import decoded, unknown
 from jobs.waiting_rows import NEVER, PARTS, Clock, WaitingRows
 from kalman.run import SortedRows, initial_states, picked
 
@@ -119,6 +120,20 @@ class TimedBucket:
         decoded = [self.plan.rows.layout.decode(packet) for packet in rows]
         if decoded:
             self.waiting.add(concat(decoded))
+
+    def take_over(self, packets: Iterable[bytes], now: int) -> tuple[int, int]:
+        """Take over packets of states of keys that there are none of, which count as seen now.
+
+        Returns how many were taken, and how many there were: keys with a state, and those that have ended and wait in
+        the archive for their return.
+        """
+        offered = decoded(self.plan.state.layout, packets)
+        new = unknown(self.blocks, offered)
+        if self.timing.archive and new.size:
+            new = unknown(self.ended, new)
+        if new.size:
+            self._touch(*self.blocks.add(new), None, now)
+        return new.size, offered.size - new.size
 
     def take(self, packets: Iterable[bytes], newest: int, now: int = 0) -> Iterator[tuple[int, int, bytes]]:
         """Yield what a micro-batch puts out: kind, number of rows, payload.

@@ -5,7 +5,7 @@ Beside the blocks of states there are the parts of waiting rows, and the bucket'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -49,6 +49,13 @@ class TimedProcessor(StatefulProcessor):
         kind, payload = initialState["kind"], initialState["payload"]
         bucket.seed(payload[kind == STATES], payload[kind == ROWS], _now(timerValues))
         self._leave(bucket, timerValues)
+
+    def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
+        """Take over states of keys that there are none of; return how many were taken, and how many there were."""
+        bucket = self._bucket()
+        counts = bucket.take_over(packets, _now(timers))
+        self._leave(bucket, timers)
+        return counts
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues

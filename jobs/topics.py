@@ -20,7 +20,7 @@ from jobs.checked_rows import PAYLOAD, REASON, KeyTypes, measurement_columns
 from jobs.errors import RUN_FAILED, UserError
 from jobs.kafka import Offsets, bounds, refuse_lost, spark_options, starting
 from jobs.messages import OFFSET, PARTITION, POSITION, judged, key_types
-from jobs.positions import landed_offsets, offsets_of
+from jobs.positions import landed_offsets, offsets_of, said
 from jobs.quarantine_table import keep, refusal, too_many
 from jobs.spec import ModelSpec
 from jobs.spec_source import Source
@@ -70,7 +70,15 @@ def messages_behind(
     spark = warehouse.spark
     have = bounds(spark, source.topic)
     batch = checkpoint.last_commit()
-    needed = start if batch is None else offsets_of(checkpoint.position(batch, {}))
+    needed = start
+    if batch is not None:
+        reached = checkpoint.position(batch, {})
+        if reached["topic"] != source.topic:
+            raise UserError(
+                f"{what} has come to {said(reached)}, and the spec reads topic {source.topic} now. Put the "
+                f"topic back, or give the model of the other one a name of its own"
+            )
+        needed = offsets_of(reached)
     refuse_lost(source.topic, needed, have, what)
     reader = spark.readStream.format("kafka").option("subscribe", source.topic)
     reader = reader.option("startingOffsets", starting(source.topic, start, have))
@@ -213,7 +221,7 @@ def _start(warehouse: Warehouse, spec: ModelSpec) -> Offsets:
     from pyspark.sql import functions as F
 
     source, table = source_of(spec), measurements(spec.name)
-    landed = landed_offsets(warehouse, table)
+    landed = landed_offsets(warehouse, table, source.topic)
     if landed is not None:
         return landed
     held = bounds(warehouse.spark, source.topic)
@@ -222,6 +230,6 @@ def _start(warehouse: Warehouse, spec: ModelSpec) -> Offsets:
     nothing = warehouse.read(table).filter(F.lit(False))
     options = {"userMetadata": json.dumps(detail)}
     warehouse.append(nothing, table, (f"ingest-{spec.name}-{source.topic}", int(time.time())), options)
-    landed = landed_offsets(warehouse, table)
+    landed = landed_offsets(warehouse, table, source.topic)
     assert landed is not None
     return landed

@@ -16,6 +16,11 @@ NONE, STARTING, RUNNING, SILENT, ENDED = "none", "starting", "running", "silent"
 LIVE = "live"
 
 
+def log_name(verb: str, model: str) -> str:
+    """Return the name under which the log of drivers knows what a verb drives: the model's stream, or its monitor."""
+    return model if verb == "stream" else f"{verb}-{model}"  # no model's name has a dash
+
+
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What is to be seen of a model's driver.

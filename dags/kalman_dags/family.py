@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowTimetableInvalid
 
 from jobs.spec import ModelSpec, SpecError, load_spec, spec_files
 from jobs.spec_errors import Problem
+from jobs.spec_sections import CONTINUOUS
 from kalman_dags.operator import place
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
@@ -64,9 +65,9 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
 
 
 def _bad_schedules(spec: ModelSpec) -> Iterator[Problem]:
-    for verb in ("ingest", "pretrain", "stream", "export", "upgrade", "maintain"):
+    for verb in ("ingest", "pretrain", "stream", "export", "upgrade", "maintain", "monitor"):
         schedule = getattr(spec.airflow, verb).schedule
-        for_ever = verb == "stream" and spec.airflow.stream.continuous
+        for_ever = verb in ("stream", "monitor") and schedule == CONTINUOUS
         try:
             if schedule is not None and not for_ever:
                 CronTriggerTimetable(schedule, timezone="UTC").validate()
@@ -102,6 +103,11 @@ def estimates(model: str) -> Asset:
 def stream_pool(model: str) -> str:
     """Return the name of the one-slot pool that everything which drives a model's stream runs in."""
     return f"kalman_stream__{model}"
+
+
+def monitor_pool(model: str) -> str:
+    """Return the name of the one-slot pool that a model's monitor runs in."""
+    return f"kalman_monitor__{model}"
 
 
 def at_times(schedule: str | None) -> CronTriggerTimetable | None:

@@ -9,21 +9,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jobs.jars import jar_paths, optional_jars
 from jobs.launch import LAUNCH_VARIABLE, detach, new_token
 from jobs.lease_log import Launch, LeaseLog
 from jobs.spark_conf import spark_conf
-from jobs.spec import load_spec
+from jobs.watch import log_name
 from kalman_dags.operator import CONNECTION, ROOT, KalmanHook, application, spark_environment
+
+
+class Work(NamedTuple):
+    """What a driver is to do: the verb for a model, with so many seconds between micro-batches.
+
+    kafka: it needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
+    """
+
+    model: str
+    seconds: float
+    verb: str = "stream"
+    kafka: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return its name in the log of drivers."""
+        return log_name(self.verb, self.model)
 
 
 class Launcher(Protocol):
     """Start a driver and return once it is in the log of drivers."""
 
-    def start(self, root: str, model: str, seconds: float, about: str) -> Launch:
-        """Start the driver of a model's stream with so many seconds between micro-batches."""
+    def start(self, root: str, work: Work, about: str) -> Launch:
+        """Start a driver on the warehouse at `root`; its launch remembers what it is about."""
         ...
 
 
@@ -45,16 +62,16 @@ class ProcessLauncher:
 
     master: str
 
-    def start(self, root: str, model: str, seconds: float, about: str) -> Launch:
-        """Start `kalman-pipeline stream` detached from the task."""
+    def start(self, root: str, work: Work, about: str) -> Launch:
+        """Start `kalman-pipeline VERB` detached from the task; it finds the jars that it needs by itself."""
         environment = {**os.environ, **spark_environment(), "KALMAN_MASTER": self.master}
         # The driver is none of Airflow's processes: what these have for themselves is not for it.
         environment = {name: value for name, value in environment.items() if not name.startswith("_AIRFLOW")}
         paths = [str(ROOT), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        command = [sys.executable, "-m", "jobs.cli", "--quiet", "--warehouse", root, "stream"]
-        command += ["--model", model, "--trigger", f"{seconds:g}"]
-        return detach(root, model, command, environment, log_file(model), ROOT, about)
+        command = [sys.executable, "-m", "jobs.cli", "--quiet", "--warehouse", root, work.verb]
+        command += ["--model", work.model, "--trigger", f"{work.seconds:g}"]
+        return detach(root, work.name, command, environment, log_file(work.name), ROOT, about)
 
 
 class ClusterLauncher:
@@ -64,32 +81,32 @@ class ClusterLauncher:
     into the log of drivers, where it also finds the request to end.
     """
 
-    def start(self, root: str, model: str, seconds: float, about: str) -> Launch:
+    def start(self, root: str, work: Work, about: str) -> Launch:
         """Submit the driver and write its launch down."""
         token = new_token()
-        log = LeaseLog.at(root, model)
+        log = LeaseLog.at(root, work.name)
+        hook = self.hook(root, work, token)
         launch = Launch(token, "cluster", log.next_time(), about=about)
         log.write(launch)
-        self.hook(root, model, seconds, token).submit(application("stream"))
+        hook.submit(application(work.verb))
         return launch
 
-    def hook(self, root: str, model: str, seconds: float, token: str) -> KalmanHook:
+    def hook(self, root: str, work: Work, token: str) -> KalmanHook:
         """Return the provider's hook with everything that a driver in the cluster needs."""
         variables = {
             **{name: value for name, value in spark_environment().items() if name.startswith("KALMAN_")},
             **({"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}),
             LAUNCH_VARIABLE: token,
         }
-        speaks_to_kafka = load_spec(model, Path(variables["KALMAN_MODELS"])).speaks_to_kafka
-        jars = [*jar_paths(), *(optional_jars("kafka") if speaks_to_kafka else [])]
+        jars = [*jar_paths(), *(optional_jars("kafka") if work.kafka else [])]
         return KalmanHook(
             own_session=False,
             conn_id=CONNECTION,
             conf={**spark_conf(), **cluster_conf(variables)},
             jars=",".join(jars),
-            name=f"kalman-stream-{model}",
+            name=f"kalman-{work.verb}-{work.model}",
             application_args=[
-                *("--warehouse", root, "--quiet", "--model", model, "--trigger", f"{seconds:g}"),
+                *("--warehouse", root, "--quiet", "--model", work.model, "--trigger", f"{work.seconds:g}"),
             ],
             spark_binary=str(Path(spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit"),
         )
@@ -111,11 +128,11 @@ def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def log_file(model: str) -> Path:
-    """Return where a new driver of a model prints to: below KALMAN_LOGS, else Airflow's own logs."""
+def log_file(name: str) -> Path:
+    """Return where a new driver prints to: below KALMAN_LOGS, else Airflow's own logs."""
     home = os.environ.get("AIRFLOW_HOME") or str(ROOT / "var" / "airflow")
     folder = Path(os.environ.get("KALMAN_LOGS") or Path(home) / "logs" / "kalman_drivers")
-    return folder / model / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}.log"
+    return folder / name / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}.log"
 
 
 def about(**settings: Any) -> str:

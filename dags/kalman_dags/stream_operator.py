@@ -20,7 +20,7 @@ from jobs.launch import tail
 from jobs.lease_log import LOST, LeaseLog
 from jobs.stop import ask
 from jobs.watch import NONE, SILENT, Sight, look, processes
-from kalman_dags.launchers import about, launcher
+from kalman_dags.launchers import Work, about, launcher
 from kalman_dags.operator import place
 from kalman_dags.stream_trigger import WATCHED, StreamTrigger
 
@@ -38,11 +38,13 @@ TAKEN_DELAY = timedelta(seconds=15)
 
 
 class StreamForeverOperator(BaseOperator):
-    """Keep a model's stream driven, for ever.
+    """Keep a model's stream, or its monitor, driven for ever.
 
     Args:
         model: its name.
+        verb: stream or monitor.
         seconds: between micro-batches.
+        kafka: its driver needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
 
     A driver that was asked to end, or whose generation was retired, is followed by the next at once, or after the hold.
     One that failed or was killed is followed by one that goes on from its checkpoint, after 5 s, then 10 s, and so on
@@ -51,9 +53,11 @@ class StreamForeverOperator(BaseOperator):
 
     ui_color = "#e8f1fb"
 
-    def __init__(self, *, model: str, seconds: float, **kwargs: Any) -> None:
+    def __init__(
+        self, *, model: str, seconds: float, verb: str = "stream", kafka: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.model, self.seconds = model, seconds
+        self.model, self.seconds, self.verb, self.kafka = model, seconds, verb, kafka
 
     def execute(self, context: Context) -> None:
         """Find the driver or start one, then watch it."""
@@ -87,14 +91,15 @@ class StreamForeverOperator(BaseOperator):
             end = (
                 f"until {hold.until}"
                 if hold.until
-                else f"until `kalman-pipeline resume --model {self.model}`"
+                else f"until `kalman-pipeline resume --model {self.model}"
+                f"{'' if self.verb == 'stream' else ' --' + self.verb}`"
             )
             self.log.info("Not started: %s, %s", hold.reason, end)
             self._wait(timedelta(0), failures, until)
         if sight.state == SILENT:
             self._kill(sight)
         try:
-            started = launcher().start(self._root, self.model, self.seconds, about(seconds=self.seconds))
+            started = launcher().start(self._root, self._work, about(seconds=self.seconds))
         except UserError as error:
             raise AirflowException(error.message) from error
         self.log.info("Started a driver: process %s on %s, log %s", started.pid, started.host, started.log)
@@ -131,11 +136,11 @@ class StreamForeverOperator(BaseOperator):
             os.kill(pid, signal.SIGKILL)
 
     def _watch(self, failures: int, until: str) -> NoReturn:
-        self._defer(StreamTrigger(self._root, self.model, until), failures, until)
+        self._defer(StreamTrigger(self._root, self._work.name, until), failures, until)
 
     def _wait(self, delay: timedelta, failures: int, until: str) -> NoReturn:
         due = (datetime.now(UTC) + delay).isoformat()
-        self._defer(StreamTrigger(self._root, self.model, until, due), failures, until)
+        self._defer(StreamTrigger(self._root, self._work.name, until, due), failures, until)
 
     def _defer(self, trigger: StreamTrigger, failures: int, until: str) -> NoReturn:
         left = datetime.fromisoformat(until) - datetime.now(UTC)
@@ -159,9 +164,13 @@ class StreamForeverOperator(BaseOperator):
 
     def _log(self) -> LeaseLog:
         try:
-            return LeaseLog.at(self._root, self.model)
+            return LeaseLog.at(self._root, self._work.name)
         except UserError as error:
             raise AirflowFailException(error.message) from error
+
+    @property
+    def _work(self) -> Work:
+        return Work(self.model, self.seconds, self.verb, self.kafka)
 
     @property
     def _root(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.launch import LAUNCH_VARIABLE
-from kalman_dags.launchers import ClusterLauncher, ProcessLauncher, launcher
+from kalman_dags.launchers import ClusterLauncher, ProcessLauncher, Work, launcher
 from kalman_dags.operator import application
 
 pytestmark = pytest.mark.airflow
@@ -23,12 +23,16 @@ def test_a_driver_in_a_cluster_is_submitted_with_all_that_it_needs(monkeypatch: 
     connect(monkeypatch, host="yarn", extra=json.dumps({"deploy-mode": "cluster"}))
     chosen = launcher()
     assert isinstance(chosen, ClusterLauncher)
-    hook = chosen.hook("hdfs://tables/kalman", "nile", 10.0, "token")
-    words = hook._build_spark_submit_command(application("stream"))
-    assert words[words.index("--master") + 1] == "yarn"
-    assert words[words.index("--deploy-mode") + 1] == "cluster"
+    plain = chosen.hook("hdfs://tables/kalman", Work("nile", 10.0), "token")
+    words = plain._build_spark_submit_command(application("stream"))
     jars = words[words.index("--jars") + 1].split(",")
     assert "delta" in {Path(jar).name.partition("-")[0] for jar in jars}
+    monkeypatch.setattr("kalman_dags.launchers.optional_jars", lambda name: [f"/jars/{name}.jar"])
+    hook = chosen.hook("hdfs://tables/kalman", Work("nile", 10.0, kafka=True), "token")
+    words = hook._build_spark_submit_command(application("stream"))
+    assert words[words.index("--jars") + 1].split(",") == [*jars, "/jars/kafka.jar"]
+    assert words[words.index("--master") + 1] == "yarn"
+    assert words[words.index("--deploy-mode") + 1] == "cluster"
     settings = {words[i + 1] for i, word in enumerate(words) if word == "--conf"}
     assert "spark.yarn.submit.waitAppCompletion=false" in settings
     assert f"spark.yarn.appMasterEnv.{LAUNCH_VARIABLE}=token" in settings

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from demo.delta_log import rows_of
+from jobs.lease_log import LeaseLog
+from jobs.stop import ask
+from jobs.watch import RUNNING, look
+from kalman_dags.launchers import Work, launcher
 from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, run_dag, write_days
+from tests.dags.test_operator import wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
@@ -48,6 +53,36 @@ def streamed(landed: Tiny) -> Tiny:
         assert run_dag(landed, "kalman_ingest__tiny", DAYS - 1) == {"ingest": "success"}
         assert run_dag(landed, "kalman_stream__tiny", DAYS - 1) == {"stream": "success"}
     return landed
+
+
+@pytest.mark.slow
+def test_monitor(streamed: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = streamed.models / "tiny.yaml"
+    before = spec.read_text()
+    spec.write_text(before + "monitor: {watermark: 1h, windows: [{size: 1d}]}\n")
+    try:
+        for _ in range(2):  # the second finds nothing new
+            assert run_dag(streamed, "kalman_monitor__tiny", DAYS) == {"monitor": "success"}
+            [window] = rows_of(streamed.warehouse / "windows" / "tiny")
+            assert window["rows"] == ROWS_A_DAY
+        log = LeaseLog.at(str(streamed.warehouse), "monitor-tiny")
+        assert [(one.epoch, one.how) for one in log.history("monitor")] == [
+            (1, "caught up"),
+            (2, "caught up"),
+        ]
+        # As Airflow keeps one running: found by its log, and ended by it.
+        for name, value in streamed.environment().items():
+            monkeypatch.setenv(name, value)
+        launched = launcher().start(str(streamed.warehouse), Work("tiny", 2.0, "monitor"), "")
+        wait_for(lambda: look(log).state == RUNNING, 120)
+        assert log.drives()[-1].launch == launched.token
+        refused = run_dag(streamed, "kalman_monitor__tiny", DAYS)
+        assert refused == {"monitor": "skipped"}
+        ask(log, look(log), "a test")
+        wait_for(lambda: not look(log).driven, 120)
+        assert (log.drives()[-1].how, look(log).exit_code) == ("stopped", 0)
+    finally:
+        spec.write_text(before)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from jobs.owners import Owner, machine, started_at
 from jobs.stop import ask
 from jobs.watch import look
 from kalman_dags import stream_operator
+from kalman_dags.launchers import Work
 from kalman_dags.stream_operator import StreamForeverOperator
 from kalman_dags.stream_trigger import DUE, GONE, PATH, WATCHED, StreamTrigger
 from tests.dags.conftest import MODELS, ROOT, load_bag
@@ -133,10 +134,10 @@ class Script:
     def __init__(self, folder: Path, *what: str) -> None:
         self.folder, self.what, self.launches = folder, list(what), list[Launch]()
 
-    def start(self, root: str, model: str, seconds: float, about: str) -> Launch:
+    def start(self, root: str, work: Work, about: str) -> Launch:
         what = self.what[min(len(self.launches), len(self.what) - 1)]
         command = [sys.executable, "-c", f"import sys, time\n{what}"]
-        made = detach(root, model, command, os.environ, self.folder / "log", ROOT, about)
+        made = detach(root, work.name, command, os.environ, self.folder / "log", ROOT, about)
         self.launches.append(made)
         return made
 

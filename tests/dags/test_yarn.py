@@ -19,7 +19,7 @@ from jobs.jars import optional_jars
 from jobs.lease_log import STOPPED, LeaseLog
 from jobs.stop import ask
 from jobs.watch import look, processes
-from kalman_dags.launchers import ClusterLauncher, about, launcher
+from kalman_dags.launchers import ClusterLauncher, Work, about, launcher
 from tests.airflow_api import wait_for
 from tests.dags.conftest import ROOT
 from tests.jobs.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
@@ -97,7 +97,7 @@ def test_a_driver_in_yarn(tmp_path: Path, yarn: Path, monkeypatch: pytest.Monkey
     def start_and_take_in(days: int) -> None:
         chosen = launcher()
         assert isinstance(chosen, ClusterLauncher)
-        chosen.start(root, "walk", 2.0, about(seconds=2.0))
+        chosen.start(root, Work("walk", 2.0), about(seconds=2.0))
         assert look(log).driven
         count = sum(len(frame) for frame in frames[1:days])
         wait_for(lambda: len(rows_of(estimates)) >= count, PATIENCE, f"{count} estimates")

@@ -55,7 +55,7 @@ class Pipeline:
             self.settings.warehouse,
         )
 
-    def land(self, *frames: pd.DataFrame, suffix: str = ".parquet") -> Report:
+    def land(self, *frames: pd.DataFrame, suffix: str = ".parquet", history: bool = False) -> Report:
         """Land each frame as a file of its own."""
         paths = []
         for frame in frames:
@@ -66,11 +66,11 @@ class Pipeline:
             else:
                 frame.to_csv(path, index=False)
             paths.append(str(path))
-        return self.land_files(*paths)
+        return self.land_files(*paths, history=history)
 
-    def land_files(self, *paths: str | Path) -> Report:
+    def land_files(self, *paths: str | Path, history: bool = False) -> Report:
         """Land files that are there."""
-        return ingest.run(self.settings, self.name, [str(path) for path in paths])
+        return ingest.run(self.settings, self.name, [str(path) for path in paths], history=history)
 
     def pretrain(self, **options: Any) -> Report:
         return pretrain.run(self.settings, self.name, **options)

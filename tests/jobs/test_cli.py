@@ -69,7 +69,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 
 
 def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
-    assert call("ingest", "--model", "m", "--input", "a", "--input", "b*").exit_code == 0
+    assert call("ingest", "--model", "m", "--input", "a", "--input", "b*", "--history").exit_code == 0
     assert call("pretrain", "--model", "m", "--to-version", "3", "--learn-from", "2013-01-01").exit_code == 0
     assert call("stream", "--model", "m", "--trigger", "5", "--metrics-port", "9000").exit_code == 0
     assert call("export", "--model", "m", "--batch", "4").exit_code == 0
@@ -86,8 +86,18 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
     stream = {"adopt": None, "generation": None, "metrics_port": None, "metrics_file": None}
     assert [(name, args, options) for name, _, args, options in verb] == [
-        ("ingest", ("m", ["a", "b*"]), {"trigger": "available-now"}),
-        ("pretrain", ("m",), {"to_version": 3, "as_of": None, "learn_from": "2013-01-01", "learn_to": None}),
+        ("ingest", ("m", ["a", "b*"]), {"trigger": "available-now", "history": True}),
+        (
+            "pretrain",
+            ("m",),
+            {
+                "to_version": 3,
+                "as_of": None,
+                "learn_from": "2013-01-01",
+                "learn_to": None,
+                "history": False,
+            },
+        ),
         ("stream", ("m",), {**stream, "trigger": "5", "metrics_port": 9000}),
         ("export", ("m",), {"generation": None, "batch": 4, "needed": False}),
         ("migrate", ("m",), {"snapshot": "s1", "to": 2, "dry_run": True}),

@@ -207,3 +207,15 @@ def test_blocks_are_for_the_keys_that_are_there_or_will_come() -> None:
 def test_the_table_of_rules_says_what_happens(tmp_path: Path) -> None:
     assert {rule.verdict for rule in RULES} == {ALLOWED, MIGRATION, HAND_OVER, REFUSED}
     assert all(rule.then for rule in RULES)
+
+
+def test_a_stream_takes_new_keys_from_the_next_hand_over_on() -> None:
+    plain = random_walk_spec()
+    wants = ModelSpec.model_validate({**plain, "stream": {**plain["stream"], "new_keys": "pretrained"}})
+    (said,) = check(made(takes_keys=False), asked(wants))
+    assert (
+        "walk-g0001 takes no new keys until `kalman-pipeline upgrade --model walk --mode repartition`" in said
+    )
+    for takes in (None, True):  # nothing has been fixed; it does
+        assert check(made(takes_keys=takes), asked(wants)) == []
+    assert check(made(takes_keys=True), asked()) == []

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from jobs import filter as offline
 from jobs import inputs
 from jobs.errors import UserError
 from jobs.input_rows import inputs_layout, look_up, mapped
-from jobs.inputs_table import InputsTable
+from jobs.inputs_table import checked
 from jobs.keys import KeyKind
 from jobs.packets import Records
 from jobs.routing import route_of
@@ -155,22 +156,6 @@ def test_each_micro_batch_uses_one_version_and_the_same_again_after_a_kill(tmp_p
     assert_same(pipeline.estimates(), since(expected, days[1]))
     assert pipeline.warehouse.read("quarantine").count() == len(kept)
 
-    # A table that cannot be used is refused before anything is done, and named.
-    spark, place = pipeline.warehouse.spark, f"{pipeline.settings.warehouse}/inputs/gauge"
-    kind = KeyKind(("site", "id"), ("string", "bigint"), False)
-    bad = as_frame(first)
-    bad.loc[0, "variance"] = math.nan
-    for frame, said in (
-        (bad, r"version 2: variance is missing or no finite number for key \[\"east\",\"0\"\];"),
-        (pd.concat([as_frame(first), as_frame(first).head(2)]), "there are two rows for key .* and 1 more"),
-        (as_frame(first).drop(columns="offset"), "there is no column offset"),
-    ):
-        writer = spark.createDataFrame(frame).write.format("delta").mode("overwrite")
-        writer.option("overwriteSchema", "true").save(place)
-        table = InputsTable(pipeline.warehouse, pipeline.spec)
-        with pytest.raises(UserError, match=said):
-            table.load(kind, table.newest().version)
-
 
 def of_last_key(rows: pd.DataFrame) -> int:
     return int(((rows["site"] == KEYS[-1][0]) & (rows["id"] == KEYS[-1][1])).sum())
@@ -252,6 +237,16 @@ def test_keys_that_share_a_row_and_keys_that_have_the_defaults(tmp_path: Path) -
     pipeline.land(days[1])
     assert pipeline.stream().data["without_inputs"] == 0
     assert_same(pipeline.estimates(), since(by_hand([(day, table) for day in days]), days[1]))
+    renamed = {
+        **section,
+        "table": str(tmp_path / "shared"),
+        "columns": {"noise": "variances", "bias": "offset"},
+    }
+    pipeline.write_spec({**GAUGES, "inputs": renamed})
+    with pytest.raises(
+        UserError, match="version 0: there is no column variances .it has id, variance, offset"
+    ):
+        pipeline.stream()
 
 
 # Without Spark
@@ -337,6 +332,41 @@ def test_a_lookup_finds_its_keys_in_a_mapped_file_and_tells_two_of_one_hash_apar
     path = tmp_path / "empty.packet"
     path.write_bytes(layout.encode(layout.empty()))
     assert not look_up(mapped(path, layout), Records(asked, None), None)[1].any()
+
+
+def rows_of(ids: Sequence[int | None], noise: Sequence[float | None]) -> pa.Table:
+    """Return rows of a table of inputs as Spark hands them over."""
+    return pa.table(
+        {
+            "_text": [str(one) for one in ids],
+            "_null_id": [one is None for one in ids],
+            "identity": pa.array([one or 0 for one in ids], pa.int64()),
+            "v0": pa.array(noise, pa.float64()),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "noise", "said"),
+    [
+        (
+            [1, 2],
+            [1.0, None],
+            "t version 3: variance is missing or no finite number for key 2; a key has one row",
+        ),
+        ([1, 2], [math.inf, math.nan], "no finite number for key 1, and 1 more like it; a key has one row"),
+        ([1, None], [1.0, 1.0], "t version 3: a row has no id; a key has one row"),
+        ([5, 7, 5], [1.0, 2.0, 3.0], "t version 3: there are two rows for key 5; a key has one row"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused(ids: Any, noise: Any, said: str) -> None:
+    kind = KeyKind(("id",), ("bigint",), True)
+    with pytest.raises(UserError, match=said):
+        checked(rows_of(ids, noise), kind, ["variance"], "t version 3")
+    table = checked(rows_of([5, 7, -1], [1.0, 2.0, 3.0]), kind, ["variance"], "t version 3")
+    u, known = look_up(table, Records({"route": route_of(np.array([7, 5, 6]))}, None), None)
+    assert known.tolist() == [True, True, False] and u[0, :2].tolist() == [2.0, 1.0]
+    assert checked(rows_of([], []), kind, ["variance"], "t version 3").size == 0
 
 
 def test_a_pin_is_made_once(tmp_path: Path) -> None:

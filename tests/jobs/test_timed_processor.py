@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pytest
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from jobs.processor import ESTIMATES
-from jobs.ticks import ROWS, TICK, tick
+from jobs.packets import Records, concat
+from jobs.processor import ESTIMATES, FilterProcessor, Plan
+from jobs.routing import route_of
+from jobs.take_keys import HELD, TAKEN, TakesKeys
+from jobs.ticks import KEYS, ROWS, TICK, tick
 from jobs.timed_bucket import EXPIRED, WAITING
 from jobs.timed_processor import STATES, TimedProcessor
 from tests.jobs.timed import INTEGER, SECOND, Row, packet, plan_of
@@ -82,3 +87,42 @@ def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
     right: Any = second.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
     assert counts(left) == {ESTIMATES: 3}
     pd.testing.assert_frame_equal(left, right)
+
+
+def states_of(plan: Plan, keys: list[int], at: int) -> bytes:
+    """Return a packet of states of keys whose newest row was at a time, at the level 4."""
+    n = len(keys)
+    values = plan.kernel.initial(n)
+    values[0] = 4.0
+    time = np.full(n, at * SECOND, np.int64)
+    arrays = {"event_time": time, "count": np.ones(n, np.int64), "log_likelihood": np.zeros(n)}
+    records = Records({"route": route_of(np.array(keys, np.int64)), **arrays, "values": values}, None)
+    return plan.state.layout.encode(records.take(np.argsort(records.arrays["route"])))
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["plain", "timed"])
+def test_new_keys_are_taken_before_their_rows_and_those_that_are_held_stay(timed: bool) -> None:
+    plan = plan_of(waits=False) if timed else plan_of()._replace(timing=None)
+    tester = TwsTester(TakesKeys(TimedProcessor(plan) if timed else FilterProcessor(plan)))
+
+    def batch(rows: list[Row], offered: list[int], at: int = 5) -> dict[int, int]:
+        frame = rows_and_tick(rows, at) if rows else pd.DataFrame({"kind": [], "payload": []})
+        if not timed:
+            frame = frame.loc[frame["kind"] == ROWS]
+        kinds = [*frame["kind"].astype(int), *([KEYS] if offered else [])]
+        payloads = [*frame["payload"], *([states_of(plan, offered, 1)] if offered else [])]
+        out = tester.testInPandas(BUCKET, pd.DataFrame({"kind": kinds, "payload": payloads}))
+        found: Any = out.groupby("kind")["rows"].sum().to_dict()
+        return {kind: int(found[kind]) for kind in (ESTIMATES, TAKEN, HELD) if found.get(kind)}
+
+    assert batch([Row(1, 5, 0.0)], []) == {ESTIMATES: 1}
+    # Of keys 1, 2 and 3 the first has begun; the rows of the micro-batch find the others there.
+    assert batch([Row(2, 6, 4.0)], [1, 2, 3], 6) == {ESTIMATES: 1, TAKEN: 2, HELD: 1}
+    assert batch([], [2, 3]) == {HELD: 2}
+    blocks = tester.peekMapState("blocks", BUCKET)
+    held = concat([plan.state.decode(bytes(value[0])) for value in blocks.values()])
+    order = [int(np.flatnonzero(held.arrays["route"] == route_of(np.array([key])))[0]) for key in (1, 2, 3)]
+    assert held.size == 3
+    assert held.arrays["count"][order].tolist() == [1, 2, 1]
+    mean = plan.kernel.moments(np.ascontiguousarray(held.arrays["values"], np.float64))[0][0][order]
+    assert mean[1:] == pytest.approx([4.0, 4.0]) and abs(mean[0]) < 0.1
