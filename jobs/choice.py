@@ -69,8 +69,16 @@ def begin(
     manifest: Manifest,
     status: str = generations.LIVE,
     partitions: int | None = None,
+    behind: Generation | None = None,
 ) -> Generation:
-    """Make a generation from a snapshot, laid out for its keys, with the one that it follows as its parent."""
+    """Make a generation from a snapshot, laid out for its keys, with the one that it follows as its parent.
+
+    behind: the generation whose state the snapshot is, where it is an export. One that has committed nothing is still
+    the snapshot that it began from, of another generation: it is followed from its start.
+    """
+    parent = _parent(warehouse, manifest)
+    if behind is not None and manifest.generation not in (None, behind.generation):
+        parent = behind.generation, -1
     partitions = partitions or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
     return generations.begin(
         warehouse,
@@ -78,7 +86,7 @@ def begin(
         partitions,
         compatibility.blocks_of(spec, manifest.key_count, partitions),
         status,
-        _parent(warehouse, manifest),
+        parent,
     )
 
 

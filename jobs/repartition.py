@@ -77,7 +77,7 @@ def hand_over(
             if mine and one.partitions == layout.partitions and not _waits(warehouse, layout.spec, one):
                 return one
     manifest, _ = export(warehouse, live, told=told)
-    return choice.begin(warehouse, layout.spec, manifest, status, layout.partitions)
+    return choice.begin(warehouse, layout.spec, manifest, status, layout.partitions, behind=live)
 
 
 def _waits(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> bool:

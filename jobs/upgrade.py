@@ -232,7 +232,7 @@ class _Upgrade:
         from jobs import choice
 
         manifest = self._snapshot(live)
-        made = choice.begin(self.warehouse, self.spec, manifest)
+        made = choice.begin(self.warehouse, self.spec, manifest, behind=live)
         return [
             f"generation {made.generation} of version {made.model_version} is live, from snapshot "
             f"{manifest.snapshot_id} ({said(manifest.position)}); {live.generation} is retired",
@@ -296,7 +296,7 @@ class _Upgrade:
             mine = one.fingerprint == self.spec.fingerprint() and one.parent == live.generation
             if one.status == generations.SHADOW and mine:
                 return one
-        return choice.begin(self.warehouse, self.spec, self._snapshot(live), generations.SHADOW)
+        return choice.begin(self.warehouse, self.spec, self._snapshot(live), generations.SHADOW, behind=live)
 
     def _snapshot(self, live: Generation) -> Manifest:
         """Return the snapshot from which the new version begins."""

@@ -300,3 +300,19 @@ def test_retraining_and_starting_without_state_leave_no_hole(tmp_path: Path) -> 
     pipeline.land(DAYS[3])
     assert pipeline.stream().data["rows"] == len(DAYS[3])
     assert len(live(pipeline)) == sum(map(len, DAYS[1:4]))
+
+
+@pytest.mark.slow
+def test_a_generation_that_has_committed_nothing_is_followed_from_its_start(tmp_path: Path) -> None:
+    pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
+    pipeline.write_spec(random_walk_spec(version=2))
+    upgrade.run(pipeline.settings, "walk", mode="stop-start")
+    pipeline.write_spec(random_walk_spec(version=3, upgrade={"rows": 0}))
+    pipeline.land(DAYS[2])
+    begun = upgrade.run(pipeline.settings, "walk", promote=False).data
+    done = upgrade.run(pipeline.settings, "walk").data  # finds the shadow that is there
+    assert (begun["generation"], done["generation"], done["promoted"]) == ("walk-g0003", "walk-g0003", True)
+    links = [(link.generation, link.last_batch) for link in chain(pipeline.warehouse, "walk")]
+    assert links == [("walk-g0003", None), ("walk-g0002", -1), ("walk-g0001", 0)]
+    assert_bit_equal(live(pipeline), since(pipeline.batch(), DAYS[1]))
+    assert rollback.run(pipeline.settings, "walk").data["generation"] == "walk-g0002"
