@@ -28,6 +28,9 @@ pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
 PATIENCE = 300.0
 SETTINGS = {
+    "yarn.resourcemanager.scheduler.class": (
+        "org.apache.hadoop.yarn.server.resourcemanager.scheduler.fifo.FifoScheduler"
+    ),
     "yarn.minicluster.yarn.nodemanager.resource.memory-mb": "6144",
     "yarn.scheduler.minimum-allocation-mb": "256",
     "yarn.nodemanager.vmem-check-enabled": "false",
