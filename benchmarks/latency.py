@@ -76,7 +76,10 @@ def make_topic(address: str) -> None:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage] - where its documentation has it
 
-    for made in AdminClient({"bootstrap.servers": address}).create_topics([NewTopic(MODEL, 2, 1)]).values():
+    admin = AdminClient(
+        {"bootstrap.servers": address}
+    )  # a client that nothing refers to gives up what it was asked
+    for made in admin.create_topics([NewTopic(MODEL, 2, 1)]).values():
         made.result()
     producer = Producer({"bootstrap.servers": address})
     for key in range(KEYS):
@@ -160,7 +163,7 @@ def _all_visible(warehouse: Path, sent: int, stream: subprocess.Popen[bytes]) ->
 def _result(
     rate: int, trigger: str, estimates: pd.DataFrame, visible: dict[int, float], warehouse: Path
 ) -> dict[str, Any]:
-    created = estimates["event_time"].astype("int64").to_numpy() / 1e6
+    created = estimates["event_time"].to_numpy("datetime64[us]").astype(np.int64) / 1e6
     kept = created >= created.min() + WARM_UP_SECONDS
     seen = np.array([visible[batch] for batch in estimates["batch_id"].tolist()])
     latency = (seen - created)[kept]
