@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG
 
 from jobs.spec import ModelSpec
 from kalman_dags import family
@@ -29,14 +29,7 @@ def build(spec: ModelSpec) -> DAG:
             f"Windows and alerts over the estimates of {spec.name}",
             timeout=timedelta(days=1),
             retries=5,
-            trigger=Param(
-                "available-now",
-                type="string",
-                pattern=r"^(available-now|[0-9]+([.][0-9]+)?)$",
-                title="Trigger",
-                description="available-now: watch what is there and end. A number: a micro-batch every so many "
-                "seconds, for a day at most.",
-            ),
+            trigger=family.trigger("watch"),
         ),
     ) as dag:
         KalmanOperator(

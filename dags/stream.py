@@ -39,14 +39,7 @@ def build(spec: ModelSpec) -> DAG:
             f"Continue the estimates of {spec.name} from its snapshot or checkpoint",
             timeout=timedelta(days=1),
             retries=5,
-            trigger=Param(
-                "available-now",
-                type="string",
-                pattern=r"^(available-now|[0-9]+([.][0-9]+)?)$",
-                title="Trigger",
-                description="available-now: process what is there and end. A number: a micro-batch every so "
-                "many seconds, for a day at most (the execution timeout), then again by retry or schedule.",
-            ),
+            trigger=family.trigger("process", " (the execution timeout), then again by retry or schedule"),
             adopt=Param(
                 None,
                 type=["null", "string"],

@@ -87,6 +87,10 @@ app = typer.Typer(
 
 Model = Annotated[str, typer.Option(help="A model's name, or the path of its spec.", show_default=False)]
 
+Trigger = Annotated[
+    str, typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped.")
+]
+
 Monitor = Annotated[bool, typer.Option("--monitor", help="The model's monitor, not its stream.")]
 
 
@@ -199,10 +203,7 @@ def stream(
             show_default=False,
         ),
     ],
-    trigger: Annotated[
-        str,
-        typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped."),
-    ] = "available-now",
+    trigger: Trigger = "available-now",
     adopt: Annotated[
         str | None, typer.Option(help="Retire the live generation and start a new one from this snapshot.")
     ] = None,
@@ -233,10 +234,7 @@ def stream(
 def monitor(
     ctx: typer.Context,
     model: Model,
-    trigger: Annotated[
-        str,
-        typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped."),
-    ] = "available-now",
+    trigger: Trigger = "available-now",
 ) -> None:
     """Watch the live estimates: windows over time, and rules over keys that raise alerts."""
     _run(ctx, "monitor", model, trigger=trigger)
@@ -246,10 +244,7 @@ def monitor(
 def skill(
     ctx: typer.Context,
     model: Model,
-    trigger: Annotated[
-        str,
-        typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped."),
-    ] = "available-now",
+    trigger: Trigger = "available-now",
 ) -> None:
     """Compare forecasts from the live estimates with what was measured later, and show how good they are."""
     _run(ctx, "skill", model, trigger=trigger)

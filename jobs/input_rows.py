@@ -6,7 +6,7 @@ micro-batch by a local property of its jobs (`jobs.input_pins`), so that a task 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.keys import KeyKind, identity_arrays, match
-from jobs.packed_rows import INPUT_IDENTITY, RowFormat, records_of
+from jobs.packed_rows import INPUT_IDENTITY, Packer, RowFormat, records_of
 from jobs.packets import Column, Layout, Records
 from jobs.set_aside import WITHOUT
 
@@ -24,7 +24,6 @@ PROPERTY = "kalman.inputs"
 KEPT = 2
 """Files that a worker keeps open: that of the last micro-batch and, while stages overlap, the one before."""
 
-Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _open: dict[str, Records] = {}
 
 

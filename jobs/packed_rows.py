@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from jobs.spec import ModelSpec
 
+Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""Turns batches of rows into batches of packets."""
+
 PACKED = "bucket int, payload binary"
 INPUT_IDENTITY = ("_input_identity", "_input_check")
 """Where a row's inputs belong to some of its key columns alone: the identity by these."""
@@ -121,9 +124,7 @@ def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     return select_columns(frame, fmt).mapInArrow(row_packer(fmt, routing), PACKED)
 
 
-def row_packer(
-    fmt: RowFormat, routing: Routing
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def row_packer(fmt: RowFormat, routing: Routing) -> Packer:
     """Return the function that packs batches with the columns of `select_columns`."""
     layout, labels = fmt.layout, np.asarray(routing.labels, np.int32)
 

@@ -7,16 +7,16 @@ micro-batch reads its source once, and what it rejects is decided by the same of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from jobs.around import Around
 from jobs.checked_rows import PAYLOAD, REASON
 from jobs.messages import POSITION, REJECTED
-from jobs.packed_rows import RowFormat, select_columns
+from jobs.packed_rows import Packer, RowFormat, select_columns
 from jobs.packets import records_of
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ WITHOUT = -2
 """The group of rows whose keys have no inputs (`jobs.input_rows`)."""
 WITHOUT_INPUTS = 12
 """Kind of the operator's output packets that hold them."""
-
-Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def pack_messages(rows: DataFrame, fmt: RowFormat, packer: Packer, schema: str) -> DataFrame:
@@ -78,19 +76,8 @@ def _decode(payload: bytes) -> pa.RecordBatch:
     return pa.ipc.open_stream(payload).read_all().combine_chunks().to_batches()[0]
 
 
-class SetAside(StatefulProcessor):
+class SetAside(Around):
     """Hand the packets of `ASIDE` and `WITHOUT` on as they are, and all others to the model's own operator."""
-
-    def __init__(self, inner: StatefulProcessor) -> None:
-        self.inner = inner
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Let the model's operator declare its state."""
-        self.inner.init(handle)
-
-    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Let the model's operator take over the snapshot."""
-        self.inner.handleInitialState(key, initialState, timerValues)
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
@@ -106,14 +93,6 @@ class SetAside(StatefulProcessor):
                 packet = bytes(payload)
                 count = _decode(packet).num_rows if group == ASIDE else records_of(packet)
                 yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802
-        """Let the model's operator see to its timers."""
-        yield from self.inner.handleExpiredTimer(key, timerValues, expiredTimerInfo)
-
-    def close(self) -> None:
-        """Close the model's operator."""
-        self.inner.close()
 
 
 def rejected_rows(packets: DataFrame) -> DataFrame:

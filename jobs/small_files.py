@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -65,6 +67,18 @@ def local_path(root: str) -> Path | None:
     return None if "://" in root else Path(root)
 
 
+@contextmanager
+def _draft(path: Path, content: bytes) -> Iterator[Path]:
+    """Have the content under a hidden name beside `path`, to be given its own name at once; it does not stay."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        draft.write_bytes(content)
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 class LocalFiles:
     """A folder of this machine."""
 
@@ -79,26 +93,17 @@ class LocalFiles:
 
     def write(self, name: str, content: bytes) -> None:
         path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            draft.write_bytes(content)
+        with _draft(path, content) as draft:
             os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a file unless it is there, and tell if that was done: of two that try it, one does."""
         path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            draft.write_bytes(content)
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink(missing_ok=True)
+        with _draft(path, content) as draft:
+            try:
+                os.link(draft, path)
+            except FileExistsError:
+                return False
         return True
 
     def remove(self, name: str) -> None:

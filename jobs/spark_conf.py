@@ -91,6 +91,11 @@ def short_rows_conf() -> dict[str, str]:
     return {_ARROW_BYTES: str(2**31 - 1)}
 
 
+def stream_conf(kafka: bool) -> dict[str, str]:
+    """Return what is for streams: plans interpreted at first; of a topic, Arrow batches of limited bytes."""
+    return interpreted_conf() if kafka else {**interpreted_conf(), **short_rows_conf()}
+
+
 def suit(session: SparkSession, rows: int) -> None:
     """Let a session compile or interpret the plans that it makes from now on, as suits so many rows.
 

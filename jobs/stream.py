@@ -58,15 +58,13 @@ def run(
     """
     from jobs.leases import stream_lock
     from jobs.session import spark_session
-    from jobs.spark_conf import interpreted_conf, short_rows_conf
+    from jobs.spark_conf import stream_conf
 
     spec = load_spec(model, settings.models, deep=True)
     seconds = trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
-        conf = interpreted_conf()
-        if not spec.speaks_to_kafka:
-            conf |= short_rows_conf()
-        spark = spark_session(settings, f"stream {spec.name}", conf, spec.speaks_to_kafka)
+        kafka = spec.speaks_to_kafka
+        spark = spark_session(settings, f"stream {spec.name}", stream_conf(kafka), kafka)
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
         driver = Driver(settings, warehouse, spec, seconds, stop, metrics_port, metrics_file)

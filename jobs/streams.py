@@ -52,7 +52,7 @@ def run(
     """
     from jobs.leases import stream_lock
     from jobs.session import spark_session
-    from jobs.spark_conf import interpreted_conf
+    from jobs.spark_conf import stream_conf
 
     specs = [load_spec(model, settings.models, deep=True) for model in models]
     names = [spec.name for spec in specs]
@@ -67,8 +67,8 @@ def run(
     with ExitStack() as locks, stop_signal() as stop, _Shown(settings.quiet) as shown:
         for name in names:
             locks.enter_context(stream_lock(settings.warehouse, name))
-        conf = {**interpreted_conf(), "spark.scheduler.mode": "FAIR"}
         kafka = any(spec.speaks_to_kafka for spec in specs)
+        conf = {**stream_conf(kafka), "spark.scheduler.mode": "FAIR"}
         spark = spark_session(settings, f"streams {', '.join(names)}", conf, kafka)
         for name in names:
             need_measurements(Warehouse(spark, settings.warehouse), name)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from jobs.around import Around
 from jobs.keys import match
+from jobs.packed_rows import Packer
 from jobs.packets import Layout, Records, concat
 from jobs.ticks import KEYS, ROWS, of_kind
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 TAKEN, HELD = 14, 15
 """Kinds of output packets: how many offered keys were taken; how many the operator had already."""
-
-Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class TakesOver(Protocol):
@@ -64,19 +63,8 @@ def with_kind(packer: Packer) -> Packer:
     return pack
 
 
-class TakesKeys(StatefulProcessor):
+class TakesKeys(Around):
     """Let the model's own operator take over what is offered, and then its rows of the micro-batch."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Let the model's operator declare its state."""
-        self.inner.init(handle)
-
-    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Let the model's operator take over the snapshot."""
-        self.inner.handleInitialState(key, initialState, timerValues)
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
@@ -90,11 +78,3 @@ class TakesKeys(StatefulProcessor):
         rest = frame[~states]
         if len(rest):
             yield from self.inner.handleInputRows(key, iter([rest]), timerValues)
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802
-        """Let the model's operator see to its timers."""
-        yield from self.inner.handleExpiredTimer(key, timerValues, expiredTimerInfo)
-
-    def close(self) -> None:
-        """Close the model's operator."""
-        self.inner.close()

@@ -5,12 +5,12 @@ A watermark that Spark keeps would move one micro-batch later, and only the rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 
-from jobs.packed_rows import RowFormat, row_packer, times_of
+from jobs.packed_rows import Packer, RowFormat, row_packer, times_of
 from jobs.routing import Routing
 from jobs.waiting_rows import NEVER
 
@@ -19,9 +19,7 @@ TICK, ROWS, KEYS = 0, 1, 2
 """Kinds of packets: the newest event time of an Arrow batch, for every bucket; rows; states of new keys."""
 
 
-def timed_packer(
-    fmt: RowFormat, routing: Routing
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def timed_packer(fmt: RowFormat, routing: Routing) -> Packer:
     """Return the function that packs batches with the columns of `packed_rows.select_columns`, with ticks."""
     packer = row_packer(fmt, routing)
     labels = pa.array(np.asarray(routing.labels, np.int32))

@@ -110,6 +110,18 @@ def monitor_pool(model: str) -> str:
     return f"kalman_monitor__{model}"
 
 
+def trigger(does: str, ends: str = "") -> Param:
+    """Return the form's field for when a stream takes in what is there; `does` says what it does with it."""
+    return Param(
+        "available-now",
+        type="string",
+        pattern=r"^(available-now|[0-9]+([.][0-9]+)?)$",
+        title="Trigger",
+        description=f"available-now: {does} what is there and end. A number: a micro-batch every so many seconds, "
+        f"for a day at most{ends}.",
+    )
+
+
 def at_times(schedule: str | None) -> CronTriggerTimetable | None:
     """Return the timetable whose runs start at the times of a cron expression, in UTC; None: by hand."""
     return CronTriggerTimetable(schedule, timezone="UTC") if schedule else None
