@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from jobs.packets import Records, concat
 from jobs.routing import block_of
 from jobs.state_blocks import StateFormat
+from jobs.state_calls import get_all, put_all
+from jobs.state_text import stored_bytes, to_text
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.stateful_processor import MapState
+    from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
 ALL_FROM = 2
 """Where one in so many blocks is wanted, all are read: a call for each costs more than the blocks in vain."""
@@ -30,6 +32,14 @@ class Store(Protocol):
         """Set a value."""
         ...
 
+    def get_all(self, numbers: Sequence[int]) -> Iterable[bytes | None]:
+        """Return values in the order of their numbers, None where there is none."""
+        ...
+
+    def put_all(self, values: Iterable[tuple[int, bytes]]) -> None:
+        """Set values by number."""
+        ...
+
     def remove(self, number: int) -> None:
         """Remove a value that is there."""
         ...
@@ -40,19 +50,28 @@ class Store(Protocol):
 
 
 class MapStore:
-    """A store in a map of Spark's state: `long` to `binary`."""
+    """A store in a map of Spark's state: `long` to text, or to `binary` as the first release had it."""
 
-    def __init__(self, state: MapState) -> None:
-        self.state = state
+    def __init__(self, state: MapState, text: bool) -> None:
+        self.state, self.text = state, text
 
     def get(self, number: int) -> bytes | None:
         """Return a value, or None."""
         value = self.state.getValue((number,))
-        return None if value is None else bytes(value[0])
+        return None if value is None else stored_bytes(value[0])
 
     def put(self, number: int, value: bytes) -> None:
         """Set a value."""
-        self.state.updateValue((number,), (value,))
+        self.state.updateValue((number,), (self._stored(value),))
+
+    def get_all(self, numbers: Sequence[int]) -> Iterator[bytes | None]:
+        """Yield values in the order of their numbers, None where there is none."""
+        for value in get_all(self.state, numbers):
+            yield None if value is None else stored_bytes(value)
+
+    def put_all(self, values: Iterable[tuple[int, bytes]]) -> None:
+        """Set values by number."""
+        put_all(self.state, ((number, self._stored(value)) for number, value in values))
 
     def remove(self, number: int) -> None:
         """Remove a value that is there."""
@@ -61,7 +80,17 @@ class MapStore:
     def items(self) -> Iterator[tuple[int, bytes]]:
         """Yield all numbers and their values, in any order; Spark hands over many at a time."""
         for key, value in self.state.iterator():
-            yield key[0], bytes(value[0])
+            yield key[0], stored_bytes(value[0])
+
+    def _stored(self, value: bytes) -> str | bytes:
+        return to_text(value) if self.text else value
+
+
+def map_store(handle: StatefulProcessorHandle, name: str, columns: tuple[str, str], text: bool) -> MapStore:
+    """Declare a map of Spark's state, with the names of its number and of its value."""
+    number, value = columns
+    kind = "string" if text else "binary"
+    return MapStore(handle.getMapState(name, f"{number} long", f"{value} {kind}"), text)
 
 
 class Blocks(NamedTuple):
@@ -86,7 +115,7 @@ class Blocks(NamedTuple):
             known = dict(self.store.items())
             values = (known.get(number) for number in wanted)
         else:
-            values = (self.store.get(number) for number in wanted)
+            values = self.store.get_all(wanted)
         parts = [self.state.decode(value) for value in values if value is not None]
         return concat(parts) if parts else self.state.layout.empty()
 
@@ -94,9 +123,12 @@ class Blocks(NamedTuple):
         """Write ordered records to the blocks they belong to."""
         block = block_of(records.arrays["route"], self.blocks)
         starts, stops = np.searchsorted(block, present), np.searchsorted(block, present, "right")
-        for number, start, stop in zip(present.tolist(), starts, stops, strict=True):
-            if stop > start:
-                self.store.put(number, self.state.encode(records.slice(start, stop)))
+        places = zip(present.tolist(), starts, stops, strict=True)
+        self.store.put_all(
+            (number, self.state.encode(records.slice(start, stop)))
+            for number, start, stop in places
+            if stop > start
+        )
 
     def replace(self, present: NDArray[np.int64], records: Records) -> None:
         """Write ordered records to the blocks `present`, which have no others; a block that has none is removed."""

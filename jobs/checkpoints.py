@@ -12,6 +12,10 @@ from jobs.errors import RUN_FAILED, UserError
 from jobs.positions import delta_position, offsets_of, topic_position
 from jobs.tables import Warehouse
 
+_SCHEMAS = "state/0/_stateSchema/default"
+"""Where Spark keeps the types of the state's variables."""
+_STATES_AS_BYTES = '{"name":"states","type":"binary"'
+
 _BASE_INDEX = -1  # Delta's index of "nothing of this version yet"; versions before it are done
 
 
@@ -78,6 +82,14 @@ class Checkpoint:
         """Return the settings that Spark goes on with, whatever the session says; none before the first micro-batch."""
         batch = self.last_planned()
         return {} if batch is None else json.loads(self._lines(batch)[1]).get("conf") or {}
+
+    def keeps_text(self) -> bool:
+        """Tell if the state's values are text, as they are in every checkpoint that begins now (`jobs.state_text`)."""
+        folder = self._jvm.org.apache.hadoop.fs.Path(self.path, _SCHEMAS)
+        if not self._files.exists(folder):
+            return True
+        names = [status.getPath().getName() for status in self._files.listStatus(folder)]
+        return not any(_STATES_AS_BYTES in self._read(f"{_SCHEMAS}/{name}") for name in names)
 
     def damage(self) -> str | None:
         """Return what is wrong with what Spark goes on from, None if nothing is.

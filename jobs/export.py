@@ -200,9 +200,10 @@ def _unpacker(
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from jobs.packets import concat
         from jobs.snapshots import state_rows
+        from jobs.state_text import stored_bytes
 
         for batch in batches:
-            parts = [state.decode(value.as_py()) for value in batch.column("states")]
+            parts = [state.decode(stored_bytes(value.as_py())) for value in batch.column("states")]
             if parts:
                 yield from state_rows(kernel, concat(parts), integer)
 

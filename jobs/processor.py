@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.advance import Begin, advance
-from jobs.block_store import Blocks, MapStore
+from jobs.block_store import Blocks, map_store
 from jobs.estimates import EstimateFormat, pack_estimates
 from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
 from jobs.packets import Records, concat
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 OUTPUT = "kind int, rows bigint, payload binary"
 SEED = "bucket int, payload binary"
 STATE = "blocks"
+STATES_BY_BLOCK = ("block", "states")
 
 ESTIMATES, LATE, BAD_STATE = 0, 1, 2
 """Kinds of output packets: estimates of accepted rows; rows earlier than what their key's state already reflects; rows
@@ -52,6 +53,8 @@ class Plan(NamedTuple):
     """Gives the states in which new keys begin; None: the model's initial state."""
     timing: Timing | None = None
     """What a timed operator (`jobs.timed_processor`) knows of time; None: rows are taken as they arrive."""
+    text: bool = True
+    """The state's values are text (`jobs.state_text`); a checkpoint of the first release has them as bytes."""
 
 
 class FilterProcessor(StatefulProcessor):
@@ -62,7 +65,7 @@ class FilterProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the one state: blocks by number."""
-        store = MapStore(handle.getMapState(STATE, "block long", "states binary"))
+        store = map_store(handle, STATE, STATES_BY_BLOCK, self.plan.text)
         self.blocks = Blocks(store, self.plan.state, self.plan.blocks)
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802

@@ -85,10 +85,19 @@ def start_query(
     timing = None
     if spec.timed:
         timing = timing_of(spec, rows, manifest)
-    plan = Plan(
-        kernel, spec.unit_us, rows, state, out, generation.blocks, spec.late == "apply", begin, timing
-    )
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    plan = Plan(
+        kernel,
+        spec.unit_us,
+        rows,
+        state,
+        out,
+        generation.blocks,
+        spec.late == "apply",
+        begin,
+        timing,
+        text=checkpoint.keeps_text(),
+    )
     spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
 
     seeds = pinned = None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.block_store import MapStore
-from jobs.processor import STATE, Plan
+from jobs.block_store import map_store
+from jobs.processor import STATE, STATES_BY_BLOCK, Plan
 from jobs.ticks import ROWS, newest_of
 from jobs.timed_bucket import Stores, TimedBucket
 
@@ -33,13 +33,16 @@ class TimedProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the bucket's stores and its clock."""
         self.handle = handle
+        declared = (
+            (STATE, STATES_BY_BLOCK),
+            (WAIT, ("part", "rows")),
+            (ENDED, STATES_BY_BLOCK),
+            (RING, ("block", "rows")),
+            (BASE, STATES_BY_BLOCK),
+            (SEEN, ("block", "times")),
+        )
         self.stores = Stores(
-            MapStore(handle.getMapState(STATE, "block long", "states binary")),
-            MapStore(handle.getMapState(WAIT, "part long", "rows binary")),
-            MapStore(handle.getMapState(ENDED, "block long", "states binary")),
-            MapStore(handle.getMapState(RING, "block long", "rows binary")),
-            MapStore(handle.getMapState(BASE, "block long", "states binary")),
-            MapStore(handle.getMapState(SEEN, "block long", "times binary")),
+            *(map_store(handle, name, columns, self.plan.text) for name, columns in declared)
         )
         self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
 

@@ -18,6 +18,7 @@ from jobs.keys import identity_expressions, integer_keys, text_of
 from jobs.packed_rows import RowFormat
 from jobs.routing import Routing
 from jobs.state_blocks import StateFormat
+from jobs.state_text import stored_bytes
 from jobs.tables import WAITING_ROWS, Warehouse
 from jobs.ticks import TIMED, timed_packer
 from jobs.waiting_rows import NEVER
@@ -76,7 +77,7 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for value in batch.column("rows").to_pylist():
-                records = stored.decode(value)
+                records = stored.decode(stored_bytes(value))
                 arrays = records.arrays
                 u = arrays.get("u", np.empty((0, records.size)))
                 key = pa.array(integer_keys(np.array(arrays["route"]))) if kind.integer else records.text

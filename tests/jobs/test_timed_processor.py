@@ -12,6 +12,7 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 from jobs.packets import Records, concat
 from jobs.processor import ESTIMATES, FilterProcessor, Plan
 from jobs.routing import route_of
+from jobs.state_text import stored_bytes
 from jobs.take_keys import HELD, TAKEN, TakesKeys
 from jobs.ticks import KEYS, ROWS, TICK, tick
 from jobs.timed_bucket import EXPIRED, WAITING
@@ -74,9 +75,11 @@ def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
     first = TwsTester(TimedProcessor(plan))
     first.testInPandas(BUCKET, rows_and_tick([Row(1, 0, 1.0), Row(1, 15, 2.0), Row(2, 18, 3.0)], 20))
     held = {name: list(first.peekMapState(name, BUCKET).values()) for name in ("blocks", "waiting")}
-    states = [plan.state.layout.encode(plan.state.decode(value)) for (value,) in held["blocks"]]
+    states = [plan.state.layout.encode(plan.state.decode(stored_bytes(value))) for (value,) in held["blocks"]]
     assert plan.timing is not None
-    waiting = [INTEGER.layout.encode(plan.timing.rows.decode(value)) for (value,) in held["waiting"]]
+    waiting = [
+        INTEGER.layout.encode(plan.timing.rows.decode(stored_bytes(value))) for (value,) in held["waiting"]
+    ]
     assert (len(states), sum(INTEGER.layout.decode(packet).size for packet in waiting)) == (1, 2)
     seeds = pd.DataFrame(
         {"kind": [STATES] * len(states) + [ROWS] * len(waiting), "payload": [*states, *waiting]}

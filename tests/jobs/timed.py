@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +57,13 @@ class DictStore:
     def put(self, number: int, value: bytes) -> None:
         self.written += len(value)
         self.held[number] = value
+
+    def get_all(self, numbers: Sequence[int]) -> list[bytes | None]:
+        return [self.get(number) for number in numbers]
+
+    def put_all(self, values: Iterable[tuple[int, bytes]]) -> None:
+        for number, value in values:
+            self.put(number, value)
 
     def remove(self, number: int) -> None:
         del self.held[number]
