@@ -123,7 +123,7 @@ def test_new_keys_are_taken_before_their_rows_and_those_that_are_held_stay(timed
     assert batch([Row(2, 6, 4.0)], [1, 2, 3], 6) == {ESTIMATES: 1, TAKEN: 2, HELD: 1}
     assert batch([], [2, 3]) == {HELD: 2}
     blocks = tester.peekMapState("blocks", BUCKET)
-    held = concat([plan.state.decode(bytes(value[0])) for value in blocks.values()])
+    held = concat([plan.state.decode(stored_bytes(value[0])) for value in blocks.values()])
     order = [int(np.flatnonzero(held.arrays["route"] == route_of(np.array([key])))[0]) for key in (1, 2, 3)]
     assert held.size == 3
     assert held.arrays["count"][order].tolist() == [1, 2, 1]
