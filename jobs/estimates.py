@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _ARROW = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}
 
-ROWS_A_PACKET = 262_144
+ROWS_A_PACKET = 32_768
 """Rows in one packet of estimates: it keeps a packet far below the 2 GiB that a binary value may have."""
 
 
