@@ -1,4 +1,4 @@
-"""Measure the bytes that a key's state takes: raw numbers, in a block, and compressed as RocksDB would do it.
+"""Measure the bytes that a key's state takes: raw numbers, in a block, and as the text that the store keeps of it.
 
 `python -m benchmarks.state_bytes` runs a work's filter over micro-batches without Spark, and encodes the blocks of one
 bucket. What the store adds to a value (keys, index, older values until they are compacted) is not in it.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks.contenders import KEYS_A_BLOCK
@@ -21,6 +20,7 @@ from jobs.packed_rows import keyed_rows, row_format
 from jobs.packets import Records
 from jobs.routing import block_of, route_of
 from jobs.state_blocks import state_format
+from jobs.state_text import to_text
 from kalman import build
 
 KEYS, BATCHES = 30_000, 30
@@ -28,7 +28,7 @@ SAME, IRREGULAR = "a row of every key at the same time", "half of the keys, at t
 
 
 def block_bytes(work: Work, times: str) -> tuple[float, float, float]:
-    """Return the bytes a key of its raw numbers, of its share of a block, and of that compressed."""
+    """Return the bytes a key of its raw numbers, of its share of a block, and of that as text."""
     spec, kernel = work.spec, build(work.spec.definition(), {})
     kind = KeyKind(("id",), ("bigint",), True)
     state = state_format(spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size)
@@ -49,8 +49,8 @@ def block_bytes(work: Work, times: str) -> tuple[float, float, float]:
     blocks = [
         state.encode(known.slice(start, stop)) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
     ]
-    compressed = sum(len(pa.compress(value, codec="lz4_raw", asbytes=True)) for value in blocks)
-    return 8.0 * kernel.size, sum(map(len, blocks)) / known.size, compressed / known.size
+    text = sum(len(to_text(value)) for value in blocks)
+    return 8.0 * kernel.size, sum(map(len, blocks)) / known.size, text / known.size
 
 
 def _rows(rng: np.random.Generator, times: str, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -63,11 +63,11 @@ def _rows(rng: np.random.Generator, times: str, start: int) -> tuple[NDArray[np.
 
 def main() -> int:
     """Measure and print."""
-    print("| bytes a key | rows | raw numbers | in a block | compressed (LZ4) |\n|---|---|---:|---:|---:|")
+    print("| bytes a key | rows | raw numbers | in a block | as text |\n|---|---|---:|---:|---:|")
     for work in (DENSE[1], KINDS[0]):
         for times in (SAME, IRREGULAR):
-            raw, stored, compressed = block_bytes(work, times)
-            print(f"| {work.name} | {times} | {raw:.0f} | {stored:.1f} | {compressed:.1f} |")
+            raw, stored, text = block_bytes(work, times)
+            print(f"| {work.name} | {times} | {raw:.0f} | {stored:.1f} | {text:.1f} |")
     return 0
 
 
