@@ -36,6 +36,8 @@ MODEL = "latency"
 KEYS = 10_000
 PATIENCE = 300.0
 POLL_SECONDS = 0.25
+LATE_SECONDS = 1.0
+"""A feed that is so late has not the rate that it is to have, and says nothing of the stream."""
 SPEC = """
 name: latency
 version: 1
@@ -59,12 +61,13 @@ def message(key: int, at: float) -> bytes:
 class Feed(AbstractContextManager["Feed"]):
     """Messages sent at a steady rate, in steps of a hundredth of a second, by a thread, until the context is left.
 
-    `began`: when the first one was due (seconds since 1970); `sent`: how many there are.
+    `began`: when the first one was due (seconds since 1970); `sent`: how many there are; `late`: how many seconds after
+    they were due the last ones were sent.
     """
 
     def __init__(self, address: str, rate: int) -> None:
         self.address, self.rate = address, rate
-        self.began, self.sent = 0.0, 0
+        self.began, self.sent, self.late = 0.0, 0, 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
@@ -91,6 +94,7 @@ class Feed(AbstractContextManager["Feed"]):
                 key = number % KEYS
                 producer.produce(MODEL, message(key, time.time()), partition=key % 2)
             self.sent = max(self.sent, due)
+            self.late = time.time() - self.began - due / self.rate
             producer.poll(0)
         producer.flush()
 
@@ -157,6 +161,8 @@ def run(rate: int, trigger: str, seconds: float, bound: float, warm_up: float) -
                     if start is not None:
                         _sleep_beside(stream, seconds)
                     end = time.time()
+                if feed.late > LATE_SECONDS:
+                    raise RuntimeError(f"this machine cannot send {rate:,} messages a second")
                 estimates = None
                 if start is not None:
                     estimates = _all_visible(warehouse, feed.sent, stream)

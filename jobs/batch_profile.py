@@ -64,8 +64,8 @@ _PHASES = {
     "commitBatch": COMMIT_LOG,
 }
 _WHOLE, _SINK = "triggerExecution", "addBatch"
-_DELTA = "Delta: "
-"""What Delta's own jobs, on its log, are described with."""
+DELTA = "Delta:"
+"""What the descriptions of Delta's own jobs, on its log, begin with; ours follows."""
 
 
 class Lap(NamedTuple):
@@ -191,7 +191,7 @@ def _estimates(jobs: Sequence[Job], lap: Lap) -> Seconds:
     """Share out the write of the estimates: the job that writes the files, and what Delta does around it."""
     steps: Seconds = {}
     busy = 0.0
-    stages = [stage for job in jobs if not job.description.startswith(_DELTA) for stage in job.stages]
+    stages = [stage for job in jobs if not job.description.startswith(DELTA) for stage in job.stages]
     for stage, seconds in shares(stages):
         busy += seconds
         unpacked = {UNPACK_ESTIMATES: lap.marks.get(UNPACK_ESTIMATES, 0.0)}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
+from jobs.batch_profile import DELTA
 from jobs.job_times import Job, JobTimes, Span, covered
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 BEFORE, BETWEEN = "before the first job", "between the jobs"
-DELTA, OTHERS = "Delta's log", "jobs without a label"
+DELTAS, OTHERS = "Delta's log", "jobs without a label"
 
 
 class Step(NamedTuple):
@@ -98,8 +99,8 @@ def table_of(steps: Sequence[Step], seconds: float) -> Table:
 
 
 def _name(job: Job) -> str:
-    if job.description.startswith("Delta: "):
-        return DELTA
+    if job.description.startswith(DELTA):
+        return DELTAS
     return job.description.partition(": ")[2] or job.description or OTHERS
 
 

@@ -9,7 +9,7 @@ import pytest
 from jobs.batch_profile import FILTER, MEANING, REST, TO_DELTA, Lap, Profiled, in_order, mean_of, profile_of
 from jobs.job_times import Job, Stage, covered, shares
 from jobs.profile_table import table_of
-from jobs.verb_profile import BEFORE, BETWEEN, DELTA, steps_of
+from jobs.verb_profile import BEFORE, BETWEEN, DELTAS, steps_of
 
 
 def stage(number: int, begin: float, end: float, task: float, **more: float) -> Stage:
@@ -134,7 +134,7 @@ def test_a_verb_is_its_jobs_by_label_and_its_driver() -> None:
     assert [(one.name, one.jobs, one.seconds) for one in steps] == [
         (BEFORE, 0, 2.0),
         ("learn", 2, 2.0),
-        (DELTA, 1, 0.5),
+        (DELTAS, 1, 0.5),
         ("pretrain walk", 1, 0.5),
         (BETWEEN, 0, 1.0),
     ]
