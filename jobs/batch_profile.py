@@ -29,9 +29,9 @@ FILTER, TO_DELTA = "filter", "estimates to Delta"
 
 OPERATOR = (UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES)
 
-PLANNING, WAL, READ, SHUFFLE, COMMIT_STATE, HAND_OVER, SCHEDULING, WRITE, COMMIT, COMMIT_LOG, REST = (
-    "planning", "WAL", "read", "shuffle", "state commit", "hand-over", "scheduling", "write", "commit", "commit log",
-    "rest",
+PLANNING, WAL, READ, SHUFFLE, LOAD_STATE, COMMIT_STATE, HAND_OVER, SCHEDULING, WRITE, COMMIT, COMMIT_LOG, REST = (
+    "planning", "WAL", "read", "shuffle", "state load", "state commit", "hand-over", "scheduling", "write", "commit",
+    "commit log", "rest",
 )  # fmt: skip
 MEANING = {
     PLANNING: "what is new in the source, and Spark's plan for it",
@@ -40,6 +40,7 @@ MEANING = {
     PACK: "rows into packets",
     SHUFFLE: "packets to their buckets",
     UNPACK: "packets into rows, by key and time",
+    LOAD_STATE: "RocksDB opened as the last micro-batch left it",
     STATE_READ: "blocks of keys from RocksDB, decoded",
     KALMAN: "the filter itself",
     STATE_WRITE: "blocks of keys encoded, into RocksDB",
@@ -121,11 +122,16 @@ def profile_of(progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs
     steps: Seconds = {}
     for phase, seconds in durations.items():
         _add(steps, _PHASES.get(phase, phase), seconds)
-    committed = sum(int(one.get("commitTimeMs") or 0) for one in progress.get("stateOperators") or []) / 1e3
+    operators = progress.get("stateOperators") or []
+    loads = ((one.get("customMetrics") or {}).get("rocksdbLoadLatencyMs") for one in operators)
+    state = {
+        LOAD_STATE: sum(int(one or 0) for one in loads) / 1e3,
+        COMMIT_STATE: sum(int(one.get("commitTimeMs") or 0) for one in operators) / 1e3,
+    }
     for lap in laps:
         mine = [job for job in jobs if _within(job.span, lap.span)]
         if lap.step == FILTER:
-            found = _filter(mine, lap, committed)
+            found = _filter(mine, lap, state)
         elif lap.step == TO_DELTA:
             found = _estimates(mine, lap)
         else:
@@ -165,7 +171,7 @@ def _plain(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _filter(jobs: Sequence[Job], lap: Lap, committed: float) -> Seconds:
+def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
     """Share out the action that runs the filter: what is before the shuffle, and the operator behind it."""
     steps: Seconds = {}
     last = {job.stages[-1].number for job in jobs if job.stages}
@@ -177,7 +183,7 @@ def _filter(jobs: Sequence[Job], lap: Lap, committed: float) -> Seconds:
         shuffle = {SHUFFLE: stage.shuffle_read + stage.shuffle_write}
         if stage.number in last:
             known = {name: lap.marks.get(name, 0.0) for name in OPERATOR}
-            parts, other = {**shuffle, **known, COMMIT_STATE: committed}, HAND_OVER
+            parts, other = {**shuffle, **known, **state}, HAND_OVER
         else:
             packed = lap.marks.get(PACK, 0.0) if stage is packing else 0.0
             parts, other = {**shuffle, PACK: packed}, READ

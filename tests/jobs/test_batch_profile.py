@@ -10,6 +10,7 @@ from jobs.batch_profile import FILTER, MEANING, REST, TO_DELTA, Lap, Profiled, i
 from jobs.job_times import Job, Stage, covered, shares
 from jobs.profile_table import table_of
 from jobs.verb_profile import BEFORE, BETWEEN, DELTAS, steps_of
+from tests.conftest import ROOT
 
 
 def stage(number: int, begin: float, end: float, task: float, **more: float) -> Stage:
@@ -22,9 +23,10 @@ def job(number: int, description: str, *stages: Stage) -> Job:
 
 
 def progress(**durations: int) -> dict[str, Any]:
-    return {"batchId": 7, "durationMs": durations, "stateOperators": [{"commitTimeMs": 400}]}
+    return {"batchId": 7, "durationMs": durations, "stateOperators": [STORE]}
 
 
+STORE = {"commitTimeMs": 400, "customMetrics": {"rocksdbLoadLatencyMs": 100, "rocksdbGetCount": 5}}
 PHASES = {"latestOffset": 10, "queryPlanning": 90, "walCommit": 30, "commitOffsets": 40}
 FILTERING = job(
     1,
@@ -48,8 +50,9 @@ def test_a_stage_is_shared_out_by_what_its_tasks_did() -> None:
         "planning": 0.1, "WAL": 0.03, "commit log": 0.04,
         "pack rows": 0.1, "read": 0.05,  # of 0.2 s with 0.4 s of tasks: 0.2 packed, 0.1 wrote, the rest read
         "shuffle": 0.05 + 0.1,
-        "unpack and sort": 0.1, "filter": 0.3, "state read": 0.05, "state write": 0.1, "state commit": 0.2,
-        "hand-over": 1.0 - 0.1 - 0.75,
+        "unpack and sort": 0.1, "filter": 0.3, "state read": 0.05, "state write": 0.1,
+        "state load": 0.05, "state commit": 0.2,
+        "hand-over": 1.0 - 0.1 - 0.8,
         "scheduling": 1.35 - 1.2,
     })  # fmt: skip
     assert sum(found.steps.values()) + found.rest == pytest.approx(1.6)
@@ -114,6 +117,11 @@ def test_every_step_is_explained_and_the_table_shows_all() -> None:
     names, seconds = (list(column.cells) for column in table.columns[:2])
     assert names == [*order, REST, "micro-batch"]
     assert sum(float(str(one)) for one in seconds[:-1]) == pytest.approx(2.0, abs=0.001 * len(seconds))
+
+
+def test_the_page_explains_the_steps_in_their_order() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert "\n".join(f"| {name} | {meaning} |" for name, meaning in MEANING.items()) in page
 
 
 def test_time_that_is_shared_counts_once() -> None:
