@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 Span = tuple[float, float]
 """Begin and end, in seconds since 1970."""
@@ -45,22 +45,21 @@ class Job(NamedTuple):
 
 
 class JobTimes:
-    """The jobs of a Spark application that end from now on (or all that are kept), each handed out once."""
+    """The jobs of a Spark application from now on (or all that are kept), each handed out once it has ended."""
 
-    def __init__(self, spark: SparkSession, all_of_them: bool = False) -> None:
-        context: Any = spark.sparkContext
-        self._store: Any = context._jsc.sc().statusStore()
-        self._next = 0
+    def __init__(self, context: SparkContext, all_of_them: bool = False) -> None:
+        java: Any = context._jsc
+        self._store: Any = java.sc().statusStore()
+        jobs = self._store.jobsList(None)  # the newest come first
+        self._next = 0 if all_of_them or jobs.isEmpty() else int(jobs.apply(0).jobId()) + 1
         self._told: set[int] = set()
-        if not all_of_them:
-            self.fresh()
 
     def fresh(self, group: str | None = None) -> list[Job]:
         """Return the jobs that have ended since the last time, of a job group or all; oldest first."""
         found: list[Job] = []
         known: set[int] = set()
         running: set[int] = set()
-        for job in _each(self._store.jobsList(None)):  # the newest come first
+        for job in _each(self._store.jobsList(None)):
             number = int(job.jobId())
             if number < self._next:
                 break

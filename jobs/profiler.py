@@ -87,7 +87,7 @@ class Profiler:
     def __init__(self, spark: SparkSession, group: str | None = None) -> None:
         self.group = group
         self._marks = spark.sparkContext.accumulator({}, Sum())
-        self._times = JobTimes(spark)
+        self._times = JobTimes(spark.sparkContext)
         self._laps: dict[int, list[Lap]] = {}
         self._jobs: list[Job] = []
         self._kept: deque[Profile] = deque(maxlen=KEPT)

@@ -45,11 +45,18 @@ def profiled(run: Callable[P, Report]) -> Callable[..., Report]:
     def maybe(*args: Any, profile: bool = False, **options: Any) -> Report:
         if not profile:
             return run(*args, **options)
-        before = _last_job()
+        from pyspark import SparkContext
+
+        running = SparkContext._active_spark_context  # as in a test; else a verb starts one of its own
+        times = None if running is None else JobTimes(running)
         began = time.time()
         report = run(*args, **options)
         span = (began, time.time())
-        steps = steps_of([job for job in _jobs() if job.number > before], span)
+        if times is None:
+            started = SparkContext._active_spark_context
+            assert started is not None
+            times = JobTimes(started, all_of_them=True)
+        steps = steps_of(times.fresh(), span)
         report.data["profile"] = {"seconds": span[1] - span[0], "steps": [one._asdict() for one in steps]}
         report.tables.append(table_of(steps, span[1] - span[0]))
         return report
@@ -102,19 +109,3 @@ def _name(job: Job) -> str:
     if job.description.startswith(DELTA):
         return DELTAS
     return job.description.partition(": ")[2] or job.description or OTHERS
-
-
-def _jobs() -> list[Job]:
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.getActiveSession()
-    return [] if spark is None else JobTimes(spark, all_of_them=True).fresh()
-
-
-def _last_job() -> int:
-    """Return the number of the last job of an application that runs already, as it does in a test."""
-    from pyspark import SparkContext
-
-    if SparkContext._active_spark_context is None:
-        return -1
-    return max((job.number for job in _jobs()), default=-1)

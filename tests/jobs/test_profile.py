@@ -115,7 +115,7 @@ def test_verbs_that_run_once_tell_what_their_jobs_took(tmp_path: Path) -> None:
 def test_every_job_of_a_stream_says_what_it_is_for(tmp_path: Path) -> None:
     pipeline, frames = begun(tmp_path)
     pipeline.land(frames[0].head(3))  # late: to quarantine
-    times = JobTimes(pipeline.warehouse.spark)
+    times = JobTimes(pipeline.warehouse.spark.sparkContext)
     pipeline.stream()
     jobs = times.fresh()
     nameless = [job for job in jobs if not _told(job)]
