@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -313,6 +314,7 @@ def main() -> int:
     parser.add_argument("--warm-up", type=float, default=180.0, help="seconds that it has to catch up")
     parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # broker and stream end with it
     results = []
     for trigger in given.triggers:
         for rate in given.rates:
