@@ -64,6 +64,7 @@ $(BENCH): $(STAMP)
 # WORKS="dense_20k_x5 dense_200k_x5" measures these alone and keeps the results of the others.
 bench: $(BENCH) ## Measure against Spark's limit and state by the key (half an hour; keep the machine quiet)
 	$(BIN)/python -m benchmarks.run $(if $(WORKS),--only $(WORKS))
+	$(BIN)/python -m benchmarks.picture
 
 bench-quick: $(BENCH) ## The same in three minutes, for a look
 	$(BIN)/python -m benchmarks.run --quick

@@ -13,6 +13,7 @@ from jobs.routing import block_of
 from jobs.state_blocks import StateFormat
 from jobs.state_calls import get_all, put_all
 from jobs.state_text import stored_bytes, to_text
+from jobs.stopwatch import STATE_READ, STATE_WRITE, step
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
@@ -108,6 +109,7 @@ class Blocks(NamedTuple):
         present = np.unique(block_of(route, self.blocks))
         return present, self.read(present)
 
+    @step(STATE_READ)
     def read(self, numbers: NDArray[np.int64]) -> Records:
         """Read blocks by their ordered numbers: their records joined, ordered by route."""
         wanted = numbers.tolist()
@@ -119,6 +121,7 @@ class Blocks(NamedTuple):
         parts = [self.state.decode(value) for value in values if value is not None]
         return concat(parts) if parts else self.state.layout.empty()
 
+    @step(STATE_WRITE)
     def save(self, present: NDArray[np.int64], records: Records) -> None:
         """Write ordered records to the blocks they belong to."""
         block = block_of(records.arrays["route"], self.blocks)
@@ -130,6 +133,7 @@ class Blocks(NamedTuple):
             if stop > start
         )
 
+    @step(STATE_WRITE)
     def replace(self, present: NDArray[np.int64], records: Records) -> None:
         """Write ordered records to the blocks `present`, which have no others; a block that has none is removed."""
         block = block_of(records.arrays["route"], self.blocks)

@@ -91,6 +91,8 @@ Trigger = Annotated[
     str, typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped.")
 ]
 
+Profile = Annotated[bool, typer.Option("--profile", help="Tell where the time went, step by step.")]
+
 Monitor = Annotated[bool, typer.Option("--monitor", help="The model's monitor, not its stream.")]
 
 
@@ -179,6 +181,7 @@ def pretrain(
             help="Only what `ingest --history` has landed, for the streams that run to take over.",
         ),
     ] = False,
+    profile: Profile = False,
 ) -> None:
     """Learn the model's parameters, filter the whole history, and commit a snapshot."""
     _run(
@@ -190,6 +193,7 @@ def pretrain(
         learn_from=learn_from,
         learn_to=learn_to,
         history=history,
+        profile=profile,
     )
 
 
@@ -219,15 +223,20 @@ def stream(
         str | None,
         typer.Option(help="Write Prometheus metrics to this file, for a collector.", show_default=False),
     ] = None,
+    profile: Profile = False,
 ) -> None:
     """Start the model's stream from its newest snapshot, or resume it where it stopped."""
-    metrics = {"metrics_port": metrics_port, "metrics_file": metrics_file}
+    beside: dict[str, Any] = {
+        "metrics_port": metrics_port,
+        "metrics_file": metrics_file,
+        "profile": profile,
+    }
     if len(model) == 1:
-        _run(ctx, "stream", model[0], trigger=trigger, adopt=adopt, generation=generation, **metrics)
+        _run(ctx, "stream", model[0], trigger=trigger, adopt=adopt, generation=generation, **beside)
     elif adopt is not None or generation is not None:
         raise typer.BadParameter("--adopt and --generation name something of one model: give one --model")
     else:
-        _run(ctx, "streams", model, trigger=trigger, **metrics)
+        _run(ctx, "streams", model, trigger=trigger, **beside)
 
 
 @app.command()
@@ -288,9 +297,10 @@ def export(
         int | None, typer.Option(min=0, help="A committed micro-batch; by default the last.")
     ] = None,
     needed: Annotated[bool, typer.Option("--needed", help="Exit code 3 if nothing is live.")] = False,
+    profile: Profile = False,
 ) -> None:
     """Take a snapshot of a stream's state at the end of a micro-batch; the stream is not disturbed."""
-    _run(ctx, "export", model, generation=generation, batch=batch, needed=needed)
+    _run(ctx, "export", model, generation=generation, batch=batch, needed=needed, profile=profile)
 
 
 @app.command()
@@ -305,9 +315,10 @@ def migrate(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Report what would become of the states; write nothing.")
     ] = False,
+    profile: Profile = False,
 ) -> None:
     """Carry a snapshot over to another version of its model, checked before anyone can use it."""
-    _run(ctx, "migrate", model, snapshot=snapshot, to=to, dry_run=dry_run)
+    _run(ctx, "migrate", model, snapshot=snapshot, to=to, dry_run=dry_run, profile=profile)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from jobs.arrow_lists import lists
 from jobs.filtering import INNOVATION, MEASURED
 from jobs.keys import KeyKind, columns_of, integer_keys
-from jobs.packed_rows import KeyedRows
+from jobs.packed_rows import KeyedRows, Packer
 from jobs.packets import Column, Layout, Records
 from kalman.flags import FLAGS
 from kalman.run import Outputs
@@ -111,11 +111,16 @@ def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> I
         yield stop - start, fmt.layout.encode(records.slice(start, stop))
 
 
-def unpack_estimates(packed: DataFrame, fmt: EstimateFormat, batch_id: int | None = None) -> DataFrame:
+def unpack_estimates(
+    packed: DataFrame,
+    fmt: EstimateFormat,
+    batch_id: int | None = None,
+    around: Callable[[Packer], Packer] = lambda unpack: unpack,
+) -> DataFrame:
     """Turn packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags.
 
     With the number of a micro-batch they have it too, as `batch_id`: were it a number in Spark's plan, the code that
-    Spark compiles from that would be another one for each.
+    Spark compiles from that would be another one for each. `around` may wrap the function that does it, for a profile.
     """
     from pyspark.sql import functions as F
 
@@ -127,7 +132,7 @@ def unpack_estimates(packed: DataFrame, fmt: EstimateFormat, batch_id: int | Non
         f"{'' if batch_id is None else ', batch_id bigint'}"
     )
     # In the order in which they are wanted: to put columns in another one, Spark would copy every row.
-    rows = packed.select("payload").mapInArrow(_unpacker(fmt, batch_id), schema)
+    rows = packed.select("payload").mapInArrow(around(_unpacker(fmt, batch_id)), schema)
     if fmt.kind.integer or _is_key(fmt.kind):
         return rows
     _, *others = rows.columns

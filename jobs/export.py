@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError, first_line
+from jobs.labels import labelled
 from jobs.positions import said
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import load_spec
 from jobs.tables import Warehouse, measurements
+from jobs.verb_profile import profiled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from kalman.types import Filter
 
 
+@profiled
 def run(
     settings: Settings,
     model: str,
@@ -49,6 +52,8 @@ def run(
         generation: by default the live one.
         batch: a committed micro-batch whose state is still kept; by default the last.
         needed: end with exit code 3 where no generation is live.
+
+    With `profile` the report says where the time went.
 
     Raises:
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
@@ -114,7 +119,8 @@ def export(
     held = None
     if origin.model_spec().timed:
         held = waiting_at(warehouse, generation, origin, batch)
-    return write(warehouse, replace(made, waiting=None), states, held), True
+    with labelled(warehouse.spark, f"export {generation.model}", "read the state, write the snapshot"):
+        return write(warehouse, replace(made, waiting=None), states, held), True
 
 
 def snapshot_id(generation: Generation, batch: int, version: int) -> str:

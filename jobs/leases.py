@@ -21,6 +21,7 @@ from typing import Any
 from jobs import clock
 from jobs.errors import UserError
 from jobs.generations import LIVE, SHADOW, Generation, all_of, one_of_two, taken, update
+from jobs.labels import label
 from jobs.launch import LAUNCH_VARIABLE
 from jobs.lease_log import FOLDER, Drive, LeaseLog
 from jobs.owners import HEARTBEAT_SECONDS, SIGN_SECONDS, Owner
@@ -180,6 +181,7 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
                 sign(lease, stop)
                 if time.monotonic() >= due:
                     due = time.monotonic() + HEARTBEAT_SECONDS
+                    label(warehouse.spark, f"{lease.generation.generation}: heartbeat")
                     now = beat(warehouse, lease.generation)
                     if now is None:
                         lease.lost.set()

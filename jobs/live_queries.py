@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs.errors import RUN_FAILED, UserError
+from jobs.labels import batches_labelled
 from jobs.progress import Progress
 from jobs.spec import ModelSpec
 from jobs.tables import Warehouse, estimates
@@ -75,7 +76,7 @@ class LiveQueries:
         from jobs.checkpoints import Checkpoint
 
         checkpoint = Checkpoint(self.warehouse, f"checkpoints/{name}")
-        writer = rows.writeStream.queryName(name).foreachBatch(sink)
+        writer = rows.writeStream.queryName(name).foreachBatch(batches_labelled(sink, name))
         writer = writer.option("checkpointLocation", checkpoint.path)
         writer = (
             writer.trigger(availableNow=True)

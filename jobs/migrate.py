@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.carry import carried, change_of, rekeyed_lines, table_of
 from jobs.errors import RUN_FAILED, UserError, raised_in_python
+from jobs.labels import labelled
 from jobs.migration import kept_in_unit, leg_of, migration
 from jobs.progress import Progress
 from jobs.rekey import Rekey, collisions, merged, rekey_of, rekeyed
 from jobs.report import Report
 from jobs.settings import Settings
 from jobs.tables import Warehouse
+from jobs.verb_profile import profiled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from jobs.waiting_table import Held
 
 
+@profiled
 def run(
     settings: Settings,
     model: str,
@@ -46,6 +49,8 @@ def run(
         snapshot: which; by default the newest of an earlier version that a stream could start from.
         to: the version; by default that of the spec.
         dry_run: report what would become of the states, and write nothing.
+
+    With `profile` the report says where the time went.
 
     Raises:
         UserError: no such snapshot or version, no way between the versions, or keys that would come out wrong.
@@ -95,8 +100,10 @@ def migrate(
     if found is not None:
         return found, {}, False
     told("checking every key")
-    rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
-    change = change_of(rows, way)
+    doing = f"migrate {spec.name}"
+    with labelled(warehouse.spark, doing, "check every key"):
+        rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
+        change = change_of(rows, way)
     if change["wrong"]:
         raise UserError(
             f"{change['wrong']:,} of {change['keys']:,} keys (such as {', '.join(change['wrong_keys'])}) would come "
@@ -113,7 +120,8 @@ def migrate(
                 f"{spec.version} gives keys other names: pretrain it instead"
             )
         told("giving every state its new key")
-        states, change["rekeyed"] = _rekeyed(states, rekey, spec)
+        with labelled(warehouse.spark, doing, "give every state its new key"):
+            states, change["rekeyed"] = _rekeyed(states, rekey, spec)
     if dry_run:
         return None, change, False
     told(f"writing {change['keys']:,} keys")
@@ -128,7 +136,8 @@ def migrate(
         committed_at=None,
         waiting=None,
     )
-    return write(warehouse, made, states, held), change, True
+    with labelled(warehouse.spark, doing, "write the snapshot"):
+        return write(warehouse, made, states, held), change, True
 
 
 def _rekeyed(states: DataFrame, way: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:

@@ -17,6 +17,7 @@ from jobs.keys import KeyKind, group, identity_arrays, identity_expressions, sub
 from jobs.order import order_rows
 from jobs.packets import Column, Layout, Records, concat
 from jobs.routing import Routing, bucket_of
+from jobs.stopwatch import UNPACK, step
 from kalman.run import SortedRows
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def records_of(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     return Records(arrays, None if fmt.kind.integer else batch.column("text"))
 
 
+@step(UNPACK)
 def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
     """Join the packets of a bucket and put their rows in the order in which they are applied."""
     layout = fmt.layout
@@ -183,6 +185,7 @@ def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
     return keyed_rows(concat(parts) if parts else layout.empty(), fmt)
 
 
+@step(UNPACK)
 def keyed_rows(records: Records, fmt: RowFormat) -> KeyedRows:
     """Put rows in the order in which they are applied, and find their keys."""
     y, time = records.arrays["y"], records.arrays["time"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jobs import late_copies, new_keys
 from jobs.errors import UserError
+from jobs.labels import labelled
 from jobs.positions import (
     Cut,
     check_version,
@@ -31,6 +32,7 @@ from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
 from jobs.tables import Warehouse, need_measurements
+from jobs.verb_profile import profiled
 from kalman.groups import GROUPS
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from jobs.waiting_table import Held
 
 
+@profiled
 def run(
     settings: Settings,
     model: str,
@@ -64,6 +67,8 @@ def run(
         learn_from: learn from rows at or after this event time; by default from the spec's window.
         learn_to: learn from rows before this event time; by default up to the position.
         history: only the history that has landed for new keys, with the parameters that streams run with.
+
+    With `profile` the report says where the time went.
 
     Raises:
         UserError: no measurements, no such version, nothing to learn from.
@@ -135,7 +140,9 @@ def snapshot_at(
     if inputs is not None and version is not None:
         inputs.load(kind, version.version)  # raises now where the table is not as it should be
         frame = inputs.joined(frame, kind, version.version).dropna(subset=spec.input_names)
-    count = frame.count()
+    spark, doing = warehouse.spark, f"pretrain {spec.name}"
+    with labelled(spark, doing, "count the rows"):
+        count = frame.count()
     progress.note(f"{count:,} rows")
     batch = Batch(fmt, spec.unit_us, spec.idle_us)
     held = None
@@ -145,8 +152,12 @@ def snapshot_at(
     try:
         learned = None
         if spec.learn is not None and count:
-            keys = None if spec.learn.sample_keys is None else frame.select(*spec.key).distinct().count()
-            learned = learn_pooled(packed, spec.definition(), spec.learn, batch, window, keys, progress.note)
+            with labelled(spark, doing, "learn"):
+                some = spec.learn.sample_keys is not None
+                keys = frame.select(*spec.key).distinct().count() if some else None
+                learned = learn_pooled(
+                    packed, spec.definition(), spec.learn, batch, window, keys, progress.note
+                )
         parameters: dict[str, Any] = {} if learned is None else learned.parameters
         progress.note(f"filtering {count:,} rows")
         kernel = kalman.build(spec.definition(), parameters)
@@ -173,7 +184,8 @@ def snapshot_at(
         if spec.learn is not None and spec.learn.scope == "key" and learned is not None:
             begin = each_key_learner(spec.definition(), kernel, window, learned.theta, spec.unit_us)
         states = final_states(packed, kernel, batch, begin)
-        return write(warehouse, manifest, states, held), learned, True
+        with labelled(spark, doing, "filter and write the snapshot"):
+            return write(warehouse, manifest, states, held), learned, True
     finally:
         packed.unpersist()
 

@@ -20,6 +20,7 @@ from jobs.estimates import EstimateFormat, pack_estimates
 from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
 from jobs.packets import Records, concat
 from jobs.state_blocks import StateFormat
+from jobs.stopwatch import PACK_ESTIMATES, each
 from jobs.take_keys import decoded, unknown
 from kalman.run import Outputs, SortedRows
 from kalman.types import Filter
@@ -111,7 +112,7 @@ def put_out(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[in
     late = outputs.late
     bad = without_state(outputs)
     accepted = outputs._replace(late=late | bad) if bad.any() else outputs
-    for count, packet in pack_estimates(plan.estimates, keyed, accepted):
+    for count, packet in each(PACK_ESTIMATES, pack_estimates(plan.estimates, keyed, accepted)):
         yield ESTIMATES, count, packet
     for kind, which in ((LATE, late), (BAD_STATE, bad)):
         rejected = np.flatnonzero(which)

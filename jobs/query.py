@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jobs.fencing import Fence
     from jobs.latest import Latest
     from jobs.leases import Lease
+    from jobs.profiler import Profiler
     from jobs.publish import Publisher
     from jobs.snapshots import Manifest
     from jobs.spec_sinks import Sinks
@@ -43,10 +44,12 @@ def start_query(
     seconds: float | None,
     told: Callable[[Totals], None],
     deployed: ModelSpec,
+    profiler: Profiler | None = None,
 ) -> tuple[StreamingQuery, Totals]:
     """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet.
 
-    `deployed` is the spec as it is now, whose sinks count, whichever version's states the generation has.
+    `deployed` is the spec as it is now, whose sinks count, whichever version's states the generation has. A `profiler`
+    takes the time of what the query does.
     """
     import kalman
     from jobs import new_keys, snapshots
@@ -120,6 +123,8 @@ def start_query(
     takes_keys = new_keys.taken_by(warehouse, checkpoint, spec)
     if takes_keys and timing is None:
         packer, packed_as = with_kind(packer), TIMED
+    if profiler is not None:
+        packer = profiler.packing(packer)
     if generation.topic is None:
         source = _source(spark, warehouse, spec, generation)
         if takes_keys and "_origin" in source.columns:  # another tool's table may have none
@@ -140,6 +145,8 @@ def start_query(
         processor = TakesKeys(processor)
     if generation.topic is not None or spec.inputs is not None:
         processor = SetAside(processor)
+    if profiler is not None:
+        processor = profiler.operator(processor)
     operator = packed.groupBy("bucket")
     clock = "None"
     if timing is not None and timing.wakes:
@@ -151,7 +158,7 @@ def start_query(
     ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
     sink = Sink(generation, rows, out, fence, told, spec.quarantine)
     sink.ended, sink.corrects = ended, spec.order.kind == "replay"
-    sink.pins = pins
+    sink.pins, sink.profiler = pins, profiler
     sink.latest = _latest(fence, out, deployed.sinks, manifest, pinned, committed, timing is not None)
     sink.publisher = _publisher(warehouse, lease, deployed, committed)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
@@ -161,7 +168,10 @@ def start_query(
         if seconds is None
         else writer.trigger(processingTime=f"{seconds} seconds")
     )
-    return writer.start(), sink.totals
+    query = writer.start()
+    if profiler is not None:
+        profiler.group = str(query.runId)  # the job group that Spark gives the jobs of a query
+    return query, sink.totals
 
 
 def _latest(

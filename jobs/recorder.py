@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from jobs.errors import first_line
+from jobs.labels import label
 from jobs.lag import lag_of
 from jobs.progress_records import Lag, executed, record
 from jobs.spool import Spool, Writer
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from jobs.generations import Generation
+    from jobs.profiler import Profiler
     from jobs.sink import Totals
 
 PERIOD = 1.0
@@ -41,11 +44,19 @@ class Recorder:
         generation: Generation,
         lag: Callable[[dict[str, Any]], Lag],
         outlets: list[Outlet],
+        first: Callable[[], None] = lambda: None,
         last: Callable[[], None] = lambda: None,
+        profiler: Profiler | None = None,
     ) -> None:
-        """Record `query`, whose sink counts in `totals`; `last` is called when all records have been handed over."""
+        """Record `query`, whose sink counts in `totals`.
+
+        `first` is called in the thread that records before it begins, `last` when all records have been handed over.
+        With a `profiler` it gets what Spark says of each micro-batch, whole.
+        """
         self._query, self._totals, self._generation = query, totals, generation
-        self._lag, self._outlets, self._last = lag, outlets, last
+        self._lag, self._outlets = lag, outlets
+        self._first, self._last = first, last
+        self._profiler = profiler
         self._run = str(generation.epoch)
         self._taken = 0
         self._seen = -1
@@ -67,6 +78,7 @@ class Recorder:
             self.problem = f"the last progress was not recorded within {FINISH_SECONDS:.0f} s"
 
     def _work(self) -> None:
+        self._try(self._first)
         while not self._done.wait(PERIOD):
             self._try(self.take)
         self._try(self.take)
@@ -97,6 +109,9 @@ class Recorder:
         self._seen = records[-1]["batch_id"]
         for outlet in self._outlets:
             self._try(lambda outlet=outlet: outlet(records))
+        profiler = self._profiler
+        if profiler is not None:
+            self._try(lambda: profiler.take(fresh, [one["rows"] for one in records]))
 
     def _fresh(self) -> list[dict[str, Any]]:
         """Return Spark's progress of the micro-batches that ran since the last one seen, oldest first."""
@@ -118,8 +133,9 @@ def recording(
     totals: Totals,
     generation: Generation,
     outlets: list[Outlet],
+    profiler: Profiler | None = None,
 ) -> Recorder:
-    """Return the recorder of a generation's query: to the warehouse, and to further outlets."""
+    """Return the recorder of a generation's query: to the warehouse, to further outlets, and to a profiler."""
     waiting: list[Writer] = []
 
     def write(records: list[dict[str, Any]], last: bool = False) -> None:
@@ -130,4 +146,6 @@ def recording(
         waiting[0].write(records, last)
 
     lag = lag_of(warehouse, generation.model)
-    return Recorder(query, totals, generation, lag, [*outlets, write], lambda: write([], last=True))
+    last = partial(write, [], last=True)
+    first = partial(label, warehouse.spark, f"{generation.generation}: record progress")
+    return Recorder(query, totals, generation, lag, [*outlets, write], first, last, profiler)

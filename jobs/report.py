@@ -19,12 +19,14 @@ class Report:
         lines: what a person reads.
         data: the same for a program; numbers, text, lists and mappings.
         renderable: a rich renderable (a table, say) that a person sees in place of `lines`.
+        tables: rich renderables that a person sees below the lines.
         problems: sentences, said on standard error, for which the command fails though it did its work.
     """
 
     lines: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     renderable: Any = None
+    tables: list[Any] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def show(self, as_json: bool = False, stream: TextIO | None = None) -> None:
@@ -32,14 +34,17 @@ class Report:
         out = stream or sys.stdout
         if as_json:
             print(json.dumps(plain(self.data), indent=2, allow_nan=False), file=out)
-        elif self.renderable is not None:
-            from rich.console import Console
-
-            # A log has no width of its own: what is read there is not cut to 80 columns.
-            Console(file=out, width=None if out.isatty() else 160).print(self.renderable)
         else:
-            for line in self.lines:
+            for line in self.lines if self.renderable is None else ():
                 print(line, file=out)
+            shown = [*([] if self.renderable is None else [self.renderable]), *self.tables]
+            if shown:
+                from rich.console import Console
+
+                # A log has no width of its own: what is read there is not cut to 80 columns.
+                console = Console(file=out, width=None if out.isatty() else 160)
+                for one in shown:
+                    console.print(one)
         out.flush()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jobs.errors import UserError
 from jobs.jars import jar_paths, optional_jars
 from jobs.java_output import filtered
+from jobs.labels import label
 from jobs.settings import Settings
 from jobs.spark_conf import spark_conf
 
@@ -53,6 +54,7 @@ def spark_session(
             f"Spark did not start ({error.getCondition()}): install Java 17 or 21 and check it with `java -version`"
         ) from error
     session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
+    label(session, app)
     return session
 
 

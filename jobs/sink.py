@@ -7,16 +7,19 @@ driver writes that has lost its lease is refused (`jobs.fencing`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobs.archive import archive
+from jobs.batch_profile import FILTER, TO_DELTA
 from jobs.damage import half_written
 from jobs.estimates import EstimateFormat, unpack_estimates
 from jobs.fencing import Fence, Part
 from jobs.generations import Generation, marked
 from jobs.input_pins import InputPins
+from jobs.labels import label
 from jobs.late_rows import REASONS, refused_rows
 from jobs.latest import Latest
 from jobs.packed_rows import RowFormat
@@ -32,6 +35,8 @@ from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from jobs.profiler import Profiler
 
 _OF_TOPIC = "source LIKE 'kafka:%'"
 """Which rows of the quarantine are messages that do not fit."""
@@ -83,6 +88,7 @@ class Sink:
     """Turns packets of ended keys into rows, where keys end."""
     corrects: bool = False
     """Estimates say if they correct an earlier one."""
+    profiler: Profiler | None = None
     totals: Totals = field(default_factory=Totals)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
@@ -93,11 +99,13 @@ class Sink:
             self.pins.take(batch_id)
         packets = packets.persist()
         try:
-            # The one action that runs the filter; the writes below read what it left in the cache.
             others = (SET_ASIDE, WAITING, CORRECTION, DROPPED, EXPIRED, TAKEN, HELD)
             counts = dict.fromkeys((ESTIMATES, *others, *REASONS), 0)
             watermark = None
-            for row in packets.select("kind", "rows").collect():
+            # The one action that runs the filter; the writes below read what it left in the cache.
+            with self._step(batch_id, FILTER):
+                found = packets.select("kind", "rows").collect()
+            for row in found:
                 if row["kind"] == MARK:
                     watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
                 else:
@@ -124,6 +132,8 @@ class Sink:
             self.fence.check()
         finally:
             packets.unpersist()
+            # The thread is Spark's again, which plans the next micro-batch in it.
+            label(packets.sparkSession, self.generation.generation, "between micro-batches")
         self.totals.batches += 1
         self.totals.estimated += counts[ESTIMATES]
         late = counts[LATE] + counts[BEHIND] + counts[BEYOND]
@@ -153,14 +163,21 @@ class Sink:
     def _estimates(self, packets: DataFrame, batch_id: int) -> None:
         # Another version of the model may put out more columns.
         table = estimates(self.generation.model)
-        self.fence.append(self._rows(packets, batch_id), table, batch_id, {"mergeSchema": "true"})
+        with self._step(batch_id, TO_DELTA):
+            self.fence.append(self._rows(packets, batch_id), table, batch_id, {"mergeSchema": "true"})
 
     def _rows(self, packets: DataFrame, batch_id: int) -> DataFrame:
         from pyspark.sql import functions as F
 
-        rows = unpack_estimates(packets.filter(F.col("kind") == ESTIMATES), self.estimates, batch_id)
+        def unpacked(kind: int) -> DataFrame:
+            some = packets.filter(F.col("kind") == kind)
+            if self.profiler is None:
+                return unpack_estimates(some, self.estimates, batch_id)
+            return unpack_estimates(some, self.estimates, batch_id, self.profiler.unpacking)
+
+        rows = unpacked(ESTIMATES)
         if self.corrects:
-            again = unpack_estimates(packets.filter(F.col("kind") == CORRECTION), self.estimates, batch_id)
+            again = unpacked(CORRECTION)
             rows = rows.withColumn("correction", F.lit(False))
             rows = rows.unionByName(again.withColumn("correction", F.lit(True)))
         return marked(rows, self.generation, batch_id)
@@ -169,27 +186,37 @@ class Sink:
         """Hand a micro-batch's estimates to the other sinks, behind the one that must have them exactly once."""
         if self.latest is not None and packets is not None:
             keep = self.latest
-            with_target(keep.table, batch_id, lambda: keep.write(packets, batch_id))
+            with self._step(batch_id, "latest states"):
+                with_target(keep.table, batch_id, lambda: keep.write(packets, batch_id))
         if self.publisher is not None:
-            self.publisher(None if packets is None else self._rows(packets, batch_id), batch_id)
+            with self._step(batch_id, "hand estimates on"):
+                self.publisher(None if packets is None else self._rows(packets, batch_id), batch_id)
 
     def _archive(self, packets: DataFrame, batch_id: int) -> None:
         assert self.ended is not None
         rows = marked(self.ended(packets), self.generation, batch_id)
-        self.fence.append(rows, archive(self.generation.model), batch_id, {"mergeSchema": "true"})
+        with self._step(batch_id, "ended keys to the archive"):
+            self.fence.append(rows, archive(self.generation.model), batch_id, {"mergeSchema": "true"})
 
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation
         rows = refused_rows(packets, self.rows, generation.model, generation.generation, batch_id)
-        self.fence.append(
-            identified(self.fence.warehouse, rows), TABLE, batch_id, OPTIONS, Part("rows", f"NOT {_OF_TOPIC}")
-        )
+        part = Part("rows", f"NOT {_OF_TOPIC}")
+        with self._step(batch_id, "refused rows to quarantine"):
+            self.fence.append(identified(self.fence.warehouse, rows), TABLE, batch_id, OPTIONS, part)
 
     def _rejected(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation
         assert generation.topic is not None
         rejected = rejected_rows(packets)
         rows = topic_quarantine(rejected, generation.model, generation.topic, generation.generation, batch_id)
-        self.fence.append(
-            identified(self.fence.warehouse, rows), TABLE, batch_id, OPTIONS, Part("messages", _OF_TOPIC)
-        )
+        part = Part("messages", _OF_TOPIC)
+        with self._step(batch_id, "messages that do not fit to quarantine"):
+            self.fence.append(identified(self.fence.warehouse, rows), TABLE, batch_id, OPTIONS, part)
+
+    @contextmanager
+    def _step(self, batch_id: int, step: str) -> Iterator[None]:
+        """Say in Spark's UI what is done now, and take its time for a profile."""
+        label(self.fence.warehouse.spark, f"{self.generation.generation}: micro-batch {batch_id}", step, ", ")
+        with nullcontext() if self.profiler is None else self.profiler.step(batch_id, step):
+            yield

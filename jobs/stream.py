@@ -17,7 +17,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import RUN_FAILED, UserError, first_line
+from jobs.labels import label
 from jobs.lease_log import CAUGHT_UP, FAILED, LOST, STOPPED
+from jobs.profile_table import table_of
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -28,6 +30,7 @@ from jobs.triggers import AVAILABLE_NOW, trigger_seconds
 if TYPE_CHECKING:
     from jobs.generations import Generation
     from jobs.leases import Lease
+    from jobs.profiler import Profiler
     from jobs.recorder import Outlet
     from jobs.sink import Totals
     from jobs.snapshots import Manifest
@@ -41,6 +44,7 @@ def run(
     generation: str | None = None,
     metrics_port: int | None = None,
     metrics_file: str | None = None,
+    profile: bool = False,
 ) -> Report:
     """Start or resume the stream of a model and return when it ends.
 
@@ -52,6 +56,7 @@ def run(
         generation: drive this one, such as a shadow, instead of the live one.
         metrics_port: serve Prometheus metrics there while it runs.
         metrics_file: or write them to this file with each micro-batch.
+        profile: report where the time of the micro-batches went.
 
     Raises:
         UserError: no snapshot to start from, another driver, a state that means something else, a failed query.
@@ -67,7 +72,7 @@ def run(
         spark = spark_session(settings, f"stream {spec.name}", stream_conf(kafka), kafka)
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
-        driver = Driver(settings, warehouse, spec, seconds, stop, metrics_port, metrics_file)
+        driver = Driver(settings, warehouse, spec, seconds, stop, metrics_port, metrics_file, profile=profile)
         return driver.drive(adopt, generation)
 
 
@@ -84,9 +89,12 @@ class Driver:
     metrics_file: str | None = None
     shown: Callable[[str], Progress] | None = None
     """What makes the display of its progress; by default a bar, or lines, of its own."""
+    profile: bool = False
+    """Report where the time of the micro-batches went."""
 
     def __post_init__(self) -> None:
         self.deployed = self.spec  # a generation of an earlier version goes on with that version's
+        self._profiler: Profiler | None = None
 
     def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
         from jobs import leases
@@ -94,14 +102,17 @@ class Driver:
         from jobs.compatibility import row_rules
         from jobs.owners import Owner
 
-        spark = self.warehouse.spark
+        spark, doing = self.warehouse.spark, f"stream {self.spec.name}"
+        label(spark, doing, "choose the generation")
         jvm: Any = spark._jvm
         owner = Owner.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
         chosen, manifest, self.spec, began, notes = choose(self.warehouse, self.spec, adopt, name)
+        label(spark, doing, "take the lease")
         lease = leases.acquire(self.warehouse, chosen, owner, row_rules(self.spec))
         generation = lease.generation
         error: str | None = None
         try:
+            label(spark, doing, "begin the query")
             with leases.heartbeat(self.warehouse, lease, self.stop), self._progress() as progress:
                 totals = self._run(lease, manifest, progress)
             if lease.lost.is_set():
@@ -115,6 +126,7 @@ class Driver:
             raise
         finally:
             try:
+                label(spark, doing, "give the lease back")
                 leases.release(self.warehouse, lease, self._how(lease, error), error)
             except Exception:
                 if error is None:
@@ -161,12 +173,17 @@ class Driver:
             rate = totals.estimated / totals.seconds
             progress.advance(1, f"micro-batches · {totals.estimated:,} rows · {rate:,.0f} rows/s")
 
+        if self.profile:
+            from jobs.profiler import Profiler
+
+            self._profiler = Profiler(self.warehouse.spark)
+        profiler = self._profiler
         try:
             with self._metrics(generation) as outlets:
                 query, totals = start_query(
-                    self.warehouse, self.spec, lease, manifest, self.seconds, told, self.deployed
+                    self.warehouse, self.spec, lease, manifest, self.seconds, told, self.deployed, profiler
                 )
-                with recording(self.warehouse, query, totals, generation, outlets) as recorder:
+                with recording(self.warehouse, query, totals, generation, outlets, profiler) as recorder:
                     await_end(query, self.stop)
             if recorder.problem is not None:
                 print(f"warning: progress could not be recorded: {recorder.problem}", file=sys.stderr)
@@ -252,6 +269,7 @@ class Driver:
         if unknown:
             lines.append(f"quarantined {unknown:,} rows whose keys are not in {self.spec.inputs_table}")
         lines += [f"note: {note}" for note in notes]
+        profiled = None if self._profiler is None else self._profiler.found
         return Report(
             lines,
             {
@@ -275,7 +293,9 @@ class Driver:
                 "position": position,
                 "seconds": seconds,
                 "notes": list(notes),
+                **({} if profiled is None else {"profile": profiled.data()}),
             },
+            tables=[] if profiled is None else [table_of(profiled, self.spec.name)],
         )
 
 

@@ -37,6 +37,7 @@ def run(
     trigger: str = AVAILABLE_NOW,
     metrics_port: int | None = None,
     metrics_file: str | None = None,
+    profile: bool = False,
 ) -> Report:
     """Start or resume the live streams of several models and return when all of them have ended.
 
@@ -46,6 +47,7 @@ def run(
         trigger: `available-now`, or seconds between micro-batches (until SIGTERM).
         metrics_port: serve the first model's Prometheus metrics there, the next one's on the next port, and so on.
         metrics_file: or write them to this file; `{model}` in it stands for the model's name.
+        profile: report, of each, where the time of the micro-batches went.
 
     Raises:
         UserError: a model is named twice, or one of them is driven already; no stream has been started then.
@@ -76,7 +78,9 @@ def run(
         for number, spec in enumerate(specs):
             port = None if metrics_port is None else metrics_port + number
             file = None if metrics_file is None else metrics_file.replace(PLACE, spec.name)
-            streams.append(_Stream(spec, _driving(spark, settings, spec, seconds, port, file, shown)))
+            streams.append(
+                _Stream(spec, _driving(spark, settings, spec, seconds, port, file, shown, profile))
+            )
         _await_all(streams, stop)
     return _report(streams)
 
@@ -136,6 +140,7 @@ def _driving(
     port: int | None,
     file: str | None,
     shown: _Shown,
+    profile: bool,
 ) -> Callable[[threading.Event], Report]:
     def drive(stop: threading.Event) -> Report:
         # A stream sets SQL settings for its query: in a session of its own they are no other's. The pool belongs to the
@@ -143,7 +148,8 @@ def _driving(
         session = spark.newSession()
         session.sparkContext.setLocalProperty("spark.scheduler.pool", spec.name)
         warehouse = Warehouse(session, settings.warehouse)
-        driver = Driver(replace(settings, quiet=True), warehouse, spec, seconds, stop, port, file, shown.of)
+        quiet = replace(settings, quiet=True)
+        driver = Driver(quiet, warehouse, spec, seconds, stop, port, file, shown.of, profile)
         return driver.drive()
 
     return drive
@@ -169,6 +175,7 @@ def _report(streams: Sequence[_Stream]) -> Report:
     lines = [
         f"{one.spec.name}: {line}" for one in streams if one.report is not None for line in one.report.lines
     ]
+    tables = [table for one in streams if one.report is not None for table in one.report.tables]
     return Report(
         lines,
         {
@@ -177,5 +184,6 @@ def _report(streams: Sequence[_Stream]) -> Report:
                 for one in streams
             }
         },
+        tables=tables,
         problems=[one.error for one in streams if one.error is not None],
     )

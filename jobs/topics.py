@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.checked_rows import PAYLOAD, REASON, KeyTypes, measurement_columns
 from jobs.errors import RUN_FAILED, UserError
 from jobs.kafka import Offsets, bounds, refuse_lost, spark_options, starting
+from jobs.labels import batches_labelled
 from jobs.messages import OFFSET, PARTITION, POSITION, judged, key_types
 from jobs.positions import landed_offsets, offsets_of, said
 from jobs.quarantine_table import keep, refusal, too_many
@@ -189,7 +190,8 @@ def land(
     landing = Landing(warehouse, spec, checkpoint, told)
     what = f"`ingest --model {spec.name}`"
     rows = messages_behind(warehouse, spec, checkpoint, start, types, what)
-    writer = rows.writeStream.queryName(f"ingest {spec.name}").foreachBatch(landing)
+    name = f"ingest {spec.name}"
+    writer = rows.writeStream.queryName(name).foreachBatch(batches_labelled(landing, name))
     writer = writer.option("checkpointLocation", checkpoint.path)
     writer = (
         writer.trigger(availableNow=True)

@@ -71,7 +71,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("ingest", "--model", "m", "--input", "a", "--input", "b*", "--history").exit_code == 0
     assert call("pretrain", "--model", "m", "--to-version", "3", "--learn-from", "2013-01-01").exit_code == 0
-    assert call("stream", "--model", "m", "--trigger", "5", "--metrics-port", "9000").exit_code == 0
+    assert (
+        call("stream", "--model", "m", "--trigger", "5", "--metrics-port", "9000", "--profile").exit_code == 0
+    )
     assert call("export", "--model", "m", "--batch", "4").exit_code == 0
     assert call("migrate", "--model", "m", "--snapshot", "s1", "--to", "2", "--dry-run").exit_code == 0
     assert call("upgrade", "--model", "m", "--mode", "retrain", "--no-promote", "--needed").exit_code == 0
@@ -96,11 +98,12 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
                 "learn_from": "2013-01-01",
                 "learn_to": None,
                 "history": False,
+                "profile": False,
             },
         ),
-        ("stream", ("m",), {**stream, "trigger": "5", "metrics_port": 9000}),
-        ("export", ("m",), {"generation": None, "batch": 4, "needed": False}),
-        ("migrate", ("m",), {"snapshot": "s1", "to": 2, "dry_run": True}),
+        ("stream", ("m",), {**stream, "trigger": "5", "metrics_port": 9000, "profile": True}),
+        ("export", ("m",), {"generation": None, "batch": 4, "needed": False, "profile": False}),
+        ("migrate", ("m",), {"snapshot": "s1", "to": 2, "dry_run": True, "profile": False}),
         (
             "upgrade",
             ("m",),

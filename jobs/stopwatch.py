@@ -1,0 +1,135 @@
+"""Take the time of steps within a Spark task: of packing, of the filter, of its state. No Spark.
+
+A function of ours that is worth knowing about is marked (`@step("state read")`, `with step("filter")`). The marks do
+nothing until a task is run under a watch, as `stream --profile` does; a step within another is not counted to the other
+one, so that the seconds of all steps add up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, Protocol, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Seconds = dict[str, float]
+
+PACK, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES = (
+    "pack rows", "unpack and sort", "state read", "filter", "state write", "pack estimates", "unpack estimates",
+)  # fmt: skip
+"""Steps of the functions that run in Python workers."""
+WAITING = "waiting for rows"
+"""What a step waits for its rows is the time of whoever gives them."""
+
+
+class Into(Protocol):
+    """Where a task's seconds go: an accumulator of Spark's."""
+
+    def add(self, term: Seconds) -> None:
+        """Add seconds by step."""
+        ...
+
+
+class Stopwatch:
+    """The seconds of steps, each without those within it."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: Seconds = {}
+        self._clock, self._open, self._since = clock, list[str](), 0.0
+
+    def enter(self, name: str) -> None:
+        """Begin a step: the one around it stands still."""
+        self._count()
+        self._open.append(name)
+
+    def leave(self) -> None:
+        """End the step that began last."""
+        self._count()
+        self._open.pop()
+
+    def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
+        """Yield what an iterator gives, and take the time that it needs for it; what is done with it does not count."""
+        global _running
+        items = iter(items)
+        while True:
+            before, _running = _running, self
+            self.enter(name)
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                self.leave()
+                _running = before
+            yield item
+
+    def _count(self) -> None:
+        now = self._clock()
+        if self._open:
+            self.seconds[self._open[-1]] = self.seconds.get(self._open[-1], 0.0) + now - self._since
+        self._since = now
+
+
+_running: Stopwatch | None = None
+"""The watch of the task that this process runs, if it has one. A Python worker runs one task at a time."""
+
+
+class step:  # noqa: N801 - used as a word of the language
+    """A step, as a context or around a function."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._watch: list[Stopwatch | None] = []
+
+    def __enter__(self) -> None:
+        self._watch.append(_running)
+        if _running is not None:
+            _running.enter(self.name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        watch = self._watch.pop()
+        if watch is not None:
+            watch.leave()
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Return the function as a step of that name."""
+
+        @wraps(function)
+        def timed(*args: P.args, **options: P.kwargs) -> T:
+            if _running is None:
+                return function(*args, **options)
+            with self:
+                return function(*args, **options)
+
+        return timed
+
+
+def each(name: str, items: Iterable[T]) -> Iterable[T]:
+    """Return what an iterator gives, as a step of that name if the task has a watch."""
+    return items if _running is None else _running.each(name, items)
+
+
+def watched(
+    function: Callable[[Iterator[T]], Iterator[T]], name: str, into: Into
+) -> Callable[[Iterator[T]], Iterator[T]]:
+    """Return a function from batches to batches that adds up its seconds; to wait for batches is no part of them."""
+
+    def work(batches: Iterator[T]) -> Iterator[T]:
+        watch = Stopwatch()
+        try:
+            yield from watch.each(name, function(watch.each(WAITING, batches)))
+        finally:
+            watch.seconds.pop(WAITING, None)
+            into.add(watch.seconds)
+
+    return work
+
+
+def added(one: Seconds, other: Seconds) -> Seconds:
+    """Return the sum of seconds by step."""
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
