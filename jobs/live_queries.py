@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs.errors import RUN_FAILED, UserError
+from jobs.followers import Query
 from jobs.progress import Progress
+from jobs.settings import Settings
 from jobs.spec import ModelSpec
 from jobs.tables import Warehouse, estimates
 
@@ -20,6 +23,31 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 SWITCH_SECONDS = 10.0
 """How often queries that run on look if another generation has become the live one."""
+
+
+@contextmanager
+def following(
+    settings: Settings, spec: ModelSpec, verb: str, kafka: bool = False
+) -> Iterator[tuple[Warehouse, threading.Event, Progress]]:
+    """Be the one monitor, or judge of forecasts, of a model; yield where, what tells to end, and where to tell of it.
+
+    Raises:
+        UserError: another one runs.
+    """
+    from jobs.follower_lease import held
+    from jobs.leases import stream_lock
+    from jobs.session import spark_session
+    from jobs.spark_conf import interpreted_conf
+    from jobs.stream import stop_signal
+
+    title = f"{verb} {spec.name}"
+    with stream_lock(settings.warehouse, spec.name, what=verb), stop_signal() as stop:
+        warehouse = Warehouse(spark_session(settings, title, interpreted_conf(), kafka), settings.warehouse)
+        with (
+            held(warehouse, spec, verb, stop),
+            Progress(title, None, quiet=settings.quiet) as progress,
+        ):
+            yield warehouse, stop, progress
 
 
 @dataclass
@@ -61,22 +89,23 @@ class LiveQueries:
                 self._end(queries)
 
     def source(self) -> DataFrame:
-        """Return the live estimates as a stream, from the first one on that the table's log still knows of."""
+        """Return the live estimates as a stream: first the table as it is, then what is added.
+
+        Not its versions from the first one on: `maintain` compacts it, and the files of old versions go. It also
+        deletes estimates that are no part of the live ones, a commit to pass over, as it adds nothing.
+        """
         from jobs.live import is_live
 
-        table = estimates(self.spec.name)
-        reader = self.warehouse.spark.readStream.format("delta")
-        reader = reader.option("startingVersion", self.warehouse.first_version(table))
-        rows = reader.load(self.warehouse.path(table))
+        reader = self.warehouse.spark.readStream.format("delta").option("skipChangeCommits", "true")
+        rows = reader.load(self.warehouse.path(estimates(self.spec.name)))
         return rows.filter(is_live(self.warehouse, self.spec.name))
 
-    def started(self, rows: DataFrame, name: str, sink: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        """Start a query of this name, which is its checkpoint's too, that hands each micro-batch to a sink."""
-        from jobs.checkpoints import Checkpoint
-
-        checkpoint = Checkpoint(self.warehouse, f"checkpoints/{name}")
-        writer = rows.writeStream.queryName(name).foreachBatch(sink)
-        writer = writer.option("checkpointLocation", checkpoint.path)
+    def started(
+        self, rows: DataFrame, query: Query, sink: Callable[[DataFrame, int], None]
+    ) -> StreamingQuery:
+        """Start a query that hands each micro-batch to a sink."""
+        writer = rows.writeStream.queryName(query.name).foreachBatch(sink)
+        writer = writer.option("checkpointLocation", self.warehouse.path(query.checkpoint))
         writer = (
             writer.trigger(availableNow=True)
             if self.seconds is None

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.archive import archive
 from jobs.errors import RUN_FAILED, UserError, first_line
+from jobs.folders import Folder
+from jobs.followers import tables_of
+from jobs.followers_kept import Followers, lines_of
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -96,6 +99,7 @@ class Maintenance:
         self._estimates(made)
         self._quarantine(known)
         self._progress()
+        self.found["followers"] = Followers(self.warehouse, self.spec, self.dry).run()
         self._tidy()
 
     def _tidy(self) -> None:
@@ -126,6 +130,7 @@ class Maintenance:
             ("progress", "records of micro-batches"),
         ):
             lines.append(f"{would} {self.found[what]:,} {text}")
+        lines += lines_of(self.found["followers"], would)
         for one in self.found["optimized"]:
             now = f", now {one['files_after']}" if one["files_after"] is not None else ""
             lines.append(
@@ -220,20 +225,13 @@ class Maintenance:
 
     def _delete(self, table: str, rows: Column) -> int:
         """Delete rows of a table in one commit, and return how many they are."""
-        from delta.tables import DeltaTable
-
-        if not self.warehouse.exists(table):
-            return 0
-        count = self.warehouse.read(table).filter(rows).count()
-        if count and not self.dry:
-            with self.warehouse.lock(table):
-                DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table)).delete(rows)
-        return count
+        return self.warehouse.delete(table, rows, self.dry)
 
     def _tables(self) -> list[str]:
         from jobs.spool import table_of
 
-        own = (estimates(self.spec.name), archive(self.spec.name), table_of(self.spec.name))
+        name = self.spec.name
+        own = (estimates(name), archive(name), table_of(name), *tables_of(name))
         return [table for table in (*own, *SHARED) if self.warehouse.exists(table)]
 
     def _optimize(self, table: str) -> dict[str, Any] | None:
@@ -298,16 +296,7 @@ class Maintenance:
             raise UserError(
                 f"the checkpoint {name} is in no folder of this warehouse: it is left alone", RUN_FAILED
             )
-        jvm: Any = self.warehouse.spark._jvm
-        session: Any = self.warehouse.spark._jsparkSession
-        path = jvm.org.apache.hadoop.fs.Path(self.warehouse.path(name))
-        files = path.getFileSystem(session.sessionState().newHadoopConf())
-        there = bool(files.exists(path))
-        if there and remove and not files.delete(path, True):
-            raise UserError(
-                f"{path} cannot be removed: look who may write there, and run maintain again", RUN_FAILED
-            )
-        return there
+        return Folder(self.warehouse, name).remove(remove)
 
 
 @contextmanager
