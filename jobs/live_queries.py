@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+GENERATIONS = "generations"
 POLL_SECONDS = 0.2
-SWITCH_SECONDS = 10.0
-"""How often queries that run on look if another generation has become the live one."""
+SWITCH_SECONDS = 1.0
+"""How often queries that run on look if the table of generations has changed, and another may be the live one.
+
+What that one has written before is passed over by what still runs on the estimates of the one before.
+"""
 
 
 @contextmanager
@@ -75,6 +80,8 @@ class LiveQueries:
         from jobs.live import chain
 
         while not self.stop.is_set():
+            # Before the generations are read, so that no later change is overlooked.
+            seen = self.warehouse.latest_version(GENERATIONS) if self.warehouse.exists(GENERATIONS) else -1
             links = chain(self.warehouse, self.spec.name)
             if not links or not self.warehouse.exists(estimates(self.spec.name)):
                 raise UserError(
@@ -83,7 +90,7 @@ class LiveQueries:
                 )
             queries = self.start()
             try:
-                if self._await(queries, links[0].generation, progress):
+                if self._await(queries, links[0].generation, seen, progress):
                     return
             finally:
                 self._end(queries)
@@ -113,8 +120,11 @@ class LiveQueries:
         )
         return writer.start()
 
-    def _await(self, queries: list[StreamingQuery], live: str, progress: Progress) -> bool:
-        """Wait for the queries' end; False if they are to begin again with another live generation."""
+    def _await(self, queries: list[StreamingQuery], live: str, seen: int, progress: Progress) -> bool:
+        """Wait for the queries' end; False if they are to begin again with another live generation.
+
+        seen: version of the table of generations in which `live` was the live one.
+        """
         from jobs.generations import live as live_now
 
         due = time.monotonic() + SWITCH_SECONDS
@@ -126,8 +136,15 @@ class LiveQueries:
             progress.note(self.told())
             if self.seconds is not None and time.monotonic() >= due:
                 due = time.monotonic() + SWITCH_SECONDS
-                now = live_now(self.warehouse, self.spec.name)
+                version = self.warehouse.latest_version(GENERATIONS)
+                if version == seen:
+                    continue
+                seen, now = version, live_now(self.warehouse, self.spec.name)
                 if now is not None and now.generation != live:
+                    print(
+                        f"{self.spec.name}: {now.generation} is live, {self.what} goes over to it",
+                        file=sys.stderr,
+                    )
                     return False
         return True
 
