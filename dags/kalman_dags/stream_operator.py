@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from jobs import clock, crashes
 from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.launch import tail
-from jobs.lease_log import LOST, Hold, LeaseLog
+from jobs.lease_log import CAUGHT_UP, LOST, STOPPED, Hold, LeaseLog
 from jobs.stop import ask
 from jobs.watch import ENDED, NONE, SILENT, Sight, look, processes, resume_command
 from kalman_dags.launchers import Work, about, launcher
@@ -151,7 +151,11 @@ class StreamForeverOperator(BaseOperator):
             return False
         log = self._log()
         asked = any(log.asked_to_stop(one) for one in (sight.drive, sight.launch) if one is not None)
-        return asked or not sight.killed and (sight.how == LOST or not sight.exit_code)
+        if (
+            sight.exit_code is None
+        ):  # killed, or in a cluster, where what it wrote itself is all that is known
+            return asked or sight.how in (LOST, STOPPED, CAUGHT_UP)
+        return asked or sight.how == LOST or sight.exit_code == 0
 
     def _count(self, sight: Sight) -> None:
         """Count a crash, and give up where it is one too many."""

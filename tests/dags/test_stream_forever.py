@@ -319,6 +319,27 @@ def test_what_follows_a_driver(
         assert left == pytest.approx(pause, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("how", "failures"), [("failed", 3), (None, 3), ("stopped", 0), ("lost", 0), ("caught up", 0)]
+)
+def test_what_follows_a_driver_in_a_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    log: LeaseLog,
+    clean: None,
+    how: str | None,
+    failures: int,
+) -> None:
+    made = operator(monkeypatch, Script(tmp_path, "time.sleep(60)"))
+    # Nobody saw its exit code.
+    log.write(Launch("t", "cluster", NOW, about="{}"))
+    owner = replace(driving().owner, host="elsewhere")
+    then = NOW - timedelta(minutes=5)
+    log.write(driving(owner=owner, launch="t", beat_at=then, ended_at=None if how is None else then, how=how))
+    _, kept = deferred(made.resume, CONTEXT, GONE, 2, (NOW + timedelta(hours=1)).isoformat())
+    assert kept["failures"] == failures
+
+
 def test_a_driver_that_was_asked_to_end_while_it_started_has_not_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
 ) -> None:
