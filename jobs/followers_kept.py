@@ -7,7 +7,7 @@ its notes and its rows. A run that was killed in between is ended by the next on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from jobs.checkpoints import Checkpoint
@@ -24,10 +24,11 @@ from jobs.followers import (
     queries_of,
     query_of,
 )
+from jobs.lag import table_lag
 from jobs.small_files import hadoop_files
 from jobs.spec import ModelSpec
 from jobs.spec_retention import span_of
-from jobs.tables import Warehouse, forecast_skill, windows
+from jobs.tables import Warehouse, estimates, forecast_skill, windows
 from jobs.times import duration_us
 
 if TYPE_CHECKING:
@@ -128,6 +129,21 @@ class Followers:
                 cut = newest["at"] - max(duration_us(span), least_us)
                 found.append((table, F.unix_micros(column) < cut))
         return found
+
+
+def furthest_behind(warehouse: Warehouse, spec: ModelSpec) -> tuple[str, timedelta]:
+    """Return which of a spec's queries is furthest behind the estimates, and for how long some have waited for it.
+
+    One that has not begun will begin with the table as it is, and waits for nothing.
+    """
+    found = [("", timedelta(0))]
+    for verb in VERBS:
+        for query in queries_of(spec, verb):
+            done = Checkpoint(warehouse, query.checkpoint).progressed()
+            if done is not None:
+                lag = table_lag(warehouse, estimates(spec.name), done.version)
+                found.append((verb, timedelta(seconds=lag.seconds or 0.0)))
+    return max(found, key=lambda one: one[1])
 
 
 def lines_of(found: dict[str, Any], would: str) -> list[str]:

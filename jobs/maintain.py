@@ -21,7 +21,7 @@ from jobs.archive import archive
 from jobs.errors import RUN_FAILED, UserError, first_line
 from jobs.folders import Folder
 from jobs.followers import tables_of
-from jobs.followers_kept import Followers, lines_of
+from jobs.followers_kept import Followers, furthest_behind, lines_of
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -76,7 +76,9 @@ class Maintenance:
     dry: bool
     with_estimates: bool
     told: Callable[[str], None] = lambda text: None
-    found: dict[str, Any] = field(default_factory=lambda: {"optimized": [], "vacuumed": []})
+    found: dict[str, Any] = field(
+        default_factory=lambda: {"optimized": [], "vacuumed": [], "not_vacuumed": {}}
+    )
 
     def run(self) -> None:
         """Take the steps in their order: generations before the snapshots that they began from."""
@@ -107,11 +109,20 @@ class Maintenance:
         self.found["optimized"] = [
             one for one in (self._optimize(table) for table in self._tables()) if one is not None
         ]
+        self._spare()
         self.found["vacuumed"] = [
             one
             for one in (self._vacuum(table) for table in ("generations", "snapshots", *self._tables()))
             if one is not None
         ]
+
+    def _spare(self) -> None:
+        """Leave files of the estimates alone that a monitor, or forecast skill, has still to read."""
+        verb, behind = furthest_behind(self.warehouse, self.spec)
+        if behind >= span_of(self.spec.retention.files):
+            self.found["not_vacuumed"][estimates(self.spec.name)] = (
+                f"the {verb} has not read estimates of {behind.days} days ago: run it, or take it out of the spec"
+            )
 
     def lines(self) -> list[str]:
         """Say what has gone, or would."""
@@ -142,6 +153,7 @@ class Maintenance:
             lines.append(f"would remove files that no table needs: {said}")
         elif not self.dry:
             lines.append(f"vacuumed {', '.join(one['table'] for one in self.found['vacuumed']) or 'nothing'}")
+        lines += [f"did not vacuum {table}: {why}" for table, why in self.found["not_vacuumed"].items()]
         kept = {**self.found["kept"]["generations"], **self.found["kept"]["snapshots"]}
         return [*lines, *(f"kept {name}: {why}" for name, why in kept.items())]
 
@@ -255,7 +267,7 @@ class Maintenance:
         """Remove the files that a table has not needed for `retention.files`; return how many would go in a dry run."""
         from pyspark.errors import PySparkException
 
-        if not self.warehouse.exists(table):
+        if not self.warehouse.exists(table) or table in self.found["not_vacuumed"]:
             return None
         self.told(f"removing unneeded files of {table}")
         spark = self.warehouse.spark
