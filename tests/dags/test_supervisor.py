@@ -249,7 +249,7 @@ def running(folder: Path, **how: Any) -> Iterator[Stream]:
             yield stream
         finally:
             feed.stop()
-            with suppress(IndexError):
+            with suppress(IndexError, ProcessLookupError):  # none has begun, or the last is gone
                 for pid in whole(stream.log.history(GENERATION)[-1]):
                     os.kill(pid, signal.SIGKILL)
 
