@@ -58,7 +58,7 @@ def build(spec: ModelSpec) -> DAG:
                 "--adopt": "{{ params.adopt or '' }}",
             },
             finish_on_kill=True,
-            pool=family.stream_pool(spec.name),
+            pool=family.pool("stream", spec.name),
             outlets=[family.estimates(spec.name)],
         )
     return dag

@@ -1,4 +1,4 @@
-"""Stop the drivers of streams and monitors whose DAG `kalman_stream_forever__<model>` (`monitor_forever`) is paused.
+"""Stop the drivers of whatever runs for ever and whose DAG, such as `kalman_stream_forever__<model>`, is paused.
 
 A paused DAG runs no task, and a driver is a process of its own: somebody else has to ask it to end. This DAG does so
 once a minute, for all models; there is nothing to set. It is there while a spec says `schedule: "@continuous"`.
@@ -34,11 +34,8 @@ def stop_paused(ti: Any) -> None:
 
 def kept_running() -> Iterator[tuple[str, str]]:
     """Yield verb and model of everything that DAGs keep running for ever."""
-    for spec in family.specs():
-        if spec.airflow.stream.continuous:
-            yield "stream", spec.name
-        if spec.monitor is not None and spec.airflow.monitor.continuous:
-            yield "monitor", spec.name
+    for verb in family.DRIVEN:
+        yield from ((verb, spec.name) for spec in family.kept_running(verb))
 
 
 if any(kept_running()):

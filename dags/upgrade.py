@@ -55,7 +55,7 @@ def _without_a_driver(spec: ModelSpec) -> dict[str, Any]:
     """
     if spec.airflow.stream.continuous:
         return {"flags": ["--drain"]}
-    return {"pool": family.stream_pool(spec.name)}
+    return {"pool": family.pool("stream", spec.name)}
 
 
 def _approval(spec: ModelSpec) -> ApprovalOperator:

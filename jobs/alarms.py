@@ -18,11 +18,10 @@ def alarms(models: list[dict[str, Any]], after: float, now: datetime) -> list[st
     """
     found: list[str] = []
     for model in models:
-        for lineage in model["generations"]:
-            if lineage["status"] in GOING:
-                said = alarm_of(lineage, after, now)
-                if said is not None:
-                    found.append(f"{model['model']}: {said}")
+        said = [alarm_of(one, after, now) for one in model["generations"] if one["status"] in GOING]
+        said += [alarm_of_follower(one, after, now) for one in model["followers"]]
+        said += model["given_up"]
+        found += [f"{model['model']}: {one}" for one in said if one is not None]
     return found
 
 
@@ -54,6 +53,23 @@ def alarm_of(lineage: dict[str, Any], after: float, now: datetime) -> str | None
     )
     wait = f"{waiting:,} rows have waited for {_time(quiet)}"
     return f"{name} makes no progress: {wait}; of its micro-batches {seen}; {who}"
+
+
+def alarm_of_follower(one: dict[str, Any], after: float, now: datetime) -> str | None:
+    """Return what is wrong with a monitor, or with a comparison of forecasts; None if nothing is."""
+    name = one["follower"]
+    if one["driver"] is None and one["last_error"]:
+        return f"its {name} ended with an error: {one['last_error']}"
+    waiting, seconds = one["rows_behind"], one["seconds_behind"]
+    if not waiting or seconds is None:
+        return None
+    last: datetime | None = one["last_batch_at"]
+    quiet = seconds if last is None else min(seconds, (now - last).total_seconds())
+    if quiet <= after:
+        return None
+    driver = one["driver"]
+    who = "nothing runs it" if driver is None else f"process {driver['pid']} on {driver['host']} runs it"
+    return f"its {name} makes no progress: {waiting:,} estimates have waited for {_time(quiet)}; {who}"
 
 
 def _time(seconds: float) -> str:

@@ -94,6 +94,14 @@ Trigger = Annotated[
 Profile = Annotated[bool, typer.Option("--profile", help="Tell where the time went, step by step.")]
 
 Monitor = Annotated[bool, typer.Option("--monitor", help="The model's monitor, not its stream.")]
+Skill = Annotated[bool, typer.Option("--skill", help="The model's forecast skill, not its stream.")]
+
+
+def _driven(monitor: bool, skill: bool) -> str:
+    """Return what a command is about: the model's stream, or one of those that follow it."""
+    if monitor and skill:
+        raise typer.BadParameter("--monitor and --skill name two things: give one of them")
+    return "monitor" if monitor else "skill" if skill else "stream"
 
 
 @app.callback()
@@ -275,15 +283,17 @@ def stop(
         bool, typer.Option("--needed", help="Exit code 3 if nothing drives the stream.")
     ] = False,
     monitor: Monitor = False,
+    skill: Skill = False,
 ) -> None:
     """Stop a stream that runs; it finishes its micro-batch."""
-    _run(ctx, "stop", model, hold=hold, restart=restart, wait=wait, needed=needed, monitor=monitor)
+    what = _driven(monitor, skill)
+    _run(ctx, "stop", model, hold=hold, restart=restart, wait=wait, needed=needed, what=what)
 
 
 @app.command()
-def resume(ctx: typer.Context, model: Model, monitor: Monitor = False) -> None:
-    """Take back a stop: Airflow may start the stream again."""
-    _run(ctx, "resume", model, monitor=monitor)
+def resume(ctx: typer.Context, model: Model, monitor: Monitor = False, skill: Skill = False) -> None:
+    """Take back a stop, or begin anew what Airflow has given up: it may start the stream again."""
+    _run(ctx, "resume", model, what=_driven(monitor, skill))
 
 
 @app.command()

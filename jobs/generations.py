@@ -235,10 +235,10 @@ def _commit(
         merge.execute()
 
 
-def taken(model: str, who: str) -> UserError:
-    """Return the refusal of a driver that came second."""
+def taken(model: str, who: str, what: str = "stream") -> UserError:
+    """Return the refusal of a driver that came second; what: the stream, or what follows it."""
     return UserError(
-        f"the stream of {model} is taken: {who}; one driver at a time, so this one stops", ALREADY_RUNNING
+        f"the {what} of {model} is taken: {who}; one driver at a time, so this one stops", ALREADY_RUNNING
     )
 
 

@@ -53,9 +53,9 @@ def _added(log: str) -> tuple[int, float]:
     return 0, 0.0
 
 
-def table_lag(warehouse: Warehouse, model: str, done: int) -> Lag:
-    """Return how far a stream that has taken all versions up to `done` is behind a model's measurements."""
-    return TableLag(_reader(warehouse, measurements(model)), most=1_000_000).behind(done)
+def table_lag(warehouse: Warehouse, table: str, done: int) -> Lag:
+    """Return how far a stream that has taken all versions of a table up to `done` is behind it."""
+    return TableLag(_reader(warehouse, table), most=1_000_000).behind(done)
 
 
 def lag_of(warehouse: Warehouse, model: str) -> Callable[[dict[str, Any]], Lag]:

@@ -8,6 +8,7 @@ what a later driver says, and a file of a later epoch tells a driver that its le
     <warehouse>/_leases/<model>/<generation>/<epoch>.stop    a request that it finish its micro-batch and end
     <warehouse>/_leases/<model>/launches/<token>.json|stop   the same of a process that may not have a lease yet
     <warehouse>/_leases/<model>/hold.json                    nothing is to start a driver by itself now
+    <warehouse>/_leases/<model>/crashes.json                 drivers in a row that have crashed and done nothing
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jobs.small_files import Files, files_of
 
 FOLDER = "_leases"
 LAUNCHES = "launches"
+HOLD, CRASHES = "hold.json", "crashes.json"
 KEPT = 100
 """Drivers of a generation that the log remembers."""
 
@@ -113,15 +115,32 @@ class Launch(Record):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Record):
-    """A wish that nothing start a driver by itself, for a time or until it is taken back."""
+    """A wish that nothing start a driver by itself, for a time or until it is taken back.
+
+    crashes: of something that was given up, how many drivers in a row had crashed; run: Airflow's that gave it up.
+    """
 
     reason: str
     began_at: datetime
     until: datetime | None = None
+    crashes: int | None = None
+    run: str | None = None
 
     def over(self, now: datetime) -> bool:
         """Tell if it has run out."""
         return self.until is not None and now >= self.until
+
+
+@dataclass(frozen=True, slots=True)
+class Crashes(Record):
+    """Drivers in a row that have crashed before they had committed a micro-batch.
+
+    done: the newest micro-batch of each checkpoint after the last of them.
+    """
+
+    count: int
+    done: dict[str, int]
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +166,7 @@ class LeaseLog:
         """Return every generation's latest driver, the one that began last at the end."""
         found = []
         for generation in self.files.names(""):
-            if generation in (LAUNCHES, "hold.json"):
+            if generation in (LAUNCHES, HOLD, CRASHES):
                 continue
             epochs = [name for name in self.files.names(generation) if name.endswith(".json")]
             if epochs:
@@ -197,15 +216,27 @@ class LeaseLog:
 
     def hold(self) -> Hold | None:
         """Return the hold that is in force."""
-        found = Hold.parse(self.files.read("hold.json"))
+        found = Hold.parse(self.files.read(HOLD))
         return None if found is None or found.over(clock.now()) else found
 
     def put_hold(self, hold: Hold | None) -> None:
-        """Begin a hold, or end the one that is there."""
+        """Begin a hold, or end the one that is there: then crashes are counted anew."""
         if hold is None:
-            self.files.remove("hold.json")
+            self.files.remove(CRASHES)
+            self.files.remove(HOLD)
         else:
-            self.files.write("hold.json", hold.text())
+            self.files.write(HOLD, hold.text())
+
+    def crashes(self) -> Crashes | None:
+        """Return how many drivers in a row have crashed."""
+        return Crashes.parse(self.files.read(CRASHES))
+
+    def put_crashes(self, crashes: Crashes | None) -> None:
+        """Write down how many drivers in a row have crashed, None: none."""
+        if crashes is None:
+            self.files.remove(CRASHES)
+        else:
+            self.files.write(CRASHES, crashes.text())
 
     def prune(self, folder: str, keep: int = KEPT) -> None:
         """Forget all but the last drivers of a generation, or launches."""

@@ -209,8 +209,10 @@ def sign(lease: Lease, stop: threading.Event) -> None:
 
 
 @contextmanager
-def stream_lock(root: str, model: str, generation: str | None = None) -> Iterator[None]:
+def stream_lock(root: str, model: str, generation: str | None = None, what: str = "stream") -> Iterator[None]:
     """Hold the model's stream, or that of one generation, on this machine; the lock dies with the process.
+
+    what: monitor or skill, to hold what follows the stream.
 
     Raises:
         UserError: another process holds it.
@@ -220,13 +222,14 @@ def stream_lock(root: str, model: str, generation: str | None = None) -> Iterato
         return
     folder = Path(root, "_locks")
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f"stream-{generation or model}.lock", "a+") as handle:
+    name = f"stream-{generation or model}" if what == "stream" else f"stream-{what}-{model}"
+    with open(folder / f"{name}.lock", "a+") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             handle.seek(0)
             holder = handle.read().strip() or "unknown"
-            raise taken(model, f"process {holder} of this machine drives it") from error
+            raise taken(model, f"process {holder} of this machine drives it", what) from error
         handle.seek(0)
         handle.truncate()
         handle.write(str(os.getpid()))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs.errors import RUN_FAILED, UserError
+from jobs.followers import Query
 from jobs.labels import batches_labelled
 from jobs.progress import Progress
+from jobs.settings import Settings
 from jobs.spec import ModelSpec
 from jobs.tables import Warehouse, estimates
 
@@ -18,9 +22,38 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+GENERATIONS = "generations"
 POLL_SECONDS = 0.2
-SWITCH_SECONDS = 10.0
-"""How often queries that run on look if another generation has become the live one."""
+SWITCH_SECONDS = 1.0
+"""How often queries that run on look if the table of generations has changed, and another may be the live one.
+
+What that one has written before is passed over by what still runs on the estimates of the one before.
+"""
+
+
+@contextmanager
+def following(
+    settings: Settings, spec: ModelSpec, verb: str, kafka: bool = False
+) -> Iterator[tuple[Warehouse, threading.Event, Progress]]:
+    """Be the one monitor, or judge of forecasts, of a model; yield where, what tells to end, and where to tell of it.
+
+    Raises:
+        UserError: another one runs.
+    """
+    from jobs.follower_lease import held
+    from jobs.leases import stream_lock
+    from jobs.session import spark_session
+    from jobs.spark_conf import interpreted_conf
+    from jobs.stream import stop_signal
+
+    title = f"{verb} {spec.name}"
+    with stream_lock(settings.warehouse, spec.name, what=verb), stop_signal() as stop:
+        warehouse = Warehouse(spark_session(settings, title, interpreted_conf(), kafka), settings.warehouse)
+        with (
+            held(warehouse, spec, verb, stop),
+            Progress(title, None, quiet=settings.quiet) as progress,
+        ):
+            yield warehouse, stop, progress
 
 
 @dataclass
@@ -48,6 +81,8 @@ class LiveQueries:
         from jobs.live import chain
 
         while not self.stop.is_set():
+            # Before the generations are read, so that no later change is overlooked.
+            seen = self.warehouse.latest_version(GENERATIONS) if self.warehouse.exists(GENERATIONS) else -1
             links = chain(self.warehouse, self.spec.name)
             if not links or not self.warehouse.exists(estimates(self.spec.name)):
                 raise UserError(
@@ -56,28 +91,29 @@ class LiveQueries:
                 )
             queries = self.start()
             try:
-                if self._await(queries, links[0].generation, progress):
+                if self._await(queries, links[0].generation, seen, progress):
                     return
             finally:
                 self._end(queries)
 
     def source(self) -> DataFrame:
-        """Return the live estimates as a stream, from the first one on that the table's log still knows of."""
+        """Return the live estimates as a stream: first the table as it is, then what is added.
+
+        Not its versions from the first one on: `maintain` compacts it, and the files of old versions go. It also
+        deletes estimates that are no part of the live ones, a commit to pass over, as it adds nothing.
+        """
         from jobs.live import is_live
 
-        table = estimates(self.spec.name)
-        reader = self.warehouse.spark.readStream.format("delta")
-        reader = reader.option("startingVersion", self.warehouse.first_version(table))
-        rows = reader.load(self.warehouse.path(table))
+        reader = self.warehouse.spark.readStream.format("delta").option("skipChangeCommits", "true")
+        rows = reader.load(self.warehouse.path(estimates(self.spec.name)))
         return rows.filter(is_live(self.warehouse, self.spec.name))
 
-    def started(self, rows: DataFrame, name: str, sink: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        """Start a query of this name, which is its checkpoint's too, that hands each micro-batch to a sink."""
-        from jobs.checkpoints import Checkpoint
-
-        checkpoint = Checkpoint(self.warehouse, f"checkpoints/{name}")
-        writer = rows.writeStream.queryName(name).foreachBatch(batches_labelled(sink, name))
-        writer = writer.option("checkpointLocation", checkpoint.path)
+    def started(
+        self, rows: DataFrame, query: Query, sink: Callable[[DataFrame, int], None]
+    ) -> StreamingQuery:
+        """Start a query that hands each micro-batch to a sink."""
+        writer = rows.writeStream.queryName(query.name).foreachBatch(batches_labelled(sink, query.name))
+        writer = writer.option("checkpointLocation", self.warehouse.path(query.checkpoint))
         writer = (
             writer.trigger(availableNow=True)
             if self.seconds is None
@@ -85,8 +121,11 @@ class LiveQueries:
         )
         return writer.start()
 
-    def _await(self, queries: list[StreamingQuery], live: str, progress: Progress) -> bool:
-        """Wait for the queries' end; False if they are to begin again with another live generation."""
+    def _await(self, queries: list[StreamingQuery], live: str, seen: int, progress: Progress) -> bool:
+        """Wait for the queries' end; False if they are to begin again with another live generation.
+
+        seen: version of the table of generations in which `live` was the live one.
+        """
         from jobs.generations import live as live_now
 
         due = time.monotonic() + SWITCH_SECONDS
@@ -98,8 +137,15 @@ class LiveQueries:
             progress.note(self.told())
             if self.seconds is not None and time.monotonic() >= due:
                 due = time.monotonic() + SWITCH_SECONDS
-                now = live_now(self.warehouse, self.spec.name)
+                version = self.warehouse.latest_version(GENERATIONS)
+                if version == seen:
+                    continue
+                seen, now = version, live_now(self.warehouse, self.spec.name)
                 if now is not None and now.generation != live:
+                    print(
+                        f"{self.spec.name}: {now.generation} is live, {self.what} goes over to it",
+                        file=sys.stderr,
+                    )
                     return False
         return True
 

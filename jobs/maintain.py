@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.archive import archive
 from jobs.errors import RUN_FAILED, UserError, first_line
+from jobs.folders import Folder
+from jobs.followers import tables_of
+from jobs.followers_kept import Followers, furthest_behind, lines_of
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
@@ -73,7 +76,9 @@ class Maintenance:
     dry: bool
     with_estimates: bool
     told: Callable[[str], None] = lambda text: None
-    found: dict[str, Any] = field(default_factory=lambda: {"optimized": [], "vacuumed": []})
+    found: dict[str, Any] = field(
+        default_factory=lambda: {"optimized": [], "vacuumed": [], "not_vacuumed": {}}
+    )
 
     def run(self) -> None:
         """Take the steps in their order: generations before the snapshots that they began from."""
@@ -96,6 +101,7 @@ class Maintenance:
         self._estimates(made)
         self._quarantine(known)
         self._progress()
+        self.found["followers"] = Followers(self.warehouse, self.spec, self.dry).run()
         self._tidy()
 
     def _tidy(self) -> None:
@@ -103,11 +109,20 @@ class Maintenance:
         self.found["optimized"] = [
             one for one in (self._optimize(table) for table in self._tables()) if one is not None
         ]
+        self._spare()
         self.found["vacuumed"] = [
             one
             for one in (self._vacuum(table) for table in ("generations", "snapshots", *self._tables()))
             if one is not None
         ]
+
+    def _spare(self) -> None:
+        """Leave files of the estimates alone that a monitor, or forecast skill, has still to read."""
+        verb, behind = furthest_behind(self.warehouse, self.spec)
+        if behind >= span_of(self.spec.retention.files):
+            self.found["not_vacuumed"][estimates(self.spec.name)] = (
+                f"the {verb} has not read estimates of {behind.days} days ago: run it, or take it out of the spec"
+            )
 
     def lines(self) -> list[str]:
         """Say what has gone, or would."""
@@ -126,6 +141,7 @@ class Maintenance:
             ("progress", "records of micro-batches"),
         ):
             lines.append(f"{would} {self.found[what]:,} {text}")
+        lines += lines_of(self.found["followers"], would)
         for one in self.found["optimized"]:
             now = f", now {one['files_after']}" if one["files_after"] is not None else ""
             lines.append(
@@ -137,6 +153,7 @@ class Maintenance:
             lines.append(f"would remove files that no table needs: {said}")
         elif not self.dry:
             lines.append(f"vacuumed {', '.join(one['table'] for one in self.found['vacuumed']) or 'nothing'}")
+        lines += [f"did not vacuum {table}: {why}" for table, why in self.found["not_vacuumed"].items()]
         kept = {**self.found["kept"]["generations"], **self.found["kept"]["snapshots"]}
         return [*lines, *(f"kept {name}: {why}" for name, why in kept.items())]
 
@@ -220,20 +237,13 @@ class Maintenance:
 
     def _delete(self, table: str, rows: Column) -> int:
         """Delete rows of a table in one commit, and return how many they are."""
-        from delta.tables import DeltaTable
-
-        if not self.warehouse.exists(table):
-            return 0
-        count = self.warehouse.read(table).filter(rows).count()
-        if count and not self.dry:
-            with self.warehouse.lock(table):
-                DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table)).delete(rows)
-        return count
+        return self.warehouse.delete(table, rows, self.dry)
 
     def _tables(self) -> list[str]:
         from jobs.spool import table_of
 
-        own = (estimates(self.spec.name), archive(self.spec.name), table_of(self.spec.name))
+        name = self.spec.name
+        own = (estimates(name), archive(name), table_of(name), *tables_of(name))
         return [table for table in (*own, *SHARED) if self.warehouse.exists(table)]
 
     def _optimize(self, table: str) -> dict[str, Any] | None:
@@ -257,7 +267,7 @@ class Maintenance:
         """Remove the files that a table has not needed for `retention.files`; return how many would go in a dry run."""
         from pyspark.errors import PySparkException
 
-        if not self.warehouse.exists(table):
+        if not self.warehouse.exists(table) or table in self.found["not_vacuumed"]:
             return None
         self.told(f"removing unneeded files of {table}")
         spark = self.warehouse.spark
@@ -298,16 +308,7 @@ class Maintenance:
             raise UserError(
                 f"the checkpoint {name} is in no folder of this warehouse: it is left alone", RUN_FAILED
             )
-        jvm: Any = self.warehouse.spark._jvm
-        session: Any = self.warehouse.spark._jsparkSession
-        path = jvm.org.apache.hadoop.fs.Path(self.warehouse.path(name))
-        files = path.getFileSystem(session.sessionState().newHadoopConf())
-        there = bool(files.exists(path))
-        if there and remove and not files.delete(path, True):
-            raise UserError(
-                f"{path} cannot be removed: look who may write there, and run maintain again", RUN_FAILED
-            )
-        return there
+        return Folder(self.warehouse, name).remove(remove)
 
 
 @contextmanager

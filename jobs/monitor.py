@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs.errors import UserError
-from jobs.live_queries import LiveQueries
-from jobs.progress import Progress
+from jobs.followers import MONITOR, application_of, queries_of
+from jobs.live_queries import LiveQueries, following
 from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import load_spec
 from jobs.spec_monitor import Monitor
-from jobs.tables import Warehouse
 from jobs.triggers import AVAILABLE_NOW, trigger_seconds
 
 if TYPE_CHECKING:
@@ -38,25 +37,15 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
     Raises:
         UserError: the spec has no such section, nothing is live, another monitor runs, or a query failed.
     """
-    from jobs.leases import stream_lock
-    from jobs.monitor_lease import held
-    from jobs.session import spark_session
-    from jobs.spark_conf import interpreted_conf
-    from jobs.stream import stop_signal
-
     began = time.monotonic()
     spec, seconds = load_spec(model, settings.models), trigger_seconds(trigger)
     if spec.monitor is None:
         raise UserError(
             f"{spec.source_path}: there is nothing to monitor: add `monitor` with windows or rules (docs/streaming.md)"
         )
-    title = f"monitor {spec.name}"
-    with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
-        spark = spark_session(settings, title, interpreted_conf(), spec.speaks_to_kafka)
-        warehouse = Warehouse(spark, settings.warehouse)
+    with following(settings, spec, MONITOR, spec.speaks_to_kafka) as (warehouse, stop, progress):
         watcher = _Watcher(warehouse, spec, seconds, stop, spec.monitor)
-        with held(warehouse, spec.name, stop), Progress(title, None, quiet=settings.quiet) as progress:
-            watcher.run(progress)
+        watcher.run(progress)
     return watcher.report(time.monotonic() - began)
 
 
@@ -81,20 +70,20 @@ class _Watcher(LiveQueries):
         if monitor.kafka is not None:
             bounds(warehouse.spark, monitor.kafka.topic)
         queries = []
-        for part in ("windows", "rules"):
-            if not getattr(monitor, part):
-                continue
-            name = f"monitor-{spec.name}-{part}-{monitor.definition(part)}"
+        for query in queries_of(spec, MONITOR):
             source = self.source()
-            if part == "windows":
-                self.windows = self.windows or Windows(warehouse, spec, monitor, name)
+            if query.part == "windows":
+                self.windows = self.windows or Windows(
+                    warehouse, spec, monitor, application_of(warehouse, query)
+                )
                 sink, rows = self.windows, source
             else:
-                kind = key_kind(spec.key, source.schema)
-                self.alerts = self.alerts or Alerts(warehouse, spec, monitor, name, kind)
-                buckets = buckets_of(warehouse, spec, name)
-                sink, rows = self.alerts, start_rules(spec, monitor, source, buckets)
-            queries.append(self.started(rows, name, sink))
+                if self.alerts is None:
+                    kind = key_kind(spec.key, source.schema)
+                    self.alerts = Alerts(warehouse, spec, monitor, application_of(warehouse, query), kind)
+                sink = self.alerts
+                rows = start_rules(spec, monitor, source, buckets_of(warehouse, spec, query.name))
+            queries.append(self.started(rows, query, sink))
         return queries
 
     def told(self) -> str:

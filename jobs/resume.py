@@ -9,10 +9,12 @@ from jobs.spec import load_spec
 from jobs.watch import log_name
 
 
-def run(settings: Settings, model: str, monitor: bool = False) -> Report:
-    """End the hold that `stop` has put on a model's stream, or on its monitor. Again it changes nothing."""
+def run(settings: Settings, model: str, what: str = "stream") -> Report:
+    """End the hold that is on a model's stream, or on its monitor or skill. Again it changes nothing.
+
+    `stop` has put it there, or Airflow, which has given up: then its next driver is as good as the first.
+    """
     name = load_spec(model, settings.models).name
-    what = "monitor" if monitor else "stream"
     log = LeaseLog.at(settings.warehouse, log_name(what, name))
     held = log.hold()
     log.put_hold(None)

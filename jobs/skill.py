@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import UserError
-from jobs.live_queries import LiveQueries
-from jobs.progress import Progress
+from jobs.followers import SKILL, application_of, queries_of
+from jobs.live_queries import LiveQueries, following
 from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
@@ -43,11 +43,7 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
         UserError: the spec has no such section or cannot be forecast, nothing is live, another such run goes on, or
             the query failed.
     """
-    from jobs.leases import stream_lock
-    from jobs.session import spark_session
     from jobs.skill_pairs import check_spec
-    from jobs.spark_conf import interpreted_conf
-    from jobs.stream import stop_signal
 
     began = time.monotonic()
     spec, seconds = load_spec(model, settings.models, deep=True), trigger_seconds(trigger)
@@ -56,12 +52,9 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
             f"{spec.source_path}: there is nothing to forecast: add `forecast` with horizons (docs/streaming.md)"
         )
     check_spec(spec, spec.forecast)
-    title = f"skill {spec.name}"
-    with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
-        spark = spark_session(settings, title, interpreted_conf())
-        judge = _Judge(Warehouse(spark, settings.warehouse), spec, seconds, stop, spec.forecast)
-        with Progress(title, None, quiet=settings.quiet) as progress:
-            judge.run(progress)
+    with following(settings, spec, SKILL) as (warehouse, stop, progress):
+        judge = _Judge(warehouse, spec, seconds, stop, spec.forecast)
+        judge.run(progress)
         return judge.report(time.monotonic() - began)
 
 
@@ -87,18 +80,21 @@ class _Judge(LiveQueries):
                 f"the estimates of {self.spec.name} have no measurements beside them yet: its stream writes them from "
                 f"its next micro-batch on (`kalman-pipeline stream --model {self.spec.name}`)"
             )
-        name = f"skill-{self.spec.name}-{self.section.definition()}"
+        (asked,) = queries_of(self.spec, SKILL)
         plan = self._plan()
         if self.sink is None:
             kind = key_kind(self.spec.key, source.schema)
-            self.sink = Scores(self.warehouse, self.spec, self.section, name, kind)
+            application = application_of(self.warehouse, asked)
+            self.sink = Scores(self.warehouse, self.spec, self.section, application, kind)
         spark = self.warehouse.spark
-        spark.conf.set("spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, name))
+        spark.conf.set(
+            "spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, asked.checkpoint)
+        )
         known = _of_generations(source, plan, len(self.spec.measurement))
         rows = scored(
             pairs(known, _of_generations(self.source(), plan, len(self.spec.measurement)), self.section), plan
         )
-        query = self.started(rows, name, self.sink)
+        query = self.started(rows, asked, self.sink)
         self.queries = (*self.queries, query)
         return [query]
 
@@ -257,12 +253,12 @@ def _of_generations(estimates: DataFrame, plan: Plan, m: int) -> DataFrame:
     return estimates.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
 
 
-def _partitions(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
+def _partitions(warehouse: Warehouse, spec: ModelSpec, checkpoint: str) -> int:
     """Return over how many partitions the join is spread: Spark goes on with those of its first micro-batch."""
     from jobs.checkpoints import Checkpoint
     from jobs.compatibility import PARTITIONS
 
-    kept = Checkpoint(warehouse, f"checkpoints/{name}").settings().get(PARTITIONS)
+    kept = Checkpoint(warehouse, checkpoint).settings().get(PARTITIONS)
     return int(kept or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism)
 
 

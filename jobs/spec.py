@@ -271,6 +271,10 @@ class ModelSpec(Section):
                 "add `monitor` with windows or rules",
                 "airflow.monitor.schedule",
             )
+        if self.forecast is None and self.airflow.skill.schedule is not None:
+            raise wrong(
+                "there is nothing to forecast", "add `forecast` with horizons", "airflow.skill.schedule"
+            )
         if self.inputs is not None:
             self.inputs.check_names(self.key)
         if self.forecast is not None and not self.outputs.measured:

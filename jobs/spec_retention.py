@@ -71,6 +71,19 @@ class Retention(Section):
         default=False,
         description="true: estimates that are no part of the live ones go with their generation's checkpoint",
     )
+    definitions: str = Field(
+        default="90d",
+        description="how long what a former definition of `monitor` or `forecast` has left is kept after its last "
+        "micro-batch: its rows and its checkpoint",
+    )
+    windows: str | None = Field(
+        default=None,
+        description="how long a window of `monitor` is kept behind the newest one, by event time; null: for good",
+    )
+    skill: str | None = Field(
+        default=None,
+        description="how long a forecast of `skill` is kept behind the newest one, by event time; null: for good",
+    )
     files: str = Field(
         default="7d",
         description="how long VACUUM leaves files that no table needs any more; Delta refuses less than 7d",
@@ -78,7 +91,8 @@ class Retention(Section):
 
     @model_validator(mode="after")
     def _long_enough(self) -> Retention:
-        for field in ("quarantine", "progress"):
-            _check(getattr(self, field), field)
+        for field in ("quarantine", "progress", "definitions", "windows", "skill"):
+            if getattr(self, field) is not None:
+                _check(getattr(self, field), field)
         _check(self.files, "files", least=0)
         return self

@@ -268,6 +268,13 @@ class StreamDag(Section):
         default=None, description="with @continuous, time between micro-batches, such as 10s (the default)"
     )
 
+    give_up_after: int | None = Field(
+        default=10,
+        ge=1,
+        description="with @continuous: so many drivers in a row that crash before they have committed a micro-batch, "
+        "and none is started any more until `resume`; null: they are started for ever",
+    )
+
     @property
     def continuous(self) -> bool:
         """Tell if the stream runs for ever."""
@@ -290,8 +297,8 @@ class StreamDag(Section):
         return self
 
 
-class MonitorDag(StreamDag):
-    """The DAG that watches the estimates."""
+class FollowerDag(StreamDag):
+    """The DAG of what follows the estimates: a monitor, or the skill of forecasts."""
 
     schedule: str | None = Field(
         default=None,
@@ -307,8 +314,11 @@ class Airflow(Section):
     ingest: IngestDag = Field(default_factory=IngestDag, description="the ingest DAG")
     pretrain: ScheduledDag = Field(default_factory=ScheduledDag, description="the pretrain DAG")
     stream: StreamDag = Field(default_factory=StreamDag, description="the stream DAG")
-    monitor: MonitorDag = Field(
-        default_factory=MonitorDag, description="the monitor DAG, of a model that has `monitor`"
+    monitor: FollowerDag = Field(
+        default_factory=FollowerDag, description="the monitor DAG, of a model that has `monitor`"
+    )
+    skill: FollowerDag = Field(
+        default_factory=FollowerDag, description="the skill DAG, of a model that has `forecast`"
     )
     export: ScheduledDag = Field(default_factory=ScheduledDag, description="the export DAG")
     upgrade: ScheduledDag = Field(

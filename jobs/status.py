@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.alarms import alarms
 from jobs.errors import UserError
+from jobs.follower_status import follower_table, followers, given_up
 from jobs.positions import KAFKA, said
 from jobs.progress_records import Lag
 from jobs.quarantine_table import held_by_model
@@ -126,6 +127,8 @@ def _model(
             for one in manifests
         ],
         "generations": [_lineage(warehouse, one, version) for one in lineages],
+        "followers": followers(warehouse, name),
+        "given_up": given_up(warehouse, name),
     }
 
 
@@ -148,7 +151,7 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
     elif one.topic is not None:
         lag = _topic_lag(progress, last_batch_at)
     else:
-        lag = table_lag(warehouse, one.model, version)
+        lag = table_lag(warehouse, measurements(one.model), version)
     running = holder is not None and holder.alive(one.heartbeat)
     return {
         "generation": one.generation,
@@ -223,7 +226,9 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
             )
             if lineage is not None and lineage["last_error"]:
                 errors.append(f"{lineage['generation']}: last error: {lineage['last_error']}")
-    return Group(table, *errors)
+    errors += [text for one in data for text in one["given_up"]]
+    followed = follower_table(data)
+    return Group(table, *([] if followed is None else [followed]), *errors)
 
 
 def _place(lineage: dict[str, Any], newest: int | None) -> str:

@@ -13,7 +13,7 @@ from jobs.report import Report
 from jobs.settings import Settings
 from jobs.spec import load_spec
 from jobs.times import duration_us
-from jobs.watch import SILENT, Sight, log_name, look
+from jobs.watch import SILENT, Sight, log_name, look, resume_command
 
 POLL_SECONDS = 0.5
 
@@ -25,9 +25,9 @@ def run(
     restart: bool = False,
     wait: str = "10min",
     needed: bool = False,
-    monitor: bool = False,
+    what: str = "stream",
 ) -> Report:
-    """Ask the driver of a model's stream, or of its monitor, to end, and wait until it has. Again it changes nothing.
+    """Ask the driver of a model's stream, or of what follows it, to end, and wait for that. Again it changes nothing.
 
     Args:
         settings: of the command.
@@ -36,14 +36,13 @@ def run(
         restart: put no such hold, so that Airflow starts it again at once.
         wait: how long to wait for the end.
         needed: end with exit code 3 if nothing drives it.
-        monitor: stop the model's monitor, not its stream.
+        what: stream, monitor or skill.
 
     Raises:
         UserError: it has not ended in time, or gives no sign of life.
     """
     name = load_spec(model, settings.models).name
     longest = _duration("--wait", wait)
-    what = "monitor" if monitor else "stream"
     log = LeaseLog.at(settings.warehouse, log_name(what, name))
     if not restart:
         until = None if hold is None else datetime.now(UTC) + _duration("--hold", hold)
@@ -55,7 +54,7 @@ def run(
 
 
 def end_driver(log: LeaseLog, longest: timedelta, reason: str) -> Sight:
-    """Ask the driver of a stream, or of a monitor, to end, wait until it has, and return what was seen of it before.
+    """Ask the driver of a stream, or of what follows it, to end, wait until it has; return what was seen of it before.
 
     Raises:
         UserError: it has not ended in time, or gives no sign of life.
@@ -96,7 +95,7 @@ def _report(name: str, what: str, was: Sight, log: LeaseLog) -> Report:
         end = (
             f"until {held.until:%Y-%m-%d %H:%M} UTC"
             if held.until
-            else f"until `kalman-pipeline resume --model {name}{' --monitor' if what == 'monitor' else ''}`"
+            else f"until `{resume_command(what, name)}`"
         )
         lines.append(f"Airflow does not start it again {end}")
     return Report(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.errors import UserError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _WRITE = "spark.databricks.delta.write"
 QUARANTINE = """
@@ -111,10 +111,6 @@ class Warehouse:
         """Return the newest version of a table: its log has a file a version."""
         return max(self._versions(table))
 
-    def first_version(self, table: str) -> int:
-        """Return the oldest version of a table that its log still has."""
-        return min(self._versions(table))
-
     def _versions(self, table: str) -> list[int]:
         if self.local:
             names = os.listdir(f"{self.path(table)}/_delta_log")
@@ -171,6 +167,18 @@ class Warehouse:
             merge = merge.withSchemaEvolution()
         with self.lock(table), of_transaction(session, *transaction):
             merge.execute()
+
+    def delete(self, table: str, rows: Column, dry: bool = False) -> int:
+        """Delete rows of a table, if it is there, in one commit; return how many they are, or with `dry` would be."""
+        from delta.tables import DeltaTable
+
+        if not self.exists(table):
+            return 0
+        count = self.read(table).filter(rows).count()
+        if count and not dry:
+            with self.lock(table):
+                DeltaTable.forPath(self.spark, self.path(table)).delete(rows)
+        return count
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:

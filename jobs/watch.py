@@ -17,8 +17,13 @@ LIVE = "live"
 
 
 def log_name(verb: str, model: str) -> str:
-    """Return the name under which the log of drivers knows what a verb drives: the model's stream, or its monitor."""
+    """Return the name under which the log of drivers knows what a verb drives: stream, monitor or skill of a model."""
     return model if verb == "stream" else f"{verb}-{model}"  # no model's name has a dash
+
+
+def resume_command(verb: str, model: str) -> str:
+    """Return the command that ends a hold on what a verb drives."""
+    return f"kalman-pipeline resume --model {model}" + ("" if verb == "stream" else f" --{verb}")
 
 
 @dataclass(frozen=True, slots=True)

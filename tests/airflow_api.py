@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+PATIENCE = 180.0
+HARMLESS = ("GET", "PATCH")
+"""What may be said twice: PATCH pauses a DAG, or does not."""
 
 
 class Api:
@@ -59,8 +64,19 @@ class Api:
         request.add_header("Accept", "application/json")
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read() or b"null")
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return json.loads(answer.read() or b"null")
+            except urllib.error.HTTPError:
+                raise
+            except (
+                OSError
+            ):  # it is busy, or has been killed and is not back: what changes nothing is asked again
+                if method not in HARMLESS or time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
 
 
 def wait_for(ask: Callable[[], T | None], seconds: float, what: str) -> T:

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowTimetableInvalid
 
 from jobs.spec import ModelSpec, SpecError, load_spec, spec_files
 from jobs.spec_errors import Problem
-from jobs.spec_sections import CONTINUOUS
+from jobs.spec_sections import CONTINUOUS, StreamDag
 from kalman_dags.operator import place
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
@@ -22,6 +22,9 @@ START = datetime(2000, 1, 1, tzinfo=UTC)
 
 WARDEN = "kalman_stream_warden"
 """The one DAG that is not a model's."""
+
+DRIVEN = ("stream", "monitor", "skill")
+"""Verbs that one driver at a time does, and that may run for ever."""
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +68,9 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
 
 
 def _bad_schedules(spec: ModelSpec) -> Iterator[Problem]:
-    for verb in ("ingest", "pretrain", "stream", "export", "upgrade", "maintain", "monitor"):
+    for verb in ("ingest", "pretrain", "export", "upgrade", "maintain", *DRIVEN):
         schedule = getattr(spec.airflow, verb).schedule
-        for_ever = verb in ("stream", "monitor") and schedule == CONTINUOUS
+        for_ever = verb in DRIVEN and schedule == CONTINUOUS
         try:
             if schedule is not None and not for_ever:
                 CronTriggerTimetable(schedule, timezone="UTC").validate()
@@ -100,14 +103,30 @@ def estimates(model: str) -> Asset:
     return Asset(name=f"kalman_estimates__{model}", uri=f"kalman://estimates/{model}", group="kalman")
 
 
-def stream_pool(model: str) -> str:
-    """Return the name of the one-slot pool that everything which drives a model's stream runs in."""
-    return f"kalman_stream__{model}"
+def pool(verb: str, model: str) -> str:
+    """Return the name of the one-slot pool that everything runs in which drives a model's stream, monitor or skill."""
+    return f"kalman_{verb}__{model}"
 
 
-def monitor_pool(model: str) -> str:
-    """Return the name of the one-slot pool that a model's monitor runs in."""
-    return f"kalman_monitor__{model}"
+def driven(spec: ModelSpec) -> list[str]:
+    """Return those of `DRIVEN` that a model has."""
+    there = {"stream": True, "monitor": spec.monitor is not None, "skill": spec.forecast is not None}
+    return [verb for verb in DRIVEN if there[verb]]
+
+
+def section(spec: ModelSpec, verb: str) -> StreamDag:
+    """Return how the DAG of one of `DRIVEN` is run, by the spec."""
+    return getattr(spec.airflow, verb)
+
+
+def kept_running(verb: str) -> Iterator[ModelSpec]:
+    """Yield the models of which one of `DRIVEN` runs for ever."""
+    yield from (spec for spec in specs() if verb in driven(spec) and section(spec, verb).continuous)
+
+
+def run_at_times(verb: str) -> Iterator[ModelSpec]:
+    """Yield the models of which one of `DRIVEN` takes what is there and ends."""
+    yield from (spec for spec in specs() if verb in driven(spec) and not section(spec, verb).continuous)
 
 
 def trigger(does: str, ends: str = "") -> Param:

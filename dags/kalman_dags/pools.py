@@ -1,4 +1,4 @@
-"""The pools that the DAGs need, one slot a stream, as JSON for `airflow pools import`."""
+"""The pools that the DAGs need, one slot for whatever has one driver at a time, as JSON for `airflow pools import`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import json
 import sys
 
 from jobs.spec import ModelSpec
-from kalman_dags.family import monitor_pool, specs, stream_pool
+from kalman_dags.family import driven, pool, specs
 
 
 def pools(models: list[ModelSpec]) -> dict[str, dict[str, object]]:
     """Return the pools as `airflow pools import` reads them."""
-    wanted = {stream_pool(spec.name): f"the stream of {spec.name}" for spec in models}
-    watched = (spec for spec in models if spec.monitor is not None)
-    wanted |= {monitor_pool(spec.name): f"the monitor of {spec.name}" for spec in watched}
     return {
-        name: {
+        pool(verb, spec.name): {
             "slots": 1,
-            "description": f"One driver at a time for {what}",
+            "description": f"One driver at a time for the {verb} of {spec.name}",
             # A deferred task still holds its stream.
             "include_deferred": True,
         }
-        for name, what in wanted.items()
+        for spec in models
+        for verb in driven(spec)
     }
 
 

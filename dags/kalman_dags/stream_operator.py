@@ -15,11 +15,12 @@ from typing import Any, NoReturn
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from jobs import clock, crashes
 from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.launch import tail
-from jobs.lease_log import LOST, LeaseLog
+from jobs.lease_log import CAUGHT_UP, LOST, STOPPED, Hold, LeaseLog
 from jobs.stop import ask
-from jobs.watch import NONE, SILENT, Sight, look, processes
+from jobs.watch import ENDED, NONE, SILENT, Sight, look, processes, resume_command
 from kalman_dags.launchers import Work, about, launcher
 from kalman_dags.operator import place
 from kalman_dags.stream_trigger import WATCHED, StreamTrigger
@@ -38,34 +39,54 @@ TAKEN_DELAY = timedelta(seconds=15)
 
 
 class StreamForeverOperator(BaseOperator):
-    """Keep a model's stream, or its monitor, driven for ever.
+    """Keep a model's stream, or what follows it, driven for ever.
 
     Args:
         model: its name.
-        verb: stream or monitor.
+        verb: stream, monitor or skill.
         seconds: between micro-batches.
         kafka: its driver needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
+        give_up_after: so many drivers in a row that crash before they have committed a micro-batch; None: never.
 
     A driver that was asked to end, or whose generation was retired, is followed by the next at once, or after the hold.
     One that failed or was killed is followed by one that goes on from its checkpoint, after 5 s, then 10 s, and so on
-    up to 5 minutes; after the sixth failure in a row the task fails, and its retries try again.
+    up to 5 minutes; after the sixth failure in a row the task fails, and its retries try again. Drivers that crash and
+    do nothing are counted beside that, over tasks and runs: after `give_up_after` of them the task fails for good, and
+    none is started until somebody takes the hold back that it leaves (`resume`), or clears the task.
     """
 
     ui_color = "#e8f1fb"
 
     def __init__(
-        self, *, model: str, seconds: float, verb: str = "stream", kafka: bool = False, **kwargs: Any
+        self,
+        *,
+        model: str,
+        seconds: float,
+        verb: str = "stream",
+        kafka: bool = False,
+        give_up_after: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.model, self.seconds, self.verb, self.kafka = model, seconds, verb, kafka
+        self.give_up_after = give_up_after
+        self._run: str | None = None
 
     def execute(self, context: Context) -> None:
         """Find the driver or start one, then watch it."""
+        self._run = context.get("run_id")
+        log = self._log()
+        hold = log.hold()
+        if hold is not None and hold.crashes is not None and hold.run == self._run:
+            self.log.info("This run had given up (%s), and is begun anew", hold.reason)
+            log.put_hold(None)
         self._drive(0, self._until())
 
     def resume(self, context: Context, event: str, failures: int, until: str) -> None:
         """Go on when the trigger has fired."""
+        self._run = context.get("run_id")
         if event == WATCHED:
+            self._fail_if_given_up()
             self.log.info("%s; the next run goes on watching it", self._look().text())
             return
         sight = self._look()
@@ -88,19 +109,21 @@ class StreamForeverOperator(BaseOperator):
             self._watch(failures, until)
         hold = self._log().hold()
         if hold is not None:
-            end = (
-                f"until {hold.until}"
-                if hold.until
-                else f"until `kalman-pipeline resume --model {self.model}"
-                f"{'' if self.verb == 'stream' else ' --' + self.verb}`"
-            )
-            self.log.info("Not started: %s, %s", hold.reason, end)
+            if hold.crashes is not None:
+                self.log.error(
+                    "Not started, as given up: %s; begin anew by %s", hold.reason, self._begun_anew
+                )
+            else:
+                end = hold.until or f"`{resume_command(self.verb, self.model)}`"
+                self.log.info("Not started: %s, until %s", hold.reason, end)
             self._wait(timedelta(0), failures, until)
         if sight.state == SILENT:
             self._kill(sight)
+        crashes.about_to_start(self._root, self._log())
         try:
             started = launcher().start(self._root, self._work, about(seconds=self.seconds))
         except UserError as error:
+            self._count(Sight(ENDED, error=error.message))
             raise AirflowException(error.message) from error
         self.log.info("Started a driver: process %s on %s, log %s", started.pid, started.host, started.log)
         self._watch(failures, until)
@@ -111,10 +134,12 @@ class StreamForeverOperator(BaseOperator):
         if sight.state == NONE:
             self._drive(failures, until)
         if self._meant(sight):
+            self._log().put_crashes(None)
             self._drive(0, until)
         if sight.exit_code == ALREADY_RUNNING:  # it may not be in the log yet
             self._wait(TAKEN_DELAY, failures, until)
         self._show_log(sight)
+        self._count(sight)
         failures = 1 if sight.seconds > STEADY_SECONDS else failures + 1
         if failures >= MAX_FAILURES:
             raise AirflowException(f"{failures} drivers in a row have failed, the last: {sight.text()}")
@@ -126,7 +151,32 @@ class StreamForeverOperator(BaseOperator):
             return False
         log = self._log()
         asked = any(log.asked_to_stop(one) for one in (sight.drive, sight.launch) if one is not None)
-        return asked or not sight.killed and (sight.how == LOST or not sight.exit_code)
+        if (
+            sight.exit_code is None
+        ):  # killed, or in a cluster, where what it wrote itself is all that is known
+            return asked or sight.how in (LOST, STOPPED, CAUGHT_UP)
+        return asked or sight.how == LOST or sight.exit_code == 0
+
+    def _count(self, sight: Sight) -> None:
+        """Count a crash, and give up where it is one too many."""
+        log = self._log()
+        number = crashes.count(self._root, log, sight.text(), sight.seconds)
+        if self.give_up_after is None or number < self.give_up_after:
+            return
+        if log.hold() is None:
+            log.put_hold(Hold(crashes.said(number, sight), clock.now(), None, number, self._run))
+        self._fail_if_given_up()
+
+    def _fail_if_given_up(self) -> None:
+        hold = self._log().hold()
+        if hold is not None and hold.crashes is not None:
+            raise AirflowFailException(
+                f"given up: {hold.reason}; mend that, then begin anew by {self._begun_anew}"
+            )
+
+    @property
+    def _begun_anew(self) -> str:
+        return f"`{resume_command(self.verb, self.model)}`, or by clearing this task"
 
     def _kill(self, sight: Sight) -> None:
         """End a driver of this machine that gives no sign of life; its next one goes on from the checkpoint."""

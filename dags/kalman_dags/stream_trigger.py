@@ -60,7 +60,7 @@ class StreamTrigger(BaseTrigger):
             await asyncio.sleep(self.poll)
 
     async def on_kill(self) -> None:
-        """Ask the driver to end, as somebody has cleared the task or marked its state."""
+        """Ask the driver to end, or begin anew what was given up: somebody has cleared the task or marked its state."""
         await asyncio.to_thread(self._stop)
 
     def told(self) -> str | None:
@@ -76,4 +76,7 @@ class StreamTrigger(BaseTrigger):
 
     def _stop(self) -> None:
         log = LeaseLog.at(self.root, self.model)
+        hold = log.hold()
+        if hold is not None and hold.crashes is not None:
+            log.put_hold(None)
         ask(log, look(log), "its task was cleared, or marked")

@@ -110,3 +110,23 @@ def test_upgrade_and_roll_back(streamed: Tiny) -> None:
         assert status == {"tiny-g0001": "live", "tiny-g0002": "retired"}
     finally:
         spec.write_text(first)
+
+
+@pytest.mark.slow
+def test_skill(streamed: Tiny) -> None:
+    spec = streamed.models / "tiny.yaml"
+    before = spec.read_text()
+    spec.write_text(before + "outputs: {measured: true}\nforecast: {horizons: [6h]}\n")
+    try:
+        write_days(streamed.landing / "2013-01-05.csv", range(DAYS, DAYS + 1))
+        assert run_dag(streamed, "kalman_ingest__tiny", DAYS) == {"ingest": "success"}
+        assert run_dag(streamed, "kalman_stream__tiny", DAYS) == {"stream": "success"}
+        for _ in range(2):  # the second finds nothing new
+            assert run_dag(streamed, "kalman_skill__tiny", DAYS) == {"skill": "success"}
+            compared = rows_of(streamed.warehouse / "forecast_skill" / "tiny")
+            # A row every six hours, which the estimate before it forecasts; the day before has the first one's.
+            assert len(compared) == ROWS_A_DAY
+        log = LeaseLog.at(str(streamed.warehouse), "skill-tiny")
+        assert [(one.epoch, one.how) for one in log.history("skill")] == [(1, "caught up"), (2, "caught up")]
+    finally:
+        spec.write_text(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, TaskDeferred
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
+from jobs import crashes
 from jobs.launch import detach
 from jobs.lease_log import Drive, Hold, Launch, LeaseLog
 from jobs.owners import Owner, machine, started_at
@@ -151,9 +153,11 @@ def clean(log: LeaseLog) -> Iterator[None]:
             os.kill(launch.pid, 9)
 
 
-def operator(monkeypatch: pytest.MonkeyPatch, script: Script) -> StreamForeverOperator:
+def operator(
+    monkeypatch: pytest.MonkeyPatch, script: Script, give_up_after: int | None = None
+) -> StreamForeverOperator:
     monkeypatch.setattr(stream_operator, "launcher", lambda: script)
-    return StreamForeverOperator(task_id="stream", model="tiny", seconds=2.0)
+    return StreamForeverOperator(task_id="stream", model="tiny", seconds=2.0, give_up_after=give_up_after)
 
 
 def deferred(call: Any, *arguments: Any, **more: Any) -> tuple[StreamTrigger, dict[str, Any]]:
@@ -204,6 +208,85 @@ def test_a_driver_that_fails_is_started_again_after_a_pause_that_grows(
         made.resume(CONTEXT, GONE, **kept)
 
 
+CRASH = "print('error: the checkpoint is damaged', flush=True); sys.exit(2)"
+
+
+def crash(made: StreamForeverOperator, root: Path, context: Any) -> dict[str, Any]:
+    """Run a task until its driver has crashed, and let it see that; return what it is resumed with."""
+    trigger, kept = deferred(made.execute, context)
+    wait_for(lambda: trigger.told() == GONE)
+    return deferred(made.resume, context, GONE, **kept)[1]
+
+
+def test_what_crashes_again_and_again_is_given_up_until_somebody_begins_it_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+) -> None:
+    script = Script(tmp_path, CRASH)
+    # Crashes are counted over retries and runs.
+    for run in ("first", "second"):
+        crash(operator(monkeypatch, script, 3), tmp_path, {"run_id": run})
+    made = operator(monkeypatch, script, 3)
+    context: Any = {"run_id": "third"}
+    trigger, kept = deferred(made.execute, context)
+    wait_for(lambda: trigger.told() == GONE)
+    said = (
+        "given up: 3 drivers in a row have crashed before a micro-batch was committed, the last: the driver ended with "
+        "exit code 2: the checkpoint is damaged; mend that, then begin anew by `kalman-pipeline resume --model tiny`"
+    )
+    with pytest.raises(AirflowFailException, match=re.escape(said)):
+        made.resume(context, GONE, **kept)
+    # The next run starts nothing; when its watch is over it fails with the same words.
+    waiting = operator(monkeypatch, script, 3)
+    trigger, kept = deferred(waiting.execute, {"run_id": "fourth"})
+    assert trigger.told() is None and len(script.launches) == 3
+    with pytest.raises(AirflowFailException, match="3 drivers in a row"):
+        waiting.resume({"run_id": "fourth"}, WATCHED, **kept)  # pyright: ignore[reportArgumentType]
+    # The run that gave up is cleared: the first crash after that is one of one.
+    crash(made, tmp_path, context)
+    assert log.hold() is None and len(script.launches) == 4
+    counted = log.crashes()
+    assert counted is not None and counted.count == 1
+
+
+@pytest.mark.parametrize("way", ["resume", "clear"])
+def test_a_run_that_waits_as_something_was_given_up_goes_on_when_it_may(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None, way: str
+) -> None:
+    script = Script(tmp_path, CRASH, "time.sleep(60)")
+    made = operator(monkeypatch, script, 1)
+    trigger, kept = deferred(made.execute, {"run_id": "first"})
+    wait_for(lambda: trigger.told() == GONE)
+    with pytest.raises(AirflowFailException, match="a driver has crashed before a micro-batch was committed"):
+        made.resume({"run_id": "first"}, GONE, **kept)  # pyright: ignore[reportArgumentType]
+    trigger, kept = deferred(made.execute, {"run_id": "second"})
+    assert trigger.told() is None
+    if way == "resume":
+        log.put_hold(None)
+    else:
+        asyncio.run(trigger.on_kill())
+    assert trigger.told() == DUE and log.crashes() is None
+    deferred(made.resume, {"run_id": "second"}, DUE, **kept)
+    assert len(script.launches) == 2
+
+
+def test_a_crash_behind_a_committed_micro_batch_begins_the_count_anew(log: LeaseLog, tmp_path: Path) -> None:
+    root, commits = str(tmp_path), tmp_path / "checkpoints" / "tiny-g0001" / "commits"
+    crashes.about_to_start(root, log)
+    assert [crashes.count(root, log, "boom") for _ in range(2)] == [1, 2]  # without ever a lease
+    log.write(driving(ended_at=NOW))
+    crashes.about_to_start(root, log)
+    assert crashes.count(root, log, "boom") == 1  # it had a lease: that is more than the one before had
+    assert crashes.count(root, log, "boom") == 2
+    commits.mkdir(parents=True)
+    (commits / "0").touch()
+    (commits / ".0.crc").touch()
+    assert [crashes.count(root, log, "boom") for _ in range(2)] == [0, 1]
+    assert crashes.count(root, log, "boom", lived=3601.0) == 0
+    # What follows the estimates has checkpoints of other names, one or two.
+    log.write(driving(2, generation="monitor", began_at=datetime.now(UTC), rules={"queries": ["a", "b"]}))
+    assert crashes.committed(root, log) == {"a": -1, "b": -1}
+
+
 @pytest.mark.parametrize(
     ("what", "failures", "pause"),
     [
@@ -234,6 +317,27 @@ def test_what_follows_a_driver(
         assert trigger.due is not None and len(script.launches) == 1
         left = (datetime.fromisoformat(trigger.due) - datetime.now(UTC)).total_seconds()
         assert left == pytest.approx(pause, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("how", "failures"), [("failed", 3), (None, 3), ("stopped", 0), ("lost", 0), ("caught up", 0)]
+)
+def test_what_follows_a_driver_in_a_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    log: LeaseLog,
+    clean: None,
+    how: str | None,
+    failures: int,
+) -> None:
+    made = operator(monkeypatch, Script(tmp_path, "time.sleep(60)"))
+    # Nobody saw its exit code.
+    log.write(Launch("t", "cluster", NOW, about="{}"))
+    owner = replace(driving().owner, host="elsewhere")
+    then = NOW - timedelta(minutes=5)
+    log.write(driving(owner=owner, launch="t", beat_at=then, ended_at=None if how is None else then, how=how))
+    _, kept = deferred(made.resume, CONTEXT, GONE, 2, (NOW + timedelta(hours=1)).isoformat())
+    assert kept["failures"] == failures
 
 
 def test_a_driver_that_was_asked_to_end_while_it_started_has_not_failed(

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
 DAG = "kalman_stream_forever__walk"
 GENERATION = "walk-g0001"
-FOR_EVER = {"stream": {"schedule": "@continuous", "trigger": "2s"}}
+FOR_EVER = {"schedule": "@continuous", "trigger": "2s"}
 FEED_SECONDS = 4.0
 PATIENCE = 300.0
 
@@ -222,10 +222,10 @@ KILLS: dict[str, Callable[[Stream], None]] = {
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Stream]:
-    """Start Airflow and, by switching its DAG on, the stream, with rows that arrive."""
+def running(folder: Path, **how: Any) -> Iterator[Stream]:
+    """Start Airflow and, by switching its DAG on, the stream, with rows that arrive; how: more of `airflow.stream`."""
     frames = random_rows(400)
-    pipeline = Pipeline(folder, random_walk_spec(airflow=FOR_EVER))
+    pipeline = Pipeline(folder, random_walk_spec(airflow={"stream": {**FOR_EVER, **how}}))
     pipeline.land(frames[0])
     pipeline.pretrain()
     pipeline.land(frames[1])
@@ -249,7 +249,7 @@ def running(folder: Path) -> Iterator[Stream]:
             yield stream
         finally:
             feed.stop()
-            with suppress(IndexError):
+            with suppress(IndexError, ProcessLookupError):  # none has begun, or the last is gone
                 for pid in whole(stream.log.history(GENERATION)[-1]):
                     os.kill(pid, signal.SIGKILL)
 

@@ -48,16 +48,16 @@ def yarn(tmp_path: Path) -> Iterator[Path]:
     py4j = next(str(jar) for jar in own if jar.name.startswith("py4j"))
     folder = tmp_path / "yarn"
     folder.mkdir()
-    with (folder / "said.txt").open("w") as said:
-        port = launch_gateway(
-            jarpath=py4j,
-            classpath=os.pathsep.join([*optional_jars("yarn"), *map(str, own)]),
-            javaopts=["-Xmx1g"],
-            die_on_exit=True,
-            redirect_stdout=said,
-            redirect_stderr=said,
-            cwd=str(folder),
-        )
+    said = (folder / "said.txt").open("w")  # open as long as the process writes: it would stop at a full pipe
+    port = launch_gateway(
+        jarpath=py4j,
+        classpath=os.pathsep.join([*optional_jars("yarn"), *map(str, own)]),
+        javaopts=["-Xmx1g"],
+        die_on_exit=True,
+        redirect_stdout=said,
+        redirect_stderr=said,
+        cwd=str(folder),
+    )
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=int(port)))  # pyright: ignore[reportArgumentType]
     jvm: Any = gateway.jvm
     settings = jvm.org.apache.hadoop.yarn.conf.YarnConfiguration()
@@ -74,6 +74,7 @@ def yarn(tmp_path: Path) -> Iterator[Path]:
     finally:
         cluster.stop()
         gateway.shutdown()
+        said.close()
 
 
 def test_a_driver_in_yarn(tmp_path: Path, yarn: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         "maintain",
         "comparison_report",
         "status",
+        "stop",
+        "resume",
         "quarantine",
     ):
 
@@ -83,6 +85,9 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("maintain", "--model", "m", "--dry-run", "--estimates").exit_code == 0
     assert call("report", "--model", "m", "--generation", "g2", "--against", "g1").exit_code == 0
     assert call("status", "--alarm-after", "10m").exit_code == 0
+    assert call("stop", "--model", "m", "--skill", "--hold", "30min").exit_code == 0
+    assert call("resume", "--model", "m", "--monitor").exit_code == 0
+    assert call("resume", "--model", "m").exit_code == 0
     assert call("quarantine", "list", "--model", "m", "--reason", "late", "--since", "2d").exit_code == 0
     assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
     assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
@@ -123,6 +128,13 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
         ("maintain", ("m",), {"dry_run": True, "estimates": True}),
         ("comparison_report", ("m",), {"generation": "g2", "against": "g1"}),
         ("status", (None,), {"watch": None, "alarm_after": "10m"}),
+        (
+            "stop",
+            ("m",),
+            {"hold": "30min", "restart": False, "wait": "10min", "needed": False, "what": "skill"},
+        ),
+        ("resume", ("m",), {"what": "monitor"}),
+        ("resume", ("m",), {"what": "stream"}),
         ("quarantine", ("list", "m", Choice("late", "2d")), {}),
         ("quarantine", ("replay", "m", Choice(ids=("a",))), {"edited": "f"}),
         ("quarantine", ("discard", "m", Choice()), {"everything": True}),

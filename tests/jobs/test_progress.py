@@ -152,8 +152,35 @@ def stream(**changes: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_an_alarm_needs_something_to_do(changes: dict[str, Any], said: str | None) -> None:
-    models = [{"model": "walk", "generations": [stream(**changes)]}]
+    models = [{"model": "walk", "generations": [stream(**changes)], "followers": [], "given_up": []}]
     assert alarms(models, 600.0, NOW) == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"rows_behind": 5, "seconds_behind": 599.0}, None),
+        ({"rows_behind": 5, "seconds_behind": 9e5, "last_batch_at": NOW - timedelta(seconds=500)}, None),
+        (
+            {"rows_behind": 5000, "seconds_behind": 1500.0},
+            "walk: its skill makes no progress: 5,000 estimates have waited for 25 min; process 7 on a runs it",
+        ),
+        (
+            {"rows_behind": 5, "seconds_behind": 9e5, "driver": None},
+            "walk: its skill makes no progress: 5 estimates have waited for 5 h; nothing runs it",
+        ),
+        ({"driver": None, "last_error": "boom"}, "walk: its skill ended with an error: boom"),
+        ({"last_error": "boom"}, None),  # one runs again
+        ({"rows_behind": None, "seconds_behind": None, "last_batch_at": None}, None),  # it has not begun
+    ],
+)
+def test_an_alarm_of_what_follows_the_estimates(changes: dict[str, Any], said: str | None) -> None:
+    follower = {**stream(), "follower": "skill", **changes}
+    models = [{"model": "walk", "generations": [], "followers": [follower], "given_up": []}]
+    assert alarms(models, 600.0, NOW) == ([] if said is None else [said])
+    models = [{"model": "walk", "generations": [], "followers": [], "given_up": ["its stream was given up"]}]
+    assert alarms(models, 600.0, NOW) == ["walk: its stream was given up"]
 
 
 def records(*batches: int) -> list[dict[str, Any]]:

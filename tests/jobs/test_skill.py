@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 from scipy.stats import norm
 
-from jobs import skill
-from jobs.errors import UserError
+from demo.delta_log import rows_of
+from jobs import resume, skill, status, stop, upgrade
+from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.skill_pairs import Plan, check_spec, forecaster_of, score
 from jobs.spec import ModelSpec
 from tests.jobs.pipeline import Pipeline, random_walk_spec
@@ -211,6 +212,73 @@ def test_what_comes_behind_the_watermark_is_counted_and_what_is_past_is_let_go(t
     day = days[2]["at"].min().tz_localize(None)
     of_late = (found["key"] == "0") & (found["event_time"] < day)
     assert not of_late.any() and (found["key"] == "0").any()
+
+
+def compared(pipeline: Pipeline) -> set[str]:
+    """Return the generations of which forecasts have been compared."""
+    rows = rows_of(Path(pipeline.settings.warehouse, "forecast_skill", "walk"))
+    return {row["generation"] for row in rows}
+
+
+def forecasts(pipeline: Pipeline) -> int:
+    return len(rows_of(Path(pipeline.settings.warehouse, "forecast_skill", "walk")))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_run_on_it_goes_over_to_another_generation_and_is_killed_and_stopped(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, spec())
+    days = readings(6)
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1])
+    pipeline.stream()
+    running = ("skill", "--model", "walk", "--trigger", "1")
+    driver = Driver(pipeline, *running)
+    driver.wait_for(lambda: forecasts(pipeline) > 0)
+    before = forecasts(pipeline)
+    pipeline.land(days[2])
+    pipeline.stream()
+    driver.wait_for(lambda: forecasts(pipeline) > before)
+    # A second one is refused; status tells of the first, and of what it has still to do.
+    with pytest.raises(
+        UserError, match="the skill of walk is taken: process .* of this machine drives it"
+    ) as told:
+        skill.run(pipeline.settings, "walk")
+    assert told.value.exit_code == ALREADY_RUNNING
+    (follower,) = status.run(pipeline.settings, "walk").data["models"][0]["followers"]
+    assert (follower["follower"], follower["driver"]["pid"]) == ("skill", driver.process.pid)
+    assert follower["batches"] > 0 and follower["last_error"] is None
+
+    # Another generation becomes the live one while it runs.
+    pipeline.write_spec({**spec(version=2, migrate={"from": 1}), "upgrade": {"rows": 0}})
+    upgrade.run(pipeline.settings, "walk", mode="stop-start")
+    driver.wait_for(lambda: "walk-g0002 is live, the forecast skill goes over to it" in driver.said())
+    time.sleep(5.0)  # it begins again with the rows that are live now
+    pipeline.land(days[3])
+    pipeline.stream()
+    driver.wait_for(lambda: "walk-g0002" in compared(pipeline))
+    driver.kill()
+    pipeline.land(days[4])
+    pipeline.stream()
+    (follower,) = status.run(pipeline.settings, "walk").data["models"][0]["followers"]
+    assert follower["driver"] is None and follower["driver_lost"] and follower["rows_behind"] == len(days[4])
+    (said,) = status.run(pipeline.settings, "walk", alarm_after="1ms").problems
+    assert "its skill makes no progress" in said and "nothing runs it" in said
+    driver = Driver(pipeline, *running)
+    last = forecasts(pipeline)
+    driver.wait_for(lambda: forecasts(pipeline) > last)
+    pipeline.land(days[5])
+    pipeline.stream()
+    # Stopped by request, as `kalman-pipeline stop --skill` does; what is left the next run takes.
+    assert stop.run(pipeline.settings, "walk", what="skill").data["stopped"]
+    assert driver.finish() == 0, driver.said()
+    assert resume.run(pipeline.settings, "walk", what="skill").data["held"]
+    skill.run(pipeline.settings, "walk")
+    table = assert_skill(pipeline, pd.concat(days), FORECAST)
+    assert set(table["generation"]) == {"walk-g0001", "walk-g0002"}
+    night = days[3]["at"].min().tz_localize(None)
+    assert ((table["made_at"] < night) & (table["event_time"] >= night)).any()  # pairs of both generations
 
 
 # Without Spark

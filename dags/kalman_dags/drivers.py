@@ -1,0 +1,77 @@
+"""The DAGs that keep a driver running, and those of what follows a model's estimates: its monitor, its skill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from airflow.sdk import DAG, Asset
+
+from jobs.spec import ModelSpec
+from jobs.spec_sections import CONTINUOUS
+from kalman_dags import family
+from kalman_dags.operator import KalmanOperator
+from kalman_dags.stream_operator import StreamForeverOperator
+
+
+def following(spec: ModelSpec, verb: str, module_doc: str | None, description: str, does: str) -> DAG:
+    """Make the DAG that runs what follows one model's estimates, by its schedule or after the stream.
+
+    Args:
+        spec: of the model.
+        verb: monitor or skill; the task's and the pool's name too.
+        module_doc: docstring of the DAG's file.
+        description: of the DAG.
+        does: what it does with the estimates that are there, for the form.
+    """
+    cron = family.section(spec, verb).schedule
+    with DAG(
+        schedule=family.at_times(cron) if cron else [family.estimates(spec.name)],
+        **family.arguments(
+            verb,
+            spec,
+            module_doc,
+            description,
+            timeout=timedelta(days=1),
+            retries=5,
+            trigger=family.trigger(does),
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id=verb,
+            verb=verb,
+            kafka=spec.speaks_to_kafka,
+            options={"--model": spec.name, "--trigger": "{{ params.trigger }}"},
+            finish_on_kill=True,
+            pool=family.pool(verb, spec.name),
+        )
+    return dag
+
+
+def for_ever(
+    spec: ModelSpec, verb: str, module_doc: str | None, description: str, outlets: Sequence[Asset] = ()
+) -> DAG:
+    """Make the DAG that keeps a driver running: of one model's stream, or of what follows its estimates."""
+    how = family.section(spec, verb)
+    with DAG(
+        schedule=CONTINUOUS,
+        **family.arguments(
+            f"{verb}_forever",
+            spec,
+            module_doc,
+            description,
+            timeout=timedelta(minutes=15),
+            retries=5,
+        ),
+    ) as dag:
+        StreamForeverOperator(
+            task_id=verb,
+            verb=verb,
+            model=spec.name,
+            seconds=how.seconds,
+            give_up_after=how.give_up_after,
+            kafka=spec.speaks_to_kafka,
+            pool=family.pool(verb, spec.name),
+            outlets=list(outlets),
+        )
+    return dag
