@@ -4,7 +4,7 @@ A block begins with a header: the model, its version, the names of its states an
 checks a state's shape and never its meaning, so every block is checked here when it is loaded.
 
 What follows is a packet whose eight-byte numbers are taken apart: the first bytes of all of them, then the second ones,
-and so on. Those of like numbers are alike, so that compression (`jobs.state_text`), which finds little in whole numbers,
+and so on. Those of like numbers are alike, so that compression (`jobs.state_text`), which finds little in whole ones,
 takes a key of 2 states from 72 bytes to 57 (docs/decisions/0018). Blocks of earlier releases (`KSB1`) have them whole.
 """
 
