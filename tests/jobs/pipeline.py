@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -40,6 +42,22 @@ class Pipeline:
         )
         self.name = spec["name"]
         self.files = 0
+
+    def copied(self, folder: Path) -> Self:
+        """Return the same pipeline, with all that it holds, in a folder of its own that is made.
+
+        Spark's checkpoints know their own place: the copies are told the new one.
+        """
+        shutil.copytree(self.folder, folder)
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        warehouse = folder / "warehouse"
+        copy.folder = folder
+        copy.settings = replace(self.settings, warehouse=str(warehouse), models=folder / "models")
+        for place in warehouse.glob("checkpoints/*/state/*/_metadata/v2/*"):
+            place.write_text(place.read_text().replace(str(self.folder), str(folder)))
+            place.with_name(f".{place.name}.crc").unlink(missing_ok=True)
+        return copy
 
     def write_spec(self, spec: dict[str, Any]) -> None:
         (self.folder / "models" / f"{spec['name']}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
