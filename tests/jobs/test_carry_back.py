@@ -69,7 +69,8 @@ def oracle(rows: list[pd.DataFrame], versions: list[int]) -> dict[tuple[str, int
                 state = A @ state[0] + b, A @ state[1] @ A.T + noise
             at = version
             F, Q, H, m0, P0 = BOOKS[version]
-            mine: Any = day[day["id"] == key].sort_values("at")
+            of_key: Any = day[day["id"] == key]
+            mine = of_key.sort_values("at")
             for time, y in zip(mine["at"], mine[["a", "b"]].to_numpy(), strict=True):
                 m, P = (m0, P0) if state is None else (F @ state[0], F @ state[1] @ F.T + Q)
                 seen = ~np.isnan(y)
