@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +19,17 @@ from kalman.rounded import stored_as, unrounded
 from kalman.types import Filter
 
 Floats = NDArray[np.float64]
-Function = Callable[[Floats, Floats, Mapping[str, Floats]], tuple[Floats, Floats]]
 
 SYMMETRY = 1e-9
 """How far, relative to the variances, a covariance may be from symmetric and from positive semidefinite."""
 
 
 class Leg(NamedTuple):
-    """One migration on the way: a linear map, or a function by its name; `diffuse`: states not known at all."""
+    """One migration on the way: a linear map, or a function of moments; `diffuse`: states not known at all."""
 
     new: tuple[str, ...]
     to: Affine | None
-    function: str | None
+    function: Named | None
     diffuse: tuple[int, ...]
 
 
@@ -153,8 +151,8 @@ def leg_of(step: Step) -> Leg:
     where = f"version {step.later.version} of {new.name}"
     before, after = tuple(old.states), tuple(new.states)
     if rules is not None and rules.function is not None:
-        function_of(rules.function, section)
-        return Leg(after, None, rules.function, ())
+        found = function_named(rules.function, f"{section}.function", step.later.folder)
+        return Leg(after, None, found, ())
     if rules is not None and rules.transform is not None:
         return Leg(after, _transform(step), None, ())
     origins = {} if rules is None else rules.states
@@ -218,22 +216,6 @@ def kept_in_unit(legs: Sequence[Leg]) -> bool:
     )
 
 
-def function_of(name: str, section: str = "migrate") -> Function:
-    """Return the function `module:name` that a section of a spec names.
-
-    Raises:
-        UserError: there is no such function.
-    """
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"{section}.function: {name} cannot be found ({error})") from error
-    if not callable(found):
-        raise UserError(f"{section}.function: {name} is no function")
-    return cast(Function, found)
-
-
 def function_named(name: str, field: str, folder: str | None = None) -> Named:
     """Return the function `module:function` of a field; `folder` is one more place to look for the module.
 
@@ -251,13 +233,11 @@ def _through(leg: Leg, at: Moments, extras: Mapping[str, Floats]) -> Moments:
     keys = at.mean.shape[1]
     if leg.to is None:
         assert leg.function is not None
-        mean, covariance = (
-            np.asarray(a, float) for a in function_of(leg.function)(at.mean, at.covariance, extras)
-        )
+        mean, covariance = (np.asarray(a, float) for a in leg.function(at.mean, at.covariance, extras))
         n = len(leg.new)
         if mean.shape != (n, keys) or covariance.shape != (n * n, keys):
             raise UserError(
-                f"the migration's function {leg.function} returned mean {mean.shape} and covariance "
+                f"the migration's function {leg.function.name} returned mean {mean.shape} and covariance "
                 f"{covariance.shape}, not {(n, keys)} and {(n * n, keys)}"
             )
         return Moments(mean, covariance, None)

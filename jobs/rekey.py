@@ -67,7 +67,7 @@ def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rek
             f"(kalman-pipeline migrate --to {changing[0][0].new.version}), and from that snapshot on"
         )
     ((step, rules),) = changing
-    folder = None if step.new.source_path is None else str(step.new.source_path.resolve().parent)
+    folder = step.new.folder
     merge = rules.merge
     schema = warehouse.read(measurements(step.new.name)).schema
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
