@@ -72,7 +72,7 @@ def carry_back(
 
     known = generations.all_of(warehouse, spec.name)
     live = generations.named(warehouse, spec.name)
-    to = _wanted(known, live, name)
+    to = target_of(known, live, name)
     if to is None:
         return CarriedBack(live, None, live.snapshot_id, {})
     with _with_a_hint(live, to):
@@ -115,7 +115,7 @@ def _with_a_hint(live: Generation, to: Generation) -> Iterator[None]:
         raise UserError(message, error.exit_code) from error
 
 
-def _wanted(known: list[Generation], live: Generation, name: str | None) -> Generation | None:
+def target_of(known: list[Generation], live: Generation, name: str | None) -> Generation | None:
     """Return the generation whose version is to be live; None: it is.
 
     Raises:
