@@ -404,9 +404,19 @@ def rollback(
         str | None,
         typer.Option(help="A retired generation; by default the one before.", show_default=False),
     ] = None,
+    last_state: Annotated[
+        bool,
+        typer.Option(
+            "--last-state",
+            help="Go on from the live generation's state, carried back, not from the older checkpoint.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --last-state: say what would become of the states.")
+    ] = False,
 ) -> None:
-    """Make the generation before the live one live again; it goes on from its own checkpoint."""
-    _run(ctx, "rollback", model, to=to)
+    """Make the version before the live one live again, from its own checkpoint or with the last state."""
+    _run(ctx, "rollback", model, to=to, last_state=last_state, dry_run=dry_run)
 
 
 @app.command()

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from jobs import clock
-from jobs.lease_log import Hold, LeaseLog
+from jobs.lease_log import FOLDER, Hold, LeaseLog
 from jobs.stop import end_driver
 from jobs.watch import Sight
+
+if TYPE_CHECKING:
+    from jobs.generations import Generation
+    from jobs.tables import Warehouse
 
 HOLD = timedelta(minutes=5)
 """How long the stream stays held after the process that held it was killed."""
@@ -52,6 +57,35 @@ def drained(log: LeaseLog, reason: str, told: Callable[[str], None] = lambda tex
         done.set()
         thread.join()
         mine.end()
+
+
+@contextmanager
+def alone(
+    warehouse: Warehouse,
+    live: Generation,
+    reason: str,
+    drain: bool,
+    told: Callable[[str], None] = lambda text: None,
+) -> Iterator[None]:
+    """Hold the stream of a model's live generation, which nobody drives; with `drain` its driver is stopped first.
+
+    Raises:
+        UserError: somebody drives it, or another command has changed what is live.
+    """
+    from jobs import generations, leases
+    from jobs.small_files import hadoop_files
+
+    name = live.model
+    log = LeaseLog(hadoop_files(warehouse, f"{FOLDER}/{name}"), name)
+    with (
+        drained(log, reason, told) if drain else nullcontext(),
+        leases.stream_lock(warehouse.root, name),
+    ):
+        now = generations.named(warehouse, name)
+        if now.generation != live.generation:
+            raise generations.taken(name, f"{now.generation} has just become the live generation")
+        leases.refuse_if_driven(now)
+        yield
 
 
 class _Ours:

@@ -85,16 +85,32 @@ def migrate(
     Raises:
         UserError: there is no way between the versions, or some keys would come out wrong.
     """
-    from jobs.snapshots import find_whole, verify, write
     from jobs.versions import path_between
 
     # What the snapshot's states mean is what its own manifest says, not what a file of that version says today.
     steps = path_between({**known, source.model_version: source.model_spec()}, source.model_version, target)
     if not steps:
         raise UserError(f"snapshot {source.snapshot_id} is of version {target} already")
-    parameters = parameters_after(steps, source.parameters)
+    return along(warehouse, source, steps, parameters_after(steps, source.parameters), dry_run, told)
+
+
+def along(
+    warehouse: Warehouse,
+    source: Manifest,
+    steps: list[Step],
+    parameters: dict[str, Any],
+    dry_run: bool = False,
+    told: Callable[[str], None] = lambda text: None,
+) -> tuple[Manifest | None, dict[str, Any], bool]:
+    """Do what `migrate` does along these steps, to a snapshot with these learned parameters.
+
+    Raises:
+        UserError: a step cannot be made, or some keys would come out wrong.
+    """
+    from jobs.snapshots import find_whole, verify, write
+
     way = migration(steps, source.parameters, parameters)
-    spec = steps[-1].new
+    spec, target = steps[-1].new, steps[-1].new.version
     identity = snapshot_id(source, steps, parameters)
     found = find_whole(warehouse, identity)
     if found is not None:
@@ -204,7 +220,8 @@ def parameters_after(steps: list[Step], learned: dict[str, Any]) -> dict[str, An
 def snapshot_id(source: Manifest, steps: list[Step], parameters: dict[str, Any]) -> str:
     """Return the id of the snapshot that these inputs give."""
     spec = steps[-1].new
-    rules = [step.new.migrate and step.new.migrate.model_dump(by_alias=True) for step in steps]
+    # How to come back does not count on the way there.
+    rules = [step.rules and step.rules.model_dump(by_alias=True, exclude={"reverse"}) for step in steps]
     inputs = [source.snapshot_id, [step.new.fingerprint() for step in steps], rules, parameters]
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     return f"{spec.name}-v{spec.version}-{source.version}-{digest[:10]}"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import kalman
 from jobs.errors import UserError
-from jobs.spec import ModelSpec
 from jobs.versions import Step
 from kalman.affine import Affine, moved
 from kalman.layout import places
@@ -21,18 +19,17 @@ from kalman.rounded import stored_as, unrounded
 from kalman.types import Filter
 
 Floats = NDArray[np.float64]
-Function = Callable[[Floats, Floats, Mapping[str, Floats]], tuple[Floats, Floats]]
 
 SYMMETRY = 1e-9
 """How far, relative to the variances, a covariance may be from symmetric and from positive semidefinite."""
 
 
 class Leg(NamedTuple):
-    """One migration on the way: a linear map, or a function by its name; `diffuse`: states not known at all."""
+    """One migration on the way: a linear map, or a function of moments; `diffuse`: states not known at all."""
 
     new: tuple[str, ...]
     to: Affine | None
-    function: str | None
+    function: Named | None
     diffuse: tuple[int, ...]
 
 
@@ -148,19 +145,20 @@ def leg_of(step: Step) -> Leg:
     Raises:
         UserError: a state's origin is not said, or keys or time have changed.
     """
-    old, new = step
+    old, new = step.old, step.new
     _refuse_other_keys(step)
-    rules, where = new.migrate, f"version {new.version} of {new.name}"
+    rules, section = step.rules, step.section
+    where = f"version {step.later.version} of {new.name}"
     before, after = tuple(old.states), tuple(new.states)
     if rules is not None and rules.function is not None:
-        function_of(rules.function)
-        return Leg(after, None, rules.function, ())
+        found = function_named(rules.function, f"{section}.function", step.later.folder)
+        return Leg(after, None, found, ())
     if rules is not None and rules.transform is not None:
         return Leg(after, _transform(step), None, ())
     origins = {} if rules is None else rules.states
     unknown = [name for name in origins if name not in after]
     if unknown:
-        raise UserError(f"{where}: migrate.states.{unknown[0]} is no state of this version")
+        raise UserError(f"{where}: {section}.states.{unknown[0]} is no state of version {new.version}")
     n = len(after)
     T = np.zeros((n, len(before)))
     b, N = np.zeros(n), np.zeros((n, n))
@@ -170,14 +168,14 @@ def leg_of(step: Step) -> Leg:
         origin = origins.get(name)
         if origin is None and name not in before:
             raise UserError(
-                f"{where}: state {name} is new, and migrate.states does not say what it begins with: write "
+                f"{where}: state {name} is new, and {section}.states does not say what it begins with: write "
                 f"{name}: {{initial: true}}, {{mean: ..., variance: ...}} or {{from: OLD_STATE}}"
             )
         if origin is None or origin.from_ is not None:
             source = name if origin is None or origin.from_ is None else origin.from_
             if source not in before:
                 raise UserError(
-                    f"{where}: migrate.states.{name}.from: version {old.version} has no state {source} "
+                    f"{where}: {section}.states.{name}.from: version {old.version} has no state {source} "
                     f"(it has {', '.join(before)})"
                 )
             T[i, before.index(source)] = 1.0 if origin is None else origin.scale
@@ -185,24 +183,26 @@ def leg_of(step: Step) -> Leg:
             taken.append(source)
         elif origin.initial:
             diffuse += _begin_as_initial(
-                new, i, b, N, [j for j, other in enumerate(after) if _initial(origins, other)]
+                step, i, b, N, [j for j, other in enumerate(after) if _initial(origins, other)]
             )
         else:
             b[i], N[i, i] = float(origin.mean or 0.0), float(origin.variance or 0.0)
             for other, value in origin.covariance.items():
                 if other not in after or other in before and other not in origins:
-                    raise UserError(f"{where}: migrate.states.{name}.covariance.{other} is no new state")
+                    raise UserError(f"{where}: {section}.states.{name}.covariance.{other} is no new state")
                 N[i, after.index(other)] = N[after.index(other), i] = value
     dropped = [] if rules is None else rules.drop
     for name in before:
         if name not in taken and name not in dropped:
             raise UserError(
-                f"{where}: state {name} of version {old.version} goes nowhere: name it in migrate.drop if it is to be "
-                f"given up, or say under migrate.states what it becomes"
+                f"{where}: state {name} of version {old.version} goes nowhere: name it in {section}.drop if it is to "
+                f"be given up, or say under {section}.states what it becomes"
             )
     wrong = [name for name in dropped if name in taken or name not in before]
     if wrong:
-        raise UserError(f"{where}: migrate.drop: {wrong[0]} is kept, or is no state of version {old.version}")
+        raise UserError(
+            f"{where}: {section}.drop: {wrong[0]} is kept, or is no state of version {old.version}"
+        )
     if np.linalg.eigvalsh(N).min() < -SYMMETRY * max(1.0, float(np.abs(N).max())):
         raise UserError(f"{where}: the new states' variances and covariances are not positive semidefinite")
     return Leg(after, _affine(T, b, N), None, tuple(diffuse))
@@ -214,22 +214,6 @@ def kept_in_unit(legs: Sequence[Leg]) -> bool:
     return all(leg.to is not None for leg in legs) and all(
         value in (0.0, 1.0) for row in rows for value in row
     )
-
-
-def function_of(name: str) -> Function:
-    """Return the function `module:name`.
-
-    Raises:
-        UserError: there is no such function.
-    """
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"migrate.function: {name} cannot be found ({error})") from error
-    if not callable(found):
-        raise UserError(f"migrate.function: {name} is no function")
-    return cast(Function, found)
 
 
 def function_named(name: str, field: str, folder: str | None = None) -> Named:
@@ -249,14 +233,12 @@ def _through(leg: Leg, at: Moments, extras: Mapping[str, Floats]) -> Moments:
     keys = at.mean.shape[1]
     if leg.to is None:
         assert leg.function is not None
-        mean, covariance = (
-            np.asarray(a, float) for a in function_of(leg.function)(at.mean, at.covariance, extras)
-        )
+        mean, covariance = (np.asarray(a, float) for a in leg.function(at.mean, at.covariance, extras))
         n = len(leg.new)
         if mean.shape != (n, keys) or covariance.shape != (n * n, keys):
             raise UserError(
-                f"migrate.function: {leg.function} returned mean {mean.shape} and covariance {covariance.shape}, "
-                f"not {(n, keys)} and {(n * n, keys)}"
+                f"the migration's function {leg.function.name} returned mean {mean.shape} and covariance "
+                f"{covariance.shape}, not {(n, keys)} and {(n * n, keys)}"
             )
         return Moments(mean, covariance, None)
     mean, covariance = moved(at.mean, at.covariance, leg.to)
@@ -319,9 +301,9 @@ def _affine(T: Floats, b: Floats, N: Floats) -> Affine:
 
 
 def _transform(step: Step) -> Affine:
-    rules = step.new.migrate
+    rules = step.rules
     assert rules is not None and rules.transform is not None
-    where = f"version {step.new.version} of {step.new.name}: migrate.transform"
+    where = f"version {step.later.version} of {step.new.name}: {step.section}.transform"
     n, m = len(step.new.states), len(step.old.states)
     T = rules.transform.matrix
     if len(T) != n or any(len(row) != m for row in T):
@@ -343,12 +325,13 @@ def _initial(origins: Mapping[str, Any], name: str) -> bool:
     return name in origins and origins[name].initial
 
 
-def _begin_as_initial(new: ModelSpec, i: int, b: Floats, N: Floats, together: Sequence[int]) -> list[int]:
+def _begin_as_initial(step: Step, i: int, b: Floats, N: Floats, together: Sequence[int]) -> list[int]:
     """Fill in a new state's mean and covariances from the spec's initial distribution; return it if it is diffuse."""
-    initial = new.initial
+    new, initial = step.new, step.new.initial
     if initial is None:
         raise UserError(
-            f"version {new.version} of {new.name}: migrate.states.{new.states[i]}: the spec has no `initial`"
+            f"version {step.later.version} of {new.name}: {step.section}.states.{new.states[i]}: the spec of "
+            f"version {new.version} has no `initial`"
         )
     diffuse = initial.diffuse
     if diffuse is True or (isinstance(diffuse, list) and diffuse[i]):
@@ -361,8 +344,8 @@ def _begin_as_initial(new: ModelSpec, i: int, b: Floats, N: Floats, together: Se
 
 
 def _refuse_other_keys(step: Step) -> None:
-    old, new = step
-    if old.key != new.key and (new.migrate is None or new.migrate.keys is None):
+    old, new = step.old, step.new
+    if old.key != new.key and step.keys is None:
         raise UserError(
             f"{new.name} cannot be migrated from version {old.version} to {new.version}: the key columns changed from "
             f"{', '.join(old.key)} to {', '.join(new.key)}, so the states are of other systems. Say in migrate.keys "

@@ -57,27 +57,25 @@ def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rek
     """
     from jobs.tables import measurements
 
-    changing = [step for step in steps if step.new.migrate is not None and step.new.migrate.keys is not None]
+    changing = [(step, step.keys) for step in steps if step.keys is not None]
     if not changing:
         return None
     if len(changing) > 1:
-        versions = " and ".join(str(step.new.version) for step in changing)
+        versions = " and ".join(str(step.new.version) for step, _ in changing)
         raise UserError(
-            f"versions {versions} both change the keys: migrate to version {changing[0].new.version} first "
-            f"(kalman-pipeline migrate --to {changing[0].new.version}), and from that snapshot on"
+            f"versions {versions} both change the keys: migrate to version {changing[0][0].new.version} first "
+            f"(kalman-pipeline migrate --to {changing[0][0].new.version}), and from that snapshot on"
         )
-    (step,) = changing
-    rules = step.new.migrate
-    assert rules is not None and rules.keys is not None
-    folder = None if step.new.source_path is None else str(step.new.source_path.resolve().parent)
-    merge = rules.keys.merge
+    ((step, rules),) = changing
+    folder = step.new.folder
+    merge = rules.merge
     schema = warehouse.read(measurements(step.new.name)).schema
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     return Rekey(
         key_kind(step.old.key, schema),
         tuple(step.new.key),
         tuple(types.get(name) in WHOLE for name in step.new.key),
-        function_named(rules.keys.function, "migrate.keys.function", folder),
+        function_named(rules.function, "migrate.keys.function", folder),
         merge if merge in (None, NEWEST) else function_named(merge, "migrate.keys.merge", folder),
         target,
     )

@@ -1,31 +1,57 @@
-"""Make the generation before the live one live again; it goes on from its own checkpoint."""
+"""Make an earlier version live again: from its own checkpoint, or with the newer version's state, carried back."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from jobs.errors import UserError
 from jobs.positions import said
+from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
-from jobs.spec import load_spec
+from jobs.spec import ModelSpec, load_spec
 from jobs.tables import Warehouse
 
+if TYPE_CHECKING:
+    from jobs.generations import Generation
 
-def run(settings: Settings, model: str, to: str | None = None) -> Report:
-    """Roll back. Running it again with the same generation changes nothing.
+
+def run(
+    settings: Settings,
+    model: str,
+    to: str | None = None,
+    last_state: bool = False,
+    dry_run: bool = False,
+) -> Report:
+    """Roll back. Running it again with the same generation, or with the last state, changes nothing.
 
     Args:
         settings: of the command.
         model: name or path of its spec.
-        to: a retired generation; by default the one that the live one came from.
+        to: a retired generation; by default the one that the live one came from (with the last state: the nearest one
+            of another version).
+        last_state: begin a new generation of that version, from the live one's state, and read no row again; the live
+            one's driver is stopped first.
+        dry_run: with the last state: say what would become of it, and write nothing but an export.
 
     Raises:
-        UserError: there is no generation to go back to.
+        UserError: there is no generation to go back to, or no way back for the state.
     """
-    from jobs import generations, switch
     from jobs.session import spark_session
     from jobs.spark_conf import glance_conf
 
-    spec = load_spec(model, settings.models)
+    if dry_run and not last_state:
+        raise UserError("--dry-run is for --last-state: without it no state changes")
+    spec = load_spec(model, settings.models, deep=last_state)
     warehouse = Warehouse(spark_session(settings, f"rollback {spec.name}", glance_conf()), settings.warehouse)
+    if last_state:
+        return _with_the_last_state(settings, warehouse, spec, to, dry_run)
+    return _from_its_checkpoint(warehouse, spec, to)
+
+
+def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) -> Report:
+    from jobs import generations, switch
+
     live, retired = switch.roll_back(warehouse, spec.name, to)
     lines = [
         f"generation {live.generation} of version {live.model_version} is live again, at "
@@ -34,15 +60,52 @@ def run(settings: Settings, model: str, to: str | None = None) -> Report:
     ]
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")
+    return Report(lines, _data(spec, live, retired))
+
+
+def _with_the_last_state(
+    settings: Settings, warehouse: Warehouse, spec: ModelSpec, to: str | None, dry_run: bool
+) -> Report:
+    from jobs.carry import table_of
+    from jobs.carry_back import carry_back
+
+    with Progress(f"rollback {spec.name}", None, quiet=settings.quiet) as progress:
+        done = carry_back(warehouse, spec, to, dry_run, progress.note)
+    live, retired = done.live, done.retired
+    data = {
+        **_data(spec, live, retired),
+        "snapshot": done.snapshot,
+        "change": done.change,
+        "dry_run": done.dry,
+    }
+    table = [f"  {line}" for line in table_of(done.change)] if done.change else []
+    if done.dry:
+        first = f"the state of {live.generation} (version {live.model_version})"
+        found = [f"carried back before: snapshot {done.snapshot}"] if done.snapshot else table
+        return Report([first, *found, "dry run: nothing was written but the export"], data)
+    if retired is None:
+        return Report(
+            [f"generation {live.generation} is of version {live.model_version}: nothing to do"], data
+        )
     return Report(
-        lines,
-        {
-            "model": spec.name,
-            "generation": live.generation,
-            "model_version": live.model_version,
-            "retired": retired and retired.generation,
-        },
+        [
+            f"generation {live.generation} of version {live.model_version} is live, from snapshot {done.snapshot} "
+            f"({said(live.start_position)}): the state of {retired.generation}, carried back",
+            *table,
+            f"{retired.generation} of version {retired.model_version} is retired",
+            f"go on with `kalman-pipeline stream --model {spec.name}`",
+        ],
+        data,
     )
+
+
+def _data(spec: ModelSpec, live: Generation, retired: Generation | None) -> dict[str, object]:
+    return {
+        "model": spec.name,
+        "generation": live.generation,
+        "model_version": live.model_version,
+        "retired": retired and retired.generation,
+    }
 
 
 if __name__ == "__main__":

@@ -70,12 +70,9 @@ class Rekeying(Section):
     )
 
 
-class Migrate(Section):
-    """How states of an earlier version become states of this one."""
+class Way(Section):
+    """How the states of one version become those of another, but for keys and parameters."""
 
-    from_: int | None = Field(
-        default=None, ge=1, alias="from", description="the version that is read; null: the one before"
-    )
     states: dict[str, Origin] = Field(
         default={},
         description="states that are not simply kept under their name: {from, scale, offset}, or of a new one "
@@ -89,18 +86,9 @@ class Migrate(Section):
         description="instead of these: module:function of mean (n, K), covariance (n*n, K) and a mapping of the "
         "other fields, which returns the new mean and covariance",
     )
-    keys: Rekeying | None = Field(
-        default=None,
-        description="other key columns, or other values in them: {function: module:name}; null: the keys stay",
-    )
-    parameters: Literal["keep", "spec"] | None = Field(
-        default=None,
-        description="learned parameters of the same name and shape are kept, or this spec's are used; null: kept "
-        "where every state is kept in its unit, else this spec's",
-    )
 
     @model_validator(mode="after")
-    def _one_way(self) -> Migrate:
+    def _one_way(self) -> Way:
         ways = [
             name
             for name, given in (
@@ -113,6 +101,28 @@ class Migrate(Section):
         if len(ways) > 1:
             raise wrong(f"says it in several ways: {' and '.join(ways)}", "keep one of them")
         return self
+
+
+class Migrate(Way):
+    """How states of an earlier version become states of this one."""
+
+    from_: int | None = Field(
+        default=None, ge=1, alias="from", description="the version that is read; null: the one before"
+    )
+    keys: Rekeying | None = Field(
+        default=None,
+        description="other key columns, or other values in them: {function: module:name}; null: the keys stay",
+    )
+    parameters: Literal["keep", "spec"] | None = Field(
+        default=None,
+        description="learned parameters of the same name and shape are kept, or this spec's are used; null: kept "
+        "where every state is kept in its unit, else this spec's",
+    )
+    reverse: Way | None = Field(
+        default=None,
+        description="how the states of this version become those of the earlier one again (rollback --last-state): "
+        "its states, drop, transform or function; null: worked out, where the way has an inverse",
+    )
 
 
 class Upgrade(Section):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from jobs import generations, upgrade_rules
@@ -138,30 +138,12 @@ class _Upgrade:
         if self.mode in (BLUE_GREEN, STOP_START):
             upgrade_rules.refuse_other_keys(self.warehouse, self.spec, live, self.mode == BLUE_GREEN)
 
-    @contextmanager
-    def _alone(self, live: Generation) -> Iterator[None]:
-        """Hold the stream, which nobody drives.
+    def _alone(self, live: Generation) -> AbstractContextManager[None]:
+        """Hold the stream, which nobody drives."""
+        from jobs.drain import alone
 
-        Raises:
-            UserError: somebody does, or another command has changed what is live.
-        """
-        from jobs import leases
-        from jobs.drain import drained
-        from jobs.lease_log import FOLDER, LeaseLog
-        from jobs.small_files import hadoop_files
-
-        name = self.spec.name
-        log = LeaseLog(hadoop_files(self.warehouse, f"{FOLDER}/{name}"), name)
         why = f"an upgrade to version {self.spec.version} ({self.mode})"
-        with (
-            drained(log, why, self.progress.note) if self.drain else nullcontext(),
-            leases.stream_lock(self.settings.warehouse, name),
-        ):
-            now = generations.named(self.warehouse, name)
-            if now.generation != live.generation:
-                raise generations.taken(name, f"{now.generation} has just become the live generation")
-            leases.refuse_if_driven(now)
-            yield
+        return alone(self.warehouse, live, why, self.drain, self.progress.note)
 
     def _repartition(
         self, live: Generation, dry_run: bool, promote: bool

@@ -31,7 +31,7 @@ def refuse_other_keys(warehouse: Warehouse, spec: ModelSpec, live: Generation, s
     known = known_versions(warehouse, spec)
     known[live.model_version] = choice.origin(warehouse, live).model_spec()
     steps = path_between(known, live.model_version, spec.version)
-    if not any(step.new.migrate is not None and step.new.migrate.keys is not None for step in steps):
+    if not any(step.keys is not None for step in steps):
         return
     if shadow:
         raise UserError(

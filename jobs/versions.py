@@ -11,16 +11,38 @@ from typing import NamedTuple
 from jobs.errors import UserError
 from jobs.snapshots import all_of
 from jobs.spec import ModelSpec, load_spec
+from jobs.spec_migrate import Rekeying, Way
 from jobs.tables import Warehouse
 
 FOLDER = "versions"
 
 
 class Step(NamedTuple):
-    """One migration: from the old spec to the new."""
+    """One migration: from the old spec to the new; `back`: how, where that is the earlier version again."""
 
     old: ModelSpec
     new: ModelSpec
+    back: Way | None = None
+
+    @property
+    def rules(self) -> Way | None:
+        """Return what says what becomes of the states; None: all of them are kept under their names."""
+        return self.new.migrate if self.back is None else self.back
+
+    @property
+    def later(self) -> ModelSpec:
+        """Return the later version of the two, whose spec says what becomes of the states in both directions."""
+        return self.new if self.back is None else self.old
+
+    @property
+    def section(self) -> str:
+        """Return the section of that spec that says it."""
+        return "migrate" if self.back is None else "migrate.reverse"
+
+    @property
+    def keys(self) -> Rekeying | None:
+        """Return how the keys change; None: they stay. No way back changes them."""
+        return None if self.back is not None or self.new.migrate is None else self.new.migrate.keys
 
 
 def known_versions(warehouse: Warehouse, current: ModelSpec) -> dict[int, ModelSpec]:

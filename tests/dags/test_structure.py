@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import Asset, AssetAll, AssetOrTimeSchedule, CronDataIntervalTimetable, CronTriggerTimetable
@@ -111,6 +112,14 @@ def test_airflow_names_a_pool_that_is_missing(models: Path) -> None:
     # What a person sees first when runs stay in `scheduled` is the DAG's page.
     page = load_bag().dags["kalman_stream__tiny"].doc_md or ""
     assert "airflow pools set kalman_stream__tiny 1" in " ".join(page.split())
+
+
+def test_a_roll_back_takes_the_last_state_only_if_it_is_asked_to(bag: DagBag) -> None:
+    dag = bag.dags["kalman_rollback__tiny"]
+    assert dag.params["last_state"] is False
+    (flag,) = dag.get_task("rollback").flags  # pyright: ignore[reportAttributeAccessIssue]
+    given = {asked: jinja2.Template(flag).render(params={"last_state": asked}) for asked in (False, True)}
+    assert given == {False: "", True: "--last-state"}
 
 
 def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(

@@ -80,7 +80,7 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("migrate", "--model", "m", "--snapshot", "s1", "--to", "2", "--dry-run").exit_code == 0
     assert call("upgrade", "--model", "m", "--mode", "retrain", "--no-promote", "--needed").exit_code == 0
     assert call("promote", "--model", "m", "--generation", "g2", "--behind").exit_code == 0
-    assert call("rollback", "--model", "m").exit_code == 0
+    assert call("rollback", "--model", "m", "--last-state", "--dry-run").exit_code == 0
     assert call("retire", "--model", "m", "--generation", "g2").exit_code == 0
     assert call("maintain", "--model", "m", "--dry-run", "--estimates").exit_code == 0
     assert call("report", "--model", "m", "--generation", "g2", "--against", "g1").exit_code == 0
@@ -123,7 +123,7 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
             },
         ),
         ("promote", ("m",), {"generation": "g2", "behind": True}),
-        ("rollback", ("m",), {"to": None}),
+        ("rollback", ("m",), {"to": None, "last_state": True, "dry_run": True}),
         ("retire", ("m",), {"generation": "g2"}),
         ("maintain", ("m",), {"dry_run": True, "estimates": True}),
         ("comparison_report", ("m",), {"generation": "g2", "against": "g1"}),

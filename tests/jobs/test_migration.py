@@ -255,11 +255,11 @@ def test_a_key_that_would_come_out_wrong_is_found() -> None:
         (spec(2, ["a", "b", "c"]), "state c is new, and migrate.states does not say what it begins with"),
         (spec(2, ["a"]), "state b of version 1 goes nowhere: name it in migrate.drop"),
         (spec(2, ["a", "c"], migrate={"states": {"c": {"from": "bb"}}}), r"version 1 has no state bb \(it has a, b\)"),
-        (spec(2, ["a", "b"], migrate={"states": {"d": PERCENT}}), "migrate.states.d is no state of this version"),
+        (spec(2, ["a", "b"], migrate={"states": {"d": PERCENT}}), "migrate.states.d is no state of version 2"),
         (spec(2, ["a", "b"], migrate={"drop": ["a"]}), "migrate.drop: a is kept"),
         (spec(2, ["a", "b"], key=["k", "l"]), "the key columns changed from k to k, l"),
         (spec(2, ["a", "b"], migrate={"transform": {"matrix": [[1.0]]}}), "2 rows .* of 2 numbers"),
-        (spec(2, ["a", "b"], migrate={"function": "no_such:thing"}), "no_such:thing cannot be found"),
+        (spec(2, ["a", "b"], migrate={"function": "no_such:thing"}), "migrate.function: there is no module no_such"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_migrated_is_said(new: ModelSpec, said: str) -> None:

@@ -1,4 +1,4 @@
-"""Versions follow each other under a stream that runs and is fed all the while, on the flights."""
+"""Versions follow each other, and one is taken back, under a stream that runs and is fed all the while: the flights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import yaml
 
 from demo.flights import load_flights, with_times, write_csv
 from demo.upgrade import SECOND
-from jobs import generations, upgrade
+from jobs import generations, rollback, upgrade
 from jobs.lease_log import LeaseLog
 from jobs.live import chain, live_estimates
 from jobs.tables import measurements
@@ -90,35 +90,39 @@ BOOKS = (
     Textbook(V2, [1.0, 1.0], 1.0, 50.0),
     Textbook(V3, [HOUR, HOUR], 1.0 / HOUR**2, 50.0 / HOUR**2),
 )
-T12, N12 = np.array([[1.0], [0.0]]), np.diag([0.0, 36.0])
+NOTHING = np.zeros((2, 2))
+STAGES = ((1, np.eye(1), np.zeros((1, 1))), (2, np.array([[1.0], [0.0]]), np.diag([0.0, 36.0])),
+          (3, np.eye(2) / HOUR, NOTHING), (2, np.eye(2) * HOUR, NOTHING))  # fmt: skip
+"""The versions in the order in which they are live, and how the state of the one before becomes theirs."""
 
 
 def oracle(rows: pd.DataFrame, cuts: list[int]) -> dict[tuple[str, str, int], tuple[int, Any, Any, float]]:
     """Filter each route alone, mapping its state by hand where its rows pass a cut; return version and estimate a row.
 
-    cuts: first row, in the order of landing, that version 2, and version 3, has taken.
+    cuts: first row, in the order of landing, that each of `STAGES` but the first has taken.
     """
     found: dict[tuple[str, str, int], tuple[int, Any, Any, float]] = {}
     rows = rows.assign(number=np.arange(len(rows)))
     for route, mine in rows.groupby(["origin", "dest"]):
         origin, dest = route  # pyright: ignore[reportGeneralTypeIssues]
         state: tuple[np.ndarray, np.ndarray] | None = None
-        version, before = 0, 0
+        stage, before = 0, 0
         for number, at, y in zip(mine["number"], mine["time"], mine["air_time"].astype(float), strict=True):
-            while version < 2 and number >= cuts[version]:
+            while stage < len(cuts) and number >= cuts[stage]:
+                stage += 1
                 if state is not None:
                     m, P = state
-                    T, N = (T12, N12) if version == 0 else (np.eye(2) / HOUR, np.zeros((2, 2)))
+                    _, T, N = STAGES[stage]
                     state = T @ m, T @ P @ T.T + N
-                version += 1
-            book = BOOKS[version]
+            version = STAGES[stage][0]
+            book = BOOKS[version - 1]
             if state is None:
                 state = book.m0, book.P0
             else:
                 state = book.predict(*state, (at - before) / 86_400e6)
             m, P, likelihood = book.update(*state, y)
             state, before = (m, P), at
-            found[str(origin), str(dest), int(at)] = version + 1, m, P, likelihood
+            found[str(origin), str(dest), int(at)] = version, m, P, likelihood
     return found
 
 
@@ -144,7 +148,7 @@ def kept_running(pipeline: Pipeline) -> Iterator[None]:
         thread.join()
         if drivers[-1].process.poll() is None:
             drivers[-1].terminate()
-    assert len(drivers) >= 3, "each upgrade ends a driver"
+    assert len(drivers) >= 4, "each upgrade ends a driver, and so does the roll-back"
 
 
 @contextmanager
@@ -210,12 +214,15 @@ def test_air_time_goes_from_version_to_version_under_a_running_stream(tmp_path: 
         done = upgrade.run(settings, MODEL, mode="stop-start", drain=True).data
         assert done["generation"] == "air_time-g0003"
         wait_for_batches("air_time-g0003", 3)
+        done = rollback.run(settings, MODEL, last_state=True).data
+        assert (done["generation"], done["model_version"]) == ("air_time-g0004", 2)
+        wait_for_batches("air_time-g0004", 3)  # while version 3 is deployed
         assert len(sent) < len(days), "it was fed all the while"
     pipeline.stream()
 
     assert LeaseLog.at(settings.warehouse, MODEL).hold() is None
     known = {one.generation: one for one in generations.all_of(warehouse, MODEL)}
-    assert [one.status for one in known.values()] == ["retired", "retired", "live"]
+    assert [one.status for one in known.values()] == [*["retired"] * 3, "live"]
     assert [link.generation for link in chain(warehouse, MODEL)] == list(known)[::-1]
     landed = [history, *(by_day[date.fromisoformat(day.stem)] for day in sent)]
     rows = pd.concat(landed, ignore_index=True)
@@ -225,10 +232,10 @@ def test_air_time_goes_from_version_to_version_under_a_running_stream(tmp_path: 
     rows = rows.sort_values(["file", "time"], kind="stable", ignore_index=True)
     cuts = [
         warehouse.read(measurements(MODEL), known[f"air_time-g000{number}"].start_version).count()
-        for number in (2, 3)
+        for number in (2, 3, 4)
     ]
     assert set(cuts) <= set(itertools.accumulate(len(one) for one in landed))
-    assert len(history) < cuts[0] < cuts[1] < len(rows)
+    assert len(history) < cuts[0] < cuts[1] < cuts[2] < len(rows)
 
     live = live_estimates(warehouse, MODEL).toPandas()
     assert len(live) == len(rows) - len(history), "no row is lost, none is there twice"
@@ -249,3 +256,4 @@ def test_air_time_goes_from_version_to_version_under_a_running_stream(tmp_path: 
         np.testing.assert_allclose(row.covariance, P.ravel(), rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(row.log_likelihood, likelihood, rtol=1e-9, atol=1e-9)
     assert sorted(set(found["model_version"])) == [1, 2, 3]
+    assert set(found.loc[found["generation"] == "air_time-g0004", "model_version"]) == {2}

@@ -1,0 +1,69 @@
+"""Which version a roll-back with the last state goes back to, from what the generations say of each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.carry_back import target_of
+from jobs.errors import UserError
+from jobs.generations import LIVE, REMOVED, RETIRED, SHADOW, Generation
+
+
+def lineage(*ones: tuple[int, int | None, str]) -> list[Generation]:
+    """Return generations 1, 2, ... with these versions, numbers of parents, and statuses."""
+    return [
+        Generation(
+            generation=f"m-g{number:04d}",
+            model="m",
+            model_version=version,
+            fingerprint=f"meaning {version}",
+            snapshot_id="s",
+            checkpoint="c",
+            start_position={"source": "delta", "version": 0},
+            partitions=1,
+            blocks=1,
+            status=status,
+            parent=None if parent is None else f"m-g{parent:04d}",
+            parent_batch=None if parent is None else 0,
+        )
+        for number, (version, parent, status) in enumerate(ones, 1)
+    ]
+
+
+def target(known: list[Generation], name: str | None = None) -> str | None:
+    live = next(one for one in known if one.status == LIVE)
+    found = target_of(known, live, name)
+    return found and found.generation
+
+
+def test_it_is_the_nearest_version_that_the_live_one_came_from() -> None:
+    assert target(lineage((1, None, RETIRED), (2, 1, LIVE))) == "m-g0001"
+    # In another layout it is the same version still; removed is no matter, as no checkpoint is needed.
+    laid_out_anew = lineage((1, None, REMOVED), (2, 1, RETIRED), (2, 2, LIVE))
+    assert target(laid_out_anew) == "m-g0001"
+    three = lineage((1, None, RETIRED), (2, 1, RETIRED), (3, 2, LIVE))
+    assert (target(three), target(three, "m-g0001")) == ("m-g0002", "m-g0001")
+
+
+def test_again_there_is_nothing_to_go_back_to_but_by_name() -> None:
+    gone_back = lineage((1, None, RETIRED), (2, 1, RETIRED), (3, 2, RETIRED), (2, 3, LIVE))
+    assert target(gone_back) is None
+    assert target(gone_back, "m-g0002") is None and target(gone_back, "m-g0004") is None
+    assert target(gone_back, "m-g0001") == "m-g0001"
+    forward_again = lineage((1, None, RETIRED), (2, 1, RETIRED), (1, 2, RETIRED), (2, 3, LIVE))
+    assert target(forward_again) == "m-g0003"
+
+
+@pytest.mark.parametrize(
+    ("known", "name", "said"),
+    [
+        (lineage((1, None, LIVE)), None, "came from no other version than its own, 1"),
+        (lineage((1, 2, RETIRED), (1, 1, LIVE)), None, "came from no other version"),  # whatever the table says
+        (lineage((1, None, RETIRED), (2, 1, LIVE)), "m-g0009", r"no generation m-g0009 \(it has m-g0001, m-g0002\)"),
+        (lineage((1, None, LIVE), (2, 1, SHADOW)), "m-g0002", "m-g0002 is shadow, not retired"),
+        (lineage((1, None, LIVE), (2, 1, RETIRED)), "m-g0002", "the way there is `kalman-pipeline upgrade"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_go_back_to_is_said(known: list[Generation], name: str | None, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        target(known, name)
