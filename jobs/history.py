@@ -101,9 +101,7 @@ def each_bucket(
             for bucket, payload in pairs:
                 payloads.setdefault(bucket, []).append(payload)
         for bucket in sorted(payloads):
-            keyed = unpack_rows(payloads.pop(bucket), fmt)
-            if fmt.distinct:
-                keyed = distinct(keyed)
+            keyed = distinct(unpack_rows(payloads.pop(bucket), fmt), fmt)
             if len(keyed.rows.key):
                 yield from work(keyed)
 

@@ -107,13 +107,18 @@ def put_out(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[in
     """Yield what the filter says of rows as packets: kind, number of rows, and payload."""
     late = outputs.late
     bad = without_state(outputs)
-    accepted = outputs._replace(late=late | bad) if bad.any() else outputs
-    for count, packet in pack_estimates(plan.estimates, keyed, accepted):
+    for count, packet in accepted(plan, keyed, outputs):
         yield ESTIMATES, count, packet
     for kind, which in ((LATE, late), (BAD_STATE, bad)):
         rejected = np.flatnonzero(which)
         if len(rejected):
             yield kind, len(rejected), plan.rows.layout.encode(late_rows(keyed, rejected))
+
+
+def accepted(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[int, bytes]]:
+    """Yield the estimates of those rows that are not refused: their number, and packet."""
+    bad = without_state(outputs)
+    yield from pack_estimates(plan.estimates, keyed, outputs._replace(late=outputs.late | bad))
 
 
 def without_state(outputs: Outputs) -> NDArray[np.bool_]:
@@ -123,13 +128,15 @@ def without_state(outputs: Outputs) -> NDArray[np.bool_]:
 
 def late_rows(keyed: KeyedRows, late: NDArray[np.int64]) -> Records:
     """Return the rows at `late` as records of measurement rows, as they came."""
-    return rows_of(keyed.keys, keyed.rows.take(late))
+    return rows_of(keyed.keys, keyed.rows.take(late), None if keyed.ids is None else keyed.ids.take(late))
 
 
-def rows_of(keys: Records, rows: SortedRows) -> Records:
-    """Return rows of these keys as records of measurement rows."""
+def rows_of(keys: Records, rows: SortedRows, ids: Records | None = None) -> Records:
+    """Return rows of these keys as records of measurement rows, with their ids if they have some."""
     owners = keys.take(rows.key)
     arrays = {**owners.arrays, "time": rows.time, "y": rows.y}
     if rows.u.shape[0]:
         arrays["u"] = rows.u
-    return Records(arrays, owners.text)
+    if ids is None:
+        return Records(arrays, owners.text)
+    return Records({**arrays, **ids.arrays}, owners.text, ids.label)

@@ -13,15 +13,16 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from jobs.block_store import MapStore
 from jobs.processor import STATE, Plan
-from jobs.ticks import ROWS, newest_of
+from jobs.ticks import IDS, ROWS, newest_of
 from jobs.timed_bucket import Stores, TimedBucket
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
 
 STATES = 0
-"""Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows."""
+"""Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows, those of `IDS` ids."""
 WAIT, CLOCK, ENDED, RING, BASE, SEEN = "waiting", "clock", "ended", "ring", "base", "seen"
+REMEMBERED = "remembered"
 
 
 class TimedProcessor(StatefulProcessor):
@@ -41,13 +42,16 @@ class TimedProcessor(StatefulProcessor):
             MapStore(handle.getMapState(BASE, "block long", "states binary")),
             MapStore(handle.getMapState(SEEN, "block long", "times binary")),
         )
+        if self.plan.rows.row_id is not None:
+            ids = MapStore(handle.getMapState(REMEMBERED, "block long", "ids binary"))
+            self.stores = self.stores._replace(ids=ids)
         self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
         """Take over states and waiting rows from the snapshot."""
         bucket = self._bucket()
         kind, payload = initialState["kind"], initialState["payload"]
-        bucket.seed(payload[kind == STATES], payload[kind == ROWS], _now(timerValues))
+        bucket.seed(payload[kind == STATES], payload[kind == ROWS], _now(timerValues), payload[kind == IDS])
         self._leave(bucket, timerValues)
 
     def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:

@@ -117,7 +117,7 @@ KEYS = [(site, number) for site in ("east", 'we"st') for number in range(5)]
 
 def forget_the_last_commit(pipeline: Pipeline) -> int:
     """Undo the end of the stream's last micro-batch, as if its driver had been killed just before it."""
-    commits = Path(pipeline.settings.warehouse, "checkpoints", "gauge-g0001", "commits")
+    commits = Path(pipeline.settings.warehouse, "checkpoints", f"{pipeline.name}-g0001", "commits")
     last = max(int(name) for name in files(commits))
     (commits / str(last)).unlink()
     (commits / f".{last}.crc").unlink(missing_ok=True)
