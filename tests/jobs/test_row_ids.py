@@ -134,9 +134,10 @@ def assert_bounded(stream: TimedStream, within: int) -> None:
 
 def entries(stream: TimedStream) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return the ids that a stream holds: key, time, id."""
-    stored, found = stream.plan.timing.ids, []
+    timing, found = stream.plan.timing, []
+    assert timing is not None and timing.ids is not None
     for value in stream.values("ids"):
-        arrays = stored.decode(value).arrays
+        arrays = timing.ids.decode(value).arrays
         keys = (
             keys_of(Records({"route": arrays["route"]}, None))
             if "check" not in arrays

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -87,7 +89,9 @@ def test_strict_a_row_counts_once_over_hand_overs(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(remembered(pipeline, exported["snapshot"]), remembered(pipeline, same))
     waiting = pipeline.warehouse.read("waiting").drop("model").toPandas()
     left, right = (
-        waiting[waiting["snapshot_id"] == one].sort_values(["key", "event_time", "row_id"], ignore_index=True)
+        waiting.loc[waiting["snapshot_id"] == one].sort_values(
+            ["key", "event_time", "row_id"], ignore_index=True
+        )
         for one in (exported["snapshot"], same)
     )
     assert left["row_id"].equals(right["row_id"]) and len(left) == done["waiting"]
@@ -187,5 +191,5 @@ def landed(pipeline: Pipeline, topic: str) -> int:
 def written_otherwise(value: bytes | None) -> bytes:
     """Return a message with its time in another zone, to the same moment."""
     row = json.loads(value or b"")
-    at = pd.Timestamp(row["at"]).tz_convert("Asia/Kolkata")
+    at = datetime.fromisoformat(row["at"]).astimezone(ZoneInfo("Asia/Kolkata"))
     return json.dumps({**row, "at": at.isoformat()}).encode()
