@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from jobs.history import by_bucket
 from jobs.keys import integer_keys
 from jobs.packed_rows import RowFormat, unpack_rows
 from jobs.packets import Records
@@ -43,8 +44,7 @@ def of_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
     """
 
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        payloads = [one for batch in batches for one in batch.column("payload").to_pylist()]
-        if payloads:
+        for payloads in by_bucket(batches):
             yield _rows(_reachable(entries_of(unpack_rows(payloads, fmt)), fmt, floor))
 
     return _typed(packed.mapInArrow(take, _ROWS))

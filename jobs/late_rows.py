@@ -14,7 +14,7 @@ from jobs.keys import columns_of, integer_keys
 from jobs.packed_rows import RowFormat, ids_of
 from jobs.processor import BAD_STATE, LATE
 from jobs.set_aside import WITHOUT_INPUTS
-from jobs.timed_bucket import BEHIND, BEYOND, DUPLICATE, RESENT
+from jobs.timing import BEHIND, BEYOND, DUPLICATE, RESENT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

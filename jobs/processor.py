@@ -27,7 +27,7 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues
 
-    from jobs.timed_bucket import Timing
+    from jobs.timing import Timing
 
 OUTPUT = "kind int, rows bigint, payload binary"
 SEED = "bucket int, payload binary"

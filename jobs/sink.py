@@ -28,7 +28,7 @@ from jobs.spark_conf import suit
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
 from jobs.take_keys import HELD, TAKEN
-from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, MARK, RESENT, WAITING
+from jobs.timing import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, MARK, RESENT, WAITING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,7 +14,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from jobs.block_store import MapStore
 from jobs.processor import STATE, Plan
 from jobs.ticks import IDS, ROWS, newest_of
-from jobs.timed_bucket import Stores, TimedBucket
+from jobs.timed_bucket import TimedBucket
+from jobs.timing import Stores
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState

@@ -11,8 +11,8 @@ from jobs.routing import Routing
 from jobs.snapshots import Manifest
 from jobs.spec import ModelSpec
 from jobs.tables import Warehouse
-from jobs.timed_bucket import Timing
 from jobs.timed_processor import STATES
+from jobs.timing import Timing
 from jobs.waiting_rows import NEVER
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +78,14 @@ def put(pipeline: Pipeline, table: Table) -> int:
     return inputs.run(pipeline.settings, "gauge", str(path)).data["version"]
 
 
-def by_hand(
-    parts: Sequence[tuple[pd.DataFrame, Table]], silence: pd.Timedelta = pd.Timedelta.max
-) -> pd.DataFrame:
+def by_hand(parts: Sequence[tuple[pd.DataFrame, Table]], silence: timedelta = timedelta.max) -> pd.DataFrame:
     """Filter rows in the order of their times as a textbook does, those of each part with its own inputs.
 
     Rows without any inputs are left out; a key that was silent for longer begins anew.
     """
     states: dict[tuple[str, int], tuple[float, float, pd.Timestamp]] = {}
     out = []
-    row: Any
-    told = [(row, table) for rows, table in parts for row in rows.itertuples()]
+    told: list[tuple[Any, Table]] = [(row, table) for rows, table in parts for row in rows.itertuples()]
     for row, table in sorted(told, key=lambda one: one[0].at):
         key = (row.site, row.id)
         if key not in table:

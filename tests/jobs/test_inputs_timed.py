@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_late_rows_are_replayed_with_the_inputs_with_which_they_came_and_keys_jo
 def test_a_refused_micro_batch_takes_another_version_and_keys_that_end_begin_anew(
     feed: Feed, tmp_path: Path
 ) -> None:
-    silence, delay = pd.Timedelta("6h"), pd.Timedelta("30min")
+    silence, delay = timedelta(hours=6), timedelta(minutes=30)
     changes = {"order": {"kind": "strict", "delay": "30min"}, "expiry": {"after": "6h"}}
     pipeline = Pipeline(tmp_path, of_topic("limited", **changes, quarantine={"fail_above": 0.5}))
     feed.make("limited")

@@ -14,7 +14,7 @@ from jobs.packed_rows import RowFormat, RowId, keyed_rows
 from jobs.packets import Records
 from jobs.processor import LATE
 from jobs.remembered_ids import ids_layout
-from jobs.timed_bucket import BEHIND, BEYOND, DROPPED, RESENT
+from jobs.timing import BEHIND, BEYOND, DROPPED, RESENT
 from jobs.waiting_rows import IDLE, NEVER, PARTS, Clock
 from tests.jobs.test_replay import latest
 from tests.jobs.test_strict import by_hand

@@ -15,8 +15,8 @@ from jobs.processor import ESTIMATES, FilterProcessor, Plan
 from jobs.routing import route_of
 from jobs.take_keys import HELD, TAKEN, TakesKeys
 from jobs.ticks import IDS, KEYS, ROWS, TICK, tick
-from jobs.timed_bucket import EXPIRED, WAITING
 from jobs.timed_processor import STATES, TimedProcessor
+from jobs.timing import EXPIRED, WAITING
 from tests.jobs.timed import INTEGER, SECOND, Row, packet, plan_of
 
 BUCKET = 7
@@ -96,8 +96,8 @@ def test_ids_of_a_snapshot_are_taken_over() -> None:
     assert plan.timing is not None and plan.timing.ids is not None
 
     def rows(*some: Row) -> pd.DataFrame:
-        ticks = (TICK, tick(max(row.time for row in some) * SECOND))
-        return pd.DataFrame([(ROWS, packet(fmt, list(some))), ticks], columns=["kind", "payload"])
+        newest = tick(max(row.time for row in some) * SECOND)
+        return pd.DataFrame({"kind": [ROWS, TICK], "payload": [packet(fmt, list(some)), newest]})
 
     first = TwsTester(TimedProcessor(plan))
     assert counts(first.testInPandas(BUCKET, rows(Row(1, 0, 1.0, 7), Row(2, 0, 1.0, 7)))) == {ESTIMATES: 2}

@@ -18,7 +18,8 @@ from jobs.processor import ESTIMATES, Plan
 from jobs.remembered_ids import ids_layout
 from jobs.routing import bucket_of, route_of
 from jobs.state_blocks import StateFormat, state_format
-from jobs.timed_bucket import CORRECTION, Stores, TimedBucket, Timing
+from jobs.timed_bucket import TimedBucket
+from jobs.timing import CORRECTION, Stores, Timing
 from jobs.waiting_rows import NEVER
 
 SECOND = 1_000_000
