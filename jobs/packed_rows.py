@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from jobs.errors import UserError
 from jobs.keys import (
     KeyKind,
     group,
@@ -112,11 +113,20 @@ class RowFormat(NamedTuple):
 
 
 def row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None) -> RowFormat:
-    """Return what the rows of a model are made of; the `schema` of a table of them says what kind of id they have."""
+    """Return what the rows of a model are made of; the `schema` of a table of them says what kind of id they have.
+
+    Raises:
+        UserError: the table has no such column.
+    """
     control = (*spec.control, *spec.input_names)
     fmt = RowFormat(kind, spec.time, tuple(spec.measurement), control, spec.duplicates is not None)
     for name in spec.id_columns:
         assert spec.duplicates is not None and schema is not None
+        if name not in schema.names:
+            raise UserError(
+                f"the measurements table of {spec.name} has no column {name}, by which its spec tells repetitions "
+                f"(duplicates.id): give a model with other columns another name"
+            )
         row_id = RowId(name, is_integer(schema[name].dataType), spec.duplicates.within_us)
         fmt = fmt._replace(distinct=False, row_id=row_id)
     if spec.inputs is None:

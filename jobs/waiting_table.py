@@ -155,7 +155,9 @@ def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     ]
     given = F.col(ROW_ID_COLUMN) if ROW_ID_COLUMN in rows.columns else F.lit(None).cast("string")
     ids = {} if fmt.row_id is None else id_columns(fmt.row_id, given)
-    columns = rows.withColumns(ids).select(
+    if ids:
+        rows = rows.withColumns(ids)
+    columns = rows.select(
         *identity_expressions(fmt.kind, F.col("key")),
         F.unix_micros("event_time").alias("time"),
         *numbers,
