@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,12 +27,12 @@ _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,19}\s*", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
 
 KeyTypes = dict[str, str]
-"""Spark type of each key column in the measurements table: bigint or string."""
+"""Spark type of each column of the key and of the id in the measurements table: bigint or string."""
 
 
-def key_types_of(spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
-    """Choose the types of key columns: a whole number stays one, everything else is text."""
-    return {name: "bigint" if _is_whole(schema.field(name).type) else "string" for name in spec.key}
+def key_types_of(names: Sequence[str], schema: pa.Schema) -> KeyTypes:
+    """Choose the types of columns of keys and ids: a whole number stays one, everything else is text."""
+    return {name: "bigint" if _is_whole(schema.field(name).type) else "string" for name in names}
 
 
 def measurement_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
@@ -54,7 +54,13 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
     """Return `_reason` (null where a row fits), `_payload` (the raw row as JSON, where not), and the spec's columns."""
     rows = parse(spec, source, file)
     reason = rows.reason
-    keys = [typed_key(name, source.columns[name], key_types[name], reason) for name in spec.key]
+    keys = [typed_key(f"key {name}", source.columns[name], key_types[name], reason) for name in spec.key]
+    ids = [
+        typed_key(
+            f"id {name}", _blank(source.columns[name], rows.ids < 0), key_types[name], reason, rows.ids < 0
+        )
+        for name in spec.id_columns
+    ]
     fits = np.array([one is None for one in reason], bool)
     numbers = [arrays.numbers(np.where(fits, values, np.nan)) for values in (*rows.y, *rows.u)]
     columns = [
@@ -63,8 +69,9 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
         *keys,
         arrays.times(np.where(fits, rows.time, 0), fits),
         *numbers,
+        *ids,
     ]
-    names = [REASON, PAYLOAD, *spec.key, spec.time, *spec.measurement, *spec.control]
+    names = [REASON, PAYLOAD, *spec.columns]
     return pa.RecordBatch.from_arrays(columns, names)
 
 
@@ -91,17 +98,30 @@ def _checker(
 
 def typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
     """Return the spec's columns, with the types that checked rows have, as DDL."""
-    keys = [f"`{name}` {key_types[name]}" for name in spec.key]
-    numbers = [f"`{name}` double" for name in (*spec.measurement, *spec.control)]
-    return ", ".join([*keys, f"`{spec.time}` timestamp", *numbers])
+    types = {name: "double" for name in spec.columns} | key_types | {spec.time: "timestamp"}
+    return ", ".join(f"`{name}` {types[name]}" for name in spec.columns)
 
 
 def _is_whole(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) and not pa.types.is_uint64(kind)
 
 
-def typed_key(name: str, column: pa.Array, wanted: str, reason: NDArray[np.object_]) -> pa.Array:
-    """Return a key column in the table's type; what cannot have it is rejected, never rounded to another key."""
+def typed_key(
+    what: str,
+    column: pa.Array,
+    wanted: str,
+    reason: NDArray[np.object_],
+    missing: NDArray[np.bool_] | None = None,
+) -> pa.Array:
+    """Return a column of keys or ids in the table's type; what cannot have it is rejected, never rounded to another.
+
+    Args:
+        what: it is, for reasons.
+        column: N values.
+        wanted: the type, bigint or string.
+        reason: (N,) why rows are rejected, which is added to.
+        missing: (N,) which values need not be there; None: none of them.
+    """
     kind = column.type
     if wanted == "string":
         return column.cast(pa.string())
@@ -109,8 +129,13 @@ def typed_key(name: str, column: pa.Array, wanted: str, reason: NDArray[np.objec
         return column.cast(pa.int64())
     values = [_whole(value) for value in column.to_pylist()]
     bad = np.array([value is None for value in values], bool)
-    reject(reason, bad, f"key {name}: not a whole number")
+    reject(reason, bad if missing is None else bad & ~missing, f"{what}: not a whole number")
     return pa.array(values, pa.int64())
+
+
+def _blank(column: pa.Array, missing: NDArray[np.bool_]) -> pa.Array:
+    """Return a column with null where a value is missing."""
+    return column.take(pa.array(np.arange(len(column)), mask=missing)) if missing.any() else column
 
 
 def _whole(value: Any) -> int | None:

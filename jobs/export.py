@@ -167,21 +167,29 @@ def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, b
     Raises:
         UserError: the state cannot be read, or is not that of the generation's model.
     """
+    from jobs.ids_table import of_blocks
     from jobs.keys import key_kind
     from jobs.packed_rows import row_format
-    from jobs.timed_processor import CLOCK, WAIT
+    from jobs.remembered_ids import ids_format
+    from jobs.timed_processor import CLOCK, REMEMBERED, WAIT
+    from jobs.timed_start import timing_of
     from jobs.waiting_rows import NEVER, Clock
     from jobs.waiting_table import Held, of_parts, row_format_of
 
     spec = origin.model_spec()
-    kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
-    fmt = row_format(spec, kind)
+    schema = warehouse.read(measurements(spec.name)).schema
+    fmt = row_format(spec, key_kind(spec.key, schema), schema)
     clocks = _state(warehouse, generation, CLOCK, batch).select("value.clock").collect()
     held = [Clock.decode(bytes(row["clock"])) for row in clocks]
     watermark = max((clock.watermark for clock in held), default=NEVER)
     newest = max((clock.newest for clock in held), default=NEVER)
     parts = _state(warehouse, generation, WAIT, batch).select("user_map_value.rows")
-    return Held(of_parts(parts, row_format_of(spec, fmt), fmt), watermark, newest)
+    held = Held(of_parts(parts, row_format_of(spec, fmt), fmt), watermark, newest)
+    stored = ids_format(spec, fmt)
+    if stored is None:
+        return held
+    blocks = _state(warehouse, generation, REMEMBERED, batch).select("user_map_value.ids")
+    return held._replace(ids=of_blocks(blocks, stored, fmt, timing_of(spec, fmt).reach(watermark)))
 
 
 def _state(warehouse: Warehouse, generation: Generation, name: str, batch: int) -> DataFrame:

@@ -28,6 +28,7 @@ from jobs.row_files import read
 from jobs.rows import ParsedRows, parse
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
+from jobs.spec_time import Duplicates
 
 Floats = NDArray[np.float64]
 
@@ -95,7 +96,7 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
         UserError: the model's filter cannot be smoothed.
     """
     model = kalman.build(spec.definition())
-    order, sorted_rows = in_order(rows, spec.duplicates is not None)
+    order, sorted_rows = in_order(rows, spec.duplicates)
     keys = rows.keys
     if spec.idle_us is not None:
         sorted_rows, keys = lives(model, keys, sorted_rows, spec.unit_us, spec.idle_us)
@@ -143,16 +144,23 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
     )
 
 
-def in_order(rows: ParsedRows, distinct: bool = False) -> tuple[NDArray[np.int64], kalman.SortedRows]:
+def in_order(rows: ParsedRows, rule: Duplicates | None = None) -> tuple[NDArray[np.int64], kalman.SortedRows]:
     """Return where the rows that are not rejected are in the order in which they are applied, and those rows.
 
-    Where rows are to be `distinct`, those that repeat another are rejected first.
+    Where there is a rule for rows that repeat another, these are rejected first.
     """
     good = np.flatnonzero(rows.reason == None)  # noqa: E711 - elementwise
     order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
-    if distinct:
-        again = duplicates.repeated(_taken(rows, order))
-        rows.reason[order[again]] = duplicates.REASON
+    if rule is not None:
+        if rule.id is None:
+            again = duplicates.repeated(_taken(rows, order))
+        else:
+            named = np.flatnonzero(rows.ids[order] >= 0)
+            there = order[named]
+            again = np.zeros(len(order), bool)
+            marks = duplicates.Marks(rows.key[there], rows.ids[None, there], rows.time[there])
+            again[named] = duplicates.resent(marks, rule.within_us)
+        rows.reason[order[again]] = duplicates.REASON if rule.id is None else duplicates.SAME_ID
         order = order[~again]
     return order, _taken(rows, order)
 

@@ -79,7 +79,7 @@ def run(
     if source.rows == 0:
         raise UserError(f"{source_path}: has no rows")
     rows = parse(spec, source, input)
-    order, sorted_rows = in_order(rows, spec.duplicates is not None)
+    order, sorted_rows = in_order(rows, spec.duplicates)
     kernel = kalman.build(spec.definition())
     fresh = kalman.initial_states(kernel, rows.keys)
     if spec.idle_us is None:

@@ -95,16 +95,20 @@ def each_bucket(
     """Wrap `work` on the rows of one bucket as a function over the packets of a partition."""
 
     def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        payloads: dict[int, list[bytes]] = {}
-        for batch in batches:
-            pairs = zip(batch.column("bucket").to_pylist(), batch.column("payload").to_pylist(), strict=True)
-            for bucket, payload in pairs:
-                payloads.setdefault(bucket, []).append(payload)
-        for bucket in sorted(payloads):
-            keyed = unpack_rows(payloads.pop(bucket), fmt)
-            if fmt.distinct:
-                keyed = distinct(keyed)
+        for payloads in by_bucket(batches):
+            keyed = distinct(unpack_rows(payloads, fmt), fmt)
             if len(keyed.rows.key):
                 yield from work(keyed)
 
     return over
+
+
+def by_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
+    """Yield the packets of each bucket in a partition."""
+    payloads: dict[int, list[bytes]] = {}
+    for batch in batches:
+        pairs = zip(batch.column("bucket").to_pylist(), batch.column("payload").to_pylist(), strict=True)
+        for bucket, payload in pairs:
+            payloads.setdefault(bucket, []).append(payload)
+    for bucket in sorted(payloads):
+        yield payloads.pop(bucket)

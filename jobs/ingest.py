@@ -284,7 +284,7 @@ def prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyType
     """Make the measurements table if it is not there, and return the types of its key columns."""
     table = measurements(spec.name)
     if not warehouse.exists(table):
-        types = key_types_of(spec, schema)
+        types = key_types_of(spec.naming_columns, schema)
         warehouse.create(table, measurement_columns(spec, types), properties=MEASUREMENT_PROPERTIES)
         return types
     return key_types_in(warehouse, spec)
@@ -304,7 +304,7 @@ def key_types_in(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
             f"the measurements table of {spec.name} has no column {', '.join(absent)}, which its spec names: "
             f"give a model with other columns another name"
         )
-    return {name: have[name] for name in spec.key}
+    return {name: have[name] for name in spec.naming_columns}
 
 
 def file_schema(spec: ModelSpec, path: str) -> pa.Schema:

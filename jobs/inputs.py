@@ -41,7 +41,9 @@ def run(settings: Settings, model: str, input: str) -> Report:
     warehouse = Warehouse(spark_session(settings, f"inputs {spec.name}"), settings.warehouse)
     types = _key_types(warehouse, spec, by, input)
     reason = np.full(found.u.shape[1], None, dtype=object)
-    keys = [typed_key(name, key, types[name], reason) for name, key in zip(by, found.keys, strict=True)]
+    keys = [
+        typed_key(f"key {name}", key, types[name], reason) for name, key in zip(by, found.keys, strict=True)
+    ]
     bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
     if len(bad):
         raise UserError(f"{input}: row {int(bad[0]) + 1}: {reason[bad[0]]}, as among the measurements")
@@ -70,7 +72,7 @@ def _key_types(warehouse: Warehouse, spec: ModelSpec, by: list[str], file: str) 
     if warehouse.exists(table):
         have = warehouse.read(table).schema
         return {name: have[name].dataType.simpleString() for name in by}
-    return key_types_of(spec.model_copy(update={"key": by}), read_schema(Path(file), by))
+    return key_types_of(by, read_schema(Path(file), by))
 
 
 if __name__ == "__main__":

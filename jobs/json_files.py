@@ -86,14 +86,14 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     for name in spec.columns:
         values = [row[name] for row in rows if row.get(name) is not None]
         whole = bool(values) and all(map(is_whole, values))
-        number = name in spec.key and whole or name == spec.time and whole
+        number = whole and name in (*spec.naming_columns, spec.time)
         kinds[name] = pa.int64() if number else pa.string()
     return pa.schema(list(kinds.items()))
 
 
 def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str) -> pa.RecordBatch:
     """Return of N documents (binary) what `check_rows` returns; the payload of a rejected one is its text."""
-    columns, problems = read_objects(values, spec.columns, spec.key, [spec.time])
+    columns, problems = read_objects(values, spec.columns, spec.key, [spec.time, *spec.id_columns])
     rows = check_rows(spec, Source(columns, np.zeros(len(values), bool), len(values)), key_types, file)
     reasons = rows.column(REASON).to_pylist()
     told = [problem or reason for problem, reason in zip(problems, reasons, strict=True)]

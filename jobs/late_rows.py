@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from jobs import duplicates
 from jobs.keys import columns_of, integer_keys
-from jobs.packed_rows import RowFormat
+from jobs.packed_rows import RowFormat, ids_of
 from jobs.processor import BAD_STATE, LATE
 from jobs.set_aside import WITHOUT_INPUTS
-from jobs.timed_bucket import BEHIND, BEYOND, DUPLICATE
+from jobs.timing import BEHIND, BEYOND, DUPLICATE, RESENT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,6 +25,7 @@ REASONS = {
     BEHIND: "late: behind the watermark",
     BEYOND: "late: older than the rows kept for replay",
     DUPLICATE: duplicates.REASON,
+    RESENT: duplicates.SAME_ID,
     WITHOUT_INPUTS: "inputs: the table of inputs has no row for the key",
 }
 """Why rows are refused, by kind of packet."""
@@ -35,7 +36,7 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
     from pyspark.sql import functions as F
 
     names = fmt.numbers  # a row is quarantined as it came, without its key's inputs
-    layout, kind = fmt.layout, fmt.kind
+    layout, kind, has_id = fmt.layout, fmt.kind, fmt.row_id is not None
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -46,13 +47,17 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
                 key = pa.array(integer_keys(arrays["route"])) if kind.integer else records.text
                 values = np.concatenate([arrays["y"], arrays.get("u", np.empty((0, records.size)))])
                 columns = [pa.array(np.array(row), mask=np.isnan(row)) for row in values[: len(names)]]
+                if has_id:
+                    columns.append(ids_of(records))
                 reason = pa.repeat(REASONS[refused], records.size)
                 yield pa.RecordBatch.from_arrays(
                     [reason, key, pa.array(np.array(arrays["time"])), *columns],
-                    ["reason", "key", "time", *(f"n{i}" for i in range(len(names)))],
+                    ["reason", "key", "time", *(f"n{i}" for i in range(len(names))), *(["id"] * has_id)],
                 )
 
     numbers = "".join(f", n{i} double" for i in range(len(names)))
+    if fmt.row_id is not None:
+        numbers += f", id {'bigint' if fmt.row_id.integer else 'string'}"
     rows = packets.select("kind", "payload").mapInArrow(
         unpack, f"reason string, key {'bigint' if kind.integer else 'string'}, time bigint{numbers}"
     )
@@ -61,6 +66,7 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
             *columns_of(kind, F.col("key").cast("string")),
             F.timestamp_micros("time").alias(fmt.time),
             *(F.col(f"n{i}").alias(name) for i, name in enumerate(names)),
+            *([] if fmt.row_id is None else [F.col("id").alias(fmt.row_id.column)]),
         ),
         {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
     )

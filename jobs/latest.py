@@ -65,7 +65,7 @@ class Latest:
     def _last(self, packets: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from jobs.timed_bucket import CORRECTION
+        from jobs.timing import CORRECTION
 
         if not self.scattered:
             return unpack_estimates(last_of_keys(packets, self.estimates), self.estimates)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints/"
 SHARED = ("manifests", "quarantine", "late_copies")
+OF_SNAPSHOTS = ("snapshots", "waiting", "remembered_ids")
 
 
 def run(settings: Settings, model: str, dry_run: bool = False, estimates: bool = False) -> Report:
@@ -112,7 +113,7 @@ class Maintenance:
         self._spare()
         self.found["vacuumed"] = [
             one
-            for one in (self._vacuum(table) for table in ("generations", "snapshots", *self._tables()))
+            for one in (self._vacuum(table) for table in ("generations", *OF_SNAPSHOTS, *self._tables()))
             if one is not None
         ]
 

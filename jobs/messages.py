@@ -33,8 +33,8 @@ REJECTED = f"{REASON} string, {PAYLOAD} string, {POSITION} string"
 _KEY_KINDS = ("string", "int", "bigint")
 
 
-def key_types(source: Source, keys: list[str]) -> KeyTypes:
-    """Return the types of the key columns of a measurements table that is made for a topic."""
+def key_types(source: Source, names: list[str]) -> KeyTypes:
+    """Return the types of the columns of keys and ids of a measurements table that is made for a topic."""
     if source.format == "avro":
         whole = {
             field["name"]
@@ -43,7 +43,7 @@ def key_types(source: Source, keys: list[str]) -> KeyTypes:
         }
     else:
         whole = set(source.whole_keys)
-    return {name: "bigint" if name in whole else "string" for name in keys}
+    return {name: "bigint" if name in whole else "string" for name in names}
 
 
 def judged(messages: DataFrame, spec: ModelSpec, source: Source, types: KeyTypes) -> DataFrame:
@@ -134,7 +134,7 @@ class Judge(NamedTuple):
         else:
             filled = batch.column("value").fill_null(b"")
             keys = [name for name in spec.key if name != key]
-            columns, problems = read_objects(filled, inner, keys, [spec.time])
+            columns, problems = read_objects(filled, inner, keys, [spec.time, *spec.id_columns])
         if key is not None and given is not None:
             columns[key] = given
         return columns, problems
@@ -209,10 +209,11 @@ def _empty(raw: DataFrame, spec: ModelSpec) -> pa.RecordBatch:
     except PySparkException as error:
         raise UserError(f"source.avro_schema of {spec.name}: {first_line(error)}") from error
     kinds = {field.name: field.dataType.simpleString() for field in raw.schema.fields}
-    for name in spec.key:
+    for name in spec.naming_columns:
         if kinds.get(f"c_{name}", "string") not in _KEY_KINDS:
+            what = "a key" if name in spec.key else "an id"
             raise UserError(
-                f"source.avro_schema of {spec.name}: key field {name} holds {kinds[f'c_{name}']}; a key is a string, "
+                f"source.avro_schema of {spec.name}: field {name} holds {kinds[f'c_{name}']}; {what} is a string, "
                 f"an int or a long"
             )
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

@@ -135,6 +135,7 @@ def along(
                 f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and version "
                 f"{spec.version} gives keys other names: pretrain it instead"
             )
+        held = held and held._replace(ids=None)  # they are known by their old keys alone
         told("giving every state its new key")
         with labelled(warehouse.spark, doing, "give every state its new key"):
             states, change["rekeyed"] = _rekeyed(states, rekey, spec)
@@ -192,12 +193,18 @@ def waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held
     if held is None or source.waiting is None:
         return None
     old = source.model_spec()
-    for field in ("measurement", "control"):
-        if getattr(old, field) != getattr(spec, field) and source.waiting["rows"]:
+    for field, before, now in (
+        ("measurement", old.measurement, spec.measurement),
+        ("control", old.control, spec.control),
+        ("duplicates.id", old.id_columns, spec.id_columns),
+    ):
+        if before != now and source.waiting["rows"]:
             raise UserError(
                 f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and version "
                 f"{spec.version} reads other columns ({field}): pretrain it instead"
             )
+    if old.id_columns != spec.id_columns:
+        held = held._replace(ids=None)
     if not spec.order.waits and source.waiting["rows"]:
         raise UserError(
             f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and version "

@@ -141,7 +141,7 @@ def _offer(
             rows = inputs.joined(rows, kind, version.version).dropna(subset=spec.input_names)
         count, newest = rows.agg(F.count("*"), F.max(F.unix_micros(F.col(f"`{spec.time}`")))).collect()[0]
         say(f"filtering {count:,} rows of history")
-        fmt = row_format(spec, kind).joined
+        fmt = row_format(spec, kind, rows.schema).joined
         batch = Batch(fmt, spec.unit_us, spec.idle_us)
         states = final_states(bucket_rows(rows, fmt, count), *_filter_of(warehouse, spec, base, batch))
         made = replace(

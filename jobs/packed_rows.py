@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from jobs.keys import KeyKind, group, identity_arrays, identity_expressions, sub_kind, text_of
+from jobs.errors import UserError
+from jobs.keys import (
+    KeyKind,
+    group,
+    identity_arrays,
+    identity_expressions,
+    is_integer,
+    sub_kind,
+    text_of,
+)
 from jobs.order import order_rows
 from jobs.packets import Column, Layout, Records, concat
 from jobs.routing import Routing, bucket_of
@@ -21,7 +31,9 @@ from jobs.stopwatch import UNPACK, step
 from kalman.run import SortedRows
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from jobs.spec import ModelSpec
 
@@ -31,6 +43,27 @@ Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 PACKED = "bucket int, payload binary"
 INPUT_IDENTITY = ("_input_identity", "_input_check")
 """Where a row's inputs belong to some of its key columns alone: the identity by these."""
+ROW_ID = ("_row_id", "_row_id_check", "_row_id_text")
+"""The id that tells repetitions of a row: a whole number, or two hashes of a text and that text."""
+NAMED = Column("named", "u1")
+"""Tells in a packet which rows have an id."""
+_CHECK_SEED = 0x726F7773
+
+
+class RowId(NamedTuple):
+    """The column by which repetitions of a row are told (`jobs.duplicates`), and if it holds whole numbers.
+
+    within: how far apart the times of a row and its repetition may be, in microseconds.
+    """
+
+    column: str
+    integer: bool
+    within: int
+
+    @property
+    def width(self) -> int:
+        """Return the 64-bit numbers of an id: itself, or two hashes of a text."""
+        return 1 if self.integer else 2
 
 
 class RowFormat(NamedTuple):
@@ -47,6 +80,7 @@ class RowFormat(NamedTuple):
     distinct: bool = False
     inputs: int = 0
     inputs_key: KeyKind | None = None
+    row_id: RowId | None = None
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -59,6 +93,11 @@ class RowFormat(NamedTuple):
         return self._replace(inputs=0, inputs_key=None)
 
     @property
+    def bare(self) -> RowFormat:
+        """Return the format of rows without their ids, which have been told apart already."""
+        return self._replace(row_id=None)
+
+    @property
     def layout(self) -> Layout:
         """Return the layout of a packet of rows."""
         columns = [
@@ -68,13 +107,29 @@ class RowFormat(NamedTuple):
         ]
         if self.control:
             columns.append(Column("u", "<f8", len(self.control)))
-        return Layout(tuple(columns), text=not self.kind.integer)
+        if self.row_id is None:
+            return Layout(tuple(columns), text=not self.kind.integer)
+        columns += [Column("id", "<i8", self.row_id.width), NAMED]
+        return Layout(tuple(columns), text=not self.kind.integer, label=not self.row_id.integer)
 
 
-def row_format(spec: ModelSpec, kind: KeyKind) -> RowFormat:
-    """Return what the rows of a model are made of."""
-    control, distinct = (*spec.control, *spec.input_names), spec.duplicates is not None
-    fmt = RowFormat(kind, spec.time, tuple(spec.measurement), control, distinct)
+def row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None) -> RowFormat:
+    """Return what the rows of a model are made of; the `schema` of a table of them says what kind of id they have.
+
+    Raises:
+        UserError: the table has no such column.
+    """
+    control = (*spec.control, *spec.input_names)
+    fmt = RowFormat(kind, spec.time, tuple(spec.measurement), control, spec.duplicates is not None)
+    for name in spec.id_columns:
+        assert spec.duplicates is not None and schema is not None
+        if name not in schema.names:
+            raise UserError(
+                f"the measurements table of {spec.name} has no column {name}, by which its spec tells repetitions "
+                f"(duplicates.id): give a model with other columns another name"
+            )
+        row_id = RowId(name, is_integer(schema[name].dataType), spec.duplicates.within_us)
+        fmt = fmt._replace(distinct=False, row_id=row_id)
     if spec.inputs is None:
         return fmt
     by = sub_kind(kind, tuple(spec.inputs.key or spec.key))
@@ -84,11 +139,13 @@ def row_format(spec: ModelSpec, kind: KeyKind) -> RowFormat:
 class KeyedRows(NamedTuple):
     """The rows of a bucket in the order in which they are applied, and its keys.
 
-    keys: identities (and texts) of the K keys, by route; rows: their N rows; order: (N,) where each came from.
+    keys: identities (and texts) of the K keys, by route; rows: their N rows; ids: `id`, `named` and label of each row,
+    where rows have ids.
     """
 
     keys: Records
     rows: SortedRows
+    ids: Records | None = None
 
 
 def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ()) -> DataFrame:
@@ -101,6 +158,9 @@ def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ())
 
     time = F.col(f"`{fmt.time}`").alias("time")
     numbers = [F.col(f"`{name}`").cast("double").alias(f"n{i}") for i, name in enumerate(fmt.numbers)]
+    if fmt.row_id is not None:
+        beside = [*beside, *ROW_ID[: 1 if fmt.row_id.integer else 3]]
+        frame = frame.withColumns(id_columns(fmt.row_id, F.col(f"`{fmt.row_id.column}`")))
     if fmt.inputs_key not in (None, fmt.kind):
         beside = [*beside, *INPUT_IDENTITY[: 1 if fmt.inputs_key.integer else 2]]
         frame = frame.withColumns(
@@ -118,6 +178,16 @@ def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ())
     keyed = frame.select(text_of(fmt.kind).alias("_text"), time, *numbers, *beside)
     names = [f"n{i}" for i in range(len(numbers))]
     return keyed.select(*identity_expressions(fmt.kind, F.col("_text")), "time", *names, *beside)
+
+
+def id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
+    """Return the columns `ROW_ID` of ids: the whole number, or two hashes of a text and the text."""
+    from pyspark.sql import functions as F
+
+    if row_id.integer:
+        return {ROW_ID[0]: given.cast("bigint")}
+    text = given.cast("string")
+    return dict(zip(ROW_ID, (F.xxhash64(text), F.xxhash64(F.lit(_CHECK_SEED), text), text), strict=True))
 
 
 def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
@@ -174,7 +244,21 @@ def records_of(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     arrays["y"] = values[:m]
     if c:
         arrays["u"] = values[m:]
-    return Records(arrays, None if fmt.kind.integer else batch.column("text"))
+    text = None if fmt.kind.integer else batch.column("text")
+    if fmt.row_id is None:
+        return Records(arrays, text)
+    given = batch.column(ROW_ID[0 if fmt.row_id.integer else 2])
+    arrays["named"] = given.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
+    numbers = (batch.column(name).fill_null(0).to_numpy() for name in ROW_ID[: fmt.row_id.width])
+    arrays["id"] = np.stack(list(numbers))
+    return Records(arrays, text, None if fmt.row_id.integer else given.fill_null(""))
+
+
+def ids_of(records: Records) -> pa.Array:
+    """Return the ids of measurement rows as they came: whole numbers or texts, null where one is missing."""
+    missing = pa.array(records.arrays["named"] == 0)
+    given = pa.array(np.array(records.arrays["id"][0])) if records.label is None else records.label
+    return pc.if_else(missing, None, given)  # type: ignore[attr-defined]
 
 
 @step(UNPACK)
@@ -193,9 +277,15 @@ def keyed_rows(records: Records, fmt: RowFormat) -> KeyedRows:
     grouped = group(records, lambda code: order_rows(code, time, y, u))
     order = grouped.order
     keys = Records({c.name: records.arrays[c.name] for c in fmt.kind.identity_columns}, records.text)
+    ids = None
+    if fmt.row_id is not None:
+        ids = Records({name: records.arrays[name] for name in ("id", "named")}, None, records.label).take(
+            order
+        )
     return KeyedRows(
         keys.take(order[grouped.first]),
         SortedRows(
             grouped.code, time[order], np.ascontiguousarray(y[:, order]), np.ascontiguousarray(u[:, order])
         ),
+        ids,
     )

@@ -1,8 +1,9 @@
 """Pack columns of numbers and texts into one binary value, and back.
 
 A packet holds N records. Every number column is stored whole, one after the other, so that unpacking is a view and
-packing a copy. Texts (the keys' own values, where a key is not an integer) come last, as Arrow lays them out. Packets
-cross Spark's shuffle and live in its state store; a tuple a row would cost many times more (docs/decisions/0001).
+packing a copy. Texts (the keys' own values, where a key is not an integer) and labels (the ids of rows, where these are
+texts) come last, as Arrow lays them out. Packets cross Spark's shuffle and live in its state store; a tuple a row would
+cost many times more (docs/decisions/0001).
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ class Column(NamedTuple):
 
 
 class Records(NamedTuple):
-    """N records: arrays by column name, records on the last axis, and their texts if the layout has texts."""
+    """N records: arrays by column name, records on the last axis, and their texts and labels if the layout has them."""
 
     arrays: Mapping[str, NDArray]
     text: pa.StringArray | None
+    label: pa.StringArray | None = None
 
     @property
     def size(self) -> int:
@@ -41,12 +43,19 @@ class Records(NamedTuple):
     def take(self, index: NDArray[np.int64]) -> Records:
         """Return the records at `index`, in that order."""
         arrays = {name: array[..., index] for name, array in self.arrays.items()}
-        return Records(arrays, None if self.text is None else self.text.take(pa.array(index)))
+        return Records(arrays, *(None if one is None else one.take(pa.array(index)) for one in self.texts))
 
     def slice(self, start: int, stop: int) -> Records:
         """Return records start..stop-1, as views."""
         arrays = {name: array[..., start:stop] for name, array in self.arrays.items()}
-        return Records(arrays, None if self.text is None else self.text.slice(start, stop - start))
+        return Records(
+            arrays, *(None if one is None else one.slice(start, stop - start) for one in self.texts)
+        )
+
+    @property
+    def texts(self) -> tuple[pa.StringArray | None, pa.StringArray | None]:
+        """Return the texts and the labels."""
+        return self.text, self.label
 
 
 class Layout(NamedTuple):
@@ -54,6 +63,7 @@ class Layout(NamedTuple):
 
     columns: tuple[Column, ...]
     text: bool
+    label: bool = False
 
     def encode(self, records: Records) -> bytes:
         """Return the packet of `records`."""
@@ -65,6 +75,9 @@ class Layout(NamedTuple):
         if self.text:
             offsets, data = _text_buffers(records.text)
             text_bytes = len(data)
+            parts += [bytes(_padding(sum(map(len, parts)))), offsets.tobytes(), data]
+        if self.label:
+            offsets, data = _text_buffers(records.label)
             parts += [bytes(_padding(sum(map(len, parts)))), offsets.tobytes(), data]
         return b"".join([_HEADER.pack(size, text_bytes), *parts])
 
@@ -78,19 +91,24 @@ class Layout(NamedTuple):
             flat = np.frombuffer(packet, column.dtype, count, at)
             arrays[column.name] = flat if column.width is None else flat.reshape(column.width, size)
             at += flat.nbytes
-        text = None
+        text = label = None
         if self.text:
             at += _padding(at - start - _HEADER.size)
-            buffer = pa.py_buffer(packet)
-            offsets = buffer.slice(at, 4 * (size + 1))
-            text = pa.StringArray.from_buffers(size, offsets, buffer.slice(at + 4 * (size + 1), text_bytes))
-        return Records(arrays, text)
+            text = _texts_at(packet, at, size, text_bytes)
+            at += 4 * (size + 1) + text_bytes
+        if self.label:
+            at += _padding(at - start - _HEADER.size)
+            label_bytes = int(np.frombuffer(packet, np.int32, 1, at + 4 * size)[0])
+            label = _texts_at(packet, at, size, label_bytes)
+        return Records(arrays, text, label)
 
     def empty(self) -> Records:
         """Return no records."""
         shapes = {c.name: (0,) if c.width is None else (c.width, 0) for c in self.columns}
         arrays = {c.name: np.empty(shapes[c.name], c.dtype) for c in self.columns}
-        return Records(arrays, pa.array([], pa.string()) if self.text else None)
+        return Records(
+            arrays, *(pa.array([], pa.string()) if there else None for there in (self.text, self.label))
+        )
 
 
 def records_of(packet: bytes | memoryview, start: int = 0) -> int:
@@ -103,13 +121,22 @@ def concat(parts: Sequence[Records]) -> Records:
     if len(parts) == 1:
         return parts[0]
     arrays = {name: np.concatenate([part.arrays[name] for part in parts], -1) for name in parts[0].arrays}
-    texts = [part.text for part in parts if part.text is not None]
-    return Records(arrays, pa.concat_arrays(texts) if texts else None)
+    joined = (
+        [one for one in some if one is not None] for some in zip(*(part.texts for part in parts), strict=True)
+    )
+    return Records(arrays, *(pa.concat_arrays(some) if some else None for some in joined))
 
 
 def _padding(size: int) -> int:
     """Return how many bytes bring `size` to the next multiple of 8."""
     return -size % 8
+
+
+def _texts_at(packet: bytes | memoryview, at: int, size: int, length: int) -> pa.StringArray:
+    """Return the texts whose offsets begin at a byte, as views."""
+    buffer = pa.py_buffer(packet)
+    offsets = buffer.slice(at, 4 * (size + 1))
+    return pa.StringArray.from_buffers(size, offsets, buffer.slice(at + 4 * (size + 1), length))
 
 
 def _text_buffers(text: pa.StringArray | None) -> tuple[NDArray[np.int32], bytes]:

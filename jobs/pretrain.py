@@ -113,6 +113,7 @@ def snapshot_at(
 
     import kalman
     from jobs.history import Batch, bucket_rows, final_states
+    from jobs.ids_table import of_rows
     from jobs.inputs_table import InputsTable
     from jobs.key_groups import group_begin
     from jobs.keys import key_kind
@@ -120,6 +121,7 @@ def snapshot_at(
     from jobs.model_functions import ship
     from jobs.packed_rows import row_format
     from jobs.snapshots import Manifest, find_whole, write
+    from jobs.timed_start import timing_of
 
     rows = late_copies.without(warehouse, warehouse.read(table, cut.version))
     if cut.place is not None:
@@ -135,7 +137,7 @@ def snapshot_at(
     if found is not None:
         return found, None, False
     kind = key_kind(spec.key, frame.schema)
-    fmt = row_format(spec, kind).joined
+    fmt = row_format(spec, kind, frame.schema).joined
     landed = frame.count() if inputs is not None else 0
     if inputs is not None and version is not None:
         inputs.load(kind, version.version)  # raises now where the table is not as it should be
@@ -149,6 +151,8 @@ def snapshot_at(
     if spec.timed and cut.before is None:
         frame, held = _held(spec, frame, fmt)
     packed = bucket_rows(frame, fmt, count).persist()
+    if held is not None and fmt.row_id is not None:
+        held = held._replace(ids=of_rows(packed, fmt, timing_of(spec, fmt).reach(held.watermark)))
     try:
         learned = None
         if spec.learn is not None and count:

@@ -28,7 +28,7 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues
 
-    from jobs.timed_bucket import Timing
+    from jobs.timing import Timing
 
 OUTPUT = "kind int, rows bigint, payload binary"
 SEED = "bucket int, payload binary"
@@ -111,13 +111,19 @@ def put_out(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[in
     """Yield what the filter says of rows as packets: kind, number of rows, and payload."""
     late = outputs.late
     bad = without_state(outputs)
-    accepted = outputs._replace(late=late | bad) if bad.any() else outputs
-    for count, packet in each(PACK_ESTIMATES, pack_estimates(plan.estimates, keyed, accepted)):
+    for count, packet in each(PACK_ESTIMATES, accepted(plan, keyed, outputs)):
         yield ESTIMATES, count, packet
     for kind, which in ((LATE, late), (BAD_STATE, bad)):
         rejected = np.flatnonzero(which)
         if len(rejected):
             yield kind, len(rejected), plan.rows.layout.encode(late_rows(keyed, rejected))
+
+
+def accepted(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[int, bytes]]:
+    """Yield the estimates of those rows that are not refused: their number, and packet."""
+    bad = without_state(outputs)
+    kept = outputs._replace(late=outputs.late | bad) if bad.any() else outputs
+    yield from pack_estimates(plan.estimates, keyed, kept)
 
 
 def without_state(outputs: Outputs) -> NDArray[np.bool_]:
@@ -127,13 +133,15 @@ def without_state(outputs: Outputs) -> NDArray[np.bool_]:
 
 def late_rows(keyed: KeyedRows, late: NDArray[np.int64]) -> Records:
     """Return the rows at `late` as records of measurement rows, as they came."""
-    return rows_of(keyed.keys, keyed.rows.take(late))
+    return rows_of(keyed.keys, keyed.rows.take(late), None if keyed.ids is None else keyed.ids.take(late))
 
 
-def rows_of(keys: Records, rows: SortedRows) -> Records:
-    """Return rows of these keys as records of measurement rows."""
+def rows_of(keys: Records, rows: SortedRows, ids: Records | None = None) -> Records:
+    """Return rows of these keys as records of measurement rows, with their ids if they have some."""
     owners = keys.take(rows.key)
     arrays = {**owners.arrays, "time": rows.time, "y": rows.y}
     if rows.u.shape[0]:
         arrays["u"] = rows.u
-    return Records(arrays, owners.text)
+    if ids is None:
+        return Records(arrays, owners.text)
+    return Records({**arrays, **ids.arrays}, owners.text, ids.label)

@@ -57,16 +57,16 @@ def _object(payload: str | None) -> dict[str, Any] | None:
 
 
 def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
-    keys = set(spec.key)
+    names = set(spec.naming_columns)
     columns = {
-        name: arrays.texts([_text(row.get(name), name in keys) for row in rows]) for name in spec.columns
+        name: arrays.texts([_text(row.get(name), name in names) for row in rows]) for name in spec.columns
     }
     misshapen = np.array([row.get(CORRUPT) is not None for row in rows], bool)
     return Source(columns, misshapen, len(rows))
 
 
 def _text(value: Any, whole: bool) -> str | None:
-    """Return a value as a file would have it; a key that is a whole number is written as one."""
+    """Return a value as a file would have it; a key or id that is a whole number is written as one."""
     if value is None or isinstance(value, str):
         return value
     if whole and isinstance(value, float) and value.is_integer():

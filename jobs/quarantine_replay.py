@@ -167,8 +167,7 @@ def _land(
     """Append rows to the measurements, once for a replay; return how many they are."""
     from pyspark.sql import functions as F
 
-    columns = {name: key_types[name] for name in spec.key} | {spec.time: "bigint"}
-    columns |= {name: "double" for name in (*spec.measurement, *spec.control)}
+    columns = {name: "double" for name in spec.columns} | key_types | {spec.time: "bigint"}
     schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
     origin = late_copies.origin(identity) if copies else F.lit(f"quarantine:{identity}")
     parsed = rows.select(F.from_json("landing", schema).alias("row"), origin.alias("_origin"))
@@ -179,9 +178,10 @@ def _land(
     if copies:
         late_copies.announce(warehouse, identity, spec.name, count)
     frame = parsed.select(
-        *(F.col(f"row.`{name}`").alias(name) for name in spec.key),
-        F.timestamp_micros(time).alias(spec.time),
-        *(F.col(f"row.`{name}`").alias(name) for name in (*spec.measurement, *spec.control)),
+        *(
+            (F.timestamp_micros(time) if name == spec.time else F.col(f"row.`{name}`")).alias(name)
+            for name in spec.columns
+        ),
         "_origin",
         F.current_timestamp().alias("_landed_at"),
     )
@@ -207,4 +207,4 @@ def _key_types(warehouse: Warehouse, spec: ModelSpec, table: str) -> KeyTypes:
             f"the measurements table of {spec.name} has no column {', '.join(absent)}, which its spec names: "
             f"a rejected row cannot be replayed into it"
         )
-    return {name: have[name] for name in spec.key}
+    return {name: have[name] for name in spec.naming_columns}

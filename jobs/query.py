@@ -77,8 +77,9 @@ def start_query(
     table = measurements(spec.name)
     kernel = kalman.build(spec.definition(), manifest.parameters)
     ship(spark, spec.definition())
-    kind = key_kind(spec.key, warehouse.read(table).schema)
-    rows = row_format(spec, kind)
+    schema = warehouse.read(table).schema
+    kind = key_kind(spec.key, schema)
+    rows = row_format(spec, kind, schema)
     state = state_format(
         spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
     )
@@ -134,7 +135,7 @@ def start_query(
         from jobs.set_aside import pack_messages
         from jobs.topics import stream_of
 
-        types = dict(zip(kind.columns, kind.types, strict=True))
+        types = {name: schema[name].dataType.simpleString() for name in spec.naming_columns}
         messages = stream_of(warehouse, spec, generation, types)
         packed = pack_messages(messages, rows, packer, packed_as)
     if takes_keys:

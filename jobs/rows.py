@@ -40,6 +40,7 @@ class ParsedRows(NamedTuple):
     time   (N,) microseconds since 1970-01-01 UTC
     y, u   (m, N) measurements, NaN = missing; (c, N) controls
     reason (N,) why a row is rejected, None where it is well; the numbers of a rejected row mean nothing
+    ids    (N,) codes of the ids that tell repetitions, -1 where one is missing; all -1 where the spec names no id
     """
 
     key: Ints
@@ -48,6 +49,7 @@ class ParsedRows(NamedTuple):
     y: Floats
     u: Floats
     reason: NDArray[np.object_]
+    ids: Ints
 
 
 def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
@@ -65,7 +67,10 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     u = numbers_of(spec.control, "control", source, missing, file, reason)
     for name, values in zip(spec.control, u, strict=True):
         reject(reason, np.isnan(values), f"control {name}: missing")
-    return ParsedRows(key, keys, time, y, u, reason)
+    ids = np.full(source.rows, -1)
+    for name in spec.id_columns:
+        ids = _ids(source.columns[name], missing, f"{file}: id column '{name}'")
+    return ParsedRows(key, keys, time, y, u, reason, ids)
 
 
 def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_]) -> tuple[Ints, int]:
@@ -89,6 +94,24 @@ def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_
         values, codes = np.unique(codes * max(len(encoded.dictionary), 1) + part, return_inverse=True)
         count = len(values)
     return codes.astype(np.int64, copy=False), count
+
+
+def _ids(column: pa.Array, missing: set[str], what: str) -> Ints:
+    """Return a code (N,) for each id of a column, -1 where it is missing.
+
+    Raises:
+        UserError: the column's type is none of an id's.
+    """
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.full(len(column), -1)
+    if not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
+        raise UserError(f"{what} holds {kind}; an id is text or a whole number")
+    encoded = column.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    absent = [isinstance(value, str) and value.strip(" ").casefold() in missing for value in values]
+    codes = np.where(np.array(absent, bool), -1, np.arange(len(values)))
+    return np.append(codes, -1)[arrays.to_numpy(encoded.indices, len(values)).astype(np.int64)]
 
 
 def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.object_]) -> Ints:

@@ -31,7 +31,7 @@ from jobs.spark_conf import suit
 from jobs.spec_watch import QuarantineLimit
 from jobs.tables import estimates
 from jobs.take_keys import HELD, TAKEN
-from jobs.timed_bucket import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, MARK, WAITING
+from jobs.timing import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, MARK, RESENT, WAITING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -140,7 +140,7 @@ class Sink:
         self.totals.late += late
         if watermark is not None:
             self.totals.waiting = counts[WAITING]
-        repeated = counts[DUPLICATE] + counts[DROPPED]
+        repeated = counts[DUPLICATE] + counts[RESENT] + counts[DROPPED]
         self.totals.duplicates += repeated
         self.totals.corrected += counts[CORRECTION]
         self.totals.expired += counts[EXPIRED]

@@ -236,6 +236,7 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
     from delta.tables import DeltaTable
     from pyspark.sql import functions as F
 
+    from jobs.ids_table import TABLE as IDS
     from jobs.waiting_table import TABLE as WAITING
 
     if not warehouse.exists("manifests"):
@@ -247,7 +248,7 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
             )
     gone = [one.snapshot_id for one in all_of(warehouse, model) if one.status == REMOVED]
     mine = (F.col("model") == model) & F.col("snapshot_id").isin(gone)
-    for table in ("snapshots", WAITING):
+    for table in ("snapshots", WAITING, IDS):
         if gone and warehouse.exists(table) and not warehouse.read(table).filter(mine).isEmpty():
             with warehouse.lock(table):
                 DeltaTable.forPath(warehouse.spark, warehouse.path(table)).delete(mine)

@@ -205,8 +205,8 @@ class ModelSpec(Section):
     )
     duplicates: Duplicates | None = Field(
         default=None,
-        description="of rows of one key and time the first counts, and this is what becomes of the others, such as "
-        "{action: drop}; null: each row counts",
+        description="of rows of one key and time, or of one key and id, the first counts, and this is what becomes of "
+        "the others, such as {action: drop}; null: each row counts",
     )
     expiry: Expiry | None = Field(
         default=None, description="when a silent key ends, such as {after: 30d}; null: never"
@@ -251,6 +251,7 @@ class ModelSpec(Section):
             ("measurement", self.measurement),
             ("control", self.control),
             ("inputs.columns", self.input_names),
+            ("duplicates.id", self.id_columns),
         ):
             _check_columns(names, field)
         _check_columns([self.time], "time")
@@ -262,7 +263,7 @@ class ModelSpec(Section):
         self._check_times()
         self._check_order()
         if self.source is not None:
-            self.source.check_keys(self.key)
+            self.source.check_keys(self.key, self.id_columns)
         if self.monitor is not None:
             self.monitor.check_names(self.key, self.states)
         elif self.airflow.monitor.schedule is not None:
@@ -315,6 +316,7 @@ class ModelSpec(Section):
             ("measurement", self.measurement),
             ("control", self.control),
             ("inputs.columns", self.input_names),
+            ("duplicates.id", self.id_columns),
         )
         for field, names in parts:
             for name in names:
@@ -352,6 +354,12 @@ class ModelSpec(Section):
                     )
 
     def _check_order(self) -> None:
+        if self.id_columns and self.stream.new_keys == "pretrained":
+            raise wrong(
+                "does not go with stream.new_keys: pretrained, as states that are offered come without ids",
+                "remove one of them",
+                "duplicates.id",
+            )
         if self.late == "apply" and self.order.kind != "as-arrived":
             raise wrong(
                 f"is for order.kind: as-arrived, and it is {self.order.kind}",
@@ -425,8 +433,18 @@ class ModelSpec(Section):
 
     @property
     def columns(self) -> list[str]:
-        """Return the columns that rows must have: key, time, measurement, control."""
-        return [*self.key, self.time, *self.measurement, *self.control]
+        """Return the columns that rows must have: key, time, measurement, control, and the id of `duplicates`."""
+        return [*self.key, self.time, *self.measurement, *self.control, *self.id_columns]
+
+    @property
+    def id_columns(self) -> list[str]:
+        """Return the column by which repetitions are told, where there is one."""
+        return [] if self.duplicates is None or self.duplicates.id is None else [self.duplicates.id]
+
+    @property
+    def naming_columns(self) -> list[str]:
+        """Return the columns whose values are names and no quantities: those of the key, and the id."""
+        return [*self.key, *self.id_columns]
 
     @property
     def input_names(self) -> list[str]:
@@ -469,7 +487,9 @@ class ModelSpec(Section):
 
     def _timing(self) -> dict[str, Any]:
         """Return what of time gives the state its meaning; nothing where the spec asks for nothing of it."""
-        parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": self.duplicates is not None}
+        parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": False}
+        if self.duplicates is not None:
+            parts["distinct"] = self.duplicates.meaning()
         if self.expiry is not None:
             parts["expiry"] = {"after": self.expiry.after_us, **self.expiry.model_dump(exclude={"after"})}
         return {name: meaning for name, meaning in parts.items() if meaning}

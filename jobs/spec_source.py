@@ -26,7 +26,9 @@ class Source(Section):
         description="with format: avro, what comes before the record: nothing, or a schema registry's five bytes",
     )
     whole_keys: list[str] = Field(
-        default=[], description="with format: json, key columns that are whole numbers; the others are text"
+        default=[],
+        description="with format: json, columns of the key, or that of duplicates.id, that are whole numbers; the "
+        "others are text",
     )
     message_key: str | None = Field(
         default=None, description="key column that is the message's key, as text, not in its value"
@@ -58,15 +60,18 @@ class Source(Section):
                 raise wrong(f"is for format: {kind}", f"remove it, or write format: {kind}", field)
         return self
 
-    def check_keys(self, key: list[str]) -> None:
-        """Refuse names that are no key columns.
+    def check_keys(self, key: list[str], ids: list[str]) -> None:
+        """Refuse names that are no key columns, and as whole numbers neither those of ids.
 
         Raises:
             ValueError: as a spec's own checks do.
         """
-        for field, names in (("whole_keys", self.whole_keys), ("message_key", [self.message_key or key[0]])):
+        for field, names, known in (
+            ("whole_keys", self.whole_keys, [*key, *ids]),
+            ("message_key", [self.message_key or key[0]], key),
+        ):
             for name in names:
-                if name not in key:
+                if name not in known:
                     raise wrong(
-                        f"'{name}' is not a key column", f"name one of {', '.join(key)}", f"source.{field}"
+                        f"'{name}' is not a key column", f"name one of {', '.join(known)}", f"source.{field}"
                     )

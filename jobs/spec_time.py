@@ -12,12 +12,44 @@ from jobs.times import duration_us
 
 
 class Duplicates(Section):
-    """Rows that repeat another one: of the same key and the same time."""
+    """Rows that repeat another one: of the same key and the same time, or of the same key and the same id."""
 
     action: Literal["quarantine", "drop"] = Field(
         default="quarantine",
         description="what becomes of them: quarantine, or drop (counted, and nothing else)",
     )
+    id: str | None = Field(
+        default=None,
+        description="column of a text or whole number that a row and its repetitions share, such as message_id; "
+        "null: they are told by their time",
+    )
+    within: str | None = Field(
+        default=None,
+        description="with id, how far apart the event times of a row and its repetition may be, such as 1h: so long "
+        "ids are remembered",
+    )
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        check_duration(self.within, "within")
+        if self.id is not None and self.within is None:
+            raise wrong(
+                "is missing",
+                "say how far apart a row and its repetition may be, such as within: 1h",
+                "within",
+            )
+        if self.id is None and self.within is not None:
+            raise wrong("is for an id", "remove it, or name the column: id: message_id", "within")
+        return self
+
+    @property
+    def within_us(self) -> int:
+        """Return how far apart the times of a row and its repetition may be, in microseconds."""
+        return 0 if self.within is None else duration_us(self.within)
+
+    def meaning(self) -> dict[str, Any] | bool:
+        """Return what gives the stored state its meaning; what becomes of repetitions may change."""
+        return True if self.id is None else {"id": self.id, "within": self.within_us}
 
 
 class Expiry(Section):

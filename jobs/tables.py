@@ -38,7 +38,11 @@ MANIFESTS = """
 """
 WAITING_ROWS = """
     snapshot_id string, model string, key string, event_time timestamp, measurement array<double>,
-    control array<double>
+    control array<double>, row_id string
+"""
+REMEMBERED_IDS = """
+    snapshot_id string, model string, key_identity bigint, key_check bigint, id bigint, id_check bigint,
+    event_time timestamp
 """
 GENERATIONS = """
     generation string, model string, model_version int, fingerprint string, snapshot_id string, checkpoint string,

@@ -15,8 +15,8 @@ from jobs.routing import Routing
 from jobs.waiting_rows import NEVER
 
 TIMED = "bucket int, kind int, payload binary"
-TICK, ROWS, KEYS = 0, 1, 2
-"""Kinds of packets: the newest event time of an Arrow batch, for every bucket; rows; states of new keys."""
+TICK, ROWS, KEYS, IDS = 0, 1, 2, 3
+"""Kinds of packets: the newest event time of an Arrow batch, for every bucket; rows; states of new keys; ids."""
 
 
 def timed_packer(fmt: RowFormat, routing: Routing) -> Packer:

@@ -8,83 +8,43 @@ brings the newer row, and is part of the state: a micro-batch that is run again 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jobs.advance import advance, gather, put
-from jobs.block_store import Blocks, Store
+from jobs.block_store import Blocks
 from jobs.duplicates import chosen, repeated
 from jobs.idle_blocks import due, touched
 from jobs.keys import match
 from jobs.packed_rows import KeyedRows, keyed_rows
 from jobs.packets import Column, Layout, Records, concat
-from jobs.processor import ESTIMATES, late_rows, put_out, rows_of
+from jobs.processor import accepted, late_rows, put_out, rows_of, without_state
+from jobs.remembered_ids import RememberedIds
 from jobs.replay import replay
 from jobs.routing import block_of
 from jobs.state_blocks import StateFormat
 from jobs.take_keys import decoded, unknown
+from jobs.timing import (
+    BEHIND,
+    BEYOND,
+    CORRECTION,
+    DROPPED,
+    DUPLICATE,
+    EXPIRED,
+    MARK,
+    RESENT,
+    WAITING,
+    Stores,
+)
 from jobs.waiting_rows import NEVER, PARTS, Clock, WaitingRows
-from kalman.run import SortedRows, initial_states, picked
+from kalman.run import KeyStates, Outputs, SortedRows, initial_states, picked
 
 if TYPE_CHECKING:
     from jobs.processor import Plan
 
-BEHIND, WAITING, DUPLICATE, DROPPED, EXPIRED = 3, 4, 5, 6, 7
-"""Kinds of output packets beside those of `jobs.processor`: rows behind the watermark; how many rows wait; rows that
-repeat another, or how many such were dropped; last states of keys that ended."""
-BEYOND, CORRECTION, MARK = 8, 10, 11
-"""And, where late rows are replayed: rows older than the kept ones; estimates in the place of earlier ones. Of all: the
-watermark, which stands in the place of the number of rows."""
-
 SEEN = Column("seen", "<i8")
-
-
-class Timing(NamedTuple):
-    """What a timed operator knows of time.
-
-    delay: of the watermark in microseconds; rows: how waiting rows are stored; watermark: where a bucket's begins, as
-    the snapshot left it; waits: rows wait for it; drop: rows that repeat another are counted and forgotten; idle:
-    microseconds of silence after which a key ends, None: never; archive: it comes back as it was; ring: rows of each
-    key that are kept for replay, 0: none; machine: silence is told by the machine's clock; patience: microseconds
-    without any row after which nothing waits any longer, None: it does; newest: event time that the snapshot knows.
-    """
-
-    delay: int
-    rows: StateFormat
-    watermark: int = NEVER
-    waits: bool = True
-    drop: bool = False
-    idle: int | None = None
-    archive: bool = False
-    ring: int = 0
-    machine: bool = False
-    patience: int | None = None
-    newest: int = NEVER
-
-    @property
-    def wakes(self) -> bool:
-        """Tell if the machine's clock decides anything."""
-        return self.machine or self.patience is not None
-
-    def reach(self, watermark: int) -> int:
-        """Return the time before which a row is too late whatever its key."""
-        if watermark == NEVER or self.waits:
-            return watermark
-        return NEVER if self.idle is None or self.archive or self.machine else watermark - self.idle
-
-
-class Stores(NamedTuple):
-    """Where a bucket keeps its blocks of states, its parts of waiting rows, and the blocks of keys that have ended; for
-    replay the kept rows of each block, and the states before them; when rows of its keys came, where that counts."""
-
-    blocks: Store
-    parts: Store
-    ended: Store
-    ring: Store
-    base: Store
-    seen: Store
 
 
 class TimedBucket:
@@ -96,7 +56,8 @@ class TimedBucket:
         self.plan, self.timing = plan, plan.timing
         self.blocks = Blocks(stores.blocks, plan.state, plan.blocks)
         self.ended = Blocks(stores.ended, plan.state, plan.blocks)
-        self.ring = Blocks(stores.ring, plan.timing.rows, plan.blocks)
+        ring = StateFormat(plan.timing.rows.header, plan.rows.bare.layout)
+        self.ring = Blocks(stores.ring, ring, plan.blocks)
         self.base = Blocks(stores.base, plan.state, plan.blocks)
         seen = Layout((*plan.rows.kind.identity_columns, SEEN), text=False)
         self.seen = Blocks(stores.seen, StateFormat(plan.state.header, seen), plan.blocks)
@@ -105,21 +66,30 @@ class TimedBucket:
             held = Clock.decode(clock)
         self.watermark, self.idle = held.watermark, held.idle
         self.newest, self.came = held.newest, held.came
+        self.ids: RememberedIds | None = None
+        if plan.rows.row_id is not None and plan.timing.ids is not None and stores.ids is not None:
+            blocks = Blocks(stores.ids, plan.timing.ids, plan.blocks)
+            self.ids = RememberedIds(blocks, plan.rows.row_id.within, held.ids)
         self.waiting = WaitingRows(stores.parts, plan.timing.rows, plan.timing.delay, held.parts)
 
     @property
     def clock(self) -> Clock:
         """Return the clock as it is to be kept."""
-        return Clock(self.watermark, self.waiting.parts, self.idle, self.newest, self.came)
+        clock = Clock(self.watermark, self.waiting.parts, self.idle, self.newest, self.came)
+        return clock if self.ids is None else clock._replace(ids=self.ids.oldest)
 
-    def seed(self, states: Iterable[bytes], rows: Iterable[bytes], now: int = 0) -> None:
-        """Take over packets of states and of waiting rows from a snapshot; its keys count as seen now."""
+    def seed(
+        self, states: Iterable[bytes], rows: Iterable[bytes], now: int = 0, ids: Iterable[bytes] = ()
+    ) -> None:
+        """Take over packets of states, of waiting rows and of ids from a snapshot; its keys count as seen now."""
         decoded = [self.plan.state.layout.decode(packet) for packet in states]
         if decoded:
             self._touch(*self.blocks.add(concat(decoded)), None, now)
         decoded = [self.plan.rows.layout.decode(packet) for packet in rows]
         if decoded:
             self.waiting.add(concat(decoded))
+        if self.ids is not None:
+            self.ids.seed(ids)
 
     def take_over(self, packets: Iterable[bytes], now: int) -> tuple[int, int]:
         """Take over packets of states of keys that there are none of, which count as seen now.
@@ -151,8 +121,7 @@ class TimedBucket:
             self.watermark = max(self.watermark, newest - timing.delay)
             self.newest, self.came = max(self.newest, newest), now
         if behind.any():
-            refused = rows.take(np.flatnonzero(behind))
-            yield BEHIND, refused.size, layout.encode(refused)
+            yield from self._behind(rows.take(np.flatnonzero(behind)))
             rows = rows.take(np.flatnonzero(~behind))
         yield from self._by_the_clock(now)
         yield from self._apply(self._due(rows) if timing.waits else rows, now)
@@ -171,6 +140,8 @@ class TimedBucket:
         keyed = keyed_rows(rows, self.plan.rows)
         if len(keyed.rows.key):
             yield from self._replay(keyed) if timing.ring else self._filter(keyed, now)
+        if self.ids is not None:
+            self.ids.sweep(timing.reach(self.watermark))
         if timing.idle is not None and not timing.machine and self.watermark != NEVER:
             yield from self._expire(self.watermark - timing.idle)
         if self.watermark != NEVER:
@@ -205,11 +176,30 @@ class TimedBucket:
         self.waiting.add(rows.take(np.flatnonzero(~passed)))
         return concat(ready)
 
+    def _behind(self, rows: Records) -> Iterator[tuple[int, int, bytes]]:
+        """Refuse rows behind the watermark: some of them may repeat what has been taken."""
+        if self.ids is not None:
+            keyed = keyed_rows(rows, self.plan.rows)
+            again = self.ids.tell(keyed, np.ones(rows.size, bool)).again
+            if again.any():
+                yield self._repeated(keyed, np.flatnonzero(again))
+                rows = late_rows(keyed, np.flatnonzero(~again))
+        if rows.size:
+            yield BEHIND, rows.size, self.plan.rows.layout.encode(rows)
+
     def _filter(self, keyed: KeyedRows, now: int) -> Iterator[tuple[int, int, bytes]]:
         plan, timing = self.plan, self.timing
         present, known = self.blocks.load(keyed.keys.arrays["route"])
         if timing.archive:
             known = self._come_back(present, known, keyed)
+        told, whole, late = None, keyed, np.zeros(0, bool)
+        if self.ids is not None:
+            has, newest = _times(known, keyed)
+            late = has[keyed.rows.key] & (keyed.rows.time < newest[keyed.rows.key]) & (not plan.apply_late)
+            told = self.ids.tell(keyed, late)
+            if told.again.any():
+                yield self._repeated(keyed, np.flatnonzero(told.again))
+                keyed = chosen(keyed, np.flatnonzero(~told.again))
         if plan.rows.distinct:
             again = repeated(keyed.rows, *_times(known, keyed))
             if again.any():
@@ -230,21 +220,27 @@ class TimedBucket:
         )
         self.blocks.replace(present, advanced.records)
         self._touch(present, advanced.records, keyed.keys, now)
+        if self.ids is not None and told is not None:
+            which = ~late & ~_without_state(whole, keyed, advanced.outputs)
+            self.ids.remember(told, whole, which, timing.reach(self.watermark))
         if advanced.ended is not None:
             yield EXPIRED, advanced.ended.size, plan.state.layout.encode(advanced.ended)
         yield from put_out(plan, keyed, advanced.outputs)
 
     def _replay(self, keyed: KeyedRows) -> Iterator[tuple[int, int, bytes]]:
         """Take rows in their place among those that are kept."""
-        plan, keys = self.plan, keyed.keys
-        present, known = self.blocks.load(keys.arrays["route"])
+        plan = self.plan
+        present, known = self.blocks.load(keyed.keys.arrays["route"])
         earlier, kept = self.base.read(present), self.ring.read(present)
-        fresh = initial_states(plan.kernel, keys.size)
-        if plan.begin is not None:
-            fresh = fresh._replace(values=plan.begin(keyed))
-        at, at_base = match(known, keys), match(earlier, keys)
-        head = gather(known, at, at < 0, fresh)
-        base = gather(earlier, at_base, at_base < 0, head)
+        at, at_base, head, base = self._begun(keyed, known, earlier)
+        told, whole, floors = None, keyed, np.where(base.count > 0, base.event_time, NEVER)
+        if self.ids is not None:
+            told = self.ids.tell(keyed, keyed.rows.time < floors[keyed.rows.key])
+            if told.again.any():
+                yield self._repeated(keyed, np.flatnonzero(told.again))
+                keyed = chosen(keyed, np.flatnonzero(~told.again))
+                at, at_base, head, base = self._begun(keyed, known, earlier)
+        keys = keyed.keys
         code = match(keys, kept) if kept.size else np.empty(0, np.int64)
         mine = np.flatnonzero(code >= 0)
         y, u = kept.arrays["y"], kept.arrays.get("u", np.empty((0, kept.size)))
@@ -265,25 +261,42 @@ class TimedBucket:
         self.base.replace(present, put(earlier, keys, at_base, done.base, has))
         rows = concat([kept.take(np.flatnonzero(code < 0)), rows_of(keys, done.ring)])
         self.ring.replace(present, rows.take(np.argsort(rows.arrays["route"], kind="stable")))
+        if self.ids is not None and told is not None:
+            bad = _without_state(whole, KeyedRows(keys, done.rows), done.outputs)
+            which = (whole.rows.time >= floors[whole.rows.key]) & ~bad
+            self.ids.remember(told, whole, which, NEVER, floors)
         for kind, which in ((BEYOND, done.beyond), (DUPLICATE, done.repeats)):
             if which.any() and kind == DUPLICATE:
                 yield self._repeated(keyed, np.flatnonzero(which))
             elif which.any():
                 refused = late_rows(keyed, np.flatnonzero(which))
                 yield kind, refused.size, plan.rows.layout.encode(refused)
-        for corrects in (False, True):
-            told = np.flatnonzero(done.corrects == corrects)
-            some = KeyedRows(keys, done.rows.take(told))
-            for kind, count, packet in put_out(plan, some, picked(done.outputs, told)):
-                if not corrects:
-                    yield kind, count, packet
-                elif kind == ESTIMATES:
-                    yield CORRECTION, count, packet
+        # Of the rows that have an estimate now, those that had none are the new ones, in the order in which they came.
+        new = np.flatnonzero(~(done.beyond | done.repeats))
+        first, again = np.flatnonzero(~done.corrects), np.flatnonzero(done.corrects)
+        ids = None if keyed.ids is None else keyed.ids.take(new)
+        yield from put_out(plan, KeyedRows(keys, done.rows.take(first), ids), picked(done.outputs, first))
+        some = KeyedRows(keys, done.rows.take(again))
+        for count, packet in accepted(plan, some, picked(done.outputs, again)):
+            yield CORRECTION, count, packet
+
+    def _begun(
+        self, keyed: KeyedRows, known: Records, earlier: Records
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], KeyStates, KeyStates]:
+        """Return where keys are among the newest states and among those before the rings, and both of theirs."""
+        plan, keys = self.plan, keyed.keys
+        fresh = initial_states(plan.kernel, keys.size)
+        if plan.begin is not None:
+            fresh = fresh._replace(values=plan.begin(keyed))
+        at, at_base = match(known, keys), match(earlier, keys)
+        head = gather(known, at, at < 0, fresh)
+        return at, at_base, head, gather(earlier, at_base, at_base < 0, head)
 
     def _repeated(self, keyed: KeyedRows, which: NDArray[np.int64]) -> tuple[int, int, bytes]:
         if self.timing.drop:
             return DROPPED, len(which), b""
-        return DUPLICATE, len(which), self.plan.rows.layout.encode(late_rows(keyed, which))
+        kind = DUPLICATE if self.ids is None else RESENT
+        return kind, len(which), self.plan.rows.layout.encode(late_rows(keyed, which))
 
     def _expire(self, before: int) -> Iterator[tuple[int, int, bytes]]:
         """End the keys whose last sign of life was before a time."""
@@ -349,6 +362,12 @@ class TimedBucket:
             identities = {name: records.arrays[name] for name in names}
             self.seen.replace(present, Records({**identities, "seen": last}, None))
         self.idle = touched(self.idle, present, records.arrays["route"], last, self.plan.blocks)
+
+
+def _without_state(whole: KeyedRows, keyed: KeyedRows, outputs: Outputs) -> NDArray[np.bool_]:
+    """Tell which of all rows (N,) are of keys whose state is no number, by what came out for some of the rows."""
+    routes = keyed.keys.arrays["route"][keyed.rows.key[without_state(outputs)]]
+    return np.isin(whole.keys.arrays["route"], routes)[whole.rows.key]
 
 
 def _times(known: Records, keyed: KeyedRows) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

@@ -13,15 +13,17 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from jobs.block_store import map_store
 from jobs.processor import STATE, STATES_BY_BLOCK, Plan
-from jobs.ticks import ROWS, newest_of
-from jobs.timed_bucket import Stores, TimedBucket
+from jobs.ticks import IDS, ROWS, newest_of
+from jobs.timed_bucket import TimedBucket
+from jobs.timing import Stores
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
 
 STATES = 0
-"""Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows."""
+"""Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows, those of `IDS` ids."""
 WAIT, CLOCK, ENDED, RING, BASE, SEEN = "waiting", "clock", "ended", "ring", "base", "seen"
+REMEMBERED = "remembered"
 
 
 class TimedProcessor(StatefulProcessor):
@@ -44,13 +46,16 @@ class TimedProcessor(StatefulProcessor):
         self.stores = Stores(
             *(map_store(handle, name, columns, self.plan.text) for name, columns in declared)
         )
+        if self.plan.rows.row_id is not None:
+            ids = map_store(handle, REMEMBERED, ("block", "ids"), self.plan.text)
+            self.stores = self.stores._replace(ids=ids)
         self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
         """Take over states and waiting rows from the snapshot."""
         bucket = self._bucket()
         kind, payload = initialState["kind"], initialState["payload"]
-        bucket.seed(payload[kind == STATES], payload[kind == ROWS], _now(timerValues))
+        bucket.seed(payload[kind == STATES], payload[kind == ROWS], _now(timerValues), payload[kind == IDS])
         self._leave(bucket, timerValues)
 
     def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:

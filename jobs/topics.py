@@ -212,7 +212,7 @@ def prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
     table = measurements(spec.name)
     if warehouse.exists(table):
         return key_types_in(warehouse, spec)
-    types = key_types(source_of(spec), spec.key)
+    types = key_types(source_of(spec), spec.naming_columns)
     columns = f"{measurement_columns(spec, types)}, {PLACES}"
     warehouse.create(table, columns, properties=MEASUREMENT_PROPERTIES)
     return types

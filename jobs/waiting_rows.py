@@ -38,7 +38,8 @@ class Clock(NamedTuple):
 
     watermark: microseconds, it never goes back; parts: index of what waits, with each part's number, slot, earliest
     time and number of rows; idle: for each block of states the earliest sign of life in it, where keys expire; newest:
-    event time of all rows; came: when, by the machine's clock, the last of them did.
+    event time of all rows; came: when, by the machine's clock, the last of them did; ids: for each block the time of
+    its oldest remembered id, where repetitions are told by ids.
     """
 
     watermark: int
@@ -46,12 +47,15 @@ class Clock(NamedTuple):
     idle: Records = IDLE.empty()
     newest: int = NEVER
     came: int = NEVER
+    ids: Records = IDLE.empty()
 
     def encode(self) -> bytes:
         """Return the clock as one value."""
         parts = PARTS.encode(self.parts)
         prefix = _PREFIX.pack(_MAGIC, self.watermark, self.newest, self.came, len(parts))
-        return prefix + parts + IDLE.encode(self.idle)
+        return b"".join(
+            [prefix, parts, IDLE.encode(self.idle), IDLE.encode(self.ids) if self.ids.size else b""]
+        )
 
     @classmethod
     def decode(cls, value: bytes) -> Clock:
@@ -60,7 +64,9 @@ class Clock(NamedTuple):
         if magic != _MAGIC:
             raise ValueError(f"a bucket's clock begins with {magic!r}, not with {_MAGIC!r}")
         idle = IDLE.decode(value, _PREFIX.size + length)
-        return cls(watermark, PARTS.decode(value, _PREFIX.size), idle, newest, came)
+        rest = _PREFIX.size + length + len(IDLE.encode(idle))
+        ids = IDLE.decode(value, rest) if len(value) > rest else IDLE.empty()
+        return cls(watermark, PARTS.decode(value, _PREFIX.size), idle, newest, came, ids)
 
 
 @dataclass

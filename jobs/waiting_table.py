@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from jobs import ids_table
 from jobs.arrow_lists import lists
-from jobs.errors import RUN_FAILED, UserError, first_line
 from jobs.keys import identity_expressions, integer_keys, text_of
-from jobs.packed_rows import RowFormat
+from jobs.packed_rows import RowFormat, id_columns, ids_of
+from jobs.pinned_rows import Pinned, pinned, write_rows
 from jobs.routing import Routing
 from jobs.state_blocks import StateFormat
 from jobs.state_text import stored_bytes
@@ -31,14 +32,20 @@ if TYPE_CHECKING:
 
 TABLE = "waiting"
 COLUMNS = ("key", "event_time", "measurement", "control")
+ROW_ID_COLUMN = "row_id"
+"""And of a model whose rows have ids, the id as text."""
 
 
 class Held(NamedTuple):
-    """Rows that wait (`COLUMNS`), the watermark that they wait for, and the newest event time; in microseconds."""
+    """Rows that wait, the watermark that they wait for, and the newest event time, in microseconds.
+
+    ids: those that are remembered (`jobs.ids_table`), where repetitions are told by ids.
+    """
 
     rows: DataFrame
     watermark: int
     newest: int
+    ids: DataFrame | None = None
 
 
 def row_format_of(spec: ModelSpec, fmt: RowFormat) -> StateFormat:
@@ -46,7 +53,12 @@ def row_format_of(spec: ModelSpec, fmt: RowFormat) -> StateFormat:
     meaning = {
         "model": spec.name,
         "version": spec.version,
-        "waiting": [fmt.time, *fmt.measurement, *fmt.control],
+        "waiting": [
+            fmt.time,
+            *fmt.measurement,
+            *fmt.control,
+            *([] if fmt.row_id is None else [fmt.row_id.column]),
+        ],
         "key": dict(zip(fmt.kind.columns, fmt.kind.types, strict=True)),
     }
     header = json.dumps(meaning, separators=(",", ":")).encode()
@@ -65,6 +77,11 @@ def of_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
         F.col(f"`{fmt.time}`").alias("event_time"),
         numbers(fmt.measurement).alias("measurement"),
         numbers(fmt.control).alias("control"),
+        *(
+            []
+            if fmt.row_id is None
+            else [F.col(f"`{fmt.row_id.column}`").cast("string").alias(ROW_ID_COLUMN)]
+        ),
     )
 
 
@@ -72,7 +89,7 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
     """Return the rows of parts of the stream's state (column `rows`) with the columns of waiting ones."""
     from pyspark.sql import functions as F
 
-    kind = fmt.kind
+    kind, columns = fmt.kind, _columns(fmt.row_id is not None)
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -81,13 +98,14 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
                 arrays = records.arrays
                 u = arrays.get("u", np.empty((0, records.size)))
                 key = pa.array(integer_keys(np.array(arrays["route"]))) if kind.integer else records.text
-                yield pa.RecordBatch.from_arrays(
-                    [key, pa.array(np.array(arrays["time"])), lists(arrays["y"]), lists(u)], list(COLUMNS)
-                )
+                found = [key, pa.array(np.array(arrays["time"])), lists(arrays["y"]), lists(u)]
+                if fmt.row_id is not None:
+                    found.append(ids_of(records).cast(pa.string()))
+                yield pa.RecordBatch.from_arrays(found, list(columns))
 
     schema = (
-        f"key {'bigint' if kind.integer else 'string'}, event_time bigint, "
-        "measurement array<double>, control array<double>"
+        f"key {'bigint' if kind.integer else 'string'}, event_time bigint, measurement array<double>, "
+        f"control array<double>{'' if fmt.row_id is None else f', {ROW_ID_COLUMN} string'}"
     )
     return (
         parts.select("rows")
@@ -98,51 +116,30 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
 
 
 def write(warehouse: Warehouse, snapshot_id: str, model: str, held: Held) -> dict[str, Any]:
-    """Write a snapshot's waiting rows, replacing what a killed attempt left; return what its manifest says of them."""
-    from pyspark.sql import functions as F
-
+    """Write a snapshot's waiting rows and ids, replacing what a killed attempt left; return what its manifest says."""
     warehouse.create(TABLE, WAITING_ROWS, partition_by=("model", "snapshot_id"))
-    rows = held.rows.select(F.lit(snapshot_id).alias("snapshot_id"), F.lit(model).alias("model"), *COLUMNS)
-    where = f"model = '{model}' AND snapshot_id = '{snapshot_id}'"
-    with warehouse.lock(TABLE):
-        rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(warehouse.path(TABLE))
-        version = warehouse.latest_version(TABLE)
-    count, checksum = _measure(_read(warehouse, snapshot_id, model, version))
+    with_ids = ROW_ID_COLUMN in held.rows.columns
+    wrote = write_rows(warehouse, TABLE, snapshot_id, model, held.rows, _columns(with_ids))
     none = held.watermark == NEVER
     times = {"watermark": None if none else held.watermark, "newest": None if none else held.newest}
-    return {**times, "rows": count, "checksum": checksum, "version": version}
+    ids = {} if held.ids is None else {"ids": ids_table.write(warehouse, snapshot_id, model, held.ids)}
+    return {**times, **wrote._asdict(), **({"with_ids": True} if with_ids else {}), **ids}
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
-    """Return a snapshot's waiting rows, pinned, once they are found whole; None if it has no watermark.
+    """Return a snapshot's waiting rows and ids, pinned, once they are found whole; None if it has no watermark.
 
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
     said = manifest.waiting
     if said is None:
         return None
-    try:
-        rows = _read(warehouse, manifest.snapshot_id, manifest.model, said["version"])
-        count, checksum = _measure(rows)
-    except (PySparkException, Py4JJavaError) as error:
-        raise UserError(
-            f"the waiting rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
-            RUN_FAILED,
-        ) from error
-    if (count, checksum) != (said["rows"], said["checksum"]):
-        raise UserError(
-            f"snapshot {manifest.snapshot_id} is damaged: {count} rows wait with checksum {checksum}, where its "
-            f"manifest says {said['rows']} with {said['checksum']}; start from another snapshot or pretrain again",
-            RUN_FAILED,
-        )
+    of, where = (manifest.snapshot_id, manifest.model), Pinned(*(said[name] for name in Pinned._fields))
+    rows = pinned(warehouse, TABLE, *of, where, _columns(said.get("with_ids", False)), "waiting rows")
     none = said["watermark"] is None
-    return Held(
-        rows.select(*COLUMNS), NEVER if none else said["watermark"], NEVER if none else said["newest"]
-    )
+    times = (NEVER, NEVER) if none else (said["watermark"], said["newest"])
+    return Held(rows, *times, ids_table.verified(warehouse, manifest))
 
 
 def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
@@ -157,25 +154,20 @@ def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
         )
         for i in range(width)
     ]
+    given = F.col(ROW_ID_COLUMN) if ROW_ID_COLUMN in rows.columns else F.lit(None).cast("string")
+    ids = {} if fmt.row_id is None else id_columns(fmt.row_id, given)
+    if ids:
+        rows = rows.withColumns(ids)
     columns = rows.select(
-        *identity_expressions(fmt.kind, F.col("key")), F.unix_micros("event_time").alias("time"), *numbers
+        *identity_expressions(fmt.kind, F.col("key")),
+        F.unix_micros("event_time").alias("time"),
+        *numbers,
+        *ids,
     )
     packer: Callable[..., Any] = timed_packer(fmt.joined, routing)
     return columns.mapInArrow(packer, TIMED).filter("kind = 1")
 
 
-def _read(warehouse: Warehouse, snapshot_id: str, model: str, version: int) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    mine = (F.col("model") == model) & (F.col("snapshot_id") == snapshot_id)
-    return warehouse.read(TABLE, version).filter(mine)
-
-
-def _measure(rows: DataFrame) -> tuple[int, str]:
-    """Return the count of rows, and the sum, modulo 2^64, of a 64-bit hash of each."""
-    from pyspark.sql import functions as F
-
-    digest = F.xxhash64(*COLUMNS).cast("decimal(38,0)")
-    row = rows.agg(F.count("*").alias("count"), F.sum(digest).alias("digest")).first()
-    assert row is not None
-    return int(row["count"]), f"{int(row['digest'] or 0) % (1 << 64):016x}"
+def _columns(with_ids: bool) -> tuple[str, ...]:
+    """Return the columns of waiting rows, those of models whose rows have ids or not."""
+    return (*COLUMNS, ROW_ID_COLUMN) if with_ids else COLUMNS

@@ -107,7 +107,7 @@ class Pipeline:
         """Filter all measurements in one uninterrupted batch pass."""
         spec, warehouse = self.spec, self.warehouse
         frame = warehouse.read(measurements(self.name), version).select(*spec.columns)
-        fmt = row_format(spec, key_kind(spec.key, frame.schema))
+        fmt = row_format(spec, key_kind(spec.key, frame.schema), frame.schema)
         kernel = kalman.build(spec.definition(), parameters or {})
         packed = bucket_rows(frame, fmt, frame.count())
         out = estimate_format(fmt.kind, spec, kernel)

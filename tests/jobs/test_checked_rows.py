@@ -12,6 +12,7 @@ import pytest
 
 from jobs import ingest
 from jobs.checked_rows import PAYLOAD, REASON, check_rows, key_types_of
+from jobs.errors import UserError
 from jobs.row_files import Source, read
 from jobs.spec import ModelSpec
 from tests.jobs.pipeline import Pipeline, random_walk_spec
@@ -73,9 +74,33 @@ def test_a_key_keeps_its_value_or_is_rejected(given: pa.Array, wanted: str, keys
     assert set(checked.column(REASON).to_pylist()) <= {None, "key k: missing", "key k: not a whole number"}
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted", "ids", "reasons"),
+    [
+        (pa.array([7, None, -1]), "bigint", [7, None, -1], {None}),
+        (pa.array([7, None, -1]), "string", ["7", None, "-1"], {None}),
+        (pa.array(["7", " NaN ", "", "x"]), "bigint", [7, None, None, None], {None, "id no: not a whole number"}),
+        (pa.array(["a", "na", None, " "]), "string", ["a", None, None, None], {None}),
+        (pa.nulls(2), "string", [None, None], {None}),
+    ],
+)  # fmt: skip
+def test_an_id_keeps_its_value_or_is_missing(
+    given: pa.Array, wanted: str, ids: list[Any], reasons: set[Any]
+) -> None:
+    with_id = spec(duplicates={"id": "no", "within": "1h"})
+    rows = source(pa.array([1] * len(given)))
+    rows.columns["no"] = given
+    checked = check_rows(with_id, rows, {"k": "bigint", "no": wanted}, "rows")
+    assert checked.column("no").to_pylist() == ids
+    assert set(checked.column(REASON).to_pylist()) == reasons
+    rows.columns["no"] = pa.array([0.5] * len(given))
+    with pytest.raises(UserError, match="rows: id column 'no' holds double; an id is text or a whole number"):
+        check_rows(with_id, rows, {"k": "bigint", "no": wanted}, "rows")
+
+
 def test_only_whole_numbers_of_64_bits_are_integer_keys() -> None:
     kinds = [pa.int8(), pa.int64(), pa.uint32(), pa.uint64(), pa.float64(), pa.string()]
-    found = [key_types_of(spec(), pa.schema([("k", kind)]))["k"] for kind in kinds]
+    found = [key_types_of(["k"], pa.schema([("k", kind)]))["k"] for kind in kinds]
     assert found == ["bigint", "bigint", "bigint", "string", "string", "string"]
 
 

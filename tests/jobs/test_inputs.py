@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -77,26 +78,28 @@ def put(pipeline: Pipeline, table: Table) -> int:
     return inputs.run(pipeline.settings, "gauge", str(path)).data["version"]
 
 
-def by_hand(parts: Sequence[tuple[pd.DataFrame, Table]]) -> pd.DataFrame:
-    """Filter rows as a textbook does, those of each part with its own inputs; rows without any are left out."""
+def by_hand(parts: Sequence[tuple[pd.DataFrame, Table]], silence: timedelta = timedelta.max) -> pd.DataFrame:
+    """Filter rows in the order of their times as a textbook does, those of each part with its own inputs.
+
+    Rows without any inputs are left out; a key that was silent for longer begins anew.
+    """
     states: dict[tuple[str, int], tuple[float, float, pd.Timestamp]] = {}
     out = []
-    row: Any
-    for rows, table in parts:
-        for row in rows.sort_values("at").itertuples():
-            key = (row.site, row.id)
-            if key not in table:
-                continue
-            R, bias = table[key]
-            m, P = START
-            if key in states:
-                m, P, before = states[key]
-                P += VARIANCE * (row.at - before).total_seconds() / 60
-            error, S = row.level - bias - m, P + R
-            m, P = m + P / S * error, P * R / S
-            states[key] = (m, P, row.at)
-            said = -0.5 * (math.log(2 * math.pi * S) + error * error / S)
-            out.append((json.dumps([row.site, str(row.id)], separators=(",", ":")), row.at, m, P, said))
+    told: list[tuple[Any, Table]] = [(row, table) for rows, table in parts for row in rows.itertuples()]
+    for row, table in sorted(told, key=lambda one: one[0].at):
+        key = (row.site, row.id)
+        if key not in table:
+            continue
+        R, bias = table[key]
+        m, P = START
+        if key in states and row.at - states[key][2] <= silence:
+            m, P, before = states[key]
+            P += VARIANCE * (row.at - before).total_seconds() / 60
+        error, S = row.level - bias - m, P + R
+        m, P = m + P / S * error, P * R / S
+        states[key] = (m, P, row.at)
+        said = -0.5 * (math.log(2 * math.pi * S) + error * error / S)
+        out.append((json.dumps([row.site, str(row.id)], separators=(",", ":")), row.at, m, P, said))
     return pd.DataFrame.from_records(
         out, columns=["key", "event_time", "mean", "covariance", "log_likelihood"]
     )
@@ -117,7 +120,7 @@ KEYS = [(site, number) for site in ("east", 'we"st') for number in range(5)]
 
 def forget_the_last_commit(pipeline: Pipeline) -> int:
     """Undo the end of the stream's last micro-batch, as if its driver had been killed just before it."""
-    commits = Path(pipeline.settings.warehouse, "checkpoints", "gauge-g0001", "commits")
+    commits = Path(pipeline.settings.warehouse, "checkpoints", f"{pipeline.name}-g0001", "commits")
     last = max(int(name) for name in files(commits))
     (commits / str(last)).unlink()
     (commits / f".{last}.crc").unlink(missing_ok=True)

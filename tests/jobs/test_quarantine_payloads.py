@@ -39,6 +39,19 @@ def test_texts_of_a_file_and_typed_values_land_the_same() -> None:
     assert judged({"id": 7, "at": "2024-03-01"}, key="string") == (None, {"id": "7", "at": MARCH})
 
 
+@pytest.mark.parametrize(("kind", "wanted"), [("bigint", 12345678901234567), ("string", "12345678901234567")])
+def test_a_row_lands_with_the_id_that_tells_its_repetitions(kind: str, wanted: Any) -> None:
+    by_id = spec(duplicates={"id": "message", "within": "1h"})
+    row = {"id": 7, "at": "2024-03-01"}
+    texts = [
+        json.dumps({**row, "message": one}) for one in (12345678901234567, "12345678901234567", None, "")
+    ]
+    found = judge(by_id, {"id": "bigint", "message": kind}, texts)
+    assert found.reasons == [None] * 4
+    landed = [json.loads(landing or "") for landing in found.landings]
+    assert [one.get("message") for one in landed] == [wanted, wanted, None, None]
+
+
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kalman
 from jobs.packed_rows import RowFormat
 from jobs.processor import LATE
-from jobs.timed_bucket import BEYOND, DUPLICATE
+from jobs.timing import BEYOND, DUPLICATE
 from tests.jobs.timed import (
     DEFINITION,
     INTEGER,

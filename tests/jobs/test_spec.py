@@ -118,7 +118,7 @@ def test_the_guide_has_every_field() -> None:
     table = guide.split("## All fields")[1].split("\n## ")[0]
     for name, field in ModelSpec.model_fields.items():
         inner = [name]
-        if name in ("learn", "outputs", "stream", "robust", "adaptive"):
+        if name in ("learn", "outputs", "stream", "robust", "adaptive", "duplicates"):
             kind: Any = field.annotation
             section = kind if isinstance(kind, type) else kind.__args__[0]
             inner = [f"{name}.{part}" for part in section.model_fields]
@@ -171,6 +171,27 @@ def test_the_guide_has_every_field() -> None:
         (
             {"expiry": {"after": "1d", "clock": "processing"}, "order": {"delay": "1h"}},
             "order.delay: is for a",
+        ),
+        (
+            {"duplicates": {"id": "volume", "within": "1h"}},
+            "duplicates.id: column 'volume' is already used in",
+        ),
+        (
+            {"duplicates": {"id": "no"}},
+            "duplicates.within: is missing; say how far apart a row and its repetition",
+        ),
+        ({"duplicates": {"within": "1h"}}, "duplicates.within: is for an id; remove it, or name the column"),
+        (
+            {"duplicates": {"id": "no", "within": "long"}},
+            "duplicates.within: 'long' is not a duration; write",
+        ),
+        (
+            {"duplicates": {"id": "no", "within": "1h"}, "stream": {"new_keys": "pretrained"}},
+            "duplicates.id: does not go with stream.new_keys: pretrained",
+        ),
+        (
+            {"source": {"kind": "kafka", "topic": "t", "whole_keys": ["no"]}},
+            "source.whole_keys: 'no' is not a key column; name one of river",
         ),
         ({"expiry": {"after": "never"}}, "expiry.after: 'never' is not a duration; write"),
         (
@@ -318,6 +339,11 @@ def test_the_fingerprint_follows_the_meaning_alone() -> None:
         {"process": {"Q": [[1469.1]], "F": [[1.0]], "kind": "explicit"}},  # order is not meaning
     ):
         assert ModelSpec(**changed(**same)).fingerprint() == own, same
+    by_id = ModelSpec(**changed(duplicates={"id": "no", "within": "1h"})).fingerprint()
+    dropped = changed(duplicates={"id": "no", "within": "60min", "action": "drop"})
+    assert ModelSpec(**dropped).fingerprint() == by_id
+    for section in ({}, {"id": "other", "within": "1h"}, {"id": "no", "within": "2h"}):
+        assert ModelSpec(**changed(duplicates=section)).fingerprint() not in (own, by_id)
     for other in (
         {"version": 2},
         {"name": "other"},

@@ -13,7 +13,7 @@ from jobs.packets import Records, concat
 from jobs.routing import make_routing
 from jobs.state_blocks import StateFormat
 from jobs.ticks import ROWS, TICK, newest_of, timed_packer
-from jobs.timed_bucket import BEHIND, WAITING
+from jobs.timing import BEHIND, WAITING
 from jobs.waiting_rows import MANY, NEVER, PARTS, Clock, WaitingRows
 from tests.jobs.timed import (
     INTEGER,

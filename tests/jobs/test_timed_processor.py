@@ -9,14 +9,15 @@ import pandas as pd
 import pytest
 from pyspark.sql.streaming.tws_tester import TwsTester
 
+from jobs.packed_rows import RowId
 from jobs.packets import Records, concat
 from jobs.processor import ESTIMATES, FilterProcessor, Plan
 from jobs.routing import route_of
 from jobs.state_text import stored_bytes
 from jobs.take_keys import HELD, TAKEN, TakesKeys
-from jobs.ticks import KEYS, ROWS, TICK, tick
-from jobs.timed_bucket import EXPIRED, WAITING
+from jobs.ticks import IDS, KEYS, ROWS, TICK, tick
 from jobs.timed_processor import STATES, TimedProcessor
+from jobs.timing import EXPIRED, WAITING
 from tests.jobs.timed import INTEGER, SECOND, Row, packet, plan_of
 
 BUCKET = 7
@@ -89,6 +90,36 @@ def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
     left: Any = first.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
     right: Any = second.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
     assert counts(left) == {ESTIMATES: 3}
+    pd.testing.assert_frame_equal(left, right)
+
+
+def test_ids_of_a_snapshot_are_taken_over() -> None:
+    fmt = INTEGER._replace(row_id=RowId("message", True, 50 * SECOND))
+    plan = plan_of(fmt, waits=False)
+    assert plan.timing is not None and plan.timing.ids is not None
+
+    def rows(*some: Row) -> pd.DataFrame:
+        newest = tick(max(row.time for row in some) * SECOND)
+        return pd.DataFrame({"kind": [ROWS, TICK], "payload": [packet(fmt, list(some)), newest]})
+
+    first = TwsTester(TimedProcessor(plan))
+    assert counts(first.testInPandas(BUCKET, rows(Row(1, 0, 1.0, 7), Row(2, 0, 1.0, 7)))) == {ESTIMATES: 2}
+    assert counts(first.testInPandas(BUCKET, rows(Row(1, 5, 1.0, 8)))) == {ESTIMATES: 1}
+    states = [
+        plan.state.layout.encode(plan.state.decode(one))
+        for (one,) in first.peekMapState("blocks", BUCKET).values()
+    ]
+    stored = plan.timing.ids
+    ids = [
+        stored.layout.encode(stored.decode(one))
+        for (one,) in first.peekMapState("remembered", BUCKET).values()
+    ]
+    kinds = [STATES] * len(states) + [IDS] * len(ids)
+    seeds = pd.DataFrame({"kind": kinds, "payload": [*states, *ids]})
+    second = TwsTester(TimedProcessor(plan), initialStatePandas=[(BUCKET, seeds)])
+    again = rows(Row(1, 20, 2.0, 8), Row(1, 21, 2.0, 9), Row(2, 30, 2.0, 7), Row(2, 81, 2.0, 7))
+    left, right = (one.testInPandas(BUCKET, again) for one in (first, second))
+    assert counts(left) == {ESTIMATES: 2}
     pd.testing.assert_frame_equal(left, right)
 
 

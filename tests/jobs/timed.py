@@ -12,12 +12,14 @@ import pyarrow as pa
 import kalman
 from jobs.estimates import EstimateFormat
 from jobs.keys import KeyKind
-from jobs.packed_rows import RowFormat
+from jobs.packed_rows import RowFormat, ids_of
 from jobs.packets import Records
 from jobs.processor import ESTIMATES, Plan
+from jobs.remembered_ids import ids_layout
 from jobs.routing import bucket_of, route_of
 from jobs.state_blocks import StateFormat, state_format
-from jobs.timed_bucket import CORRECTION, Stores, TimedBucket, Timing
+from jobs.timed_bucket import TimedBucket
+from jobs.timing import CORRECTION, Stores, Timing
 from jobs.waiting_rows import NEVER
 
 SECOND = 1_000_000
@@ -37,11 +39,12 @@ INTEGER = RowFormat(KeyKind(("id",), ("bigint",), True), "at", ("y",), ())
 
 
 class Row(NamedTuple):
-    """One measurement: key, time in seconds, value."""
+    """One measurement: key, time in seconds, value; the id that tells repetitions, -1 where it has none."""
 
     key: int
     time: int
     y: float
+    id: int = -1
 
 
 class DictStore:
@@ -77,6 +80,8 @@ def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, *
     state = state_format("m", 1, definition["states"], kernel.fields, fmt.kind, kernel.size)
     out = EstimateFormat(fmt.kind, len(definition["states"]), False, ())
     stored = StateFormat(b"rows of m", fmt.layout)
+    if fmt.row_id is not None:
+        timing["ids"] = StateFormat(b"ids of m", ids_layout(fmt.kind, fmt.row_id))
     return Plan(
         kernel,
         float(SECOND),
@@ -99,9 +104,16 @@ def records_of(fmt: RowFormat, rows: list[Row]) -> Records:
         "time": np.array([row.time * SECOND for row in rows], np.int64),
         "y": np.array([[row.y for row in rows]]),
     }
+    label = None
+    if fmt.row_id is not None:
+        ids = np.array([max(row.id, 0) for row in rows], np.int64)
+        arrays["id"] = np.array([ids] if fmt.row_id.integer else [ids * 3, ids * 5])
+        arrays["named"] = np.array([row.id >= 0 for row in rows], np.uint8)
+        if not fmt.row_id.integer:
+            label = pa.array(["" if row.id < 0 else f"r{row.id}" for row in rows], pa.string())
     if fmt.kind.integer:
-        return Records(arrays, None)
-    return Records({**arrays, "check": keys * 7}, pa.array([f"k{key}" for key in keys], pa.string()))
+        return Records(arrays, None, label)
+    return Records({**arrays, "check": keys * 7}, pa.array([f"k{key}" for key in keys], pa.string()), label)
 
 
 class TimedStream:
@@ -183,7 +195,11 @@ class TimedStream:
                 read = self.plan.rows.layout.decode(payload)
                 keys = keys_of(read)
                 times, y = read.arrays["time"] // SECOND, read.arrays["y"][0]
-                found += [(batch, Row(*one)) for one in zip(keys, times.tolist(), y.tolist(), strict=True)]
+                ids = [-1] * read.size if self.plan.rows.row_id is None else ids_of(read).to_pylist()
+                ids = [-1 if one is None else int(str(one).removeprefix("r")) for one in ids]
+                found += [
+                    (batch, Row(*one)) for one in zip(keys, times.tolist(), y.tolist(), ids, strict=True)
+                ]
         return sorted(found)
 
     def count_of(self, kind: int, batch: int) -> int:
