@@ -31,7 +31,8 @@ from tests.jobs.timed import (
 VALUES = st.sampled_from([-1.5, 0.0, 0.25, 3.0, np.inf])
 """An infinite measurement is flagged and leaves its key as it was."""
 BATCHES = st.lists(
-    st.lists(st.builds(Row, st.integers(0, 4), st.integers(0, 120), VALUES), max_size=10), max_size=8
+    st.lists(st.builds(Row, st.integers(0, 4), st.integers(0, 120), VALUES, st.just(-1)), max_size=10),
+    max_size=8,
 )
 
 
@@ -221,7 +222,7 @@ def test_keys_end_by_a_clock_that_is_driven(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.builds(Row, st.integers(0, 4), st.integers(0, 200), VALUES), max_size=40),
+    st.lists(st.builds(Row, st.integers(0, 4), st.integers(0, 200), VALUES, st.just(-1)), max_size=40),
     st.integers(1, 40),
     st.integers(1, 9),
 )

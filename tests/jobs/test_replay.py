@@ -31,7 +31,8 @@ GATED: dict[str, Any] = {**DEFINITION, "robust": {"gate": {"probability": 0.9}}}
 """Outliers are flagged and leave the key as it was, so what is one hangs on the rows before it."""
 VALUES = st.sampled_from([-1.5, 0.0, 0.25, 3.0, 40.0])
 BATCHES = st.lists(
-    st.lists(st.builds(Row, st.integers(0, 3), st.integers(0, 60), VALUES), max_size=10), max_size=8
+    st.lists(st.builds(Row, st.integers(0, 3), st.integers(0, 60), VALUES, st.just(-1)), max_size=10),
+    max_size=8,
 )
 
 

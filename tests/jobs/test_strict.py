@@ -30,7 +30,8 @@ from tests.jobs.timed import (
 
 VALUES = st.sampled_from([-1.5, 0.0, 0.25, 3.0])
 BATCHES = st.lists(
-    st.lists(st.builds(Row, st.integers(0, 5), st.integers(-40, 60), VALUES), max_size=12), max_size=8
+    st.lists(st.builds(Row, st.integers(0, 5), st.integers(-40, 60), VALUES, st.just(-1)), max_size=12),
+    max_size=8,
 )
 
 

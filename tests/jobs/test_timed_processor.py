@@ -106,12 +106,12 @@ def test_ids_of_a_snapshot_are_taken_over() -> None:
     assert counts(first.testInPandas(BUCKET, rows(Row(1, 0, 1.0, 7), Row(2, 0, 1.0, 7)))) == {ESTIMATES: 2}
     assert counts(first.testInPandas(BUCKET, rows(Row(1, 5, 1.0, 8)))) == {ESTIMATES: 1}
     states = [
-        plan.state.layout.encode(plan.state.decode(one))
+        plan.state.layout.encode(plan.state.decode(stored_bytes(one)))
         for (one,) in first.peekMapState("blocks", BUCKET).values()
     ]
     stored = plan.timing.ids
     ids = [
-        stored.layout.encode(stored.decode(one))
+        stored.layout.encode(stored.decode(stored_bytes(one)))
         for (one,) in first.peekMapState("remembered", BUCKET).values()
     ]
     kinds = [STATES] * len(states) + [IDS] * len(ids)
