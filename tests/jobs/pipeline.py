@@ -54,7 +54,7 @@ class Pipeline:
         warehouse = folder / "warehouse"
         copy.folder = folder
         copy.settings = replace(self.settings, warehouse=str(warehouse), models=folder / "models")
-        for place in warehouse.glob("checkpoints/*/state/*/_metadata/v2/*"):
+        for place in warehouse.glob("checkpoints/*/state/*/_metadata/v2/[!.]*"):  # not checksums
             place.write_text(place.read_text().replace(str(self.folder), str(folder)))
             place.with_name(f".{place.name}.crc").unlink(missing_ok=True)
         return copy
