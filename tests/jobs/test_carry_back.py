@@ -164,6 +164,7 @@ def back(mean, covariance, extras):
 """What SECOND does to states, and its inverse, as functions of a module beside the spec."""
 
 
+@pytest.mark.slow
 def test_a_way_back_can_be_written_down_later_and_without_one_it_is_refused(tmp_path: Path) -> None:
     rows = days(4)
     by_function = {**SECOND, "migrate": {"function": "walk_maps:there"}}

@@ -74,6 +74,7 @@ def windows_of(pipeline: Pipeline) -> list[tuple[str, int]]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_former_definitions_go_and_may_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Pipeline(tmp_path, model())
     days = readings(3)
@@ -157,6 +158,7 @@ def killed(*arguments: Any) -> bool:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_old_rows_go_by_event_time(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, model(retention={"skill": "1d", "windows": "1d"}))
     days = readings(9)

@@ -69,6 +69,7 @@ def test_a_stream_tells_where_the_time_of_its_micro_batches_went(tmp_path: Path)
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), frames[1]))
 
 
+@pytest.mark.slow
 def test_a_timed_stream_and_its_quarantine_are_profiled_too(tmp_path: Path) -> None:
     pipeline, frames = begun(tmp_path, order={"kind": "replay", "rows": 3})
     late = frames[0].head(3)
@@ -80,6 +81,7 @@ def test_a_timed_stream_and_its_quarantine_are_profiled_too(tmp_path: Path) -> N
     assert report.data["late"] and profile["micro_batches"][-1]["steps"]["refused rows to quarantine"] > 0
 
 
+@pytest.mark.slow
 def test_without_a_profile_there_is_nothing_of_it(tmp_path: Path) -> None:
     pipeline, _ = begun(tmp_path)
     before = set(_accumulatorRegistry)
@@ -88,6 +90,7 @@ def test_without_a_profile_there_is_nothing_of_it(tmp_path: Path) -> None:
     assert "profile" not in report.data and not report.tables
 
 
+@pytest.mark.slow
 def test_verbs_that_run_once_tell_what_their_jobs_took(tmp_path: Path) -> None:
     frames = random_rows(3)
     pipeline = Pipeline(tmp_path, random_walk_spec())
@@ -112,6 +115,7 @@ def test_verbs_that_run_once_tell_what_their_jobs_took(tmp_path: Path) -> None:
         assert len(report.tables) == 1
 
 
+@pytest.mark.slow
 def test_every_job_of_a_stream_says_what_it_is_for(tmp_path: Path) -> None:
     pipeline, frames = begun(tmp_path)
     pipeline.land(frames[0].head(3))  # late: to quarantine
