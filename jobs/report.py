@@ -19,15 +19,15 @@ class Report:
         lines: what a person reads.
         data: the same for a program; numbers, text, lists and mappings.
         renderable: a rich renderable (a table, say) that a person sees in place of `lines`.
-        tables: rich renderables that a person sees below the lines.
         problems: sentences, said on standard error, for which the command fails though it did its work.
+        tables: rich renderables that a person sees below the lines.
     """
 
     lines: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     renderable: Any = None
-    tables: list[Any] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    tables: list[Any] = field(default_factory=list)
 
     def show(self, as_json: bool = False, stream: TextIO | None = None) -> None:
         """Print the report on standard output: one JSON document, or what a person reads."""
