@@ -39,7 +39,7 @@ def held(warehouse: Warehouse, spec: ModelSpec, verb: str, stop: threading.Event
         UserError: another one runs.
     """
     log = lease_log(warehouse, verb, spec.name)
-    before = next(iter(log.history(verb)[-1:]), None)
+    before = log.last(verb)
     if before is not None and before.ended_at is None and before.owner.alive_after_waiting(before.beat_at):
         raise taken(spec.name, f"process {before.owner.pid} on {before.owner.host} runs it", verb)
     jvm: Any = warehouse.spark._jvm

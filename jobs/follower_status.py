@@ -10,7 +10,7 @@ from jobs.crashes import QUERIES
 from jobs.followers import VERBS, Query, lease_log, query_of
 from jobs.lag import table_lag
 from jobs.tables import Warehouse, estimates
-from jobs.watch import log_name, resume_command
+from jobs.watch import resume_command
 
 
 def followers(warehouse: Warehouse, model: str) -> list[dict[str, Any]]:
@@ -20,7 +20,7 @@ def followers(warehouse: Warehouse, model: str) -> list[dict[str, Any]]:
     """
     found = []
     for verb in VERBS:
-        drive = next(iter(lease_log(warehouse, verb, model).history(verb)[-1:]), None)
+        drive = lease_log(warehouse, verb, model).last(verb)
         if drive is None:
             continue
         names = (drive.rules or {}).get(QUERIES, [])
@@ -62,13 +62,9 @@ def _progress(warehouse: Warehouse, model: str, queries: list[Query]) -> dict[st
 
 def given_up(warehouse: Warehouse, model: str) -> list[str]:
     """Return a sentence for each thing of a model that Airflow does not start again, as it crashed again and again."""
-    from jobs.lease_log import FOLDER, LeaseLog
-    from jobs.small_files import hadoop_files
-
     found = []
     for verb in ("stream", *VERBS):
-        name = log_name(verb, model)
-        hold = LeaseLog(hadoop_files(warehouse, f"{FOLDER}/{name}"), name).hold()
+        hold = lease_log(warehouse, verb, model).hold()
         if hold is not None and hold.crashes is not None:
             found.append(
                 f"its {verb} was given up at {hold.began_at:%Y-%m-%d %H:%M} UTC: {hold.reason}; mend that, then "

@@ -113,7 +113,7 @@ def forget(warehouse: Warehouse, query: Query) -> int:
 
 
 def lease_log(warehouse: Warehouse, verb: str, model: str) -> LeaseLog:
-    """Return the log of drivers of a model's monitor or skill."""
+    """Return the log of drivers of a model's stream, monitor or skill."""
     from jobs.lease_log import FOLDER, LeaseLog
     from jobs.watch import log_name
 

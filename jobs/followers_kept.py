@@ -81,7 +81,7 @@ class Followers:
 
     def _running(self, verb: str) -> list[str]:
         """Return the queries of a driver that runs, whatever the spec says by now."""
-        last = next(iter(lease_log(self.warehouse, verb, self.spec.name).history(verb)[-1:]), None)
+        last = lease_log(self.warehouse, verb, self.spec.name).last(verb)
         if last is None or last.ended_at is not None or not last.owner.alive(last.beat_at):
             return []
         return (last.rules or {}).get(QUERIES, [])

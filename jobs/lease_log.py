@@ -187,6 +187,10 @@ class LeaseLog:
         found = (Drive.parse(self.files.read(f"{generation}/{name}")) for name in names)
         return [one for one in found if one is not None]
 
+    def last(self, generation: str) -> Drive | None:
+        """Return a generation's last driver, None if it has had none."""
+        return next(reversed(self.history(generation)), None)
+
     def launches(self) -> list[Launch]:
         """Return the launches that are still known, oldest first."""
         names = (name for name in self.files.names(LAUNCHES) if name.endswith(".json"))

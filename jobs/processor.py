@@ -111,7 +111,7 @@ def put_out(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[in
     """Yield what the filter says of rows as packets: kind, number of rows, and payload."""
     late = outputs.late
     bad = without_state(outputs)
-    for count, packet in each(PACK_ESTIMATES, accepted(plan, keyed, outputs)):
+    for count, packet in each(PACK_ESTIMATES, accepted(plan, keyed, outputs, bad)):
         yield ESTIMATES, count, packet
     for kind, which in ((LATE, late), (BAD_STATE, bad)):
         rejected = np.flatnonzero(which)
@@ -119,9 +119,10 @@ def put_out(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[in
             yield kind, len(rejected), plan.rows.layout.encode(late_rows(keyed, rejected))
 
 
-def accepted(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[int, bytes]]:
-    """Yield the estimates of those rows that are not refused: their number, and packet."""
-    bad = without_state(outputs)
+def accepted(
+    plan: Plan, keyed: KeyedRows, outputs: Outputs, bad: NDArray[np.bool_]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the estimates of those rows that are not refused: their number, and packet; `bad`: see `without_state`."""
     kept = outputs._replace(late=outputs.late | bad) if bad.any() else outputs
     yield from pack_estimates(plan.estimates, keyed, kept)
 

@@ -9,7 +9,6 @@ longer than it is needed changes nothing, as times are compared.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +22,7 @@ from jobs.idle_blocks import due, touched
 from jobs.keys import KeyKind, match
 from jobs.packed_rows import KeyedRows, RowFormat, RowId
 from jobs.packets import Column, Layout, Records, concat
-from jobs.state_blocks import StateFormat
+from jobs.state_blocks import StateFormat, format_of
 from jobs.waiting_rows import NEVER
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ def ids_format(spec: ModelSpec, fmt: RowFormat) -> StateFormat | None:
         "whole": fmt.row_id.integer,
         "key": dict(zip(fmt.kind.columns, fmt.kind.types, strict=True)),
     }
-    header = json.dumps(meaning, separators=(",", ":")).encode()
-    return StateFormat(header + b" " * (-len(header) % 8), ids_layout(fmt.kind, fmt.row_id))
+    return format_of(meaning, ids_layout(fmt.kind, fmt.row_id))
 
 
 def entries_of(keyed: KeyedRows, which: Bools | None = None) -> Records:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -104,8 +104,13 @@ def state_format(
     }
     if dtype != FLOAT64:
         meaning["numbers"] = dtype
+    return format_of(meaning, state_layout(kind, size, dtype))
+
+
+def format_of(meaning: Mapping[str, Any], layout: Layout) -> StateFormat:
+    """Return how records are stored that mean something: what every block of them says, and their layout."""
     header = json.dumps(meaning, separators=(",", ":")).encode()
-    return StateFormat(header + b" " * (-len(header) % 8), state_layout(kind, size, dtype))
+    return StateFormat(header + b" " * (-len(header) % 8), layout)
 
 
 def _difference(found: bytes, wanted: bytes) -> str:

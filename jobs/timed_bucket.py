@@ -277,7 +277,8 @@ class TimedBucket:
         ids = None if keyed.ids is None else keyed.ids.take(new)
         yield from put_out(plan, KeyedRows(keys, done.rows.take(first), ids), picked(done.outputs, first))
         some = KeyedRows(keys, done.rows.take(again))
-        for count, packet in accepted(plan, some, picked(done.outputs, again)):
+        corrected = picked(done.outputs, again)
+        for count, packet in accepted(plan, some, corrected, without_state(corrected)):
             yield CORRECTION, count, packet
 
     def _begun(

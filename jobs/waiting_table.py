@@ -5,7 +5,6 @@ A snapshot reflects each row up to its position exactly once: in a key's state, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,7 @@ from jobs.keys import identity_expressions, integer_keys, text_of
 from jobs.packed_rows import RowFormat, id_columns, ids_of
 from jobs.pinned_rows import Pinned, pinned, write_rows
 from jobs.routing import Routing
-from jobs.state_blocks import StateFormat
+from jobs.state_blocks import StateFormat, format_of
 from jobs.state_text import stored_bytes
 from jobs.tables import WAITING_ROWS, Warehouse
 from jobs.ticks import TIMED, timed_packer
@@ -61,8 +60,7 @@ def row_format_of(spec: ModelSpec, fmt: RowFormat) -> StateFormat:
         ],
         "key": dict(zip(fmt.kind.columns, fmt.kind.types, strict=True)),
     }
-    header = json.dumps(meaning, separators=(",", ":")).encode()
-    return StateFormat(header + b" " * (-len(header) % 8), fmt.layout)
+    return format_of(meaning, fmt.layout)
 
 
 def of_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
