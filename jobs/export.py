@@ -139,6 +139,7 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
 
     import kalman
     from jobs.keys import key_kind
+    from jobs.model_functions import ship
     from jobs.processor import STATE
     from jobs.snapshots import STATE_ROWS, typed_states
     from jobs.state_blocks import state_format
@@ -147,6 +148,7 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
 
     spec = origin.model_spec()
     kernel = kalman.build(spec.definition(), origin.parameters)
+    ship(warehouse.spark, spec.definition())
     kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
     state = state_format(
         spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)

@@ -18,9 +18,10 @@ from jobs.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.labels import labelled
 from jobs.migration import kept_in_unit, leg_of, migration
 from jobs.progress import Progress
-from jobs.rekey import Rekey, collisions, merged, rekey_of, rekeyed
+from jobs.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
 from jobs.report import Report
 from jobs.settings import Settings
+from jobs.spark_conf import suited
 from jobs.tables import Warehouse
 from jobs.verb_profile import profiled
 
@@ -115,9 +116,10 @@ def along(
     found = find_whole(warehouse, identity)
     if found is not None:
         return found, {}, False
+    _ship(warehouse, steps)
     told("checking every key")
     doing = f"migrate {spec.name}"
-    with labelled(warehouse.spark, doing, "check every key"):
+    with labelled(warehouse.spark, doing, "check every key"), suited(warehouse.spark, source.key_count):
         rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
         change = change_of(rows, way)
     if change["wrong"]:
@@ -155,6 +157,21 @@ def along(
     )
     with labelled(warehouse.spark, doing, "write the snapshot"):
         return write(warehouse, made, states, held), change, True
+
+
+def _ship(warehouse: Warehouse, steps: list[Step]) -> None:
+    """Give Spark's workers the functions of the versions that are passed, and those that carry states and keys over."""
+    from jobs.model_functions import ship, ship_named
+
+    for step in steps:
+        ship(warehouse.spark, step.old.definition())
+        ship(warehouse.spark, step.new.definition())
+        named = [
+            step.rules and step.rules.function,
+            step.keys and step.keys.function,
+            step.keys and step.keys.merge,
+        ]
+        ship_named(warehouse.spark, [one for one in named if one and one != NEWEST], step.later.folder)
 
 
 def _rekeyed(states: DataFrame, way: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:

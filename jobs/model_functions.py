@@ -67,7 +67,16 @@ def ship(spark: SparkSession, definition: Mapping[str, Any]) -> None:
     Raises:
         ModelError: a function is not there.
     """
-    for file in files_to_ship(definition):
+    ship_named(spark, named_functions(definition), definition.get("folder"))
+
+
+def ship_named(spark: SparkSession, names: Iterable[str], folder: str | None) -> None:
+    """Give the files of functions by their names to the session's workers, as `ship` does.
+
+    Raises:
+        ModelError: a function is not there.
+    """
+    for file in files_of(names, folder):
         spark.sparkContext.addPyFile(str(file))
 
 

@@ -19,6 +19,7 @@ from jobs.packets import Layout, Records
 from jobs.positions import DELTA, rank
 from jobs.processor import SEED
 from jobs.routing import Routing, bucket_of
+from jobs.spark_conf import suited
 from jobs.spec import ModelSpec
 from jobs.tables import MANIFESTS, SNAPSHOTS, Warehouse, utc
 from kalman.types import Filter
@@ -110,7 +111,8 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
 
     Args:
         warehouse: where.
-        manifest: what the snapshot is; count, checksum and table version are filled in here.
+        manifest: what the snapshot is; count, checksum and table version are filled in here. The count that it has is
+            about how many keys to expect.
         states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras.
         held: rows that wait, of a model whose rows do.
 
@@ -131,7 +133,7 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
         *("key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"),
     )
     where = f"model = '{manifest.model}' AND snapshot_id = '{manifest.snapshot_id}'"
-    with warehouse.lock("snapshots"):
+    with warehouse.lock("snapshots"), suited(warehouse.spark, manifest.key_count):
         rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(
             warehouse.path("snapshots")
         )
@@ -139,7 +141,9 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
     waiting = None
     if held is not None:
         waiting = waiting_table.write(warehouse, manifest.snapshot_id, manifest.model, held)
-    count, checksum, total = measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version))
+    with suited(warehouse.spark, manifest.key_count):
+        written = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
+        count, checksum, total = measure(written)
     row = {
         "snapshot_id": manifest.snapshot_id,
         "model": manifest.model,
@@ -204,12 +208,17 @@ def measure(rows: DataFrame) -> tuple[int, str, int]:
     from pyspark.sql import functions as F
 
     columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood"]
-    digest = F.xxhash64(*columns, F.map_entries("extras")).cast("decimal(38,0)")
-    row = rows.agg(
-        F.count("*").alias("count"), F.sum(digest).alias("digest"), F.sum("state_index").alias("rows")
+    hashed = rows.select("state_index", F.xxhash64(*columns, F.map_entries("extras")).alias("hash"))
+    # Sums of halves, 32 bits each, are 64-bit integers for up to two billion keys; decimals take several times as long.
+    row = hashed.agg(
+        F.count("*").alias("count"),
+        F.sum(F.shiftright("hash", 32)).alias("high"),
+        F.sum(F.col("hash").bitwiseAND(F.lit(0xFFFFFFFF))).alias("low"),
+        F.sum("state_index").alias("rows"),
     ).first()
     assert row is not None
-    return int(row["count"]), f"{int(row['digest'] or 0) % (1 << 64):016x}", int(row["rows"] or 0)
+    checksum = (((row["high"] or 0) << 32) + (row["low"] or 0)) % (1 << 64)
+    return int(row["count"]), f"{checksum:016x}", int(row["rows"] or 0)
 
 
 def find(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
@@ -326,7 +335,8 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
 
     def counted(version: int) -> tuple[DataFrame, int, str]:
         rows = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
-        return rows, *measure(rows)[:2]
+        with suited(warehouse.spark, manifest.key_count):
+            return rows, *measure(rows)[:2]
 
     try:
         rows, count, checksum = counted(manifest.snapshots_version)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +106,24 @@ def suit(session: SparkSession, rows: int) -> None:
     """
     for name, value in (compiled_conf() if rows >= COMPILED_FROM else interpreted_conf()).items():
         session.conf.set(name, value)
+
+
+@contextmanager
+def suited(session: SparkSession, rows: int) -> Iterator[None]:
+    """Let a session compile the plans that are made within, if so many rows are worth it; what was set comes back."""
+    if rows < COMPILED_FROM:
+        yield
+        return
+    before = {name: session.conf.get(name, None) for name in compiled_conf()}
+    suit(session, rows)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, value)
 
 
 def glance_conf() -> dict[str, str]:

@@ -63,6 +63,10 @@ __all__ = ["ModelSpec", "SpecError", "load_all", "load_spec", "schema", "spec_fi
 
 TimeUnit = Literal["microsecond", "millisecond", "second", "minute", "hour", "day", "week"]
 DEFAULT_MISSING = ("", "NA", "NaN", "null")
+EARLIER = "versions"
+"""The folder, in that of the models, with the specs of earlier versions."""
+_folders: dict[str, str] = {}
+"""Where this process has loaded specs from, by model: the functions of those that come out of manifests are there."""
 # The fields that `kalman.build` reads, besides `learn`; in those of NUMERIC 1 and 1.0 are one number.
 DEFINITION = (
     "filter",
@@ -401,8 +405,12 @@ class ModelSpec(Section):
 
     @property
     def folder(self) -> str | None:
-        """Return the folder of the file that the spec was loaded from: one more place to look for functions."""
-        return None if self._source is None else str(self._source.resolve().parent)
+        """Return the folder of models that the spec was loaded from: one more place to look for functions.
+
+        A spec out of a manifest was loaded from none; its functions are beside the file of its model that this process
+        has loaded.
+        """
+        return _folders.get(self.name) if self._source is None else _folder_of(self._source)
 
     @property
     def unit_us(self) -> float:
@@ -464,7 +472,7 @@ class ModelSpec(Section):
             result["control"] = [*self.control, *self.input_names]
         if self.form not in (None, "covariance"):
             result["form"] = self.form
-        if self._source is not None and any(named_functions(result)):
+        if self.folder is not None and any(named_functions(result)):
             result["folder"] = self.folder
         result["learn"] = self.learn and self.learn.definition()
         return result
@@ -637,7 +645,14 @@ def _load(path: Path) -> ModelSpec:
     except RecursionError as error:
         raise SpecError(Problem(file, "", "is nested too deeply", "a matrix is a list of rows")) from error
     spec._source, spec._lines = path, document.lines
+    _folders[spec.name] = _folder_of(path)
     return spec
+
+
+def _folder_of(path: Path) -> str:
+    """Return the folder of models that a spec's file is in; earlier versions have a folder of their own in that."""
+    parent = path.resolve().parent
+    return str(parent.parent if parent.name == EARLIER else parent)
 
 
 def _check_stem(spec: ModelSpec, path: Path) -> None:

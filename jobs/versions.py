@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from jobs.errors import UserError
 from jobs.snapshots import all_of
-from jobs.spec import ModelSpec, load_spec
+from jobs.spec import EARLIER, ModelSpec, load_spec
 from jobs.spec_migrate import Rekeying, Way
 from jobs.tables import Warehouse
-
-FOLDER = "versions"
 
 
 class Step(NamedTuple):
@@ -55,7 +53,7 @@ def known_versions(warehouse: Warehouse, current: ModelSpec) -> dict[int, ModelS
     beside = (
         []
         if current.source_path is None
-        else (current.source_path.parent / FOLDER).glob(f"{current.name}.v*.yaml")
+        else (current.source_path.parent / EARLIER).glob(f"{current.name}.v*.yaml")
     )
     for path in sorted(beside):
         spec = load_spec(path, deep=True)
@@ -79,7 +77,7 @@ def path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[Ste
             have = ", ".join(map(str, sorted(known)))
             raise UserError(
                 f"model {name} has no version {version} (its specs are of {have}): put that version's spec into "
-                f"{FOLDER}/{name}.v{version}.yaml in the folder of models"
+                f"{EARLIER}/{name}.v{version}.yaml in the folder of models"
             )
     steps: list[Step] = []
     at = last
@@ -90,7 +88,7 @@ def path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[Ste
             there = f"the spec of version {before} is not known" if spec else f"version {at} is not known"
             raise UserError(
                 f"model {name} cannot be migrated from version {first} to {last}: {there}. Say in the spec of version "
-                f"{last} how to come from there (migrate.from), or put the specs in between into {FOLDER}/"
+                f"{last} how to come from there (migrate.from), or put the specs in between into {EARLIER}/"
             )
         steps.insert(0, Step(known[before], spec))
         at = before

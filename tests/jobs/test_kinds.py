@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jobs import export, migrate
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 pytestmark = pytest.mark.spark
@@ -20,6 +21,9 @@ def move(x, dt, u):
 
 def see(x):
     return np.stack([np.hypot(x[0], 3.0), x[1] + 0.1 * x[0]])
+
+def doubled(mean, covariance, extras):
+    return 2.0 * mean, 4.0 * covariance
 '''
 FUNCTIONS: dict[str, Any] = {
     "filter": "unscented",
@@ -76,3 +80,23 @@ def test_a_kind_gives_the_same_in_batch_and_stream(tmp_path: Path, kind: str) ->
     assert pipeline.stream().data["rows"] == len(days[1]) + len(days[2])
     found, expected = pipeline.estimates(), since(pipeline.batch(), days[1])
     assert_bit_equal(found, expected)
+
+
+def test_functions_beside_the_spec_are_found_for_versions_that_only_manifests_know(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    (pipeline.settings.models / "sideways.py").write_text(MODULE)
+    pipeline.write_spec(random_walk_spec(**FUNCTIONS))
+    days = random_rows(4, rows=60)
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1])
+    pipeline.stream()
+    moved = {"version": 2, "migrate": {"function": "sideways:doubled"}}
+    pipeline.write_spec(random_walk_spec(**{**FUNCTIONS, **moved}))
+    exported = export.run(pipeline.settings, "walk").data["snapshot"]
+    migrated = migrate.run(pipeline.settings, "walk", snapshot=exported).data["snapshot"]
+    before, after = pipeline.snapshot(exported), pipeline.snapshot(migrated)
+    assert list(before["key"]) == list(after["key"])
+    for name, factor in (("mean", 2.0), ("covariance", 4.0)):
+        for old, new in zip(before[name], after[name], strict=True):
+            assert [factor * number for number in old] == list(new)
