@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobs import stop, streams
+from jobs import drain, generations, stop, streams
 from jobs.checkpoints import Checkpoint
 from jobs.errors import UserError
 from jobs.lease_log import LeaseLog
@@ -81,7 +81,11 @@ def test_one_is_stopped_the_other_goes_on_and_a_kill_of_both_costs_nothing(tmp_p
         return Checkpoint(one.warehouse, f"checkpoints/{one.name}-g0001").last_commit() or -1
 
     driver.wait_for(lambda: all(committed(one) >= 1 for one in pipelines.values()))
-    stop.run(walk.settings, "walk")
+    live = generations.live(walk.warehouse, "walk")
+    assert live is not None
+    with drain.alone(walk.warehouse, live, "a trial", drain=True):
+        assert not look(LeaseLog.at(walk.settings.warehouse, "walk")).driven
+    stop.run(walk.settings, "walk")  # has nothing left to stop
     assert not look(LeaseLog.at(walk.settings.warehouse, "walk")).driven
     for name, one in pipelines.items():
         one.land(rows[name][3])
