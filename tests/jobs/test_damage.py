@@ -46,7 +46,11 @@ def cut_unnoticed(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum
 
 
 CHECKPOINTS: list[tuple[Callable[[Path], None], str, str]] = [
