@@ -51,7 +51,9 @@ class Lane:
 
     def __init__(self, spark: SparkSession, work: Work, contender: Contender, folder: Path) -> None:
         self.spark, self.work, self.contender = spark, work, contender
-        self.source, self.checkpoint = folder / "source", folder / "checkpoint"
+        self.source, self.checkpoint, self.table = (
+            folder / name for name in ("source", "checkpoint", "estimates")
+        )
         self.source.mkdir(parents=True)
         self.seconds: list[float] = []
 
@@ -64,8 +66,10 @@ class Lane:
         reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES)
         estimates = self.contender.build(reader.parquet(str(self.source)), self.work)
         mode = "update" if self.contender.name == "floor" else "append"
-        writer = estimates.writeStream.format("noop").outputMode(mode).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(self.checkpoint)).start()
+        writer = estimates.writeStream.format(self.work.sink).outputMode(mode).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(self.checkpoint)).start(
+            None if self.work.sink == "noop" else str(self.table)
+        )
         query.awaitTermination()
         problem = query.exception()
         if problem is not None:

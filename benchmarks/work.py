@@ -14,7 +14,8 @@ class Work(NamedTuple):
     """One kind of micro-batch.
 
     keys: how many keys have a state; rows: rows a key in a dense micro-batch; model: a spec in `benchmarks/models`;
-    text: keys are strings of 8 to 20 characters; touched: keys that a micro-batch has rows for, None for all of them.
+    text: keys are strings of 8 to 20 characters; touched: keys that a micro-batch has rows for, None for all of them;
+    sink: Spark's format that the estimates are written in, noop or delta.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Work(NamedTuple):
     model: str = "trend"
     text: bool = False
     touched: int | None = None
+    sink: str = "noop"
 
     @property
     def batch_rows(self) -> int:
@@ -40,6 +42,7 @@ DENSE = (
     Work("dense_200k_x5", 200_000, 5),
     Work("dense_20k_x50", 20_000, 50),
 )
+DELTA = DENSE[1]._replace(name=f"{DENSE[1].name}_delta", sink="delta")
 SPARSE = Work("sparse_1k_of_2m", 2_000_000, 1, touched=1_000)
 TEXT = tuple(work._replace(name=f"{work.name}_text", text=True) for work in DENSE)
 KINDS = (
@@ -51,5 +54,5 @@ SCALE = tuple(
     Work(f"scale_{keys // 1000}k", keys, 1, touched=10_000)
     for keys in (10_000, 100_000, 1_000_000, 5_000_000)
 )
-ALL = (*DENSE, *TEXT, SPARSE, *KINDS, *SCALE)
+ALL = (*DENSE, DELTA, *TEXT, SPARSE, *KINDS, *SCALE)
 QUICK = (DENSE[0], Work("sparse_1k_of_100k", 100_000, 1, touched=1_000))

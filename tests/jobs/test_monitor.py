@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from jobs.routing import route_of
 from jobs.rules import apply_rules, no_states
 from jobs.spec import ModelSpec
 from jobs.spec_monitor import Monitor
+from tests.jobs.feeds import Feed
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
 from tests.jobs.test_spec import NILE, refused
 
@@ -139,6 +141,37 @@ def test_the_racks(tmp_path: Path) -> None:
         ("rack2", "warm", "cleared", "09:16:00"),
         ("rack3", "silent", "cleared", "09:16:00"),
     ]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_alerts_are_sent_to_a_topic_at_least_once(feed: Feed, tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, {**RACKS, "monitor": {**RACKS["monitor"], "kafka": {"topic": "alarms"}}})
+    pipeline.land(readings({"rack0": [("07:00:00", 90.0)]}))
+    pipeline.pretrain()
+    pipeline.land(readings(READINGS))
+    pipeline.stream()
+    with pytest.raises(UserError, match="alarms"):  # there is no such topic yet
+        monitor.run(pipeline.settings, "rack")
+    feed.make("alarms")
+
+    def sent() -> list[tuple[str, str, str, str]]:
+        messages = feed.read("alarms")
+        values = [json.loads(value) for value in messages["value"]]
+        assert list(messages["key"]) == [value["rack"] for value in values]
+        of_rules = [value for value in values if value["rule"] != "odd"]
+        found = [(one["rack"], one["rule"], one["status"], one["event_time"][11:19]) for one in of_rules]
+        return sorted(found, key=lambda one: (one[3], one[0], one[1]))
+
+    monitor.run(pipeline.settings, "rack")
+    assert sent() == seen(pipeline) != []
+
+    # Killed before the micro-batch counted as done: it is in the table once, and once more in the topic.
+    once = seen(pipeline)
+    assert forget_the_last_commit(pipeline) == 2
+    monitor.run(pipeline.settings, "rack")
+    assert seen(pipeline) == once
+    assert sent() == [one for one in once for _ in range(2)]
 
 
 @pytest.mark.spark
