@@ -1,8 +1,9 @@
 """Structures of levels, slopes and motion, in closed form: exact for any dt, so moving a, then b, is moving a + b."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -81,43 +82,61 @@ class LocalLinearTrend(Plain):
 
 
 @dataclass(frozen=True)
-class ConstantVelocity(Plain):
-    """Position and velocity, of each dimension in turn, under white-noise acceleration: dv = dW.
+class Motion(Plain, ABC):
+    """A position and its derivatives, of each dimension in turn, of which white noise drives the last.
 
-    `acceleration_variance` is the noise's power, the variance of the velocity's change in a unit of time.
-    References: Bar-Shalom, Li and Kirubarajan (2001), section 6.2.2.
+    variance: the noise's power, the variance of the last derivative's change in a unit of time; `noise`: its field.
     """
 
-    acceleration_variance: float
+    variance: float
     dimensions: int = 1
+    order: ClassVar[int]
+    noise: ClassVar[str]
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "acceleration_variance", "dimensions"))
+        checks.known(field, definition, ("kind", "name", cls.noise, "dimensions"))
         dimensions = checks.whole(f"{field}.dimensions", definition.get("dimensions", 1), 1, 3)
-        return cls(variance(field, definition, "acceleration_variance"), dimensions)
+        return cls(variance(field, definition, cls.noise), dimensions)
 
     @property
     def size(self) -> int:
-        return 2 * self.dimensions
+        return self.order * self.dimensions
 
     @property
     def observes(self) -> checks.Numbers:
-        return tuple(
-            tuple(float(column == 2 * row) for column in range(self.size)) for row in range(self.dimensions)
-        )
+        positions = [self.order * dimension for dimension in range(self.dimensions)]
+        return tuple(tuple(float(column == place) for column in range(self.size)) for place in positions)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        return (Parameter("acceleration_variance", "positive", (self.acceleration_variance,)),)
+        return (Parameter(self.noise, "positive", (self.variance,)),)
+
+    @staticmethod
+    @abstractmethod
+    def moved(dt: Array) -> tuple[list[list[Entry]], list[Entry]]:
+        """Return F, and the packed Q of a noise of unit power, of one dimension."""
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
-        one = [times(values["acceleration_variance"][0], a) for a in integrated(dt)]
-        return block_diagonal([Transition([[1.0, dt], [0.0, 1.0]], one, [0.0, 0.0])] * self.dimensions)
+        F, Q = self.moved(dt)
+        one = Transition(F, [times(values[self.noise][0], a) for a in Q], [0.0] * self.order)
+        return block_diagonal([one] * self.dimensions)
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
-        still = [[0.0, 0.0], [0.0, 0.0]]
-        return [block_diagonal([Transition(still, integrated(dt), [0.0, 0.0])] * self.dimensions)]
+        return [block_diagonal([with_noise(self.moved(dt)[1], self.order)] * self.dimensions)]
+
+
+class ConstantVelocity(Motion):
+    """Position and velocity, of each dimension in turn, under white-noise acceleration: dv = dW.
+
+    References: Bar-Shalom, Li and Kirubarajan (2001), section 6.2.2.
+    """
+
+    order, noise = 2, "acceleration_variance"
+
+    @staticmethod
+    def moved(dt: Array) -> tuple[list[list[Entry]], list[Entry]]:
+        return [[1.0, dt], [0.0, 1.0]], integrated(dt)
 
 
 @dataclass(frozen=True)
@@ -176,44 +195,17 @@ def integrated(dt: Array) -> list[Entry]:
     return [half * dt * (2.0 / 3.0), half, dt]
 
 
-@dataclass(frozen=True)
-class ConstantAcceleration(Plain):
+class ConstantAcceleration(Motion):
     """Position, velocity and acceleration, of each dimension in turn, under white-noise jerk: da = dW.
 
-    `jerk_variance` is the noise's power, the variance of the acceleration's change in a unit of time.
     References: Bar-Shalom, Li and Kirubarajan (2001), section 6.2.3.
     """
 
-    jerk_variance: float
-    dimensions: int = 1
+    order, noise = 3, "jerk_variance"
 
-    @classmethod
-    def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        checks.known(field, definition, ("kind", "name", "jerk_variance", "dimensions"))
-        dimensions = checks.whole(f"{field}.dimensions", definition.get("dimensions", 1), 1, 3)
-        return cls(variance(field, definition, "jerk_variance"), dimensions)
-
-    @property
-    def size(self) -> int:
-        return 3 * self.dimensions
-
-    @property
-    def observes(self) -> checks.Numbers:
-        return tuple(
-            tuple(float(column == 3 * row) for column in range(self.size)) for row in range(self.dimensions)
-        )
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        return (Parameter("jerk_variance", "positive", (self.jerk_variance,)),)
-
-    def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
-        F = [[1.0, dt, 0.5 * (dt * dt)], [0.0, 1.0, dt], [0.0, 0.0, 1.0]]
-        one = [times(values["jerk_variance"][0], a) for a in twice_integrated(dt)]
-        return block_diagonal([Transition(F, one, [0.0, 0.0, 0.0])] * self.dimensions)
-
-    def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
-        return [block_diagonal([with_noise(twice_integrated(dt), 3)] * self.dimensions)]
+    @staticmethod
+    def moved(dt: Array) -> tuple[list[list[Entry]], list[Entry]]:
+        return [[1.0, dt, 0.5 * (dt * dt)], [0.0, 1.0, dt], [0.0, 0.0, 1.0]], twice_integrated(dt)
 
 
 def twice_integrated(dt: Array) -> list[Entry]:
