@@ -1,4 +1,4 @@
-"""Hand a live generation's estimates on, to a Kafka topic and to functions of the user's: each at least once.
+"""Hand a live generation's estimates on, to a Kafka topic, files, and functions of the user's: each at least once.
 
 Everything in the live estimates (`jobs.live`) is handed on by the generation that they are of. One that runs in shadow
 hands on nothing, and once it is live it first hands on what it had estimated until then. A small file for each sink
@@ -66,6 +66,27 @@ class Topic:
 
 
 @dataclass(frozen=True)
+class Folder:
+    """Files in folders the Hive way: `generation=.../batch_id=...` for each micro-batch, which replaces itself."""
+
+    path: str
+    format: str
+
+    @property
+    def name(self) -> str:
+        """Return what errors and files call it."""
+        return f"files:{self.path}"
+
+    def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
+        """Write a micro-batch's files. Killed half way they are without `_SUCCESS`, and the next try begins anew."""
+        place = f"{self.path.rstrip('/')}/generation={generation}/batch_id={batch_id}"
+        writer = rows.drop("generation", "batch_id").write.mode("overwrite").format(self.format)
+        if self.format == "json":
+            writer = writer.option("timestampFormat", JSON_TIME)
+        writer.save(place)
+
+
+@dataclass(frozen=True)
 class Function:
     """A function of the user's, called as function(rows, generation, batch_id)."""
 
@@ -97,6 +118,10 @@ def targets_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[T
 
         bounds(warehouse.spark, sinks.kafka.topic)
         targets.append(Topic(sinks.kafka.topic))
+    if sinks.files is not None:
+        given = sinks.files.folder
+        absolute = given.startswith("/") or "://" in given
+        targets.append(Folder(given if absolute else warehouse.path(given), sinks.files.format))
     for name in sinks.functions:
         targets.append(Function(name, find(name, folder, "sinks.functions")))
     for file in files_of(sinks.functions, folder):

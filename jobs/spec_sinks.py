@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, field_validator
 
 from jobs.spec_errors import wrong
@@ -14,6 +16,15 @@ class KafkaSink(Section):
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="name of a topic that is there")
 
 
+class FileSink(Section):
+    """A folder that gets each micro-batch of live estimates as files, in a folder of its own there."""
+
+    folder: str = Field(
+        min_length=1, description="a path or URI that all machines reach; a relative one is in the warehouse"
+    )
+    format: Literal["parquet", "json"] = Field(default="parquet", description="parquet or json, a row a line")
+
+
 class Sinks(Section):
     """Where a stream's estimates go besides their table; what is said here may change at any start of a stream."""
 
@@ -22,6 +33,9 @@ class Sinks(Section):
     )
     kafka: KafkaSink | None = Field(
         default=None, description="a topic for the live estimates, {topic: ...}: at least once, keyed"
+    )
+    files: FileSink | None = Field(
+        default=None, description="a folder for the live estimates, {folder: ...}: exactly once"
     )
     functions: list[str] = Field(
         default=[],

@@ -25,7 +25,7 @@ from jobs.packets import Records
 from jobs.publish import Publisher, targets_of
 from jobs.spec_sinks import Sinks
 from jobs.tables import Warehouse
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files
 
 OWN_SINK = """
@@ -105,6 +105,15 @@ def assert_all_taken(pipeline: Pipeline, expected: pd.DataFrame) -> None:
     assert found == sorted((key, at.isoformat(), mean) for key, at, mean in wanted)
 
 
+def assert_in_files(pipeline: Pipeline, expected: pd.DataFrame, folder: str, kind: str) -> None:
+    """Check that the files have every estimate once, and say of which micro-batch it is."""
+    schema = pipeline.warehouse.read("estimates/walk").schema
+    reader = pipeline.warehouse.spark.read.format(kind).schema(schema)
+    found = ordered(reader.load(pipeline.warehouse.path(folder)).toPandas())
+    assert_bit_equal(found, expected)
+    assert found["batch_id"].to_list() == pipeline.estimates()["batch_id"].to_list()
+
+
 def assert_latest(pipeline: Pipeline) -> None:
     """Check that the latest states are the last of one batch pass over everything, of every key."""
     everything = pipeline.batch()
@@ -122,7 +131,9 @@ def assert_latest(pipeline: Pipeline) -> None:
 
 @pytest.mark.spark
 def test_a_sink_that_fails_fails_its_micro_batch_and_the_retry_converges(tmp_path: Path) -> None:
-    pipeline, frames = prepared(tmp_path, 3, latest=True, functions=["shelf:take"])
+    pipeline, frames = prepared(
+        tmp_path, 3, latest=True, files={"folder": "handed", "format": "json"}, functions=["shelf:take"]
+    )
     broken = tmp_path / "models" / "broken"
     broken.touch()
     with pytest.raises(
@@ -140,6 +151,7 @@ def test_a_sink_that_fails_fails_its_micro_batch_and_the_retry_converges(tmp_pat
     assert_all_taken(pipeline, expected)
     assert [batch for _, batch, _ in taken(pipeline)] == [0, 1]
     assert_latest(pipeline)
+    assert_in_files(pipeline, expected, "handed", "json")
 
     # Without the sink the rows go, as nothing keeps them; with it again they are taken from the state.
     more = random_rows(4, keys=30, rows=60)[3]
@@ -223,7 +235,9 @@ def test_a_generation_that_becomes_live_hands_on_what_it_estimated_in_shadow(
 @pytest.mark.soak
 def test_drivers_killed_between_the_sinks_leave_all_of_them_whole(tmp_path: Path) -> None:
     kills = 8
-    pipeline, frames = prepared(tmp_path, kills + 3, latest=True, functions=["shelf:take"])
+    pipeline, frames = prepared(
+        tmp_path, kills + 3, latest=True, files={"folder": str(tmp_path / "handed")}, functions=["shelf:take"]
+    )
     moments = random.Random(1)
     log = tmp_path / "warehouse" / "estimates" / "walk" / "_delta_log"
     checkpoint = tmp_path / "warehouse" / "checkpoints" / "walk-g0001"
@@ -241,3 +255,4 @@ def test_drivers_killed_between_the_sinks_leave_all_of_them_whole(tmp_path: Path
     assert_bit_equal(pipeline.estimates(), expected)
     assert_all_taken(pipeline, expected)
     assert_latest(pipeline)
+    assert_in_files(pipeline, expected, "../handed", "parquet")
