@@ -28,7 +28,7 @@ STRICT = {"order": {"kind": "strict", "delay": "16h"}}
 
 def spread(rows: pd.DataFrame) -> list[int]:
     """Send the rows of each key to one of two partitions, about as many to each at any time."""
-    return [int(str(key).split()[1]) % 2 for key in rows["id"]]
+    return [int("".join(filter(str.isdigit, str(key)))) % 2 for key in rows["id"]]
 
 
 @pytest.mark.parametrize(
