@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 HOLD = timedelta(minutes=5)
 """How long the stream stays held after the process that held it was killed."""
 RENEW_SECONDS = 60.0
+LETS_GO_SECONDS = 10.0
+"""How long a driver that has said its end may take to let go of the machine's lock."""
 WAIT = timedelta(minutes=30)
 """How long a driver may take to finish its micro-batch."""
 
@@ -79,7 +81,7 @@ def alone(
     log = LeaseLog(hadoop_files(warehouse, f"{FOLDER}/{name}"), name)
     with (
         drained(log, reason, told) if drain else nullcontext(),
-        leases.stream_lock(warehouse.root, name),
+        leases.stream_lock(warehouse.root, name, patience=LETS_GO_SECONDS if drain else 0.0),
     ):
         now = generations.named(warehouse, name)
         if now.generation != live.generation:

@@ -28,6 +28,8 @@ from jobs.owners import HEARTBEAT_SECONDS, SIGN_SECONDS, Owner
 from jobs.small_files import hadoop_files
 from jobs.tables import Warehouse
 
+LOCK_POLL_SECONDS = 0.1
+
 
 @dataclass
 class Lease:
@@ -209,10 +211,12 @@ def sign(lease: Lease, stop: threading.Event) -> None:
 
 
 @contextmanager
-def stream_lock(root: str, model: str, generation: str | None = None, what: str = "stream") -> Iterator[None]:
+def stream_lock(
+    root: str, model: str, generation: str | None = None, what: str = "stream", patience: float = 0.0
+) -> Iterator[None]:
     """Hold the model's stream, or that of one generation, on this machine; the lock dies with the process.
 
-    what: monitor or skill, to hold what follows the stream.
+    what: monitor or skill, to hold what follows the stream; patience: how many seconds to wait for one who lets it go.
 
     Raises:
         UserError: another process holds it.
@@ -224,12 +228,17 @@ def stream_lock(root: str, model: str, generation: str | None = None, what: str 
     folder.mkdir(parents=True, exist_ok=True)
     name = f"stream-{generation or model}" if what == "stream" else f"stream-{what}-{model}"
     with open(folder / f"{name}.lock", "a+") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            handle.seek(0)
-            holder = handle.read().strip() or "unknown"
-            raise taken(model, f"process {holder} of this machine drives it", what) from error
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    handle.seek(0)
+                    holder = handle.read().strip() or "unknown"
+                    raise taken(model, f"process {holder} of this machine drives it", what) from error
+                time.sleep(LOCK_POLL_SECONDS)
         handle.seek(0)
         handle.truncate()
         handle.write(str(os.getpid()))

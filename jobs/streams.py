@@ -67,8 +67,9 @@ def run(
         )
     seconds = trigger_seconds(trigger)
     with ExitStack() as locks, stop_signal() as stop, _Shown(settings.quiet) as shown:
-        for name in names:
-            locks.enter_context(stream_lock(settings.warehouse, name))
+        held = [locks.enter_context(ExitStack()) for _ in names]
+        for name, own in zip(names, held, strict=True):
+            own.enter_context(stream_lock(settings.warehouse, name))
         kafka = any(spec.speaks_to_kafka for spec in specs)
         conf = {**stream_conf(kafka), "spark.scheduler.mode": "FAIR"}
         spark = spark_session(settings, f"streams {', '.join(names)}", conf, kafka)
@@ -79,7 +80,9 @@ def run(
             port = None if metrics_port is None else metrics_port + number
             file = None if metrics_file is None else metrics_file.replace(PLACE, spec.name)
             streams.append(
-                _Stream(spec, _driving(spark, settings, spec, seconds, port, file, shown, profile))
+                _Stream(
+                    spec, _driving(spark, settings, spec, seconds, port, file, shown, profile), held[number]
+                )
             )
         _await_all(streams, stop)
     return _report(streams)
@@ -91,6 +94,8 @@ class _Stream:
 
     spec: ModelSpec
     drive: Callable[[threading.Event], Report]
+    lock: ExitStack
+    """Holds the stream on this machine; let go when it ends, though the others go on."""
     stop: threading.Event = field(default_factory=threading.Event)
     report: Report | None = None
     error: str | None = None
@@ -101,6 +106,8 @@ class _Stream:
         except Exception as problem:
             self.error = problem.message if isinstance(problem, UserError) else first_line(problem, 500)
             print(f"error: {self.error} (the other streams go on)", file=sys.stderr, flush=True)
+        finally:
+            self.lock.close()
 
 
 class _Shown(Progress):
