@@ -85,7 +85,7 @@ airflow: setup ## Start Airflow with our DAGs; prints the address and the login
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/airflow-standalone
 
 lock: setup ## Write the versions in .venv to requirements/lock.txt
-	@{ sed -n '/^#/p' $(LOCK); $(BIN)/python -m pip freeze --exclude-editable --exclude kalman-pipeline \
+	@{ sed -n '/^#/p' $(LOCK); $(BIN)/python -m pip freeze --all --exclude pip --exclude-editable --exclude kalman-pipeline \
 		| tr 'A-Z_' 'a-z-' | LC_ALL=C sort; } > $(LOCK).new
 	@mv $(LOCK).new $(LOCK)
 
