@@ -326,8 +326,14 @@ def soak() -> Drawing:
     minutes = np.array(memory["at"]) / 60
     for name, colour in (("spark", ESTIMATE), ("workers", SMOOTHED), ("driver", GREEN)):
         axes[0].plot(minutes, np.array(memory[name]) / 2**20, color=colour, linewidth=1.2, label=name)
+    if record.get("heap"):
+        heap = {name: values[::4] for name, values in record["heap"].items()}
+        left = np.array(heap["left"]) / 2**20
+        axes[0].plot(
+            np.array(heap["at"]) / 60, left, ".", color=MEASURED, markersize=1, label="left in the heap"
+        )
     axes[0].set_ylabel("memory, MiB")
-    axes[0].legend(ncols=3, loc="upper right")
+    axes[0].legend(ncols=4, loc="center right")
     minutes = np.array(batches["at"]) / 60
     axes[1].plot(minutes, np.array(batches["state_bytes"]) / 2**20, color=ESTIMATE, linewidth=1.2)
     axes[1].set_ylabel("state, MiB")
