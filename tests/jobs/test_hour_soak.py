@@ -142,7 +142,9 @@ def test_a_steady_stream_stays_as_it_is(tmp_path: Path) -> None:
     batches = {name: values[running] for name, values in batches.items()}
     memory = {name: np.array([one[name] for one in looks]) for name in looks[0]}
     logs = sorted(tmp_path.glob("collections-*.log"), key=lambda file: file.stat().st_size)
-    heap = dict(zip(("at", "left"), heap_of(logs[-1]), strict=True))  # Spark's launcher has one too
+    heap: dict[str, Any] = dict(
+        zip(("at", "left"), heap_of(logs[-1]), strict=True)
+    )  # Spark's launcher has one too
     record(batches, memory, heap, feeder.sent)
 
     assert kept_up, "the rows could not be landed at this rate: give a lower KALMAN_SOAK_RATE"
