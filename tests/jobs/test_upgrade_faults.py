@@ -39,10 +39,7 @@ MOMENTS = {
 
 @pytest.mark.parametrize(
     "moment",
-    [
-        pytest.param(one, marks=pytest.mark.slow if one == "its first plan" else pytest.mark.soak)
-        for one in MOMENTS
-    ],
+    [pytest.param(one, marks=[] if one == "its first plan" else pytest.mark.soak) for one in MOMENTS],
 )
 def test_an_upgrade_killed_after(tmp_path: Path, moment: str) -> None:
     days = random_rows(5, rows=60)
