@@ -119,9 +119,10 @@ def along(
     _ship(warehouse, steps)
     told("checking every key")
     doing = f"migrate {spec.name}"
-    with labelled(warehouse.spark, doing, "check every key"), suited(warehouse.spark, source.key_count):
+    with labelled(warehouse.spark, doing, "check every key"):
         rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
-        change = change_of(rows, way)
+        with suited(warehouse.spark, source.key_count):
+            change = change_of(rows, way)
     if change["wrong"]:
         raise UserError(
             f"{change['wrong']:,} of {change['keys']:,} keys (such as {', '.join(change['wrong_keys'])}) would come "

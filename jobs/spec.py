@@ -472,8 +472,9 @@ class ModelSpec(Section):
             result["control"] = [*self.control, *self.input_names]
         if self.form not in (None, "covariance"):
             result["form"] = self.form
-        if self.folder is not None and any(named_functions(result)):
-            result["folder"] = self.folder
+        folder = self.folder if any(named_functions(result)) else None
+        if folder is not None:
+            result["folder"] = folder
         result["learn"] = self.learn and self.learn.definition()
         return result
 

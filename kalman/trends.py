@@ -114,16 +114,21 @@ class Motion(Plain, ABC):
 
     @staticmethod
     @abstractmethod
-    def moved(dt: Array) -> tuple[list[list[Entry]], list[Entry]]:
-        """Return F, and the packed Q of a noise of unit power, of one dimension."""
+    def moved(dt: Array) -> list[list[Entry]]:
+        """Return F of one dimension."""
+
+    @staticmethod
+    @abstractmethod
+    def driven(dt: Array) -> list[Entry]:
+        """Return the packed Q of one dimension, of a noise of unit power."""
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
-        F, Q = self.moved(dt)
-        one = Transition(F, [times(values[self.noise][0], a) for a in Q], [0.0] * self.order)
+        Q = [times(values[self.noise][0], a) for a in self.driven(dt)]
+        one = Transition(self.moved(dt), Q, [0.0] * self.order)
         return block_diagonal([one] * self.dimensions)
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
-        return [block_diagonal([with_noise(self.moved(dt)[1], self.order)] * self.dimensions)]
+        return [block_diagonal([with_noise(self.driven(dt), self.order)] * self.dimensions)]
 
 
 class ConstantVelocity(Motion):
@@ -135,8 +140,12 @@ class ConstantVelocity(Motion):
     order, noise = 2, "acceleration_variance"
 
     @staticmethod
-    def moved(dt: Array) -> tuple[list[list[Entry]], list[Entry]]:
-        return [[1.0, dt], [0.0, 1.0]], integrated(dt)
+    def moved(dt: Array) -> list[list[Entry]]:
+        return [[1.0, dt], [0.0, 1.0]]
+
+    @staticmethod
+    def driven(dt: Array) -> list[Entry]:
+        return integrated(dt)
 
 
 @dataclass(frozen=True)
@@ -204,8 +213,12 @@ class ConstantAcceleration(Motion):
     order, noise = 3, "jerk_variance"
 
     @staticmethod
-    def moved(dt: Array) -> tuple[list[list[Entry]], list[Entry]]:
-        return [[1.0, dt, 0.5 * (dt * dt)], [0.0, 1.0, dt], [0.0, 0.0, 1.0]], twice_integrated(dt)
+    def moved(dt: Array) -> list[list[Entry]]:
+        return [[1.0, dt, 0.5 * (dt * dt)], [0.0, 1.0, dt], [0.0, 0.0, 1.0]]
+
+    @staticmethod
+    def driven(dt: Array) -> list[Entry]:
+        return twice_integrated(dt)
 
 
 def twice_integrated(dt: Array) -> list[Entry]:
