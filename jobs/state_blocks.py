@@ -4,8 +4,9 @@ A block begins with a header: the model, its version, the names of its states an
 checks a state's shape and never its meaning, so every block is checked here when it is loaded.
 
 What follows is a packet whose eight-byte numbers are taken apart: the first bytes of all of them, then the second ones,
-and so on. Those of like numbers are alike, so that compression (`jobs.state_text`), which finds little in whole ones,
-takes a key of 2 states from 72 bytes to 57 (docs/decisions/0018). Blocks of earlier releases (`KSB1`) have them whole.
+and so on. Those of like numbers are alike, so that compression (`jobs.state_text`) finds something in them. A route has
+nothing alike, so an integer key stands there itself. Both together take a key of 2 states from 72 bytes to 52
+(docs/decisions/0018). Blocks of earlier releases are read: with routes (`KSB2`), and with whole numbers too (`KSB1`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobs.keys import KeyKind
+from jobs.keys import CHECK, ROUTE, KeyKind
 from jobs.packets import HEADER_BYTES, Column, Layout, Records, records_of
+from jobs.routing import identity_of, route_of
 
-_MAGIC, _WHOLE = b"KSB2", b"KSB1"
+_MAGIC, _ROUTES, _WHOLE = b"KSB3", b"KSB2", b"KSB1"
 FLOAT64 = "<f8"
 _PREFIX = struct.Struct("<4sI")  # magic, bytes of the header (padded to 8)
 
@@ -37,6 +39,9 @@ class StateFormat(NamedTuple):
 
     def encode(self, records: Records) -> bytes:
         """Return the block of `records`, which are ordered by route."""
+        if self._integer:
+            keys = identity_of(records.arrays[ROUTE.name]).view(ROUTE.dtype)
+            records = records._replace(arrays={**records.arrays, ROUTE.name: keys})
         packet = self.layout.encode(records)
         start, stop = self._numbers(records.size)
         apart = np.frombuffer(packet, np.uint8, stop - start, start).reshape(-1, 8).T.tobytes()
@@ -52,7 +57,7 @@ class StateFormat(NamedTuple):
         if len(block) < _PREFIX.size:
             raise StateMismatch(f"a state block has {len(block)} bytes: it is cut short")
         magic, length = _PREFIX.unpack_from(block)
-        if magic not in (_MAGIC, _WHOLE):
+        if magic not in (_MAGIC, _ROUTES, _WHOLE):
             raise StateMismatch(f"a state block begins with {magic!r}, not with {_MAGIC!r}")
         end = _PREFIX.size + length
         if block[_PREFIX.size : end] != self.header:
@@ -61,7 +66,16 @@ class StateFormat(NamedTuple):
             return self.layout.decode(block, end)
         start, stop = (end + place for place in self._numbers(records_of(block, end)))
         whole = np.frombuffer(block, np.uint8, stop - start, start).reshape(8, -1).T.tobytes()
-        return self.layout.decode(b"".join([block[end:start], whole, block[stop:]]))
+        records = self.layout.decode(b"".join([block[end:start], whole, block[stop:]]))
+        if magic == _ROUTES or not self._integer:
+            return records
+        route = route_of(records.arrays[ROUTE.name].view(np.int64))
+        return records._replace(arrays={**records.arrays, ROUTE.name: route})
+
+    @property
+    def _integer(self) -> bool:
+        """Tell if the keys are integers: these can be had back from their routes."""
+        return CHECK not in self.layout.columns
 
     def _numbers(self, records: int) -> tuple[int, int]:
         """Return where a packet of so many records has its eight-byte numbers: a state's first columns."""

@@ -128,7 +128,7 @@ def test_a_block_says_whose_states_it_holds() -> None:
 
 @pytest.mark.parametrize("integer", [True, False])
 @pytest.mark.parametrize("dtype", ["<f8", "<f4"])
-def test_a_block_gives_back_its_states_and_one_of_an_earlier_release_too(integer: bool, dtype: str) -> None:
+def test_a_block_gives_back_its_states_and_those_of_earlier_releases_too(integer: bool, dtype: str) -> None:
     kind = KeyKind(("k",), ("bigint" if integer else "string",), integer)
     format_ = state_format("m", 1, ["level"], {"mean": (1,), "covariance": (1,)}, kind, 2, dtype)
     rng = np.random.default_rng(3)
@@ -144,8 +144,11 @@ def test_a_block_gives_back_its_states_and_one_of_an_earlier_release_too(integer
         states = Records(arrays, text)
         block = format_.encode(states)
         same(format_.decode(block), states)
-        earlier = b"KSB1" + block[4 : 8 + len(format_.header)] + format_.layout.encode(states)
-        same(format_.decode(earlier), states)
+        header, packet = block[4 : 8 + len(format_.header)], format_.layout.encode(states)
+        same(format_.decode(b"KSB1" + header + packet), states)
+        numbers = 8 * size * (6 if dtype == "<f8" else 4) + (0 if integer else 8 * size)
+        apart = np.frombuffer(packet, np.uint8, numbers, 16).reshape(-1, 8).T.tobytes()
+        same(format_.decode(b"KSB2" + header + packet[:16] + apart + packet[16 + numbers :]), states)
 
 
 @pytest.mark.parametrize("damage", [b"", b"XXXX", b"KSB0" + bytes(60)])
