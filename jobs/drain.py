@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from jobs import clock
-from jobs.lease_log import FOLDER, Hold, LeaseLog
+from jobs.lease_log import Hold, LeaseLog
 from jobs.stop import end_driver
 from jobs.watch import Sight
 
@@ -75,10 +75,9 @@ def alone(
         UserError: somebody drives it, or another command has changed what is live.
     """
     from jobs import generations, leases
-    from jobs.small_files import hadoop_files
 
     name = live.model
-    log = LeaseLog(hadoop_files(warehouse, f"{FOLDER}/{name}"), name)
+    log = LeaseLog.of(warehouse, name)
     with (
         drained(log, reason, told) if drain else nullcontext(),
         leases.stream_lock(warehouse.root, name, patience=LETS_GO_SECONDS if drain else 0.0),

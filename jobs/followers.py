@@ -114,11 +114,10 @@ def forget(warehouse: Warehouse, query: Query) -> int:
 
 def lease_log(warehouse: Warehouse, verb: str, model: str) -> LeaseLog:
     """Return the log of drivers of a model's stream, monitor or skill."""
-    from jobs.lease_log import FOLDER, LeaseLog
+    from jobs.lease_log import LeaseLog
     from jobs.watch import log_name
 
-    name = log_name(verb, model)
-    return LeaseLog(hadoop_files(warehouse, f"{FOLDER}/{name}"), name)
+    return LeaseLog.of(warehouse, log_name(verb, model))
 
 
 def _prefix(verb: str, part: str, model: str) -> str:

@@ -16,11 +16,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from jobs import clock
 from jobs.owners import Owner
-from jobs.small_files import Files, files_of
+from jobs.small_files import Files, files_of, hadoop_files
+
+if TYPE_CHECKING:
+    from jobs.tables import Warehouse
 
 FOLDER = "_leases"
 LAUNCHES = "launches"
@@ -161,6 +164,11 @@ class LeaseLog:
     def at(cls, root: str, model: str) -> Self:
         """Open the log of a model below a warehouse's root, without Spark."""
         return cls(files_of(f"{root}/{FOLDER}/{model}"), model)
+
+    @classmethod
+    def of(cls, warehouse: Warehouse, model: str) -> Self:
+        """Return the log of a model in a warehouse, reached as Spark reaches it."""
+        return cls(hadoop_files(warehouse, f"{FOLDER}/{model}"), model)
 
     def drives(self) -> list[Drive]:
         """Return every generation's latest driver, the one that began last at the end."""

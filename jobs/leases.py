@@ -23,9 +23,8 @@ from jobs.errors import UserError
 from jobs.generations import LIVE, SHADOW, Generation, all_of, one_of_two, taken, update
 from jobs.labels import label
 from jobs.launch import LAUNCH_VARIABLE
-from jobs.lease_log import FOLDER, Drive, LeaseLog
+from jobs.lease_log import Drive, LeaseLog
 from jobs.owners import HEARTBEAT_SECONDS, SIGN_SECONDS, Owner
-from jobs.small_files import hadoop_files
 from jobs.tables import Warehouse
 
 LOCK_POLL_SECONDS = 0.1
@@ -72,7 +71,7 @@ def acquire(
 
     from jobs.compatibility import refuse_half_written
 
-    log = LeaseLog(hadoop_files(warehouse, f"{FOLDER}/{generation.model}"), generation.model)
+    log = LeaseLog.of(warehouse, generation.model)
     before = next((one for one in log.drives() if one.generation == generation.generation), None)
     refuse_if_driven(generation)
     if before is not None and before.ended_at is None and before.owner.alive_after_waiting(before.beat_at):

@@ -294,11 +294,9 @@ class Maintenance:
 
     def _driven(self) -> set[str]:
         """Return the generations that a driver holds, by the log of drivers."""
-        from jobs.lease_log import FOLDER, LeaseLog
-        from jobs.small_files import hadoop_files
+        from jobs.lease_log import LeaseLog
 
-        model = self.spec.name
-        log = LeaseLog(hadoop_files(self.warehouse, f"{FOLDER}/{model}"), model)
+        log = LeaseLog.of(self.warehouse, self.spec.name)
         return {
             one.generation for one in log.drives() if one.ended_at is None and one.owner.alive(one.beat_at)
         }

@@ -108,10 +108,9 @@ def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[G
 
 def _ask_to_end(warehouse: Warehouse, generation: Generation) -> None:
     """Leave a request to end for the driver of a generation, if one has said nothing of its end."""
-    from jobs.lease_log import FOLDER, LeaseLog
-    from jobs.small_files import hadoop_files
+    from jobs.lease_log import LeaseLog
 
-    log = LeaseLog(hadoop_files(warehouse, f"{FOLDER}/{generation.model}"), generation.model)
+    log = LeaseLog.of(warehouse, generation.model)
     for drive in log.drives():
         if drive.generation == generation.generation and drive.ended_at is None:
             log.ask_to_stop(drive, f"{generation.generation} was retired")
