@@ -23,6 +23,11 @@ class Message(NamedTuple):
     key: bytes | None = None
 
 
+def spread(rows: pd.DataFrame) -> list[int]:
+    """Send the rows of each key to one of two partitions, about as many to each at any time."""
+    return [int("".join(filter(str.isdigit, str(key)))) % 2 for key in rows["id"]]
+
+
 class Feed:
     """The topics of one broker; KALMAN_KAFKA must be set to its address."""
 

@@ -13,7 +13,7 @@ from demo.broker import Broker
 from jobs import export, ingest
 from jobs.errors import UserError
 from jobs.snapshots import all_of
-from tests.jobs.feeds import Feed, Message, as_json
+from tests.jobs.feeds import Feed, Message, as_json, spread
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files
 
@@ -35,11 +35,6 @@ POISON = [
 def topic_spec(topic: str, **changes: Any) -> dict[str, Any]:
     source = {"kind": "kafka", "topic": topic, **changes.pop("source", {})}
     return random_walk_spec(name=topic, source=source, **changes)
-
-
-def spread(rows: pd.DataFrame) -> list[int]:
-    """Send the rows of each key to one of two partitions."""
-    return [len(str(key)) % 2 for key in rows["id"]]
 
 
 def test_history_lands_and_the_stream_goes_on_from_the_exact_offsets(feed: Feed, tmp_path: Path) -> None:

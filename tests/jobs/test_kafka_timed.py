@@ -13,7 +13,7 @@ from jobs import ingest
 from jobs.errors import UserError
 from jobs.live import settled
 from jobs.positions import landed_offsets
-from tests.jobs.feeds import Feed, Message, as_json
+from tests.jobs.feeds import Feed, Message, as_json, spread
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, since
 from tests.jobs.test_kafka import topic_spec
 from tests.jobs.test_new_keys import after, of_new_keys
@@ -24,11 +24,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 REACH = pd.Timedelta("16h")
 """Twice by how much rows are late: two partitions are not read at one pace."""
 STRICT = {"order": {"kind": "strict", "delay": "16h"}}
-
-
-def spread(rows: pd.DataFrame) -> list[int]:
-    """Send the rows of each key to one of two partitions, about as many to each at any time."""
-    return [int("".join(filter(str.isdigit, str(key)))) % 2 for key in rows["id"]]
 
 
 @pytest.mark.parametrize(
