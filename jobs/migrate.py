@@ -164,9 +164,9 @@ def _ship(warehouse: Warehouse, steps: list[Step]) -> None:
     """Give Spark's workers the functions of the versions that are passed, and those that carry states and keys over."""
     from jobs.model_functions import ship, ship_named
 
+    for spec in {spec.version: spec for step in steps for spec in (step.old, step.new)}.values():
+        ship(warehouse.spark, spec.definition())
     for step in steps:
-        ship(warehouse.spark, step.old.definition())
-        ship(warehouse.spark, step.new.definition())
         named = [
             step.rules and step.rules.function,
             step.keys and step.keys.function,
