@@ -17,8 +17,9 @@ COPY kalman kalman
 COPY jobs jobs
 COPY dags dags
 COPY models models
+COPY scripts/entrypoint scripts/entrypoint
 # Spark's jars are fetched here, once, so that a container starts offline.
-RUN pip install --no-cache-dir --constraint requirements/lock.txt --editable '.[postgres]' \
+RUN pip install --no-cache-dir --constraint requirements/lock.txt --editable '.[postgres,kubernetes]' \
     && python -m jobs.jars \
     && python -m jobs.class_archive
 
@@ -30,5 +31,6 @@ ENV AIRFLOW_HOME=/home/kalman/airflow \
     PYSPARK_PYTHON=/usr/local/bin/python \
     PYTHONPATH=/opt/kalman \
     PYTHONUNBUFFERED=1
-ENTRYPOINT ["tini", "--"]
+# It also knows what Spark asks of a container in Kubernetes.
+ENTRYPOINT ["tini", "--", "/opt/kalman/scripts/entrypoint"]
 CMD ["kalman-pipeline", "--help"]

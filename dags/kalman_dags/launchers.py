@@ -6,11 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from airflow.sdk.exceptions import AirflowException
+
+from jobs.errors import RUN_FAILED
 from jobs.jars import jar_paths, optional_jars
 from jobs.launch import LAUNCH_VARIABLE, detach, new_token
 from jobs.lease_log import Launch, LeaseLog
@@ -88,7 +91,12 @@ class ClusterLauncher:
         hook = self.hook(root, work, token)
         launch = Launch(token, "cluster", log.next_time(), about=about)
         log.write(launch)
-        hook.submit(application(work.verb))
+        try:
+            hook.submit(application(work.verb))
+        except AirflowException:
+            error = "it could not be submitted: see the task's log"
+            log.write(replace(launch, exit_code=RUN_FAILED, ended_at=log.next_time(), error=error))
+            raise
         return launch
 
     def hook(self, root: str, work: Work, token: str) -> KalmanHook:
@@ -109,6 +117,8 @@ class ClusterLauncher:
                 *("--warehouse", root, "--quiet", "--model", work.model, "--trigger", f"{work.seconds:g}"),
             ],
             spark_binary=str(Path(spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit"),
+            # Otherwise the provider looks for a driver's exit code in Kubernetes, and takes its absence for a failure.
+            track_driver_via_k8s_api=True,
         )
 
 

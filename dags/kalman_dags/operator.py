@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from jobs.settings import DEFAULT_MASTER
 from jobs.spark_conf import spark_conf
 
 CONNECTION = "spark_default"
+KUBERNETES_PROVIDER = "apache-airflow-providers-cncf-kubernetes"
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds `dags/`: relative settings start here, as a worker's own folder means nothing."""
 
@@ -40,14 +42,26 @@ def place(name: str, folder: str) -> str:
 class KalmanHook(SparkSubmitHook):
     """Submit to the connection's master; without a connection to KALMAN_MASTER, else to local Spark.
 
+    Where the driver runs in Kubernetes, the program and the jars are those of its image, at the paths that they have
+    here.
+
     Args:
         own_session: start spark-submit outside the task's process group, so that the supervisor's signals
             do not reach it.
+
+    Raises:
+        UserError: the master is Kubernetes, and the provider's part for it is not installed.
     """
 
     def __init__(self, *, own_session: bool, **kwargs: Any) -> None:
         self._own_session = own_session
         super().__init__(**kwargs)
+        if self._jars and self._driver_in_kubernetes:
+            self._jars = ",".join(map(_in_image, self._jars.split(",")))
+
+    @property
+    def _driver_in_kubernetes(self) -> bool:
+        return self._is_kubernetes and self._connection["deploy_mode"] == "cluster"
 
     @classmethod
     def get_connection(cls, conn_id: str) -> Any:
@@ -61,6 +75,8 @@ class KalmanHook(SparkSubmitHook):
 
     def _resolve_connection(self) -> dict[str, Any]:
         connection = super()._resolve_connection()
+        if "k8s" in connection["master"]:
+            _need_kubernetes_provider()
         if connection["master"].startswith("local") and self._env_vars is not None:
             # Local Spark need not find out this machine's name, which fails on laptops and in containers.
             self._env_vars.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -68,11 +84,15 @@ class KalmanHook(SparkSubmitHook):
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run spark-submit to its end, in the folder that holds `dags/`, where relative paths begin."""
+        if self._driver_in_kubernetes:
+            application = _in_image(application)
         return super().submit(application, start_new_session=self._own_session, cwd=ROOT, **kwargs)
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of spark-submit, which in client mode is the driver's; None before it ended."""
+        """Exit code of the driver, or of spark-submit, which in client mode is the driver's; None before it ended."""
+        if self._driver_in_kubernetes:
+            return self._spark_exit_code
         return None if self._submit_sp is None else self._submit_sp.poll()
 
     @property
@@ -212,6 +232,21 @@ def spark_environment() -> dict[str, str]:
         "KALMAN_WAREHOUSE": place("KALMAN_WAREHOUSE", "warehouse"),
         "KALMAN_MODELS": place("KALMAN_MODELS", "models"),
     }
+
+
+def _in_image(path: str) -> str:
+    return f"local://{path}"
+
+
+def _need_kubernetes_provider() -> None:
+    # Without it the Spark provider would end with a NameError.
+    try:
+        version(KUBERNETES_PROVIDER)
+    except PackageNotFoundError:
+        raise UserError(
+            f"Kubernetes needs {KUBERNETES_PROVIDER} beside Airflow: "
+            "pip install -c requirements/lock.txt -e '.[kubernetes]'"
+        ) from None
 
 
 def _folder_of(package: str) -> Path:

@@ -1,15 +1,21 @@
-"""How a driver is submitted where it runs in a cluster: the command alone, as no such cluster is here."""
+"""How a driver is submitted where it runs in a cluster: the command alone, without a cluster."""
 
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from airflow.providers.apache.spark.hooks import spark_submit
+from airflow.sdk.exceptions import AirflowException
 
+from jobs.errors import UserError
 from jobs.launch import LAUNCH_VARIABLE
+from jobs.lease_log import LeaseLog
+from jobs.watch import look
 from kalman_dags.launchers import ClusterLauncher, ProcessLauncher, Work, launcher
-from kalman_dags.operator import application
+from kalman_dags.operator import KUBERNETES_PROVIDER, application, spark_environment
 
 pytestmark = pytest.mark.airflow
 
@@ -19,7 +25,6 @@ def connect(monkeypatch: pytest.MonkeyPatch, **connection: object) -> None:
 
 
 def test_a_driver_in_a_cluster_is_submitted_with_all_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Only YARN: the provider's hook asks for a Kubernetes client before it makes a command for that.
     connect(monkeypatch, host="yarn", extra=json.dumps({"deploy-mode": "cluster"}))
     chosen = launcher()
     assert isinstance(chosen, ClusterLauncher)
@@ -43,3 +48,59 @@ def test_a_driver_in_a_cluster_is_submitted_with_all_that_it_needs(monkeypatch: 
 def test_elsewhere_the_driver_is_a_process_here(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, host="spark://master", port=7077)
     assert launcher() == ProcessLauncher("spark://master:7077")
+
+
+@pytest.fixture
+def kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection to Kubernetes, with the provider's part for it as if it were installed."""
+    connect(monkeypatch, host="k8s://https://master:6443", extra=json.dumps({"deploy-mode": "cluster"}))
+    monkeypatch.setattr("kalman_dags.operator.version", lambda name: "1")
+    monkeypatch.setattr(spark_submit, "kube_client", object(), raising=False)
+
+
+def submit_with(monkeypatch: pytest.MonkeyPatch, home: Path, body: str) -> None:
+    """Let spark-submit be a script."""
+    program = home / "bin" / "spark-submit"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    given = {**spark_environment(), "SPARK_HOME": str(home)}
+    monkeypatch.setattr("kalman_dags.launchers.spark_environment", lambda: given)
+
+
+def test_in_kubernetes_all_is_in_the_image_and_nobody_waits_for_the_driver(
+    kubernetes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_with(monkeypatch, tmp_path, f'printf "%s\\n" "$@" > {tmp_path}/words')
+    root = str(tmp_path / "warehouse")
+    launch = launcher().start(root, Work("nile", 10.0), "")
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words[words.index("--master") + 1] == "k8s://https://master:6443"
+    assert f"local://{application('stream')}" in words
+    assert all(jar.startswith("local:///") for jar in words[words.index("--jars") + 1].split(","))
+    assert "spark.kubernetes.submission.waitAppCompletion=false" in words
+    assert f"spark.kubernetes.driverEnv.{LAUNCH_VARIABLE}={launch.token}" in words
+    assert look(LeaseLog.at(root, "nile")).driven
+
+
+def test_a_driver_that_could_not_be_submitted_is_not_waited_for(
+    kubernetes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_with(monkeypatch, tmp_path, "echo no such cluster; exit 1")
+    root = str(tmp_path / "warehouse")
+    with pytest.raises(AirflowException, match="no such cluster"):
+        launcher().start(root, Work("nile", 10.0), "")
+    sight = look(LeaseLog.at(root, "nile"))
+    assert not sight.driven and "could not be submitted" in sight.text()
+
+
+def test_kubernetes_without_the_provider_s_part_for_it_says_what_to_install(
+    kubernetes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("kalman_dags.operator.version", missing)
+    with pytest.raises(UserError, match=KUBERNETES_PROVIDER):
+        launcher().start(str(tmp_path / "warehouse"), Work("nile", 10.0), "")
+    assert not (tmp_path / "warehouse").exists()
