@@ -84,7 +84,8 @@ format: setup ## Format the code and mend what ruff can mend
 airflow: setup ## Start Airflow with our DAGs; prints the address and the login
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/airflow-standalone
 
-lock: setup ## Write the versions in .venv to requirements/lock.txt
+lock: setup ## Write the versions of all that can be installed to requirements/lock.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench,demo,dev,kubernetes,postgres]'
 	@{ sed -n '/^#/p' $(LOCK); $(BIN)/python -m pip freeze --all --exclude pip --exclude-editable --exclude kalman-pipeline \
 		| tr 'A-Z_' 'a-z-' | LC_ALL=C sort; } > $(LOCK).new
 	@mv $(LOCK).new $(LOCK)
