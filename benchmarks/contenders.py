@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from benchmarks.data import CORES
 from benchmarks.per_key import FLAT, OUTPUT, RowProcessor, filterpy_rows
 from benchmarks.work import Work
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-PARTITIONS = 2
+PARTITIONS = CORES
 KEYS_A_BLOCK = 256
 
 Build = Callable[["DataFrame", Work], "DataFrame"]

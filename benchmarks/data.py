@@ -1,4 +1,4 @@
-"""Make the rows of a work: a micro-batch is two parquet files, the same for every contender."""
+"""Make the rows of a work: a micro-batch is a few parquet files, the same for every contender."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.work import Work
 
-FILES = 2
-"""Files of a micro-batch: one a core of the machine that the published results come from."""
+CORES = int(os.environ.get("KALMAN_BENCH_CORES", "2"))
+FILES = CORES
+"""Files of a micro-batch: one a core."""
 ROWS_OF_FILLING = 2_000_000
 START_US = 1_704_067_200_000_000  # 2024-01-01 in microseconds
 MINUTE_US = 60_000_000

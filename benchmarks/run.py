@@ -2,7 +2,7 @@
 
 `python -m benchmarks.run` takes about half an hour on two cores, with `--quick` under three minutes. `--only` runs some
 of the works and puts their results in place of those that the file has. Nothing else should run meanwhile: the load
-before it began is written into the results.
+before it began is written into the results. KALMAN_BENCH_CORES is how many cores are used, and partitions.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import batch, equality, life, results, streaming
 from benchmarks.contenders import FILTERPY, FLOOR, LIMIT, OURS, PARTITIONS, ROW_API
+from benchmarks.data import CORES
 from benchmarks.memory import Peak
 from benchmarks.streaming import Share
 from benchmarks.work import ALL, DENSE, KINDS, QUICK, SCALE, Work
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from jobs.settings import Settings
 
+PUBLISHED_CORES = 2
 ROUNDS, QUICK_ROUNDS = 4, 2
 BATCHES = 3
 """Measured micro-batches a round, of the contenders that are quick enough for it."""
@@ -123,8 +125,14 @@ def arguments() -> argparse.Namespace:
     unknown = sorted(set(given.only or ()) - set(names_of(given.quick)))
     if unknown:
         parser.error(f"no such work: {', '.join(unknown)}; there are {', '.join(names_of(given.quick))}")
-    if given.keys is not None and given.output == results.RESULTS:
-        parser.error("--keys is for trials: give their results another folder with --output")
+    if given.output == results.RESULTS:
+        if given.keys is not None:
+            parser.error("--keys is for trials: give their results another folder with --output")
+        if CORES != PUBLISHED_CORES:
+            parser.error(
+                f"results are of {PUBLISHED_CORES} cores: give those of KALMAN_BENCH_CORES={CORES} another folder "
+                "with --output"
+            )
     return given
 
 
