@@ -48,6 +48,15 @@ def models_dir() -> Path:
     return ROOT / "models"
 
 
+@pytest.fixture(autouse=True)
+def no_driver_is_left() -> Iterator[None]:
+    """Kill the drivers that a test has started and, as it failed, not ended."""
+    yield
+    started = sys.modules.get("tests.jobs.processes")
+    if started is not None:
+        started.Driver.end_all()
+
+
 @pytest.fixture
 def warehouse(tmp_path: Path) -> Path:
     """An empty warehouse of this test's own."""

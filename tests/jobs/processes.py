@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
@@ -19,7 +20,12 @@ PATIENCE = 240.0
 
 
 class Driver:
-    """A verb that runs as a process of its own, in a session of its own."""
+    """A verb that runs as a process of its own, in a session of its own.
+
+    One that a test leaves behind, as it has failed, is killed at its end (`tests/conftest.py`).
+    """
+
+    running: ClassVar[list[Driver]] = []
 
     def __init__(self, pipeline: Pipeline, *arguments: str, **environment: str) -> None:
         given = {"KALMAN_MODELS": str(pipeline.settings.models), **environment}
@@ -34,6 +40,15 @@ class Driver:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self.running.append(self)
+
+    @classmethod
+    def end_all(cls) -> None:
+        """Kill what still runs, and all that it has started."""
+        while cls.running:
+            left = cls.running.pop()
+            if left.process.poll() is None:
+                left.kill()
 
     def wait_for(self, what: Callable[[], object]) -> None:
         """Wait until something is so; the process must not end before."""
