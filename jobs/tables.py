@@ -67,7 +67,14 @@ class Warehouse:
         """Tell if a table has been made."""
         from delta.tables import DeltaTable
 
-        return DeltaTable.isDeltaTable(self.spark, self.path(table))
+        if DeltaTable.isDeltaTable(self.spark, self.path(table)):
+            return True
+        if not self._versions(table):
+            return False
+        # Delta remembers that there was none when it was asked before. Another process has made it since, and who reads
+        # it lets Delta look again.
+        self.read(table)
+        return True
 
     def create(
         self,
@@ -116,14 +123,16 @@ class Warehouse:
         return max(self._versions(table))
 
     def _versions(self, table: str) -> list[int]:
+        """Return the versions that the log still has, in any order; none where there is no log."""
         if self.local:
-            names = os.listdir(f"{self.path(table)}/_delta_log")
+            log = Path(self.path(table), "_delta_log")
+            names = os.listdir(log) if log.is_dir() else []
             return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
         jvm: Any = self.spark._jvm
         session: Any = self.spark._jsparkSession
         log = jvm.org.apache.hadoop.fs.Path(self.path(table), "_delta_log")
         files = log.getFileSystem(session.sessionState().newHadoopConf())
-        names = [status.getPath().getName() for status in files.listStatus(log)]
+        names = [one.getPath().getName() for one in (files.listStatus(log) if files.exists(log) else ())]
         return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
 
     def table_id(self, table: str) -> str:

@@ -181,7 +181,7 @@ def count_of(pipeline: Pipeline, table: str) -> int:
 
 @pytest.mark.soak
 def test_a_feed_that_has_ended_is_let_go(tmp_path: Path) -> None:
-    order = {"kind": "strict", "delay": "8h", "patience": "3s"}
+    order = {"kind": "strict", "delay": "8h", "patience": "15s"}
     pipeline = Pipeline(tmp_path, random_walk_spec(order=order))
     parts = delayed(random_rows(2), 3)
     pipeline.land(parts[0])
