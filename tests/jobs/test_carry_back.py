@@ -112,6 +112,7 @@ def statuses(pipeline: Pipeline) -> dict[str, str]:
     return {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
 
 
+@pytest.mark.slow
 def test_a_version_is_taken_back_with_its_state(tmp_path: Path) -> None:
     rows = days(5)
     pipeline = upgraded(tmp_path, rows)

@@ -204,7 +204,7 @@ def leave_unmade(warehouse: str, *tables: str) -> None:
 @pytest.mark.parametrize(
     "damages",
     [
-        pytest.param((lost_file, none), id="some"),
+        pytest.param((lost_file, none), id="some", marks=pytest.mark.slow),
         pytest.param((missing, doubled, changed, cut_file, none), id="others", marks=pytest.mark.soak),
     ],
 )

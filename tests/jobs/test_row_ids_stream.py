@@ -69,6 +69,7 @@ def remembered(pipeline: Pipeline, snapshot: str) -> pd.DataFrame:
     return rows.sort_values(list(rows.columns), ignore_index=True)
 
 
+@pytest.mark.slow
 def test_strict_a_row_counts_once_over_hand_overs(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(**BY_ID, order={"kind": "strict", "delay": "8h"}))
     days = numbered(random_rows(4, keys=20, rows=100, text=True), text=True)

@@ -150,6 +150,7 @@ def test_silent_keys_end_and_repeats_are_dropped(tmp_path: Path) -> None:
     assert tuple(first["mean"]) == estimate["mean"]
 
 
+@pytest.mark.slow
 def test_late_rows_are_replayed_and_estimates_corrected(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(order={"kind": "replay", "rows": 8}))
     parts = delayed(random_rows(4, rows=120, text=True), 5)
@@ -209,7 +210,8 @@ def test_keys_end_by_the_machine_s_clock_though_no_rows_come(tmp_path: Path) -> 
     assert export.run(pipeline.settings, "walk").data["keys"] == 0
     pipeline.land(days[1])
     done = pipeline.stream().data  # and a run that is to end does
-    assert (done["rows"], done["batches"]) == (len(days[1]), 1)
+    assert done["rows"] == len(days[1])
+    assert done["batches"] <= 2  # the driver may have planned one, without rows, before it was stopped
 
 
 @pytest.mark.soak
