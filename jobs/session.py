@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jobs.errors import UserError
@@ -47,7 +50,7 @@ def spark_session(
         if settings.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     try:
-        with filtered():
+        with filtered(), _interrupt_kept():
             session = builder.getOrCreate()
     except PySparkRuntimeError as error:
         raise UserError(
@@ -56,6 +59,18 @@ def spark_session(
     session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
     label(session, app)
     return session
+
+
+@contextmanager
+def _interrupt_kept() -> Iterator[None]:
+    """Keep what the command has set for Ctrl-C, which PySpark would replace by one that cancels Spark's jobs."""
+    before = signal.getsignal(signal.SIGINT)
+    ours = callable(before) and before is not signal.default_int_handler
+    try:
+        yield
+    finally:
+        if ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _jars(kafka: bool) -> list[str]:

@@ -71,6 +71,11 @@ class Driver:
         self.process.terminate()
         return self.finish()
 
+    def interrupt(self) -> int:
+        """Send Ctrl-C's signal to the driver and return its exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.finish()
+
     def finish(self) -> int:
         """Wait for the end and return the exit code."""
         return self.process.wait(timeout=PATIENCE)
