@@ -30,8 +30,9 @@ class Metrics:
         Raises:
             UserError: the port is taken, or the file cannot be written.
         """
-        from prometheus_client import CollectorRegistry, Counter, Gauge
+        from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
+        disable_created_metrics()  # otherwise each counter has a `_created` beside it
         self._labels = (model, generation)
         self.registry = CollectorRegistry()
         self._file = None if file is None else Path(file).expanduser().absolute()

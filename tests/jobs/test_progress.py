@@ -200,6 +200,7 @@ def test_metrics_are_served_and_written(tmp_path: Path) -> None:
         metrics.take(records(0))
         metrics.take(records(1, 2))
         served = urlopen(f"http://localhost:{port}/metrics", timeout=10).read().decode()
+        assert "_created" not in served
         with pytest.raises(UserError, match="--metrics-port"):
             Metrics("walk", "walk-g0002", port)
     finally:
