@@ -1,8 +1,13 @@
-"""The feed of the Kafka demo: readings of devices, with poison among them, sent to a topic chunk by chunk."""
+"""The feed of the Kafka demo: readings of devices, with poison among them, sent to a topic chunk by chunk.
+
+`python -m demo.kafka_feed TOPIC` sends the lines of standard input, each as a message: a way to try a topic.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from jobs import kafka
+from jobs.errors import show
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,3 +96,39 @@ def read(spark: SparkSession, topic: str) -> pd.DataFrame:
     for name, value in kafka.spark_options().items():
         reader = reader.option(name, value)
     return reader.load().selectExpr("string(key) key", "string(value) value").toPandas()
+
+
+def send_lines(spark: SparkSession, topic: str, lines: list[str]) -> int:
+    """Send lines to the first partition of a topic, in their order, and return how many there were.
+
+    A topic that is not there is made, with one partition.
+    """
+    with kafka.admin(spark) as client:
+        there = client.listTopics().names().get().contains(topic)
+    if not there:
+        make_topic(spark, topic, partitions=1)
+    return send(spark, topic, Chunk(pd.DataFrame({"value": lines, "partition": np.int32(0)}), 0))
+
+
+def main() -> int:
+    """Send standard input from the command line and return the exit code."""
+    from jobs.session import spark_session
+    from jobs.settings import Settings
+
+    parser = argparse.ArgumentParser(
+        "python -m demo.kafka_feed", description="Send each line of standard input as a message."
+    )
+    parser.add_argument("topic", help="made with one partition if it is not there")
+    topic = parser.parse_args().topic
+    try:
+        kafka.client_properties()  # before Spark, which takes seconds
+        lines = sys.stdin.read().splitlines()
+        spark = spark_session(Settings.load(quiet=True), "feed", kafka=True)
+        print(f"sent {send_lines(spark, topic, lines):,} messages to {topic}")
+    except (Exception, KeyboardInterrupt) as error:
+        return show(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

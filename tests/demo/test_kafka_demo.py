@@ -10,8 +10,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from demo.kafka_feed import DEVICES, chunks
+from demo.kafka_feed import DEVICES, chunks, read, send_lines
 from demo.kafka_run import table
+from jobs.kafka import Bounds, bounds
+from tests.jobs.feeds import Feed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +44,14 @@ def test_the_table_names_what_is_counted() -> None:
     lines = table(result)
     assert lines[0].split("  ")[0] == "messages sent to the stream" and lines[0].endswith(" 1,000")
     assert lines[3].endswith("991 (1 twice)") and lines[-1].endswith("pass  0")
+
+
+@pytest.mark.spark
+def test_lines_are_sent_in_their_order_to_a_topic_that_is_made(feed: Feed) -> None:
+    for lines in (["one", "two"], ["three"]):
+        assert send_lines(feed.spark, "by_hand", lines) == len(lines)
+    assert read(feed.spark, "by_hand")["value"].tolist() == ["one", "two", "three"]
+    assert bounds(feed.spark, "by_hand") == {0: Bounds(0, 3)}
 
 
 @pytest.mark.soak
