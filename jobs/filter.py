@@ -22,7 +22,7 @@ from jobs.errors import UserError
 from jobs.expiry import lives
 from jobs.inputs_file import join_file
 from jobs.order import order_rows
-from jobs.report import Report
+from jobs.report import Report, counted
 from jobs.result_files import check_target, lists, save
 from jobs.row_files import read
 from jobs.rows import ParsedRows, parse
@@ -221,7 +221,7 @@ def _report(
         "seconds": round(seconds, 3),
     }
     lines = [
-        f"{spec.name} v{spec.version}: {_count(data['rows'], 'row')} of {_count(data['keys'], 'key')} "
+        f"{spec.name} v{spec.version}: {counted(data['rows'], 'row')} of {counted(data['keys'], 'key')} "
         f"in {seconds:.2f} s -> {output}",
         f"log-likelihood {data['log_likelihood']:.6f}"
         + ("" if ratio is None else f", NIS per measured component {ratio:.3f} (1 is expected)"),
@@ -231,10 +231,6 @@ def _report(
     for what, counts in (("rejected", rejected), ("flagged", flagged)):
         lines += [f"  {what}: {reason}: {count:,}" for reason, count in counts.most_common(10)]
     return Report(lines=lines, data=data)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 if __name__ == "__main__":

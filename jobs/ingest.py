@@ -35,7 +35,7 @@ from jobs.json_files import is_array, is_json, json_frame, json_schema, read_che
 from jobs.new_keys import MARK, PRETRAINED
 from jobs.progress import Progress
 from jobs.quarantine_table import TABLE, holds, keep, refusal, too_many
-from jobs.report import Report
+from jobs.report import Report, counted
 from jobs.row_files import CORRUPT, read, read_schema
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
@@ -372,13 +372,13 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
             reasons[reason] = reasons.get(reason, 0) + count
     quarantined = sum(reasons.values())
     before = sum(1 for one in landed if one.version is None and one.rows)
-    what = "rows of history" if history else "rows"
-    lines = [f"landed {rows:,} {what} of {len(new)} files for {spec.name}"]
+    what = " of history" if history else ""
+    lines = [f"landed {counted(rows, 'row')}{what} of {counted(len(new), 'file')} for {spec.name}"]
     if before:
-        lines.append(f"{before} files had been landed before and changed nothing")
+        lines.append(f"{counted(before, 'file')} had been landed before and changed nothing")
     if quarantined:
         lines.append(
-            f"quarantined {quarantined:,} rows: "
+            f"quarantined {counted(quarantined, 'row')}: "
             + "; ".join(f"{n:,} {r}" for r, n in sorted(reasons.items()))
         )
     if history and spec.stream.new_keys != PRETRAINED:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.checked_rows import KeyTypes
 from jobs.errors import INPUT_ERROR, UserError
 from jobs.progress import Progress
-from jobs.report import Report
+from jobs.report import Report, counted
 from jobs.settings import Settings
 from jobs.small_files import Files, hadoop_files
 from jobs.spec import ModelSpec
@@ -235,12 +235,12 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float) 
 
 def _report(spec: ModelSpec, totals: Totals, seconds: float) -> Report:
     quarantined = sum(totals.reasons.values())
-    lines = [f"landed {totals.rows:,} rows of {totals.files} files for {spec.name}"]
+    lines = [f"landed {counted(totals.rows, 'row')} of {counted(totals.files, 'file')} for {spec.name}"]
     if quarantined:
         told = "; ".join(f"{count:,} {reason}" for reason, count in sorted(totals.reasons.items()))
-        lines.append(f"quarantined {quarantined:,} rows: {told}")
+        lines.append(f"quarantined {counted(quarantined, 'row')}: {told}")
     if totals.refused:
-        lines.append(f"quarantined {totals.refused} whole files")
+        lines.append(f"quarantined {counted(totals.refused, 'whole file')}")
     return Report(
         lines,
         {

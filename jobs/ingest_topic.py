@@ -6,7 +6,7 @@ import time
 
 from jobs.errors import UserError
 from jobs.progress import Progress
-from jobs.report import Report
+from jobs.report import Report, counted
 from jobs.settings import Settings
 from jobs.spec import ModelSpec
 
@@ -44,10 +44,12 @@ def run(settings: Settings, spec: ModelSpec, seconds: float | None) -> Report:
         offsets = topics.landed_offsets(warehouse, table, spec.source.topic) or {}
     quarantined = sum(landing.reasons.values())
     where = ", ".join(f"{number}:{offset}" for number, offset in sorted(offsets.items()))
-    lines = [f"landed {landing.rows:,} messages of topic {spec.source.topic} for {spec.name}, up to {where}"]
+    lines = [
+        f"landed {counted(landing.rows, 'message')} of topic {spec.source.topic} for {spec.name}, up to {where}"
+    ]
     if quarantined:
         told = "; ".join(f"{count:,} {reason}" for reason, count in sorted(landing.reasons.items()))
-        lines.append(f"quarantined {quarantined:,} messages: {told}")
+        lines.append(f"quarantined {counted(quarantined, 'message')}: {told}")
     lines.append(f"the measurements table is at version {version}")
     return Report(
         lines,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.errors import UserError
 from jobs.positions import delta_position, to_datetime
+from jobs.report import counted
 from jobs.tables import SNAPSHOTS, Warehouse, measurements
 from jobs.ticks import KEYS
 
@@ -253,8 +254,8 @@ def offered(
 def lines(offers: list[Offer]) -> list[str]:
     """Return what people are told of offers."""
     return [
-        f"snapshot {one.manifest.snapshot_id}: {one.manifest.key_count:,} keys of history landed for new keys, "
-        f"{one.keys:,} of them offered now to running streams"
+        f"snapshot {one.manifest.snapshot_id}: {counted(one.manifest.key_count, 'key')} of history "
+        f"landed for new keys, {one.keys:,} of them offered now to running streams"
         for one in offers
     ]
 

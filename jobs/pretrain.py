@@ -28,7 +28,7 @@ from jobs.positions import (
     topic_position,
 )
 from jobs.progress import Progress
-from jobs.report import Report
+from jobs.report import Report, counted
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
 from jobs.tables import Warehouse, need_measurements
@@ -295,7 +295,13 @@ def _report(
     place = said(manifest.position)
     if manifest.cut is not None:
         place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
-    lines = [f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, {manifest.rows:,} rows, {place}"]
+    lines = [
+        f"snapshot {manifest.snapshot_id}: {counted(manifest.key_count, 'key')}, "
+        f"{counted(manifest.rows, 'row')}, {place}"
+    ]
+    waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
+    if waiting:
+        lines.append(f"for the watermark wait {counted(waiting, 'row')}")
     if learned is not None:
         values = ", ".join(
             f"{name} = {json.dumps(_rounded(value, 6))}" + _error(learned, name)
@@ -333,6 +339,7 @@ def _report(
             "snapshot": manifest.snapshot_id,
             "keys": manifest.key_count,
             "rows": manifest.rows,
+            "waiting": waiting,
             "version": manifest.version,
             "cut": manifest.cut,
             "inputs": inputs,

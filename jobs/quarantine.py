@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobs import quarantine_table
 from jobs.errors import UserError
 from jobs.quarantine_table import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
-from jobs.report import Report
+from jobs.report import Report, counted
 from jobs.settings import Settings
 from jobs.spec import load_spec
 from jobs.tables import Warehouse, utc
@@ -158,7 +158,7 @@ def _written(model: str, ordered: DataFrame, path: Path) -> Report:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error
     hint = f"kalman-pipeline quarantine replay --model {model} --edited {path}"
     return Report(
-        [f"wrote {count:,} rows to {path}", f"mend the payloads there, then: {hint}"],
+        [f"wrote {counted(count, 'row')} to {path}", f"mend the payloads there, then: {hint}"],
         {"model": model, "rows": count, "output": str(path)},
     )
 
@@ -171,19 +171,17 @@ def _discard(warehouse: Warehouse, model: str, meant: Column) -> Report:
         values = {"status": F.lit(DISCARDED), "resolved_at": F.current_timestamp()}
         quarantine_table.update(warehouse, meant, values)
     return Report(
-        [
-            f"discarded {count:,} rows of {model}; they stay in the table, marked, until `maintain` removes them"
-        ],
+        [f"discarded {counted(count, 'row')} of {model}: they stay, marked, until `maintain` removes them"],
         {"model": model, "discarded": count},
     )
 
 
 def _replayed(model: str, late: str, outcome: Outcome) -> Report:
-    lines = [f"landed {outcome.landed:,} rows of {model}"]
+    lines = [f"landed {counted(outcome.landed, 'row')} of {model}"]
     if outcome.version is not None:
         lines[0] += f", up to version {outcome.version} of its measurements"
     if outcome.ended:
-        lines.append(f"landed {outcome.ended:,} rows of a replay that had been interrupted")
+        lines.append(f"landed {counted(outcome.ended, 'row')} of a replay that had been interrupted")
     if outcome.late:
         again = " (late: quarantine refuses them again)" if late == "quarantine" else ""
         lines.append(
@@ -192,7 +190,7 @@ def _replayed(model: str, late: str, outcome: Outcome) -> Report:
     stay = sum(outcome.reasons.values())
     if stay:
         said = "; ".join(f"{count:,} {reason}" for reason, count in sorted(outcome.reasons.items()))
-        lines.append(f"{stay:,} rows do not fit and stay: {said}")
+        lines.append(f"quarantine keeps {counted(stay, 'row')} that still did not fit: {said}")
     return Report(
         lines,
         {

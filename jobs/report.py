@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 
+def counted(number: int, what: str, ending: str = "s") -> str:
+    """Return how many there are of something: `1 row`, `2,000 rows`."""
+    return f"{number:,} {what}" + ("" if number == 1 else ending)
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """Hold the outcome of one verb.

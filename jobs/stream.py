@@ -21,7 +21,7 @@ from jobs.labels import label
 from jobs.lease_log import CAUGHT_UP, FAILED, LOST, STOPPED
 from jobs.profile_table import table_of
 from jobs.progress import Progress
-from jobs.report import Report
+from jobs.report import Report, counted
 from jobs.settings import Settings
 from jobs.spec import ModelSpec, load_spec
 from jobs.tables import Warehouse, measurements, need_measurements
@@ -230,44 +230,52 @@ class Driver:
             rows, late, rejected = totals.estimated, totals.late, totals.rejected
             batches, seconds = totals.batches, totals.seconds
         if batches == 0:
-            lines.append(f"nothing new behind {where}")
+            # What is stopped early has not looked at all there is.
+            early = self.stop.is_set()
+            lines.append(
+                f"stopped with no micro-batch done, at {where}" if early else f"nothing new behind {where}"
+            )
         else:
             rate = rows / seconds if seconds else 0.0
             lines.append(
-                f"estimated {rows:,} rows in {batches} micro-batches, {seconds:.1f} s ({rate:,.0f} rows/s), "
-                f"up to {where}"
+                f"estimated {counted(rows, 'row')} in {counted(batches, 'micro-batch', 'es')}, "
+                f"{seconds:.1f} s ({rate:,.0f} rows/s), up to {where}"
             )
         if late:
             what = {"strict": "behind the watermark", "replay": "older than the rows kept for replay"}.get(
-                self.spec.order.kind, "older than their key's state"
+                self.spec.order.kind, "older than the key's state"
             )
-            lines.append(f"quarantined {late:,} rows that were {what}")
+            lines.append(f"quarantined {counted(late, 'late row')}: {what}")
         repeated = 0 if totals is None else totals.duplicates
         if repeated:
             drop = self.spec.duplicates is not None and self.spec.duplicates.action == "drop"
-            lines.append(f"{'dropped' if drop else 'quarantined'} {repeated:,} rows that repeat another")
+            done = "dropped" if drop else "quarantined"
+            lines.append(f"{done} {counted(repeated, 'row')} for repeating another")
         corrected = 0 if totals is None else totals.corrected
         if corrected:
-            lines.append(f"corrected {corrected:,} estimates")
+            lines.append(f"corrected {counted(corrected, 'estimate')}")
         expired = 0 if totals is None else totals.expired
         if expired:
-            lines.append(f"{expired:,} silent keys ended: their last states are in archive/{self.spec.name}")
+            lines.append(
+                f"ended {counted(expired, 'silent key')}: the last states are in archive/{self.spec.name}"
+            )
         taken, held = (0, 0) if totals is None else (totals.taken, totals.held)
         if taken:
-            lines.append(f"took over {taken:,} newly pretrained keys")
+            lines.append(f"took over {counted(taken, 'newly pretrained key')}")
         if held:
-            lines.append(f"{held:,} newly pretrained keys had a state already, which stays")
+            lines.append(f"passed over {counted(held, 'newly pretrained key')} that had a state already")
         bad = 0 if totals is None else totals.bad
         waiting = 0 if totals is None else totals.waiting
         if waiting:
-            lines.append(f"{waiting:,} rows wait for the watermark")
+            lines.append(f"for the watermark wait {counted(waiting, 'row')}")
         if bad:
-            lines.append(f"quarantined {bad:,} rows of keys whose state is not a number")
+            lines.append(f"quarantined {counted(bad, 'row')} of keys whose state is not a number")
         if rejected:
-            lines.append(f"quarantined {rejected:,} messages that do not fit")
+            lines.append(f"quarantined {counted(rejected, 'message')} that did not fit")
         unknown = 0 if totals is None else totals.without_inputs
         if unknown:
-            lines.append(f"quarantined {unknown:,} rows whose keys are not in {self.spec.inputs_table}")
+            where = self.spec.inputs_table
+            lines.append(f"quarantined {counted(unknown, 'row')} whose key is not in {where}")
         lines += [f"note: {note}" for note in notes]
         profiled = None if self._profiler is None else self._profiler.found
         return Report(

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from jobs import cli, errors
 from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.quarantine_table import Choice
-from jobs.report import Report, plain
+from jobs.report import Report, counted, plain
 from jobs.settings import DEFAULT_MASTER, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,6 +235,11 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_a_file(
 def test_a_report_is_lines_or_one_json_document(verb: list[tuple[Any, ...]]) -> None:
     assert call("status").stdout == "did status\n"
     assert json.loads(call("status", "--json").stdout) == {"verb": "status"}
+
+
+def test_what_is_counted_is_said_in_the_right_number() -> None:
+    assert [counted(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert counted(2, "micro-batch", "es") == "2 micro-batches"
 
 
 def test_json_says_what_it_cannot_say_as_null_or_text() -> None:
