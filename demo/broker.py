@@ -131,11 +131,14 @@ def _java() -> list[str]:
 
 
 def main() -> int:
-    """Run a broker until Ctrl-C, and say where it is."""
+    """Run a broker until Ctrl-C or SIGTERM, and say where it is."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "var/kafka")
     with Broker(folder) as broker:
         print(f"Kafka at {broker.address}: export KALMAN_KAFKA={broker.address}", flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        # Blocked only now, as the broker would inherit it; else SIGTERM would end us at once, and leave the broker.
+        ends = {signal.SIGINT, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        signal.sigwait(ends)
     return 0
 
 

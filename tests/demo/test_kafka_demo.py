@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from demo.kafka_feed import DEVICES, chunks, read, send_lines
 from demo.kafka_run import table
+from demo.ports import listens
 from jobs.kafka import Bounds, bounds
 from tests.jobs.feeds import Feed
 
@@ -52,6 +54,18 @@ def test_lines_are_sent_in_their_order_to_a_topic_that_is_made(feed: Feed) -> No
         assert send_lines(feed.spark, "by_hand", lines) == len(lines)
     assert read(feed.spark, "by_hand")["value"].tolist() == ["one", "two", "three"]
     assert bounds(feed.spark, "by_hand") == {0: Bounds(0, 3)}
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_broker_of_the_command_line_ends_with_its_command(tmp_path: Path, end: signal.Signals) -> None:
+    command = [sys.executable, "-m", "demo.broker", str(tmp_path / "kafka")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2])
+        assert listens(port)
+        process.send_signal(end)
+        assert process.wait(timeout=60) == 0
+    assert not listens(port)
 
 
 @pytest.mark.soak
