@@ -301,7 +301,7 @@ def _report(
     ]
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
     if waiting:
-        lines.append(f"for the watermark wait {counted(waiting, 'row')}")
+        lines.append(f"waiting for the watermark: {counted(waiting, 'row')}")
     if learned is not None:
         values = ", ".join(
             f"{name} = {json.dumps(_rounded(value, 6))}" + _error(learned, name)

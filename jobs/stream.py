@@ -267,7 +267,7 @@ class Driver:
         bad = 0 if totals is None else totals.bad
         waiting = 0 if totals is None else totals.waiting
         if waiting:
-            lines.append(f"for the watermark wait {counted(waiting, 'row')}")
+            lines.append(f"waiting for the watermark: {counted(waiting, 'row')}")
         if bad:
             lines.append(f"quarantined {counted(bad, 'row')} of keys whose state is not a number")
         if rejected:
