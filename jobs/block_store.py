@@ -118,20 +118,17 @@ class Blocks(NamedTuple):
             values = (known.get(number) for number in wanted)
         else:
             values = self.store.get_all(wanted)
-        parts = [self.state.decode(value) for value in values if value is not None]
-        return concat(parts) if parts else self.state.layout.empty()
+        return self.state.decode_all(value for value in values if value is not None)
 
     @step(STATE_WRITE)
     def save(self, present: NDArray[np.int64], records: Records) -> None:
         """Write ordered records to the blocks they belong to."""
         block = block_of(records.arrays["route"], self.blocks)
         starts, stops = np.searchsorted(block, present), np.searchsorted(block, present, "right")
-        places = zip(present.tolist(), starts, stops, strict=True)
-        self.store.put_all(
-            (number, self.state.encode(records.slice(start, stop)))
-            for number, start, stop in places
-            if stop > start
-        )
+        some = stops > starts
+        places = zip(starts[some].tolist(), stops[some].tolist(), strict=True)
+        values = self.state.encode_each(records, places)
+        self.store.put_all(zip(present[some].tolist(), values, strict=True))
 
     @step(STATE_WRITE)
     def replace(self, present: NDArray[np.int64], records: Records) -> None:

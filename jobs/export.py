@@ -214,14 +214,13 @@ def _unpacker(
     kernel: Filter, state: StateFormat, integer: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from jobs.packets import concat
         from jobs.snapshots import state_rows
         from jobs.state_text import stored_bytes
 
         for batch in batches:
-            parts = [state.decode(stored_bytes(value.as_py())) for value in batch.column("states")]
-            if parts:
-                yield from state_rows(kernel, concat(parts), integer)
+            if batch.num_rows:
+                blocks = (stored_bytes(value.as_py()) for value in batch.column("states"))
+                yield from state_rows(kernel, state.decode_all(blocks), integer)
 
     return unpack
 

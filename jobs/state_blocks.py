@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jobs.keys import CHECK, ROUTE, KeyKind
-from jobs.packets import HEADER_BYTES, Column, Layout, Records, records_of
+from jobs.packets import HEADER_BYTES, Column, Layout, Records, concat, records_of
 from jobs.routing import identity_of, route_of
 
 _MAGIC, _ROUTES, _WHOLE = b"KSB3", b"KSB2", b"KSB1"
@@ -39,14 +39,20 @@ class StateFormat(NamedTuple):
 
     def encode(self, records: Records) -> bytes:
         """Return the block of `records`, which are ordered by route."""
+        (block,) = self.encode_each(records, [(0, records.size)])
+        return block
+
+    def encode_each(self, records: Records, places: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Yield a block of the records start..stop-1 for each of the `places`; all are ordered by route."""
         if self._integer:
             keys = identity_of(records.arrays[ROUTE.name]).view(ROUTE.dtype)
             records = records._replace(arrays={**records.arrays, ROUTE.name: keys})
-        packet = self.layout.encode(records)
-        start, stop = self._numbers(records.size)
-        apart = np.frombuffer(packet, np.uint8, stop - start, start).reshape(-1, 8).T.tobytes()
-        prefix = _PREFIX.pack(_MAGIC, len(self.header))
-        return b"".join([prefix, self.header, packet[:start], apart, packet[stop:]])
+        prefix = _PREFIX.pack(_MAGIC, len(self.header)) + self.header
+        for begin, end in places:
+            packet = self.layout.encode(records.slice(begin, end))
+            start, stop = self._numbers(end - begin)
+            apart = np.frombuffer(packet, np.uint8, stop - start, start).reshape(-1, 8).T.tobytes()
+            yield b"".join([prefix, packet[:start], apart, packet[stop:]])
 
     def decode(self, block: bytes) -> Records:
         """Return the records of a block.
@@ -54,6 +60,30 @@ class StateFormat(NamedTuple):
         Raises:
             StateMismatch: the block belongs to something else.
         """
+        return self.decode_all([block])
+
+    def decode_all(self, blocks: Iterable[bytes]) -> Records:
+        """Return the records of blocks, joined.
+
+        Raises:
+            StateMismatch: a block belongs to something else.
+        """
+        parts = [self._packet(block) for block in blocks]
+        if not parts:
+            return self.layout.empty()
+        records = concat([part for part, _ in parts])
+        keyed = [by_key for _, by_key in parts]
+        if not any(keyed):
+            return records
+        # Once for all blocks: for one it would cost as much as all else that is done here.
+        found = records.arrays[ROUTE.name]
+        route = route_of(found.view(np.int64))
+        if not all(keyed):
+            route = np.where(np.repeat(keyed, [part.size for part, _ in parts]), route, found)
+        return records._replace(arrays={**records.arrays, ROUTE.name: route})
+
+    def _packet(self, block: bytes) -> tuple[Records, bool]:
+        """Return the records of a block as they stand there, and if they have integer keys in place of routes."""
         if len(block) < _PREFIX.size:
             raise StateMismatch(f"a state block has {len(block)} bytes: it is cut short")
         magic, length = _PREFIX.unpack_from(block)
@@ -63,14 +93,11 @@ class StateFormat(NamedTuple):
         if block[_PREFIX.size : end] != self.header:
             raise StateMismatch(_difference(block[_PREFIX.size : end], self.header))
         if magic == _WHOLE:
-            return self.layout.decode(block, end)
+            return self.layout.decode(block, end), False
         start, stop = (end + place for place in self._numbers(records_of(block, end)))
         whole = np.frombuffer(block, np.uint8, stop - start, start).reshape(8, -1).T.tobytes()
         records = self.layout.decode(b"".join([block[end:start], whole, block[stop:]]))
-        if magic == _ROUTES or not self._integer:
-            return records
-        route = route_of(records.arrays[ROUTE.name].view(np.int64))
-        return records._replace(arrays={**records.arrays, ROUTE.name: route})
+        return records, magic == _MAGIC and self._integer
 
     @property
     def _integer(self) -> bool:

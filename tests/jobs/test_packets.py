@@ -148,7 +148,9 @@ def test_a_block_gives_back_its_states_and_those_of_earlier_releases_too(integer
         same(format_.decode(b"KSB1" + header + packet), states)
         numbers = 8 * size * (6 if dtype == "<f8" else 4) + (0 if integer else 8 * size)
         apart = np.frombuffer(packet, np.uint8, numbers, 16).reshape(-1, 8).T.tobytes()
-        same(format_.decode(b"KSB2" + header + packet[:16] + apart + packet[16 + numbers :]), states)
+        earlier = b"KSB2" + header + packet[:16] + apart + packet[16 + numbers :]
+        same(format_.decode(earlier), states)
+        same(format_.decode_all([block, earlier, block]), concat([states] * 3))
 
 
 @pytest.mark.parametrize("damage", [b"", b"XXXX", b"KSB0" + bytes(60)])
