@@ -12,10 +12,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from demo.ports import HOST, free_ports, listens
+from demo.service import Service, end
 from jobs.doctor import java_command
 from jobs.errors import RUN_FAILED, UserError
 from jobs.jars import optional_jars
@@ -24,7 +23,7 @@ START_SECONDS = 90.0
 _CLUSTER = "a2FsbWFuLXBpcGVsaW5lMQ"  # any 16 bytes, as Kafka writes them
 
 
-class Broker:
+class Broker(Service):
     """A broker whose data is in `folder`; `address` is what clients are told."""
 
     def __init__(self, folder: Path, partitions: int = 2) -> None:
@@ -39,15 +38,6 @@ class Broker:
             "\n".join(f"{name}={value}" for name, value in self._properties(partitions).items()) + "\n"
         )
         self._run("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(self._settings))
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Start it, and return once it takes connections.
@@ -80,15 +70,8 @@ class Broker:
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            process.send_signal(how)
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            end(process, 30, how)
 
     def _properties(self, partitions: int) -> dict[str, str | int | Path]:
         return {

@@ -16,13 +16,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 from urllib.request import urlopen
 
 import psutil
 
 from demo.ports import HOST, free_ports, listens
+from demo.service import Service
 from jobs.errors import RUN_FAILED, Terminated, UserError, show
 
 START_SECONDS = 60.0
@@ -30,7 +30,7 @@ WORKER_MEMORY = "4g"
 _DEPLOY = "org.apache.spark.deploy"
 
 
-class Cluster:
+class Cluster(Service):
     """A master and its workers, whose logs and work are in `folder`; `address` is what applications are told."""
 
     def __init__(
@@ -52,19 +52,6 @@ class Cluster:
         self._master: subprocess.Popen[bytes] | None = None
         self._started = 0
         folder.mkdir(parents=True, exist_ok=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self, workers: int = 2) -> None:
         """Start the master and its workers, and return once they know each other.

@@ -274,8 +274,8 @@ class Driver:
             lines.append(f"quarantined {counted(rejected, 'message')} that did not fit")
         unknown = 0 if totals is None else totals.without_inputs
         if unknown:
-            where = self.spec.inputs_table
-            lines.append(f"quarantined {counted(unknown, 'row')} whose key is not in {where}")
+            table = self.spec.inputs_table
+            lines.append(f"quarantined {counted(unknown, 'row')} whose key is not in {table}")
         lines += [f"note: {note}" for note in notes]
         profiled = None if self._profiler is None else self._profiler.found
         return Report(

@@ -127,12 +127,12 @@ class Warehouse:
         if self.local:
             log = Path(self.path(table), "_delta_log")
             names = os.listdir(log) if log.is_dir() else []
-            return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
-        jvm: Any = self.spark._jvm
-        session: Any = self.spark._jsparkSession
-        log = jvm.org.apache.hadoop.fs.Path(self.path(table), "_delta_log")
-        files = log.getFileSystem(session.sessionState().newHadoopConf())
-        names = [one.getPath().getName() for one in (files.listStatus(log) if files.exists(log) else ())]
+        else:
+            jvm: Any = self.spark._jvm
+            session: Any = self.spark._jsparkSession
+            log = jvm.org.apache.hadoop.fs.Path(self.path(table), "_delta_log")
+            files = log.getFileSystem(session.sessionState().newHadoopConf())
+            names = [one.getPath().getName() for one in (files.listStatus(log) if files.exists(log) else ())]
         return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
 
     def table_id(self, table: str) -> str:

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from demo.ports import HOST, free_ports
+from demo.service import Service, end
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRYPOINT = ROOT / "scripts" / "entrypoint"
@@ -36,7 +37,7 @@ PROPERTIES = "spark.properties"
 SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
-class ApiServer:
+class ApiServer(Service):
     """A Kubernetes API server; who submits is a user of its own, which may do what a `Role` gives it."""
 
     def __init__(self, folder: Path, program: str, etcd: str) -> None:
@@ -47,20 +48,8 @@ class ApiServer:
         self.certificate = folder / "apiserver.crt"
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start its store and the server, and return once it is ready."""
         store, peer = f"http://{HOST}:{self._store}", f"http://{HOST}:{self._peer}"
         self._spawn(
             self._etcd,
@@ -118,12 +107,7 @@ class ApiServer:
     def stop(self) -> None:
         """End the server, and then its store."""
         for process in reversed(self._processes):
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process, 20)
 
     def call(
         self, path: str, body: Any = None, method: str | None = None, **options: Any
