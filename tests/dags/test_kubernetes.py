@@ -6,10 +6,8 @@ The API server is the real one, with its rules of who may do what. Its pods are 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -20,15 +18,12 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from demo.delta_log import rows_of
-from jobs.lease_log import STOPPED, LeaseLog
-from jobs.stop import ask
-from jobs.watch import STARTING, look, processes
-from kalman_dags.launchers import ClusterLauncher, Work, about, launcher
+from jobs.watch import STARTING
 from kalman_dags.operator import KalmanOperator
 from tests.airflow_api import wait_for
 from tests.dags.conftest import ROOT
-from tests.jobs.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
+from tests.dags.in_cluster import PATIENCE, ClusterStream, set_environment
+from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
 from tests.kubernetes_node import SUBMITTER, ApiServer, Node, Pod
 
 PROGRAMS = {name: shutil.which(os.environ.get(name) or "") or "" for name in ("KUBE_APISERVER", "ETCD")}
@@ -46,7 +41,6 @@ pytestmark = [
     ),
 ]
 
-PATIENCE = 300.0
 NAMESPACE, ACCOUNT, CLAIM = "streams", "driver", "tables"
 IMAGE = "kalman-pipeline:test"
 SUBMITS = {
@@ -100,42 +94,24 @@ def node(api: ApiServer, tmp_path: Path) -> Iterator[Node]:
 def test_a_driver_in_kubernetes(
     tmp_path: Path, api: ApiServer, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frames = random_rows(5)
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(frames[0])
-    pipeline.pretrain()
-    pipeline.land(*frames[1:3])
-    root = pipeline.settings.warehouse
-    connect(monkeypatch, api, pipeline)
-    log = LeaseLog.at(root, "walk")
-    estimates = Path(root, "estimates", "walk")
-
-    def start_and_take_in(days: int) -> None:
-        chosen = launcher()
-        assert isinstance(chosen, ClusterLauncher)
-        chosen.start(root, Work("walk", 2.0), about(seconds=2.0))
-        assert look(log).state == STARTING  # the submission has not waited for it
-        count = sum(len(frame) for frame in frames[1:days])
-        wait_for(lambda: len(rows_of(estimates)) >= count, PATIENCE, f"{count} estimates")
-
-    start_and_take_in(3)
-    (first,) = log.history("walk-g0001")
+    walk = ClusterStream(tmp_path)
+    connect(monkeypatch, api, walk.pipeline)
+    assert walk.start().state == STARTING  # the submission has not waited for it
+    walk.take_in(3)
+    (first,) = walk.drives()
     (pod,) = of_role(node, "driver")
     assert first.owner.host == pod.name
     check(pod.spec, tmp_path)
     assert of_role(node, "executor")
-    for pid in processes(first.owner):
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not look(log).driven, PATIENCE, "its end being seen")
+    walk.kill(PATIENCE)
     assert phase(api, pod) == "Failed"
-    pipeline.land(*frames[3:])
-    start_and_take_in(5)
-    ask(log, look(log), "by the test")
-    wait_for(lambda: log.history("walk-g0001")[-1].ended_at, PATIENCE, "the driver's end")
-    assert [one.how for one in log.history("walk-g0001")] == [None, STOPPED]
+    walk.land_rest()
+    assert walk.start().state == STARTING
+    walk.take_in(5)
+    walk.stop()
     _, second = of_role(node, "driver")
     wait_for(lambda: phase(api, second) == "Succeeded", 60, "the end of its pod")
-    assert_as_the_filter_alone(pipeline, rows_of(estimates), frames)
+    walk.compare()
 
 
 def test_a_task_in_kubernetes(
@@ -179,16 +155,8 @@ def connect(monkeypatch: pytest.MonkeyPatch, api: ApiServer, pipeline: Pipeline)
     (folder / "spark-defaults.conf").write_text(
         "".join(f"{name} {value}\n" for name, value in defaults.items())
     )
-    for name, value in {
-        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),
-        "KALMAN_WAREHOUSE": pipeline.settings.warehouse,
-        "KALMAN_MODELS": str(pipeline.settings.models),
-        "KUBECONFIG": str(api.kubeconfig(NAMESPACE)),
-        "SPARK_CONF_DIR": str(folder),
-        "PYTHONPATH": str(ROOT),
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    variables = {"KUBECONFIG": str(api.kubeconfig(NAMESPACE)), "SPARK_CONF_DIR": str(folder)}
+    set_environment(monkeypatch, pipeline, connection, **variables)
 
 
 def of_role(node: Node, role: str) -> list[Pod]:

@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from demo.delta_log import rows_of
 from jobs.jars import optional_jars
-from jobs.lease_log import STOPPED, LeaseLog
-from jobs.stop import ask
-from jobs.watch import look, processes
-from kalman_dags.launchers import ClusterLauncher, Work, about, launcher
-from tests.airflow_api import wait_for
-from tests.dags.conftest import ROOT
-from tests.jobs.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
+from tests.dags.in_cluster import ClusterStream, set_environment
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
-PATIENCE = 300.0
 SETTINGS = {
     "yarn.resourcemanager.scheduler.class": (
         "org.apache.hadoop.yarn.server.resourcemanager.scheduler.fifo.FifoScheduler"
@@ -78,42 +69,14 @@ def yarn(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_driver_in_yarn(tmp_path: Path, yarn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = random_rows(5)
-    pipeline = Pipeline(tmp_path, random_walk_spec())
-    pipeline.land(frames[0])
-    pipeline.pretrain()
-    pipeline.land(*frames[1:3])
-    root = pipeline.settings.warehouse
-    for name, value in {
-        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
-            {"conn_type": "spark", "host": "yarn", "extra": json.dumps({"deploy-mode": "cluster"})}
-        ),
-        "HADOOP_CONF_DIR": str(yarn),
-        "KALMAN_WAREHOUSE": root,
-        "KALMAN_MODELS": str(pipeline.settings.models),
-        "PYTHONPATH": str(ROOT),
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
-    log = LeaseLog.at(root, "walk")
-    estimates = Path(root, "estimates", "walk")
-
-    def start_and_take_in(days: int) -> None:
-        chosen = launcher()
-        assert isinstance(chosen, ClusterLauncher)
-        chosen.start(root, Work("walk", 2.0), about(seconds=2.0))
-        assert look(log).driven
-        count = sum(len(frame) for frame in frames[1:days])
-        wait_for(lambda: len(rows_of(estimates)) >= count, PATIENCE, f"{count} estimates")
-
-    start_and_take_in(3)
-    (first,) = log.history("walk-g0001")
-    for pid in processes(first.owner):
-        os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not look(log).driven, 60, "its end being seen")
-    pipeline.land(*frames[3:])
-    start_and_take_in(5)
-    ask(log, look(log), "by the test")
-    wait_for(lambda: log.history("walk-g0001")[-1].ended_at, PATIENCE, "the driver's end")
-    assert [one.how for one in log.history("walk-g0001")] == [None, STOPPED]
-    assert_as_the_filter_alone(pipeline, rows_of(estimates), frames)
+    walk = ClusterStream(tmp_path)
+    connection = {"conn_type": "spark", "host": "yarn", "extra": json.dumps({"deploy-mode": "cluster"})}
+    set_environment(monkeypatch, walk.pipeline, connection, HADOOP_CONF_DIR=str(yarn))
+    assert walk.start().driven
+    walk.take_in(3)
+    walk.kill(60)
+    walk.land_rest()
+    assert walk.start().driven
+    walk.take_in(5)
+    walk.stop()
+    walk.compare()
