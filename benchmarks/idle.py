@@ -8,16 +8,15 @@ machine's clock (`order.patience`) has one at every trigger. Nothing else should
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
+
+from benchmarks.verbs import Verbs, sleep_beside
 
 MODEL = "idle"
 SETTLE_SECONDS = 45.0
@@ -38,34 +37,16 @@ ORDERS = {PLAIN: "", PATIENT: "order: {kind: strict, delay: 1h, patience: 1d}\n"
 ROWS = 200
 
 
-def verb(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Start a verb for the model of a folder."""
-    environment = {
-        **os.environ,
-        "KALMAN_MODELS": str(folder / "models"),
-        "KALMAN_WAREHOUSE": str(folder / "warehouse"),
-    }
-    with (folder / f"{words[0]}.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "jobs.cli", *words], env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-
-
-def land(folder: Path, day: int) -> None:
+def land(verbs: Verbs, day: int) -> None:
     """Land rows of a day.
 
     Raises:
         RuntimeError: `ingest` fails.
     """
     rows = [f"{key % 20},2024-01-{day:02d}T00:{key // 20:02d}:00Z,{key}.5\n" for key in range(ROWS)]
-    file = folder / f"{day}.csv"
+    file = verbs.folder / f"{day}.csv"
     file.write_text("id,at,a\n" + "".join(rows))
-    _finish(folder, "ingest", "--model", MODEL, "--input", str(file))
-
-
-def _finish(folder: Path, *words: str) -> None:
-    if verb(folder, *words).wait():
-        raise RuntimeError((folder / f"{words[0]}.log").read_text())
+    verbs.finish("ingest", "--input", str(file))
 
 
 def processor_seconds(process: psutil.Process) -> dict[int, float]:
@@ -93,32 +74,21 @@ def run(order: str, trigger: str, seconds: float) -> float:
     """
     folder = Path(tempfile.mkdtemp(prefix="kalman-idle-"))
     try:
-        (folder / "models").mkdir()
-        (folder / "models" / f"{MODEL}.yaml").write_text(SPEC + ORDERS[order])
-        land(folder, 1)
-        _finish(folder, "pretrain", "--model", MODEL)
-        land(folder, 2)
-        stream = verb(folder, "stream", "--model", MODEL, "--trigger", trigger)
-        try:
-            while not list((folder / "warehouse" / "checkpoints").glob("*/commits/0")):
-                _beside(folder, stream, 0.5)
-            _beside(folder, stream, SETTLE_SECONDS)
+        verbs = Verbs(folder, MODEL, SPEC + ORDERS[order])
+        land(verbs, 1)
+        verbs.finish("pretrain")
+        land(verbs, 2)
+        with verbs.stream(trigger) as stream:
+            while not list((verbs.warehouse / "checkpoints").glob("*/commits/0")):
+                sleep_beside(stream, 0.5)
+            sleep_beside(stream, SETTLE_SECONDS)
             before, began = processor_seconds(psutil.Process(stream.pid)), time.monotonic()
-            _beside(folder, stream, seconds)
+            sleep_beside(stream, seconds)
             after, ended = processor_seconds(psutil.Process(stream.pid)), time.monotonic()
-        finally:
-            stream.send_signal(signal.SIGTERM)
-            stream.wait()
         spent = sum(value - before.get(pid, 0.0) for pid, value in after.items())
         return 60.0 * spent / (ended - began)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _beside(folder: Path, stream: subprocess.Popen[bytes], seconds: float) -> None:
-    time.sleep(seconds)
-    if stream.poll() is not None:
-        raise RuntimeError(f"the stream ended: {(folder / 'stream.log').read_text()[-2000:]}")
 
 
 def main() -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -30,6 +29,7 @@ import pandas as pd
 
 from benchmarks.results import RESULTS, machine
 from benchmarks.steady import CALM, Commit, caught_up, commits, keeps_up, lags
+from benchmarks.verbs import Verbs, sleep_beside
 from demo.broker import Broker
 from demo.delta_log import files_of
 
@@ -130,48 +130,24 @@ def run(rate: int, trigger: str, seconds: float, bound: float, warm_up: float) -
         The result, with latencies in seconds; none where the stream did not catch up.
     """
     folder = Path(tempfile.mkdtemp(prefix="kalman-latency-"))
-    warehouse = folder / "warehouse"
     try:
         with Broker(folder / "kafka") as broker:
-            (folder / "models").mkdir()
-            (folder / "models" / f"{MODEL}.yaml").write_text(SPEC)
-            environment = {
-                **os.environ,
-                "KALMAN_KAFKA": broker.address,
-                "KALMAN_MODELS": str(folder / "models"),
-                "KALMAN_WAREHOUSE": str(warehouse),
-            }
-
-            def verb(*words: str) -> subprocess.Popen[bytes]:
-                with (folder / f"{words[0]}.log").open("wb") as log:
-                    return subprocess.Popen(
-                        [sys.executable, "-m", "jobs.cli", *words, "--model", MODEL],
-                        env=environment,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-
+            verbs = Verbs(folder, MODEL, SPEC, KALMAN_KAFKA=broker.address)
+            warehouse = verbs.warehouse
             make_topic(broker.address)
-            for words in (("ingest",), ("pretrain",)):
-                if verb(*words).wait():
-                    raise RuntimeError((folder / f"{words[0]}.log").read_text())
-            stream = verb("stream", "--trigger", trigger)
-            try:
+            verbs.finish("ingest")
+            verbs.finish("pretrain")
+            with verbs.stream(trigger) as stream:
                 with Feed(broker.address, rate) as feed:
                     start = _await_calm(warehouse, feed, stream, bound, warm_up)
                     if start is not None:
-                        _sleep_beside(stream, seconds)
+                        sleep_beside(stream, seconds)
                     end = time.time()
                 if feed.late > LATE_SECONDS:
                     raise RuntimeError(f"this machine cannot send {rate:,} messages a second")
                 estimates = None
                 if start is not None:
                     estimates = _all_visible(warehouse, feed.sent, stream)
-            except RuntimeError as problem:
-                raise RuntimeError(f"{problem}: {(folder / 'stream.log').read_text()[-2000:]}") from problem
-            finally:
-                stream.terminate()
-                stream.wait()
         return _result(rate, trigger, feed, (start, end), bound, estimates, warehouse)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -184,14 +160,8 @@ def _await_calm(
     while time.time() < feed.began + warm_up:
         if caught_up(lags(commits(_estimates(warehouse)), feed.began, feed.rate), bound):
             return time.time()
-        _sleep_beside(stream, POLL_SECONDS)
+        sleep_beside(stream, POLL_SECONDS)
     return None
-
-
-def _sleep_beside(stream: subprocess.Popen[bytes], seconds: float) -> None:
-    time.sleep(seconds)
-    if stream.poll() is not None:
-        raise RuntimeError("the stream ended")
 
 
 def _estimates(warehouse: Path) -> Path:
@@ -207,7 +177,7 @@ def _all_visible(warehouse: Path, sent: int, stream: subprocess.Popen[bytes]) ->
         if sum(one.rows for one in commits(_estimates(warehouse))) >= sent:
             files = [str(file) for file in files_of(_estimates(warehouse))]
             return dataset(files).to_table(columns=["event_time", "batch_id"]).to_pandas()
-        _sleep_beside(stream, POLL_SECONDS)
+        sleep_beside(stream, POLL_SECONDS)
     raise RuntimeError(f"the stream did not take in the {sent:,} messages that were sent")
 
 

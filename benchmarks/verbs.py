@@ -1,0 +1,72 @@
+"""Run verbs as users do, for a model in a folder of its own, and wait beside its stream."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Verbs:
+    """The verbs of a model: its spec, its warehouse and what the verbs say are in `folder`."""
+
+    def __init__(self, folder: Path, model: str, spec: str, **environment: str) -> None:
+        self.folder, self.model = folder, model
+        self.warehouse = folder / "warehouse"
+        models = folder / "models"
+        models.mkdir()
+        (models / f"{model}.yaml").write_text(spec)
+        self._environment = {
+            **os.environ,
+            "KALMAN_MODELS": str(models),
+            "KALMAN_WAREHOUSE": str(self.warehouse),
+            **environment,
+        }
+
+    def finish(self, verb: str, *options: str) -> None:
+        """Run a verb to its end.
+
+        Raises:
+            RuntimeError: it fails.
+        """
+        if self._start(verb, *options).wait():
+            raise RuntimeError(self._log(verb).read_text())
+
+    @contextmanager
+    def stream(self, trigger: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the stream until the context is left; a problem met meanwhile is told with what the stream said."""
+        process = self._start("stream", "--trigger", trigger)
+        try:
+            yield process
+        except RuntimeError as problem:
+            raise RuntimeError(f"{problem}: {self._log('stream').read_text()[-2000:]}") from problem
+        finally:
+            process.terminate()
+            process.wait()
+
+    def _start(self, verb: str, *options: str) -> subprocess.Popen[bytes]:
+        with self._log(verb).open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "jobs.cli", verb, "--model", self.model, *options],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _log(self, verb: str) -> Path:
+        return self.folder / f"{verb}.log"
+
+
+def sleep_beside(stream: subprocess.Popen[bytes], seconds: float) -> None:
+    """Sleep while a stream runs.
+
+    Raises:
+        RuntimeError: it has ended.
+    """
+    time.sleep(seconds)
+    if stream.poll() is not None:
+        raise RuntimeError("the stream ended")
