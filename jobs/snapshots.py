@@ -124,7 +124,9 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
 
     from jobs import waiting_table
 
-    warehouse.create("snapshots", SNAPSHOTS, partition_by=("model", "snapshot_id"))
+    # A snapshot is read as a whole, so the least and greatest value of each column in each file would help nobody.
+    properties = {"delta.dataSkippingNumIndexedCols": "0"}
+    warehouse.create("snapshots", SNAPSHOTS, ("model", "snapshot_id"), properties)
     warehouse.create("manifests", MANIFESTS)
     rows = states.select(
         F.lit(manifest.snapshot_id).alias("snapshot_id"),

@@ -55,6 +55,10 @@ def spark_conf() -> dict[str, str]:
         f"{rocksdb}.changelogCheckpointing.enabled": "true",
         # One writer makes one file a commit for the small tables; large ones still get a file a task.
         "spark.databricks.delta.snapshotPartitions": "2",
+        # Rows that are written to one part of a table, a snapshot's or a generation's, carry its name as a constant:
+        # they need no sorting by it, and no look at each whether it has the name.
+        "spark.sql.maxConcurrentOutputFileWriters": "4",
+        "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",
         "spark.sql.shuffle.partitions": os.environ.get("KALMAN_SHUFFLE_PARTITIONS", "8"),
         # Micro-batches are small and their plans are fixed by hand: adaptive planning would only add time.
         "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
