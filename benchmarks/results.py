@@ -61,9 +61,15 @@ def results_of(
 def machine() -> str:
     """Return what the numbers were measured on, in a line."""
     memory = psutil.virtual_memory().total / 2**30
-    return (
-        f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.release()}"
-    )
+    return f"{_processor()}, {_cores()}, {memory:.0f} GiB, {platform.system()} {platform.release()}"
+
+
+def _cores() -> str:
+    """Return how many cores this process, and what it starts, may run on."""
+    there = os.cpu_count()
+    if hasattr(os, "sched_getaffinity") and (used := len(os.sched_getaffinity(0))) != there:
+        return f"{used} of {there} cores"
+    return f"{there} cores"
 
 
 def _processor() -> str:
