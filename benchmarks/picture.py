@@ -80,12 +80,9 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
                 some = points(document, [work for work in DENSE if work.rows == rows], who)
                 filled = rows == DENSE[0].rows
                 _line(left, some, colour, marker, label if filled else None, filled)
-        left.set(title="every key has rows in the micro-batch", xlabel="keys", ylabel="rows a second")
         fewest, most = DENSE[0].rows, max(work.rows for work in DENSE)
-        left.text(
-            0.98, 0.03, f"filled: {fewest} rows a key, hollow: {most}", transform=left.transAxes, ha="right",
-            fontsize=8, color=MEASURED,
-        )  # fmt: skip
+        left.set(title=f"each key has {fewest} rows a micro-batch (hollow: {most})")
+        left.set(xlabel="keys", ylabel="rows a second")
         _line(right, points(document, SCALE, "ours"), ESTIMATE, "o", None, above=True)
         right.set(title=f"{SCALE[0].touched or 0:,} rows a micro-batch", xlabel="keys with a state")
         for axes in (left, right):
