@@ -1,4 +1,4 @@
-"""Batch filtering as pretrain does it, next to a shuffle by key through Python of the same rows."""
+"""Batch filtering and learning as pretrain does them, next to a shuffle by key through Python of the same rows."""
 
 from __future__ import annotations
 
@@ -15,33 +15,61 @@ from benchmarks.work import Work
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+LEARNED = ["level_variance", "slope_variance", "R"]
+ITERATIONS = 3
+"""Steps of the optimiser in one measured search: what is told is rows a second of its evaluations, however many."""
+
 
 def compare(
     spark: SparkSession, work: Work, batches: int, rounds: int, folder: Path
 ) -> dict[str, list[float]]:
-    """Return rows a second, by contender, of filtering `batches` micro-batches' rows to each key's latest state."""
+    """Return rows a second, by contender, of filtering `batches` micro-batches' rows to each key's latest state.
+
+    Of learning, rows a second that go through an evaluation of the likelihood with its gradient.
+    """
     import kalman
     from jobs.history import Batch, bucket_rows, final_states
     from jobs.keys import key_kind
+    from jobs.learn import Window, learn_pooled
     from jobs.packed_rows import row_format
+    from jobs.spec import ModelSpec
 
     rows = fill(work, folder) + sum(batch(work, folder, number) for number in range(1, batches + 1))
     frame = spark.read.parquet(str(folder))
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})
     fmt = row_format(spec, key_kind(spec.key, frame.schema))
+    learning = ModelSpec.model_validate(
+        {**spec.model_dump(by_alias=True), "learn": {"parameters": LEARNED, "max_iterations": ITERATIONS}}
+    )
+    assert learning.learn is not None
+    search = learning.learn
 
-    def ours() -> DataFrame:
-        return final_states(bucket_rows(frame, fmt, rows), kernel, Batch(fmt, spec.unit_us))
+    def through(made: DataFrame) -> int:
+        made.write.format("noop").mode("overwrite").save()
+        return rows
 
-    ways: dict[str, Callable[[], DataFrame]] = {"ours": ours, "limit": lambda: limit(frame, work)}
+    def learn() -> int:
+        said: list[str] = []
+        way = Batch(fmt, spec.unit_us)
+        packed = bucket_rows(frame, fmt, rows)
+        learn_pooled(packed, learning.definition(), search, way, Window(), None, said.append)
+        return rows * len(said)
+
+    ways: dict[str, Callable[[], int]] = {
+        "ours": lambda: through(
+            final_states(bucket_rows(frame, fmt, rows), kernel, Batch(fmt, spec.unit_us))
+        ),
+        "limit": lambda: through(limit(frame, work)),
+        "learning": learn,
+    }
     rates: dict[str, list[float]] = {name: [] for name in ways}
     spark.conf.set("spark.sql.shuffle.partitions", PARTITIONS)
     for attempt in range(rounds + 1):  # the first warms up
         for name, way in ways.items():
             began = time.perf_counter()
-            way().write.format("noop").mode("overwrite").save()
+            gone = way()
             if attempt:
-                rates[name].append(rows / (time.perf_counter() - began))
+                rates[name].append(gone / (time.perf_counter() - began))
     shutil.rmtree(folder)
     return rates
