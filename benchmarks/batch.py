@@ -39,11 +39,15 @@ def compare(
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})
     fmt = row_format(spec, key_kind(spec.key, frame.schema))
+    way = Batch(fmt, spec.unit_us)
     learning = ModelSpec.model_validate(
         {**spec.model_dump(by_alias=True), "learn": {"parameters": LEARNED, "max_iterations": ITERATIONS}}
     )
     assert learning.learn is not None
     search = learning.learn
+
+    def packed() -> DataFrame:
+        return bucket_rows(frame, fmt, rows)
 
     def through(made: DataFrame) -> int:
         made.write.format("noop").mode("overwrite").save()
@@ -51,24 +55,20 @@ def compare(
 
     def learn() -> int:
         said: list[str] = []
-        way = Batch(fmt, spec.unit_us)
-        packed = bucket_rows(frame, fmt, rows)
-        learn_pooled(packed, learning.definition(), search, way, Window(), None, said.append)
+        learn_pooled(packed(), learning.definition(), search, way, Window(), None, said.append)
         return rows * len(said)
 
-    ways: dict[str, Callable[[], int]] = {
-        "ours": lambda: through(
-            final_states(bucket_rows(frame, fmt, rows), kernel, Batch(fmt, spec.unit_us))
-        ),
+    contenders: dict[str, Callable[[], int]] = {
+        "ours": lambda: through(final_states(packed(), kernel, way)),
         "limit": lambda: through(limit(frame, work)),
         "learning": learn,
     }
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
     spark.conf.set("spark.sql.shuffle.partitions", PARTITIONS)
     for attempt in range(rounds + 1):  # the first warms up
-        for name, way in ways.items():
+        for name, run in contenders.items():
             began = time.perf_counter()
-            gone = way()
+            gone = run()
             if attempt:
                 rates[name].append(gone / (time.perf_counter() - began))
     shutil.rmtree(folder)

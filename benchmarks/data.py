@@ -40,6 +40,19 @@ def batch(work: Work, folder: Path, number: int) -> int:
     return len(ids)
 
 
+def row_of_each(folder: Path, keys: int, minute: int) -> Path:
+    """Write a file with a row of each of the first `keys` keys at that minute, and return its path."""
+    rng = np.random.default_rng(minute)
+    columns = {
+        "id": pa.array(rng.permutation(keys)),
+        "at": pa.array(np.full(keys, START_US + minute * MINUTE_US), pa.timestamp("us", tz="UTC")),
+        "y": pa.array(rng.normal(size=keys)),
+    }
+    path = folder / f"{minute:04d}.parquet"
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
 def _write(work: Work, folder: Path, number: int, ids: np.ndarray, minute: np.ndarray, seed: int) -> None:
     """Write rows as `FILES` files whose times make Spark take them in the order of their numbers."""
     folder.mkdir(parents=True, exist_ok=True)

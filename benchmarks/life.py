@@ -12,12 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.data import MINUTE_US, START_US
+from benchmarks.data import row_of_each
 from benchmarks.work import MODELS
 from jobs.report import Report
 from jobs.settings import Settings
@@ -64,15 +61,7 @@ class Life:
         """Land one row of each of the first `keys` keys."""
         from jobs import ingest
 
-        rng = np.random.default_rng(self.minute)
-        time = np.full(keys, START_US + self.minute * MINUTE_US)
-        columns = {
-            "id": pa.array(rng.permutation(keys)),
-            "at": pa.array(time, pa.timestamp("us", tz="UTC")),
-            "y": pa.array(rng.normal(size=keys)),
-        }
-        path = self.folder / f"{self.minute:04d}.parquet"
-        pq.write_table(pa.table(columns), path)
+        path = row_of_each(self.folder, keys, self.minute)
         self.minute += 1
         ingest.run(self.settings, NAME, [str(path)])
 

@@ -16,41 +16,15 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from benchmarks.data import MINUTE_US, START_US
+from benchmarks.data import row_of_each
 from benchmarks.verbs import Verbs, sleep_beside
+from benchmarks.work import MODELS
 from demo.cluster import Cluster
 
-MODEL = "recovery"
-SPEC = """
-name: recovery
-version: 1
-key: [id]
-time: at
-measurement: [y]
-states: [level, slope]
-process: {kind: local_linear_trend, level_variance: 0.5, slope_variance: 0.01}
-observation: {H: [[1.0, 0.0]], R: [[1.0]]}
-initial: {mean: [0.0, 0.0], covariance: [[10.0, 0.0], [0.0, 1.0]]}
-stream: {partitions: 4, max_files_per_batch: 1}
-"""
+MODEL = "trend"
+STREAM = "stream: {partitions: 4, max_files_per_batch: 1}\n"
 BEFORE, AFTER = 5, 4
 """Micro-batches before the loss, the first of them loading the snapshot, and behind the one that it falls into."""
-
-
-def write(folder: Path, keys: int, minute: int) -> str:
-    """Write a file with a row of every key, and return its path."""
-    columns = {
-        "id": pa.array(np.arange(keys)),
-        "at": pa.array(np.full(keys, START_US + minute * MINUTE_US), pa.timestamp("us", tz="UTC")),
-        "y": pa.array(np.random.default_rng(minute).normal(size=keys)),
-    }
-    path = folder / f"{minute:04d}.parquet"
-    pq.write_table(pa.table(columns), path)
-    return str(path)
 
 
 def run(keys: int) -> list[float]:
@@ -62,11 +36,12 @@ def run(keys: int) -> list[float]:
     folder = Path(tempfile.mkdtemp(prefix="kalman-recovery-"))
     try:
         with Cluster(folder / "cluster", cores=1) as cluster:
-            verbs = Verbs(folder, MODEL, SPEC, KALMAN_MASTER=cluster.address)
-            verbs.finish("ingest", "--input", write(folder, keys, 0))
+            spec = (MODELS / f"{MODEL}.yaml").read_text() + STREAM
+            verbs = Verbs(folder, MODEL, spec, KALMAN_MASTER=cluster.address)
+            verbs.finish("ingest", "--input", str(row_of_each(folder, keys, 0)))
             verbs.finish("pretrain")
             for minute in range(1, BEFORE + 1 + AFTER):
-                verbs.finish("ingest", "--input", write(folder, keys, minute))
+                verbs.finish("ingest", "--input", str(row_of_each(folder, keys, minute)))
             commits = verbs.warehouse / "checkpoints" / f"{MODEL}-g0001" / "commits"
             with verbs.stream("0") as stream:
                 for batch in range(BEFORE + AFTER):
