@@ -39,7 +39,9 @@ def ours(frame: DataFrame, work: Work) -> DataFrame:
     from jobs.keys import key_kind
     from jobs.model_functions import ship
     from jobs.packed_rows import pack_rows, row_format
-    from jobs.processor import ESTIMATES, OUTPUT, FilterProcessor, Plan
+    from jobs.packet_kinds import ESTIMATES, OUTPUT
+    from jobs.plan import Plan
+    from jobs.processor import FilterProcessor
     from jobs.routing import make_routing
     from jobs.state_blocks import state_format
 

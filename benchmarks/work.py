@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.spec import ModelSpec, load_spec
+from jobs.loading import load_spec
+from jobs.spec import ModelSpec
 
 MODELS = Path(__file__).parent / "models"
 

@@ -14,7 +14,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, CronTriggerTimetable
 
 from jobs.lease_log import LeaseLog
-from jobs.stop import ask
+from jobs.stopping import ask
 from jobs.watch import log_name, look
 from kalman_dags import family
 from kalman_dags.operator import place

@@ -22,17 +22,17 @@ from demo.compare import (
     rows_of,
     states_of,
 )
-from jobs import generations, snapshots
+from jobs import generations, manifests
 from jobs.checkpoints import Checkpoint
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.estimates import estimate_format, unpack_estimates
-from jobs.export import states_at
 from jobs.history import Batch, bucket_rows, final_states, packed_estimates
 from jobs.keys import key_kind, text_of
-from jobs.order import order_rows
-from jobs.packed_rows import RowFormat, row_format
+from jobs.packed_rows import RowFormat, order_rows, row_format
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse, estimates, measurements
+from jobs.state_reader import states_at
+from jobs.tables import estimates, measurements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +110,7 @@ def check(
         UserError: there is no stream to check.
     """
     generation = generations.live(warehouse, spec.name)
-    manifest = None if generation is None else snapshots.find(warehouse, generation.snapshot_id)
+    manifest = None if generation is None else manifests.find(warehouse, generation.snapshot_id)
     if generation is None or manifest is None:
         raise UserError(
             f"model {spec.name} has no live generation with a snapshot: nothing can be checked", RUN_FAILED

@@ -120,9 +120,9 @@ class KafkaDemo:
         from demo.check import check
         from demo.kafka_feed import read
         from jobs import ingest
+        from jobs.delta import Warehouse
         from jobs.live import live_latest
-        from jobs.spec import load_spec
-        from jobs.tables import Warehouse
+        from jobs.loading import load_spec
 
         with self.display.phase("Check every estimate against one batch pass") as phase:
             ingest.run(self.settings, MODEL)

@@ -164,9 +164,9 @@ class Demo:
     def check(self) -> list[Checked]:
         """Compare everything with one batch pass."""
         from demo.check import check
+        from jobs.delta import Warehouse
+        from jobs.loading import load_spec
         from jobs.session import spark_session
-        from jobs.spec import load_spec
-        from jobs.tables import Warehouse
 
         with self.display.phase("Check every row and key against one batch pass") as phase:
             warehouse = Warehouse(spark_session(self.settings, "demo"), self.settings.warehouse)

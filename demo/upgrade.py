@@ -104,8 +104,8 @@ def upgrade_and_roll_back(
     """
     from demo.landing import land_day
     from jobs import rollback, stream, upgrade
+    from jobs.delta import Warehouse
     from jobs.session import spark_session
-    from jobs.tables import Warehouse
 
     newer = replace(settings, models=write_models(settings.models, folder))
     warehouse = Warehouse(spark_session(settings, "demo"), settings.warehouse)

@@ -9,16 +9,11 @@ import pyarrow as pa
 
 from jobs.keys import KeyKind, columns_of
 from jobs.packets import Layout
-from jobs.snapshots import STATE_ROWS, state_rows, typed_states
+from jobs.state_rows import STATE_ROWS, state_rows, typed_states
 from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-def archive(model: str) -> str:
-    """Return the name of a model's table of ended keys."""
-    return f"archive/{model}"
 
 
 def ended_states(kernel: Filter, layout: Layout, kind: KeyKind) -> Callable[[DataFrame], DataFrame]:

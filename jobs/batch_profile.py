@@ -10,7 +10,7 @@ them, so that all steps are seconds of wall time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.job_times import Job, Span, Stage, shares
 from jobs.stopwatch import (
@@ -23,6 +23,9 @@ from jobs.stopwatch import (
     UNPACK_ESTIMATES,
     Seconds,
 )
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 FILTER, TO_DELTA = "filter", "estimates to Delta"
 """Steps of the sink that are looked into: the one action that runs the filter; the write of the estimates."""
@@ -227,3 +230,26 @@ def _add(steps: Seconds, name: str, seconds: float) -> None:
 def _within(span: Span, lap: Span) -> bool:
     """Tell if a job began during a step; Spark's times are whole milliseconds."""
     return lap[0] - 0.001 <= span[0] < lap[1]
+
+
+def table_of(found: Profiled, model: str) -> Table:
+    """Return the mean of a run's micro-batches, step by step, as a rich table."""
+    from rich.table import Table
+
+    mean = found.mean
+    title = (
+        f"{model}: where the time of a micro-batch went, mean of {found.count} "
+        f"({mean.seconds:.3f} s, {mean.rows:,} rows)"
+    )
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("step")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("what it is", style="dim")
+    seconds = {name: mean.steps[name] for name in in_order(mean.steps)} | {REST: mean.rest}
+    for name, took in seconds.items():
+        share = 100 * took / mean.seconds if mean.seconds else 0.0
+        table.add_row(name, f"{took:.3f}", f"{share:.1f} %", MEANING.get(name, "a further step of the sink"))
+    table.add_section()
+    table.add_row("micro-batch", f"{mean.seconds:.3f}", "100.0 %", "Spark's triggerExecution")
+    return table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from jobs.arrow_lists import lists, matrix
+from jobs.arrays import lists, matrix
 from jobs.migration import Migration
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _CHANGE = (
 def carried(rows: DataFrame, way: Migration) -> DataFrame:
     """Carry the rows of a snapshot over: the same columns, with the new version's states."""
 
-    from jobs.snapshots import STATE_ROWS, typed_states
+    from jobs.state_rows import STATE_ROWS, typed_states
 
     states = _prepared(rows, way).mapInArrow(_carrier(way), f"key string, {STATE_ROWS}")
     return typed_states(states)
@@ -99,7 +99,7 @@ def _parts(batch: pa.RecordBatch, way: Migration) -> tuple[Any, Any, dict[str, A
 
 def _carrier(way: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def carry(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from jobs.snapshots import map_of
+        from jobs.state_rows import map_of
 
         for batch in batches:
             if batch.num_rows == 0:

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs import choice, compatibility, generations
+from jobs.delta import Warehouse
 from jobs.errors import UserError
 from jobs.generations import LIVE, REMOVED, RETIRED, Generation
 from jobs.reverse import path_back
-from jobs.tables import Warehouse
 from jobs.versions import Step, known_versions
 
 if TYPE_CHECKING:
-    from jobs.snapshots import Manifest
+    from jobs.manifests import Manifest
     from jobs.spec import ModelSpec
 
 
@@ -93,8 +93,8 @@ def _snapshot(
     warehouse: Warehouse, way: _Way, dry_run: bool, told: Callable[[str], None]
 ) -> tuple[Manifest | None, dict[str, Any]]:
     """Return the live generation's last state, carried back, and what that does to it; None if it is a dry run."""
-    from jobs.export import export
-    from jobs.migrate import along
+    from jobs.exporting import export
+    from jobs.migrating import along
 
     with _with_a_hint(way.live, way.to):
         source, _ = export(warehouse, way.live, told=told)

@@ -15,6 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs import arrays
+from jobs.measurements_table import KeyTypes
+from jobs.quarantine_table import PAYLOAD, REASON
 from jobs.row_files import CORRUPT, Source
 from jobs.rows import parse, reject
 from jobs.spec import ModelSpec
@@ -22,12 +24,8 @@ from jobs.spec import ModelSpec
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-REASON, PAYLOAD = "_reason", "_payload"
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,19}\s*", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
-
-KeyTypes = dict[str, str]
-"""Spark type of each column of the key and of the id in the measurements table: bigint or string."""
 
 
 def key_types_of(names: Sequence[str], schema: pa.Schema) -> KeyTypes:

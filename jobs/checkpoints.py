@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.positions import delta_position, offsets_of, topic_position
-from jobs.tables import Warehouse
 
 _SCHEMAS = "state/0/_stateSchema/default"
 """Where Spark keeps the types of the state's variables."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jobs import compatibility, generations, leases, snapshots
+from jobs import compatibility, generations, leases, manifests
 from jobs.checkpoints import Checkpoint
 from jobs.damage import damage_of, refuse_damaged
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.generations import REMOVED, RETIRED, Generation
+from jobs.manifests import Manifest
 from jobs.positions import said
-from jobs.snapshots import Manifest
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse
 
 
 class Choice(NamedTuple):
@@ -50,7 +50,7 @@ def choose(
     if live is None:
         asked = compatibility.asked_now(warehouse, spec)
         known = spec.fingerprint(), spec.source_kind, asked.table
-        manifest = snapshots.newest_startable(warehouse, spec.name, *known)
+        manifest = manifests.newest_startable(warehouse, spec.name, *known)
         if manifest is None:
             raise UserError(_no_snapshot(warehouse, spec))
         compatibility.check(compatibility.made_snapshot(manifest), asked)
@@ -119,7 +119,7 @@ def origin(warehouse: Warehouse, generation: Generation) -> Manifest:
     Raises:
         UserError: it is missing.
     """
-    manifest = snapshots.record(warehouse, generation.snapshot_id)
+    manifest = manifests.record(warehouse, generation.snapshot_id)
     if manifest is None:
         raise UserError(
             f"the manifest of snapshot {generation.snapshot_id}, from which {generation.generation} began, is missing",
@@ -147,9 +147,9 @@ def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Cho
 
 
 def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manifest:
-    manifest = snapshots.find(warehouse, snapshot_id)
+    manifest = manifests.find(warehouse, snapshot_id)
     if manifest is None or manifest.model != spec.name:
-        known = [one.snapshot_id for one in snapshots.all_of(warehouse, spec.name)]
+        known = [one.snapshot_id for one in manifests.all_of(warehouse, spec.name)]
         have = f"it has {', '.join(known[-5:])}" if known else "it has none"
         raise UserError(f"--adopt {snapshot_id}: model {spec.name} has no such snapshot ({have})")
     if manifest.fingerprint != spec.fingerprint():
@@ -172,7 +172,7 @@ def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manif
 
 
 def _no_snapshot(warehouse: Warehouse, spec: ModelSpec) -> str:
-    known = snapshots.all_of(warehouse, spec.name)
+    known = manifests.all_of(warehouse, spec.name)
     text = f"model {spec.name} has no snapshot that a stream can start from"
     if known:
         text += f" ({len(known)} of other versions, or of history only)"

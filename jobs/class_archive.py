@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import RUN_FAILED, UserError, first_line, show
-from jobs.jars import jar_folder, jar_paths
+from jobs.jars import jar_paths
+from jobs.spark_class_archive import ARCHIVE, QUIET, archive_path, class_path
 
-_ARCHIVE = "classes.jsa"
 _SECONDS = 600.0
-_QUIET = "-Xlog:disable -Xlog:all=error:stderr"
-"""Java would say on standard output, where JSON goes, that an archive does not fit."""
 
 _MODEL = """
 name: warm_up
@@ -39,24 +37,6 @@ learn: {parameters: [variance, R]}
 _HEADER = "key,at,y"
 _ROWS = [f"{'ab'[n % 2]},2020-01-01T00:00:{n:02d},{(n * 7) % 5 - 2}" for n in range(40)]
 _BAD_ROW = "a,2020-01-01T00:00:50,none of it"
-
-
-def archive_path() -> Path:
-    """Return where the archive is, if there is one: beside the jars, with which it goes."""
-    return jar_folder() / _ARCHIVE
-
-
-def archive_conf(java_options: str) -> dict[str, str]:
-    """Return the Spark settings that use the archive, `java_options` among them; just these without an archive.
-
-    Only classes of Java's own class path can be archived, so our jars are on it, before Spark adds them by itself.
-    """
-    if not archive_path().is_file() or os.environ.get("KALMAN_CLASS_ARCHIVE") == "0":
-        return {"spark.driver.extraJavaOptions": java_options}
-    return {
-        "spark.driver.extraJavaOptions": f"{java_options} {_QUIET} -XX:SharedArchiveFile={archive_path()}",
-        "spark.driver.extraClassPath": _class_path(),
-    }
 
 
 def record() -> bool:
@@ -83,21 +63,17 @@ def record() -> bool:
             text=True,
             timeout=_SECONDS,
         )
-        written = Path(scratch, _ARCHIVE)
+        written = Path(scratch, ARCHIVE)
         if done.returncode != 0 or not written.is_file():
             said = (done.stderr.strip() or done.stdout.strip() or "Java wrote none").splitlines()[-1]
             raise UserError(f"the archive of classes could not be written: {said}", RUN_FAILED)
-        beside = target.with_name(f".{_ARCHIVE}-{os.getpid()}")
+        beside = target.with_name(f".{ARCHIVE}-{os.getpid()}")
         try:
             beside.write_bytes(written.read_bytes())
             beside.rename(target)
         finally:
             beside.unlink(missing_ok=True)
     return True
-
-
-def _class_path() -> str:
-    return os.pathsep.join(str(path) for path in sorted(jar_folder().glob("*.jar")))
 
 
 def _run(scratch: Path) -> None:
@@ -115,11 +91,11 @@ def _run(scratch: Path) -> None:
     for name, rows in (("first", _ROWS[:20]), ("second", [*_ROWS[20:], _BAD_ROW])):
         (scratch / f"{name}.csv").write_text("\n".join([_HEADER, *rows, ""]), encoding="utf-8")
     settings = Settings.load(str(scratch / "warehouse"), models, "local[2]", quiet=True)
-    options = [spark_conf()["spark.driver.extraJavaOptions"], _QUIET]
-    options += ["-XX:TieredStopAtLevel=1", f"-XX:ArchiveClassesAtExit={scratch / _ARCHIVE}"]
+    options = [spark_conf()["spark.driver.extraJavaOptions"], QUIET]
+    options += ["-XX:TieredStopAtLevel=1", f"-XX:ArchiveClassesAtExit={scratch / ARCHIVE}"]
     recording = {
         "spark.driver.extraJavaOptions": " ".join(options),
-        "spark.driver.extraClassPath": _class_path(),
+        "spark.driver.extraClassPath": class_path(),
         "spark.sql.shuffle.partitions": "2",
     }
     spark = spark_session(settings, "warm-up", recording)

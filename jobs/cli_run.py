@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -16,13 +12,14 @@ import typer
 from jobs.errors import RUN_FAILED, Terminated, UserError, show
 from jobs.report import Report
 from jobs.settings import Settings
+from jobs.signals import sigterm_raises
 
 
 def run(ctx: typer.Context, verb: str, *args: Any, **options: Any) -> None:
     """Call `jobs.VERB.run` with the settings of the command and these arguments, and show what it reports."""
     settings: Settings = ctx.obj
     try:
-        with _sigterm_raises():
+        with sigterm_raises():
             report: Report = importlib.import_module(f"jobs.{verb}").run(settings, *args, **options)
             report.show(settings.json)
             problems = report.problems
@@ -34,20 +31,3 @@ def run(ctx: typer.Context, verb: str, *args: Any, **options: Any) -> None:
     else:
         if problems:
             raise typer.Exit(show(UserError("\n".join(problems), RUN_FAILED)))
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM unwind the command, so that `finally` blocks run; a verb may install its own handler."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jobs.delta import Warehouse
 from jobs.generations import Generation
 from jobs.live import settled
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse, estimates, measurements
+from jobs.tables import estimates, measurements
 
 if TYPE_CHECKING:
     import pandas as pd

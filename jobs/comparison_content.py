@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.compare import SIDES, SUMS, moments, per_key, same_model, totals, unequal
+from jobs.delta import Warehouse
 from jobs.live import settled
-from jobs.tables import Warehouse, estimates, measurements
+from jobs.tables import estimates, measurements
 from jobs.verdict import Comparison, judged
 
 if TYPE_CHECKING:

@@ -6,24 +6,21 @@ takes their place.
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
+from jobs.loading import load_spec
 from jobs.progress import Progress
-from jobs.report import Report, plain
+from jobs.report import Report
 from jobs.settings import Settings
-from jobs.spec import ModelSpec, load_spec
-from jobs.tables import Warehouse, estimates
-from jobs.verdict import Comparison, lines_of
+from jobs.tables import estimates
+from jobs.upgrades_comparison_report import written
+from jobs.verdict import lines_of
 
 if TYPE_CHECKING:
-    from jobs.comparison_content import Content
     from jobs.generations import Generation
-    from jobs.small_files import Files
-
-FOLDER = "reports"
 
 
 def run(settings: Settings, model: str, generation: str | None = None, against: str | None = None) -> Report:
@@ -67,46 +64,6 @@ def run(settings: Settings, model: str, generation: str | None = None, against: 
             "seconds": seconds,
         },
     )
-
-
-def written(
-    warehouse: Warehouse, spec: ModelSpec, old: Generation, new: Generation
-) -> tuple[Comparison, str]:
-    """Compare two generations, write the report, and return what was found and where the page is."""
-    from jobs.comparison_content import gather
-
-    content = gather(warehouse, _spec_of(warehouse, spec, new), old, new, first_batch(old, new))
-    return content.found, write(warehouse, content)
-
-
-def first_batch(old: Generation, new: Generation) -> int:
-    """Return the first micro-batch of the old generation whose rows the new one has too."""
-    return new.parent_batch + 1 if new.parent == old.generation and new.parent_batch is not None else 0
-
-
-def write(warehouse: Warehouse, content: Content) -> str:
-    """Write both files, each whole or not at all, and return the page's place."""
-    from jobs.comparison_page import page
-
-    files, (data_name, page_name) = files_of(warehouse, content.model, content.new["generation"])
-    data = json.dumps(plain(content.data()), indent=2, allow_nan=False)
-    files.write(data_name, data.encode())
-    files.write(page_name, page(content).encode())
-    return f"{warehouse.path(FOLDER)}/{content.model}/{page_name}"
-
-
-def files_of(warehouse: Warehouse, model: str, generation: str) -> tuple[Files, tuple[str, str]]:
-    """Return the folder of a model's reports, and the names of the two files on a generation: data and page."""
-    from jobs.small_files import hadoop_files
-
-    return hadoop_files(warehouse, f"{FOLDER}/{model}"), (f"{generation}.json", f"{generation}.html")
-
-
-def _spec_of(warehouse: Warehouse, spec: ModelSpec, new: Generation) -> ModelSpec:
-    """Return the spec that the new generation's estimates mean: the deployed one, or that of its snapshot."""
-    from jobs.choice import origin
-
-    return spec if new.fingerprint == spec.fingerprint() else origin(warehouse, new).model_spec()
 
 
 def _pair(

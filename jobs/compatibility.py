@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.errors import UserError
-from jobs.new_keys import PRETRAINED
 from jobs.positions import DELTA, said
 from jobs.routing import blocks_for
 from jobs.spec import DEFINITION, NUMERIC, ModelSpec
+from jobs.spec_sections import PRETRAINED
 
 if TYPE_CHECKING:
+    from jobs.delta import Warehouse
     from jobs.generations import Generation
-    from jobs.snapshots import Manifest
-    from jobs.tables import Warehouse
+    from jobs.manifests import Manifest
 
 ALLOWED, MIGRATION, HAND_OVER, REFUSED = "allowed", "migration", "hand-over", "refused"
 STORE = "spark.sql.streaming.stateStore."

@@ -6,12 +6,13 @@ before the query starts, and what is damaged is refused; nothing is repaired by 
 
 from __future__ import annotations
 
-from jobs import snapshots
+from jobs import manifests
 from jobs.checkpoints import Checkpoint
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.generations import Generation
 from jobs.quarantine_table import TABLE
-from jobs.tables import Warehouse, estimates
+from jobs.tables import estimates
 
 
 def damage_of(warehouse: Warehouse, generation: Generation) -> str | None:
@@ -52,7 +53,7 @@ def way_on(warehouse: Warehouse, generation: Generation) -> str:
     """
     mine = [
         one
-        for one in snapshots.all_of(warehouse, generation.model)
+        for one in manifests.all_of(warehouse, generation.model)
         if one.generation == generation.generation and one.model_version == generation.model_version
     ]
     newest = max(mine, key=lambda one: one.batch_id or 0, default=None)

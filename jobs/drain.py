@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from jobs import clock
 from jobs.lease_log import Hold, LeaseLog
-from jobs.stop import end_driver
+from jobs.stopping import end_driver
 from jobs.watch import Sight
 
 if TYPE_CHECKING:
+    from jobs.delta import Warehouse
     from jobs.generations import Generation
-    from jobs.tables import Warehouse
 
 HOLD = timedelta(minutes=5)
 """How long the stream stays held after the process that held it was killed."""

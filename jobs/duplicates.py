@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.packed_rows import KeyedRows, RowFormat
+from jobs.packed_rows import KeyedRows, RowFormat, by_bucket, unpack_rows
 from kalman.run import SortedRows
 
 Bools = NDArray[np.bool_]
@@ -135,3 +137,17 @@ def _previous(counts: Bools) -> Ints:
     """Return for each place (N,) the last one before it that counts, -1 where there is none."""
     last = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
     return np.concatenate([[-1], last[:-1]]).astype(np.int64)
+
+
+def each_bucket(
+    fmt: RowFormat, work: Callable[[KeyedRows], Iterator[pa.RecordBatch]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Wrap `work` on the rows of one bucket as a function over the packets of a partition."""
+
+    def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for payloads in by_bucket(batches):
+            keyed = distinct(unpack_rows(payloads, fmt), fmt)
+            if len(keyed.rows.key):
+                yield from work(keyed)
+
+    return over

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.arrow_lists import lists
-from jobs.filtering import INNOVATION, MEASURED
+from jobs.arrays import lists
 from jobs.keys import KeyKind, columns_of, integer_keys
 from jobs.packed_rows import KeyedRows, Packer
 from jobs.packets import Column, Layout, Records
@@ -22,6 +21,12 @@ if TYPE_CHECKING:
 
     from jobs.spec import ModelSpec
     from kalman.types import Filter
+
+INNOVATION = "innovation"
+"""Name of the normalised innovations among what a filter puts out beside its estimates."""
+
+MEASURED = "measured"
+"""Name of the row's own measurement there."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _ARROW = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}

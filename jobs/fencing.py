@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.leases import Lease
-from jobs.tables import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

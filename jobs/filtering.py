@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+from jobs.estimates import INNOVATION
 from kalman.diagnostics import Watch
 from kalman.run import KeyStates, Outputs, SortedRows, run
 from kalman.types import Filter
-
-INNOVATION = "innovation"
-"""Name of the normalised innovations among what a filter puts out beside its estimates."""
-MEASURED = "measured"
-"""Name of the row's own measurement there."""
 
 
 def filter_rows(

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jobs import clock
 from jobs.checkpoints import Checkpoint
 from jobs.crashes import QUERIES
-from jobs.followers import VERBS, Query, lease_log, query_of
+from jobs.delta import Warehouse
+from jobs.errors import first_line
+from jobs.followers import VERBS, Query, lease_log, queries_of, query_of
+from jobs.generations import taken
 from jobs.lag import table_lag
-from jobs.tables import Warehouse, estimates
-from jobs.watch import resume_command
+from jobs.launch import LAUNCH_VARIABLE
+from jobs.lease_log import CAUGHT_UP, FAILED, STOPPED, Drive
+from jobs.owners import SIGN_SECONDS, Owner
+from jobs.tables import estimates
+from jobs.watch import LIVE, resume_command
+
+if TYPE_CHECKING:
+    from jobs.spec import ModelSpec
 
 
 def followers(warehouse: Warehouse, model: str) -> list[dict[str, Any]]:
@@ -101,3 +116,51 @@ def _driver(one: dict[str, Any]) -> str:
     if one["driver_lost"]:
         return f"lost, seen {one['heartbeat'].astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     return f"none ({one['ended']})" + (f": {one['last_error']}" if one["last_error"] else "")
+
+
+@contextmanager
+def held(warehouse: Warehouse, spec: ModelSpec, verb: str, stop: threading.Event) -> Iterator[None]:
+    """Be the model's monitor, or its judge of forecasts; a request in the log, or a later one, sets `stop`.
+
+    In the log the verb is the name of what is driven.
+
+    Raises:
+        UserError: another one runs.
+    """
+    log = lease_log(warehouse, verb, spec.name)
+    before = log.last(verb)
+    if before is not None and before.ended_at is None and before.owner.alive_after_waiting(before.beat_at):
+        raise taken(spec.name, f"process {before.owner.pid} on {before.owner.host} runs it", verb)
+    jvm: Any = warehouse.spark._jvm
+    owner = Owner.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
+    epoch = 1 if before is None else before.epoch + 1
+    launch = os.environ.get(LAUNCH_VARIABLE)
+    rules = {QUERIES: [query.name for query in queries_of(spec, verb)]}
+    drive = Drive(log.model, verb, epoch, LIVE, owner, log.next_time(), clock.now(), launch, rules=rules)
+    log.write(drive)
+    log.prune(verb)
+    done = threading.Event()
+
+    def sign() -> None:
+        while not done.wait(SIGN_SECONDS):
+            try:
+                log.write(replace(drive, beat_at=clock.now()))
+                if log.asked_to_stop(drive) is not None or log.overtaken(verb, epoch):
+                    stop.set()
+            except Exception:  # one that fails must not end the run; the next one tells
+                continue
+
+    thread = threading.Thread(target=sign, name=verb, daemon=True)
+    thread.start()
+    how, error = FAILED, None
+    try:
+        yield
+        how = STOPPED if stop.is_set() else CAUGHT_UP
+    except BaseException as problem:
+        error = first_line(problem, 500)
+        raise
+    finally:
+        done.set()
+        thread.join()
+        at = clock.now()
+        log.write(replace(drive, beat_at=at, ended_at=at, how=how, error=error))

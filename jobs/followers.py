@@ -12,9 +12,10 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from jobs.delta import Warehouse
 from jobs.small_files import hadoop_files
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse, alerts, forecast_skill, windows
+from jobs.tables import alerts, forecast_skill, windows
 
 if TYPE_CHECKING:
     from jobs.lease_log import LeaseLog

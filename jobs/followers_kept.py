@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.checkpoints import Checkpoint
 from jobs.crashes import QUERIES
-from jobs.folders import Folder
+from jobs.delta import Warehouse
 from jobs.followers import (
     CHECKPOINTS,
     MONITOR,
@@ -25,10 +25,10 @@ from jobs.followers import (
     query_of,
 )
 from jobs.lag import table_lag
-from jobs.small_files import hadoop_files
+from jobs.small_files import Folder, hadoop_files
 from jobs.spec import ModelSpec
 from jobs.spec_retention import span_of
-from jobs.tables import Warehouse, estimates, forecast_skill, windows
+from jobs.tables import estimates, forecast_skill, windows
 from jobs.times import duration_us
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ key and time to come.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC
 from pathlib import Path
 from time import perf_counter
@@ -21,13 +20,14 @@ import kalman
 from jobs import arrays
 from jobs.errors import UserError
 from jobs.expiry import run_lives
-from jobs.filter import in_order
+from jobs.loading import load_spec
+from jobs.offline_filtering import in_order
 from jobs.report import Report
 from jobs.result_files import check_target, lists, save
 from jobs.row_files import read
 from jobs.rows import ParsedRows, parse
 from jobs.settings import Settings
-from jobs.spec import ModelSpec, load_spec
+from jobs.spec import ModelSpec, takes_steps
 from jobs.times import MAX_US, TimeParser, duration_us
 from kalman.forecast import Forecast, forecast, interval, variances
 
@@ -150,15 +150,6 @@ def _asked(
             "them and without measurements to the input, and use filter"
         )
     return end, length
-
-
-def takes_steps(definition: Any) -> bool:
-    """Tell whether some process in a definition takes one step a row."""
-    if isinstance(definition, Mapping):
-        return definition.get("kind") in ("explicit", "seasonal_dummy") or any(
-            map(takes_steps, definition.values())
-        )
-    return isinstance(definition, list) and any(map(takes_steps, definition))
 
 
 def _begun(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Ints, kalman.KeyStates]:

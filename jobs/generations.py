@@ -10,14 +10,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from jobs.checkpoints import Checkpoint
+from jobs.delta import Warehouse, utc
 from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.positions import KAFKA, rank
-from jobs.tables import GENERATIONS, Warehouse, utc
+from jobs.tables import GENERATIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-    from jobs.snapshots import Manifest
+    from jobs.manifests import Manifest
 
 LIVE, RETIRED, FAILED, SHADOW, REMOVED = "live", "retired", "failed", "shadow", "removed"
 """`removed`: retired, and `maintain` has taken its checkpoint away. The row stays, as estimates are read by it."""

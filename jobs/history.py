@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from jobs.advance import Begin, advance
-from jobs.duplicates import distinct
+from jobs.duplicates import each_bucket
 from jobs.estimates import EstimateFormat, pack_estimates
-from jobs.packed_rows import KeyedRows, RowFormat, pack_rows, unpack_rows
+from jobs.packed_rows import KeyedRows, RowFormat, pack_rows
 from jobs.routing import make_routing
-from jobs.snapshots import STATE_ROWS, state_rows, typed_states
 from jobs.state_blocks import state_layout
+from jobs.state_rows import STATE_ROWS, state_rows, typed_states
 from kalman.rounded import stored_as
 from kalman.types import Filter
 
@@ -87,28 +87,3 @@ def packed_estimates(
             yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
 
     return packed.mapInArrow(each_bucket(batch.rows, work), "payload binary")
-
-
-def each_bucket(
-    fmt: RowFormat, work: Callable[[KeyedRows], Iterator[pa.RecordBatch]]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Wrap `work` on the rows of one bucket as a function over the packets of a partition."""
-
-    def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for payloads in by_bucket(batches):
-            keyed = distinct(unpack_rows(payloads, fmt), fmt)
-            if len(keyed.rows.key):
-                yield from work(keyed)
-
-    return over
-
-
-def by_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
-    """Yield the packets of each bucket in a partition."""
-    payloads: dict[int, list[bytes]] = {}
-    for batch in batches:
-        pairs = zip(batch.column("bucket").to_pylist(), batch.column("payload").to_pylist(), strict=True)
-        for bucket, payload in pairs:
-            payloads.setdefault(bucket, []).append(payload)
-    for bucket in sorted(payloads):
-        yield payloads.pop(bucket)

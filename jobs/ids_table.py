@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from jobs.history import by_bucket
+from jobs.delta import Warehouse
 from jobs.keys import integer_keys
-from jobs.packed_rows import RowFormat, unpack_rows
+from jobs.packed_rows import RowFormat, by_bucket, unpack_rows
+from jobs.packet_kinds import IDS, TIMED
 from jobs.packets import Records
 from jobs.pinned_rows import Pinned, pinned, write_rows
 from jobs.remembered_ids import entries_of, ids_layout, in_reach
 from jobs.routing import Routing, bucket_of, route_of
 from jobs.state_blocks import StateFormat
 from jobs.state_text import stored_bytes
-from jobs.tables import REMEMBERED_IDS, Warehouse
-from jobs.ticks import IDS, TIMED, of_kind
+from jobs.tables import REMEMBERED_IDS
+from jobs.ticks import of_kind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.snapshots import Manifest
+    from jobs.manifests import Manifest
 
 TABLE = "remembered_ids"
 COLUMNS = ("key_identity", "key_check", "id", "id_check", "event_time")

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs.checked_rows import KeyTypes
 from jobs.errors import INPUT_ERROR, UserError
+from jobs.measurements_table import KeyTypes
 from jobs.progress import Progress
 from jobs.report import Report, counted
 from jobs.settings import Settings
@@ -27,7 +27,7 @@ from jobs.small_files import Files, hadoop_files
 from jobs.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from jobs.tables import Warehouse
+    from jobs.delta import Warehouse
 
 SETTLE_SECONDS = 2.0
 """A file that has not changed for so long is taken: what is still being written changes."""
@@ -90,7 +90,7 @@ class Inbox:
         return sorted(one for one, first in since.items() if now - first >= SETTLE_SECONDS)
 
     def _found(self) -> Iterator[tuple[str, Stamp]]:
-        from jobs.ingest import SUFFIXES
+        from jobs.landing import SUFFIXES
 
         for folder in self.folders:
             with os.scandir(folder) as entries:
@@ -132,7 +132,7 @@ class Folder:
         Raises:
             UserError: with `quarantine` in the spec, a file that does not fit ends the landing.
         """
-        from jobs.ingest import file_digest, file_schema, land, prepare
+        from jobs.landing import file_digest, file_schema, land, prepare
         from jobs.quarantine_table import TooMany
 
         notes = self.inbox.notes
@@ -175,7 +175,7 @@ class Folder:
         """
         from pyspark.sql import functions as F
 
-        from jobs.ingest import file_digest
+        from jobs.landing import file_digest
         from jobs.quarantine_table import keep
 
         if not Path(path).exists():  # taken away meanwhile
@@ -206,11 +206,11 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float) 
     Raises:
         UserError: an input is no folder, another process lands the model's folders, or a file ends the landing.
     """
+    from jobs.delta import Warehouse
     from jobs.leases import stream_lock
     from jobs.session import spark_session
+    from jobs.signals import stop_signal
     from jobs.spark_conf import interpreted_conf
-    from jobs.stream import stop_signal
-    from jobs.tables import Warehouse
 
     folders = [Path(one).expanduser().absolute() for one in inputs]
     for folder in folders:

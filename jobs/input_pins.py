@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.generations import Generation
 from jobs.input_rows import PROPERTY, Join
@@ -20,7 +21,6 @@ from jobs.keys import KeyKind
 from jobs.packed_rows import RowFormat
 from jobs.small_files import LocalFiles, local_path
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse
 
 KEPT = 100
 """Micro-batches whose notes are kept: as many as Spark keeps the state of."""

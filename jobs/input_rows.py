@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from jobs.keys import KeyKind, identity_arrays, match
 from jobs.packed_rows import INPUT_IDENTITY, Packer, RowFormat, records_of
+from jobs.packet_kinds import WITHOUT
 from jobs.packets import Column, Layout, Records
-from jobs.set_aside import WITHOUT
 
 PROPERTY = "kalman.inputs"
 """The local property of a job that names the file."""

@@ -9,13 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.checked_rows import key_types_of, typed_key
+from jobs.delta import Warehouse
 from jobs.errors import UserError
 from jobs.inputs_file import read_inputs
+from jobs.loading import load_spec
 from jobs.report import Report
 from jobs.row_files import read_schema
 from jobs.settings import Settings
-from jobs.spec import ModelSpec, load_spec
-from jobs.tables import Warehouse, measurements
+from jobs.spec import ModelSpec
+from jobs.tables import measurements
 
 
 def run(settings: Settings, model: str, input: str) -> Report:

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.delta import Warehouse
 from jobs.errors import UserError
 from jobs.input_rows import inputs_layout
 from jobs.keys import KeyKind, identity_arrays, identity_expressions, sub_kind, text_of
 from jobs.packets import Records
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

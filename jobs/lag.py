@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jobs.delta import Warehouse
 from jobs.progress_records import Lag, offsets_behind
-from jobs.tables import Warehouse, measurements
+from jobs.tables import measurements
 
 MOST_VERSIONS = 1000
 """Versions that one look reads at most; a stream further behind than that is caught up with in several looks."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jobs import generations
+from jobs.delta import Warehouse
 from jobs.live import Link
-from jobs.tables import LATE_COPIES, Warehouse
+from jobs.tables import LATE_COPIES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -34,7 +35,7 @@ def lineage(warehouse: Warehouse, known: list[Generation], generation: Generatio
 
     A generation that began from a batch pass has taken over none, whichever it followed as the live one.
     """
-    from jobs import snapshots
+    from jobs import manifests
 
     by_name = {one.generation: one for one in known}
     at: Generation | None = generation
@@ -42,7 +43,7 @@ def lineage(warehouse: Warehouse, known: list[Generation], generation: Generatio
     links: list[Link] = []
     while at is not None and all(link.generation != at.generation for link in links):
         links.append(Link(at.generation, last))
-        snapshot = snapshots.record(warehouse, at.snapshot_id)
+        snapshot = manifests.record(warehouse, at.snapshot_id)
         if snapshot is None or snapshot.generation is None:
             break
         at, last = by_name.get(snapshot.generation), snapshot.batch_id

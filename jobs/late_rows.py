@@ -12,9 +12,7 @@ import pyarrow as pa
 from jobs import duplicates
 from jobs.keys import columns_of, integer_keys
 from jobs.packed_rows import RowFormat, ids_of
-from jobs.processor import BAD_STATE, LATE
-from jobs.set_aside import WITHOUT_INPUTS
-from jobs.timing import BEHIND, BEYOND, DUPLICATE, RESENT
+from jobs.packet_kinds import BAD_STATE, BEHIND, BEYOND, DUPLICATE, LATE, RESENT, WITHOUT_INPUTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jobs.delta import Warehouse
 from jobs.estimates import EstimateFormat, last_of_keys, unpack_estimates
 from jobs.fencing import Fence
 from jobs.generations import marked
 from jobs.keys import columns_of
-from jobs.tables import Warehouse, latest
+from jobs.tables import latest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,7 +66,7 @@ class Latest:
     def _last(self, packets: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from jobs.timing import CORRECTION
+        from jobs.packet_kinds import CORRECTION
 
         if not self.scattered:
             return unpack_estimates(last_of_keys(packets, self.estimates), self.estimates)

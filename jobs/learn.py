@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.duplicates import each_bucket
 from jobs.errors import RUN_FAILED, UserError
-from jobs.history import Batch, Begin, each_bucket
+from jobs.history import Batch, Begin
 from jobs.key_groups import group_keys
 from jobs.learn_groups import LearnedGroups, learn_groups
 from jobs.packed_rows import KeyedRows
 from jobs.packets import Column, Layout, Records
 from jobs.spec import Learn
 from kalman.em import Evaluation, Learner
-from kalman.learning import learnable
+from kalman.learners import learnable
 from kalman.run import SortedRows
 from kalman.types import Filter
 

@@ -23,7 +23,7 @@ from jobs.owners import Owner
 from jobs.small_files import Files, files_of, hadoop_files
 
 if TYPE_CHECKING:
-    from jobs.tables import Warehouse
+    from jobs.delta import Warehouse
 
 FOLDER = "_leases"
 LAUNCHES = "launches"

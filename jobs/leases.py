@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from jobs import clock
+from jobs.delta import Warehouse
 from jobs.errors import UserError
 from jobs.generations import LIVE, SHADOW, Generation, all_of, one_of_two, taken, update
 from jobs.labels import label
 from jobs.launch import LAUNCH_VARIABLE
 from jobs.lease_log import Drive, LeaseLog
 from jobs.owners import HEARTBEAT_SECONDS, SIGN_SECONDS, Owner
-from jobs.tables import Warehouse
 
 LOCK_POLL_SECONDS = 0.1
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs import generations
-from jobs.tables import Warehouse, estimates, latest
+from jobs.delta import Warehouse
+from jobs.tables import estimates, latest
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

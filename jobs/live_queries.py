@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.followers import Query
 from jobs.labels import batches_labelled
 from jobs.progress import Progress
 from jobs.settings import Settings
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse, estimates
+from jobs.tables import estimates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,11 +41,11 @@ def following(
     Raises:
         UserError: another one runs.
     """
-    from jobs.follower_lease import held
+    from jobs.follower_status import held
     from jobs.leases import stream_lock
     from jobs.session import spark_session
+    from jobs.signals import stop_signal
     from jobs.spark_conf import interpreted_conf
-    from jobs.stream import stop_signal
 
     title = f"{verb} {spec.name}"
     with stream_lock(settings.warehouse, spec.name, what=verb), stop_signal() as stop:
@@ -153,7 +154,7 @@ class LiveQueries:
         """Let the running micro-batches finish, and raise what went wrong in one."""
         from pyspark.errors import PySparkException
 
-        from jobs.query import await_end, cause_of
+        from jobs.queries import await_end, cause_of
 
         stop = threading.Event()
         stop.set()

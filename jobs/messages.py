@@ -16,9 +16,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs import arrays
-from jobs.checked_rows import PAYLOAD, REASON, KeyTypes, check_rows, typed_columns
+from jobs.checked_rows import check_rows, typed_columns
 from jobs.errors import UserError, first_line
 from jobs.json_rows import read_objects
+from jobs.measurements_table import KeyTypes
+from jobs.quarantine_table import OFFSET, PARTITION, PAYLOAD, POSITION, REASON
 from jobs.row_files import Source as Columns
 from jobs.spec import ModelSpec
 from jobs.spec_source import Source
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 TOMBSTONE = "value: none (a tombstone)"
 NOT_AVRO = "value: not an Avro record of the schema"
-POSITION, PARTITION, OFFSET = "_position", "_partition", "_offset"
 REJECTED = f"{REASON} string, {PAYLOAD} string, {POSITION} string"
 _KEY_KINDS = ("string", "int", "bigint")
 

@@ -8,28 +8,14 @@ from __future__ import annotations
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.functions import named_functions
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-FIELDS = ("f", "h", "q", "jacobian")
-"""Fields of a process or an observation that name a function."""
-
-
-def named_functions(definition: Any) -> Iterator[str]:
-    """Yield every `module:function` that a definition names, however deep."""
-    if isinstance(definition, Mapping):
-        for field, value in definition.items():
-            if field in FIELDS and isinstance(value, str):
-                yield value
-            else:
-                yield from named_functions(value)
-    elif isinstance(definition, (list, tuple)):
-        for value in definition:
-            yield from named_functions(value)
 
 
 def files_to_ship(definition: Mapping[str, Any]) -> list[Path]:

@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from jobs.delta import Warehouse
 from jobs.keys import KeyKind, match
 from jobs.packed_rows import RowFormat, row_packer, select_columns, times_of, unpack_rows
 from jobs.packets import Column, Layout, Records, concat
@@ -25,7 +26,7 @@ from jobs.rules import NEVER, Events, Rules, RuleStates, apply_rules, joined, no
 from jobs.small_files import hadoop_files
 from jobs.spec import ModelSpec
 from jobs.spec_monitor import Monitor
-from jobs.tables import Warehouse, alerts
+from jobs.tables import alerts
 from jobs.times import duration_us
 
 if TYPE_CHECKING:

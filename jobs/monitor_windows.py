@@ -10,10 +10,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jobs.delta import Warehouse, of_transaction
 from jobs.small_files import hadoop_files
 from jobs.spec import ModelSpec
 from jobs.spec_monitor import Monitor
-from jobs.tables import Warehouse, of_transaction, windows
+from jobs.tables import windows
 from jobs.times import duration_us
 
 if TYPE_CHECKING:

@@ -11,33 +11,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jobs.delta import Warehouse
 from jobs.errors import UserError
+from jobs.measurements_table import create, marked, newest_landing
 from jobs.positions import delta_position, to_datetime
 from jobs.report import counted
-from jobs.tables import SNAPSHOTS, Warehouse, measurements
-from jobs.ticks import KEYS
+from jobs.spec_sections import PRETRAINED
+from jobs.tables import measurements
+from jobs.timed_start import meaning_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-    from jobs.checkpoints import Checkpoint
     from jobs.history import Batch
-    from jobs.keys import KeyKind
-    from jobs.packets import Layout
-    from jobs.routing import Routing
-    from jobs.snapshots import Manifest
+    from jobs.manifests import Manifest
     from jobs.spec import ModelSpec
     from kalman.types import Filter
-
-PRETRAINED = "pretrained"
-MARK = "history:"
-"""What `_origin` begins with in a marked row."""
-COLUMNS = f"{SNAPSHOTS}, meaning string"
-"""Of `new_keys/<model>`: a snapshot's, and what the state means (`meaning_of`)."""
 
 
 class Offer(NamedTuple):
@@ -45,35 +36,6 @@ class Offer(NamedTuple):
 
     manifest: Manifest
     keys: int
-
-
-def new_keys(model: str) -> str:
-    """Return the name of the table of a model's newly pretrained keys."""
-    return f"new_keys/{model}"
-
-
-def marked() -> Column:
-    """Tell of measurements if they are history that no stream reads which takes new keys."""
-    from pyspark.sql import functions as F
-
-    return F.coalesce(F.col("_origin").startswith(MARK), F.lit(False))
-
-
-def meaning_of(fingerprint: str, parameters: Mapping[str, Any]) -> str:
-    """Return what tells states of one meaning from others: those of this model, under these parameters."""
-    text = json.dumps([fingerprint, dict(parameters)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def newest_landing(warehouse: Warehouse, table: str, version: int) -> int | None:
-    """Return the newest version, up to one, that landed history of new keys; None: none did."""
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F
-
-    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
-    landed = history.filter(F.col("userMetadata").contains('"history": true') & (F.col("version") <= version))
-    row = landed.agg(F.max("version")).first()
-    return None if row is None or row[0] is None else int(row[0])
 
 
 def offer(
@@ -93,7 +55,7 @@ def offer(
 
 def _bases(warehouse: Warehouse, spec: ModelSpec, table: str) -> list[Manifest]:
     """Return the snapshots that the streams of a model run from, one for each set of parameters."""
-    from jobs import generations, snapshots
+    from jobs import generations, manifests
     from jobs.choice import origin
 
     fingerprint = spec.fingerprint()
@@ -104,7 +66,7 @@ def _bases(warehouse: Warehouse, spec: ModelSpec, table: str) -> list[Manifest]:
     ]
     if not going:
         identity = warehouse.table_id(table)
-        newest = snapshots.newest_startable(warehouse, spec.name, fingerprint, spec.source_kind, identity)
+        newest = manifests.newest_startable(warehouse, spec.name, fingerprint, spec.source_kind, identity)
         going = [] if newest is None else [newest]
     return list({meaning_of(fingerprint, one.parameters): one for one in going}.values())
 
@@ -170,7 +132,8 @@ def _filter_of(
     from jobs.key_groups import group_begin
     from jobs.learn import Window, each_key_learner
     from jobs.model_functions import ship
-    from kalman.learning import LEARNERS, maximum_likelihood
+    from kalman.learners import LEARNERS
+    from kalman.learning import maximum_likelihood
 
     definition = spec.definition()
     kernel = kalman.build(definition, base.parameters)
@@ -204,51 +167,6 @@ def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) 
     if count:
         warehouse.append(fresh.coalesce(1), table, (f"new-keys-{manifest.snapshot_id}", 1))
     return count
-
-
-def create(warehouse: Warehouse, model: str) -> str:
-    """Make the table of a model's newly pretrained keys unless it is there, and return its name."""
-    from jobs.ingest import MEASUREMENT_PROPERTIES
-
-    table = new_keys(model)
-    warehouse.create(table, COLUMNS, properties=MEASUREMENT_PROPERTIES)
-    return table
-
-
-def taken_by(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSpec) -> bool:
-    """Tell if a generation takes new keys: as its spec says when it begins, and then for its life.
-
-    Spark's checkpoint holds an offset for each source, so it cannot be given another one later. Where an earlier
-    generation took keys, those after it do, whatever their spec says: their state may come from that one and reflect
-    marked rows behind its position, which they would count again if they read them.
-    """
-    sources = checkpoint.sources()
-    if sources is not None:
-        return sources > 1
-    return spec.stream.new_keys == PRETRAINED or warehouse.exists(new_keys(spec.name))
-
-
-def offered(
-    warehouse: Warehouse,
-    spec: ModelSpec,
-    parameters: Mapping[str, Any],
-    kernel: Filter,
-    kind: KeyKind,
-    layout: Layout,
-    routing: Routing,
-) -> DataFrame:
-    """Return the states that are offered to a stream with these parameters, as packets that it takes in."""
-    from pyspark.sql import functions as F
-
-    from jobs.snapshots import seed_packets
-
-    table = create(warehouse, spec.name)
-    # All that there are at once: a key is to be known before its first row comes.
-    reader = warehouse.spark.readStream.format("delta").option("maxFilesPerTrigger", 1_000_000)
-    rows = reader.load(warehouse.path(table))
-    mine = rows.filter(F.col("meaning") == meaning_of(spec.fingerprint(), parameters))
-    packets = seed_packets(mine, kernel, kind, layout, routing)
-    return packets.select("bucket", F.lit(KEYS).alias("kind"), "payload")
 
 
 def lines(offers: list[Offer]) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError, first_line
-from jobs.tables import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from jobs.delta import Warehouse
 from jobs.errors import UserError
-from jobs.tables import Warehouse
 from jobs.times import TimeParser
 
 DELTA, KAFKA = "delta", "kafka"

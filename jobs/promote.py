@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from jobs.delta import Warehouse
+from jobs.loading import load_spec
 from jobs.report import Report
 from jobs.settings import Settings
-from jobs.spec import load_spec
-from jobs.tables import Warehouse
 
 
 def run(settings: Settings, model: str, generation: str | None = None, behind: bool = False) -> Report:

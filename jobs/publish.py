@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jobs.delta import Warehouse
 from jobs.errors import UserError
 from jobs.generations import LIVE
 from jobs.leases import Lease
 from jobs.model_functions import files_of
 from jobs.small_files import Files, hadoop_files
 from jobs.spec_sinks import Sinks
-from jobs.tables import Warehouse, estimates
+from jobs.tables import estimates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -219,7 +220,7 @@ def with_target(name: str, batch_id: int, write: Callable[[], object]) -> None:
         UserError: it failed.
     """
     from jobs.errors import RUN_FAILED
-    from jobs.query import cause_of
+    from jobs.queries import cause_of
 
     try:
         write()

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs import quarantine_table
+from jobs.delta import Warehouse, utc
 from jobs.errors import UserError
+from jobs.loading import load_spec
 from jobs.quarantine_table import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
 from jobs.report import Report, counted
 from jobs.settings import Settings
-from jobs.spec import load_spec
-from jobs.tables import Warehouse, utc
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

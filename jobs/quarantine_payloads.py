@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from jobs import arrays
-from jobs.checked_rows import REASON, KeyTypes, check_rows
+from jobs.checked_rows import check_rows
+from jobs.measurements_table import KeyTypes
+from jobs.quarantine_table import REASON
 from jobs.row_files import CORRUPT, Source
 from jobs.spec import ModelSpec
 

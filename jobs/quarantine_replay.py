@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from jobs import late_copies, quarantine_table
-from jobs.checked_rows import KeyTypes
+from jobs.delta import Warehouse
 from jobs.errors import UserError
+from jobs.measurements_table import KeyTypes
 from jobs.quarantine_payloads import judge
 from jobs.quarantine_table import REPLAYED, REPLAYING, TABLE
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse, need_measurements
+from jobs.tables import need_measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

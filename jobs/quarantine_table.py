@@ -7,19 +7,25 @@ held is never removed; what is not, `maintain` removes when it is old.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.positions import parse_time, to_datetime
-from jobs.spec_watch import QuarantineLimit
-from jobs.tables import QUARANTINE, Warehouse
+from jobs.spec_time import QuarantineLimit
+from jobs.tables import QUARANTINE
 from jobs.times import duration_us
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+REASON, PAYLOAD = "_reason", "_payload"
+
+POSITION, PARTITION, OFFSET = "_position", "_partition", "_offset"
 
 TABLE = "quarantine"
 HELD, REPLAYING, REPLAYED, DISCARDED = "held", "replaying", "replayed", "discarded"
@@ -177,3 +183,25 @@ def _since(text: str) -> datetime:
         time = to_datetime(parse_time(text, "--since"))
         assert time is not None
         return time
+
+
+def topic_quarantine(
+    rejected: DataFrame, model: str, topic: str, generation: str | None, batch_id: int | None
+) -> DataFrame:
+    """Give rejected messages (`_reason`, `_payload`, `_position`) the quarantine's columns."""
+    from pyspark.sql import functions as F
+
+    where = json.dumps({"generation": generation, "batch_id": batch_id})[1:-1]
+    position = F.col(POSITION)
+    if generation is not None:
+        position = F.concat(F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.lit(f", {where}}}"))
+    return rejected.select(
+        F.lit(model).alias("model"),
+        F.col(PAYLOAD).alias("payload"),
+        F.col(REASON).alias("reason"),
+        F.lit(f"kafka:{topic}").alias("source"),
+        position.alias("position"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+        F.lit(generation).cast("string").alias("generation"),
+        F.current_timestamp().alias("quarantined_at"),
+    )

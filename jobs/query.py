@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jobs import late_copies
-from jobs.errors import FULL, is_full
+from jobs.delta import Warehouse
 from jobs.generations import Generation
 from jobs.sink import Sink, Totals
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse, measurements
+from jobs.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -24,16 +21,10 @@ if TYPE_CHECKING:
     from jobs.fencing import Fence
     from jobs.latest import Latest
     from jobs.leases import Lease
+    from jobs.manifests import Manifest
     from jobs.profiler import Profiler
     from jobs.publish import Publisher
-    from jobs.snapshots import Manifest
     from jobs.spec_sinks import Sinks
-
-POLL_SECONDS = 0.2
-STATE_LOST = "CANNOT_LOAD_STATE_STORE"
-"""What Spark says where files of its state are missing or damaged."""
-FINISH_SECONDS = 120.0
-"""How long a stop waits for the running micro-batch before it interrupts it (which loses nothing)."""
 
 
 def start_query(
@@ -52,8 +43,9 @@ def start_query(
     takes the time of what the query does.
     """
     import kalman
-    from jobs import new_keys, snapshots
+    from jobs import measurements_table, snapshots, state_rows, timed_start
     from jobs.archive import ended_states
+    from jobs.around import SetAside, TakesKeys, with_kind
     from jobs.checkpoints import Checkpoint
     from jobs.estimates import estimate_format
     from jobs.fencing import Fence
@@ -63,12 +55,12 @@ def start_query(
     from jobs.keys import key_kind
     from jobs.model_functions import ship
     from jobs.packed_rows import PACKED, row_format, row_packer, select_columns
-    from jobs.processor import OUTPUT, FilterProcessor, Plan
+    from jobs.packet_kinds import OUTPUT, TIMED
+    from jobs.plan import Plan
+    from jobs.processor import FilterProcessor
     from jobs.routing import make_routing
-    from jobs.set_aside import SetAside
     from jobs.state_blocks import state_format
-    from jobs.take_keys import TakesKeys, with_kind
-    from jobs.ticks import TIMED, timed_packer
+    from jobs.ticks import timed_packer
     from jobs.timed_processor import TimedProcessor
     from jobs.timed_start import timed_seeds, timing_of
     from kalman.rounded import stored_as
@@ -109,7 +101,7 @@ def start_query(
     if committed is None:
         # The state begins in micro-batch 0, which may be tried many times: the snapshot is pinned, never "the newest".
         pinned = snapshots.verify(warehouse, manifest)
-        seeds = snapshots.seed_packets(pinned, kernel, kind, state.layout, routing)
+        seeds = state_rows.seed_packets(pinned, kernel, kind, state.layout, routing)
         if timing is not None:
             seeds = timed_seeds(warehouse, manifest, seeds, rows, routing)
         seeds = seeds.groupBy("bucket")
@@ -121,7 +113,7 @@ def start_query(
     if spec.inputs is not None:
         pins = InputPins(warehouse, spec, kind, generation)
         packer = with_inputs(packer, join_of(spec, rows), timing is not None)
-    takes_keys = new_keys.taken_by(warehouse, checkpoint, spec)
+    takes_keys = timed_start.taken_by(warehouse, checkpoint, spec)
     if takes_keys and timing is None:
         packer, packed_as = with_kind(packer), TIMED
     if profiler is not None:
@@ -129,10 +121,10 @@ def start_query(
     if generation.topic is None:
         source = _source(spark, warehouse, spec, generation)
         if takes_keys and "_origin" in source.columns:  # another tool's table may have none
-            source = source.filter(~new_keys.marked())
+            source = source.filter(~measurements_table.marked())
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
     else:
-        from jobs.set_aside import pack_messages
+        from jobs.around import pack_messages
         from jobs.topics import stream_of
 
         types = {name: schema[name].dataType.simpleString() for name in spec.naming_columns}
@@ -141,7 +133,7 @@ def start_query(
     if takes_keys:
         # Behind the measurements: what a checkpoint says of its first source is the stream's position.
         packed = packed.unionByName(
-            new_keys.offered(warehouse, spec, manifest.parameters, kernel, kind, state.layout, routing)
+            timed_start.offered(warehouse, spec, manifest.parameters, kernel, kind, state.layout, routing)
         )
         processor = TakesKeys(processor)
     if generation.topic is not None or spec.inputs is not None:
@@ -186,7 +178,7 @@ def _latest(
 ) -> Latest | None:
     """Return what keeps the latest states, with those that there are already; None where the spec wants none."""
     from jobs import latest
-    from jobs.export import states_at
+    from jobs.state_reader import states_at
 
     warehouse, generation = fence.warehouse, fence.lease.generation
 
@@ -244,38 +236,3 @@ def _has_keys(spec: ModelSpec) -> Column:
         f"with other key columns, behind the migration. Roll back, let that version take it in, and upgrade again"
     )
     return F.when(missing, F.raise_error(F.lit(said)).cast("boolean")).otherwise(F.lit(True))
-
-
-def await_end(query: StreamingQuery, stop: threading.Event) -> None:
-    """Wait for the query's end; on a stop signal let the running micro-batch finish first."""
-    while query.isActive and not stop.wait(POLL_SECONDS):
-        pass
-    if query.isActive:
-        running = query.status["isTriggerActive"]
-        before = _last_batch(query)
-        waited = 0.0
-        while running and query.isActive and _last_batch(query) == before and waited < FINISH_SECONDS:
-            time.sleep(POLL_SECONDS)
-            waited += POLL_SECONDS
-            running = query.status["isTriggerActive"]
-        query.stop()
-    problem = query.exception()
-    if problem is not None:
-        raise problem
-
-
-def _last_batch(query: StreamingQuery) -> int:
-    progress = query.lastProgress
-    return -1 if progress is None else int(progress["batchId"])
-
-
-def cause_of(error: BaseException) -> str:
-    """Return the line of an error that says most: the innermost exception raised in Python, else the first line."""
-    if is_full(error):
-        return FULL
-    ours = re.findall(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?\s*$", str(error), re.MULTILINE)
-    if ours:
-        return ours[-1][:600]
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if line.startswith(("jobs.", "kalman.", "ValueError", "StateMismatch"))]
-    return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:600]

@@ -13,12 +13,12 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from jobs.delta import Warehouse
 from jobs.errors import first_line
 from jobs.labels import label
 from jobs.lag import lag_of
 from jobs.progress_records import Lag, executed, record
 from jobs.spool import Spool, Writer
-from jobs.tables import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

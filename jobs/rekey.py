@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.arrow_lists import lists, matrix
+from jobs.arrays import lists, matrix
 from jobs.errors import UserError
 from jobs.keys import KeyKind, columns_of, key_kind, text_of
 from jobs.migration import function_named, wrong_states
@@ -25,7 +25,7 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.tables import Warehouse
+    from jobs.delta import Warehouse
 
 NEWEST = "newest"
 PART_KEYS = 65_536
@@ -237,7 +237,7 @@ def _mapper(way: Rekey, rest: list[str]) -> Callable[[Iterator[pa.RecordBatch]],
 
 def _merger(way: Rekey) -> Callable[[pa.Table], pa.Table]:
     def merge(table: pa.Table) -> pa.Table:
-        from jobs.snapshots import map_of
+        from jobs.state_rows import map_of
 
         needed = table.select([name for name in table.column_names if name not in ("extras", "part")])
         by = [(name, "ascending") for name in ("key", "event_time", "old_key")]

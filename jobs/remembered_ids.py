@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.block_store import Blocks
+from jobs.block_store import Blocks, due, touched
 from jobs.duplicates import Marks, marks_of, resent
-from jobs.idle_blocks import due, touched
 from jobs.keys import KeyKind, match
 from jobs.packed_rows import KeyedRows, RowFormat, RowId
+from jobs.packet_kinds import NEVER
 from jobs.packets import Column, Layout, Records, concat
 from jobs.state_blocks import StateFormat, format_of
-from jobs.waiting_rows import NEVER
 
 if TYPE_CHECKING:
     from jobs.spec import ModelSpec

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from jobs import choice, compatibility, generations
 from jobs.compatibility import HAND_OVER, Finding
+from jobs.delta import Warehouse
 from jobs.errors import UserError
-from jobs.export import export
+from jobs.exporting import export
 from jobs.generations import LIVE, SHADOW, Generation
 from jobs.owners import Owner
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse
 
 
 class Layout(NamedTuple):

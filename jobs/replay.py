@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from jobs.duplicates import repeated
 from jobs.filtering import filter_rows
-from jobs.order import order_rows
+from jobs.packed_rows import order_rows
 from kalman.run import KeyStates, Outputs, SortedRows, picked, run
 from kalman.types import Filter
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jobs.lease_log import LeaseLog
+from jobs.loading import load_spec
 from jobs.report import Report
 from jobs.settings import Settings
-from jobs.spec import load_spec
 from jobs.watch import log_name
 
 

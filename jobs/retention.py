@@ -21,7 +21,7 @@ from jobs.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation
 from jobs.spec_retention import Retention
 
 if TYPE_CHECKING:
-    from jobs.snapshots import Manifest
+    from jobs.manifests import Manifest
 
 GOOD = "good"
 _NEVER = datetime(1, 1, 1, tzinfo=UTC)

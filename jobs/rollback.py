@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobs.delta import Warehouse
 from jobs.errors import UserError
+from jobs.loading import load_spec
 from jobs.positions import said
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
-from jobs.spec import ModelSpec, load_spec
-from jobs.tables import Warehouse
+from jobs.spec import ModelSpec
 
 if TYPE_CHECKING:
     from jobs.generations import Generation

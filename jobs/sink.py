@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jobs.archive import archive
+from jobs.around import rejected_rows
 from jobs.batch_profile import FILTER, TO_DELTA
 from jobs.damage import half_written
 from jobs.estimates import EstimateFormat, unpack_estimates
@@ -23,15 +23,29 @@ from jobs.labels import label
 from jobs.late_rows import REASONS, refused_rows
 from jobs.latest import Latest
 from jobs.packed_rows import RowFormat
-from jobs.processor import BAD_STATE, ESTIMATES, LATE
+from jobs.packet_kinds import (
+    BAD_STATE,
+    BEHIND,
+    BEYOND,
+    CORRECTION,
+    DROPPED,
+    DUPLICATE,
+    ESTIMATES,
+    EXPIRED,
+    HELD,
+    LATE,
+    MARK,
+    RESENT,
+    SET_ASIDE,
+    TAKEN,
+    WAITING,
+    WITHOUT_INPUTS,
+)
 from jobs.publish import Publisher, with_target
-from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many
-from jobs.set_aside import SET_ASIDE, WITHOUT_INPUTS, rejected_rows, topic_quarantine
+from jobs.quarantine_table import OPTIONS, TABLE, identified, refusal, too_many, topic_quarantine
 from jobs.spark_conf import suit
-from jobs.spec_watch import QuarantineLimit
-from jobs.tables import estimates
-from jobs.take_keys import HELD, TAKEN
-from jobs.timing import BEHIND, BEYOND, CORRECTION, DROPPED, DUPLICATE, EXPIRED, MARK, RESENT, WAITING
+from jobs.spec_time import QuarantineLimit
+from jobs.tables import archive, estimates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

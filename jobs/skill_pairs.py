@@ -15,11 +15,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import kalman
-from jobs.arrow_lists import matrix
+from jobs.arrays import matrix
 from jobs.errors import UserError
-from jobs.filtering import MEASURED
-from jobs.forecast import takes_steps
-from jobs.spec import ModelSpec
+from jobs.estimates import MEASURED
+from jobs.spec import ModelSpec, takes_steps
 from jobs.spec_forecast import ForecastSkill
 from jobs.times import MIN_US, duration_us
 from kalman.forecast import check_measuring, forecast, interval, variances

@@ -3,107 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
-from jobs.arrow_lists import lists, matrix
+from jobs.delta import Warehouse
 from jobs.errors import UserError, first_line
-from jobs.keys import KeyKind, identity_arrays, identity_expressions, integer_keys
-from jobs.packets import Layout, Records
-from jobs.positions import DELTA, rank
-from jobs.processor import SEED
-from jobs.routing import Routing, bucket_of
+from jobs.manifests import GOOD, REMOVED, Manifest, all_of, find, record
 from jobs.spark_conf import suited
-from jobs.spec import ModelSpec
-from jobs.tables import MANIFESTS, SNAPSHOTS, Warehouse, utc
-from kalman.types import Filter
+from jobs.state_rows import measure, read_rows
+from jobs.tables import MANIFESTS, SNAPSHOTS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import DataFrame
 
     from jobs.waiting_table import Held
-
-GOOD, REMOVED = "good", "removed"
-"""`removed`: `maintain` has taken its rows away. The manifest stays, as it says what generations began from."""
-STATE_ROWS = (
-    "state_index bigint, event_time bigint, mean array<double>, covariance array<double>, log_likelihood double, "
-    "extras map<string, array<double>>"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """One snapshot as its manifest row says it is."""
-
-    snapshot_id: str
-    model: str
-    model_version: int
-    fingerprint: str
-    parameters: dict[str, Any]
-    position: dict[str, Any]
-    key_count: int
-    checksum: str
-    rows: int
-    snapshots_version: int
-    spec: str
-    status: str = GOOD
-    cut: datetime | None = None
-    learn_from: datetime | None = None
-    learn_to: datetime | None = None
-    generation: str | None = None
-    batch_id: int | None = None
-    parent: str | None = None
-    committed_at: datetime | None = None
-    waiting: dict[str, Any] | None = None
-    """Of a model whose rows wait for a watermark: that, and the rows that wait (`jobs.waiting_table`)."""
-    inputs: dict[str, Any] | None = None
-    """Of a model with inputs: the version of their table that the last rows had (`jobs.inputs_table.Version`)."""
-
-    @property
-    def version(self) -> int:
-        """Return how far in its source rows are reflected: a version, or a topic's sum of offsets."""
-        return rank(self.position)
-
-    def model_spec(self) -> ModelSpec:
-        """Return the spec as it was when the snapshot was made: what its states mean."""
-        return ModelSpec.model_validate_json(self.spec)
-
-
-def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.RecordBatch]:
-    """Turn state records into Arrow rows: key, then the columns of `STATE_ROWS`."""
-    step = 65_536
-    for start in range(0, records.size, step):
-        part = records.slice(start, min(start + step, records.size))
-        arrays = part.arrays
-        mean, covariance, extras = kernel.snapshot(np.ascontiguousarray(arrays["values"], np.float64))
-        key = pa.array(integer_keys(np.ascontiguousarray(arrays["route"]))) if integer else part.text
-        yield pa.RecordBatch.from_arrays(
-            [
-                key,
-                pa.array(np.ascontiguousarray(arrays["count"])),
-                pa.array(np.ascontiguousarray(arrays["event_time"])),
-                lists(mean),
-                lists(covariance),
-                pa.array(np.ascontiguousarray(arrays["log_likelihood"])),
-                map_of(extras, part.size),
-            ],
-            ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"],
-        )
-
-
-def typed_states(rows: DataFrame) -> DataFrame:
-    """Return state rows as a snapshot has them: the key as text, the event time as a timestamp."""
-    from pyspark.sql import functions as F
-
-    return rows.withColumn("key", F.col("key").cast("string")).withColumn(
-        "event_time", F.timestamp_micros("event_time")
-    )
 
 
 def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Held | None = None) -> Manifest:
@@ -194,51 +106,6 @@ def _again(warehouse: Warehouse, row: DataFrame) -> None:
         merge.withSchemaEvolution().whenMatchedUpdateAll(f"t.status = '{REMOVED}'").execute()
 
 
-def read_rows(warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None) -> DataFrame:
-    """Read a snapshot's state rows."""
-    from pyspark.sql import functions as F
-
-    frame = warehouse.read("snapshots", version)
-    return frame.filter((F.col("model") == model) & (F.col("snapshot_id") == snapshot_id))
-
-
-def measure(rows: DataFrame) -> tuple[int, str, int]:
-    """Return the key count, the checksum and the measurements reflected of state rows.
-
-    The checksum is the sum, modulo 2^64, of a 64-bit hash of each row: no order of rows changes it.
-    """
-    from pyspark.sql import functions as F
-
-    columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood"]
-    hashed = rows.select("state_index", F.xxhash64(*columns, F.map_entries("extras")).alias("hash"))
-    # Sums of halves, 32 bits each, are 64-bit integers for up to two billion keys; decimals take several times as long.
-    row = hashed.agg(
-        F.count("*").alias("count"),
-        F.sum(F.shiftright("hash", 32)).alias("high"),
-        F.sum(F.col("hash").bitwiseAND(F.lit(0xFFFFFFFF))).alias("low"),
-        F.sum("state_index").alias("rows"),
-    ).first()
-    assert row is not None
-    checksum = (((row["high"] or 0) << 32) + (row["low"] or 0)) % (1 << 64)
-    return int(row["count"]), f"{checksum:016x}", int(row["rows"] or 0)
-
-
-def find(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
-    """Return a snapshot's manifest, or None if the snapshot does not exist, or does no longer."""
-    found = record(warehouse, snapshot_id)
-    return None if found is None or found.status == REMOVED else found
-
-
-def record(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
-    """Return a snapshot's manifest, also if its rows are gone, or None if there never was such a snapshot."""
-    from pyspark.sql import functions as F
-
-    if not warehouse.exists("manifests"):
-        return None
-    row = warehouse.read("manifests").filter(F.col("snapshot_id") == snapshot_id).first()
-    return None if row is None else _manifest(row)
-
-
 def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
     """Take snapshots away: the manifests are marked first, in one commit, so that none is there without its rows.
 
@@ -263,37 +130,6 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
         if gone and warehouse.exists(table) and not warehouse.read(table).filter(mine).isEmpty():
             with warehouse.lock(table):
                 DeltaTable.forPath(warehouse.spark, warehouse.path(table)).delete(mine)
-
-
-def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
-    """Return the manifests, of one model or of all, in the order in which their rows were committed."""
-    from pyspark.sql import functions as F
-
-    if not warehouse.exists("manifests"):
-        return []
-    frame = warehouse.read("manifests")
-    if model is not None:
-        frame = frame.filter(F.col("model") == model)
-    return [_manifest(row) for row in frame.orderBy("snapshots_version", "snapshot_id").collect()]
-
-
-def newest_startable(
-    warehouse: Warehouse, model: str, fingerprint: str, source: str = DELTA, table: str | None = None
-) -> Manifest | None:
-    """Return the good snapshot of this very model that reflects most, among those that a stream may start from.
-
-    With the id of the measurements `table`, none of a table that was there before it.
-    """
-    fit = [
-        one
-        for one in all_of(warehouse, model)
-        if one.status == GOOD
-        and one.cut is None
-        and one.fingerprint == fingerprint
-        and one.position["source"] == source
-        and (table is None or one.position.get("id", table) == table)
-    ]
-    return max(fit, key=lambda one: (one.version, one.snapshots_version), default=None)
 
 
 def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
@@ -357,84 +193,3 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
             1,
         )
     return rows
-
-
-def seed_packets(
-    rows: DataFrame, kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing
-) -> DataFrame:
-    """Pack a snapshot's rows for the stream's initial state: (bucket, packet of state records)."""
-    from pyspark.sql import functions as F
-
-    _, _, extras = kernel.snapshot(kernel.initial(1))
-    widths = {name: array.shape[0] for name, array in extras.items()}
-    named: list[Column] = [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]
-    columns = rows.select(
-        *identity_expressions(kind, F.col("key")),
-        F.unix_micros("event_time").alias("event_time"),
-        F.col("state_index").alias("count"),
-        "log_likelihood",
-        "mean",
-        "covariance",
-        *named,
-    )
-    return columns.mapInArrow(_seeder(kernel, kind, layout, routing, widths), SEED)
-
-
-def _seeder(
-    kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing, widths: dict[str, int]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    n, labels = len(kernel.states), np.asarray(routing.labels)
-
-    def seed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            names = ["identity"] if kind.integer else ["identity", "check"]
-            arrays = identity_arrays({name: batch.column(name).to_numpy() for name in names})
-            for name in ("event_time", "count", "log_likelihood"):
-                arrays[name] = batch.column(name).to_numpy()
-            extras = {
-                name: matrix(batch.column(f"x{i}"), width, name)
-                for i, (name, width) in enumerate(widths.items())
-            }
-            mean, covariance = (
-                matrix(batch.column("mean"), n, "mean"),
-                matrix(batch.column("covariance"), n * n, "covariance"),
-            )
-            arrays["values"] = kernel.restore(mean, covariance, extras)
-            records = Records(arrays, None if kind.integer else batch.column("text"))
-            bucket = bucket_of(arrays["route"], len(labels))
-            for number in np.unique(bucket):
-                part = records.take(np.flatnonzero(bucket == number))
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array([labels[number]], pa.int32()), pa.array([layout.encode(part)], pa.binary())],
-                    ["bucket", "payload"],
-                )
-
-    return seed
-
-
-def map_of(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:
-    """Turn named (d, N) arrays into N maps from name to d numbers; null where there are none."""
-    kind = pa.map_(pa.string(), pa.list_(pa.float64()))
-    if not extras:
-        return pa.nulls(size, kind)
-    columns = [lists(array) for array in extras.values()]
-    order = (np.arange(size)[:, None] + size * np.arange(len(columns))).ravel()
-    items = pa.concat_arrays(columns).take(pa.array(order))
-    names = pa.array(list(extras) * size, pa.string())
-    offsets = pa.array(np.arange(size + 1, dtype=np.int32) * np.int32(len(columns)))
-    return pa.MapArray.from_arrays(offsets, names, items)
-
-
-def _manifest(row: Row) -> Manifest:
-    values = utc(row.asDict())
-    return Manifest(
-        **{
-            **values,
-            "parameters": json.loads(values["parameters"] or "{}"),
-            "position": json.loads(values["position"]),
-            "waiting": json.loads(values.get("waiting") or "null"),
-            "inputs": json.loads(values.get("inputs") or "null"),
-        }
-    )

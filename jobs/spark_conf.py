@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.class_archive import archive_conf
+from jobs.spark_class_archive import archive_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from jobs.spec_errors import wrong
-from jobs.spec_sections import Section, check_duration
+from jobs.spec_sections import Number, Section, check_duration
 from jobs.times import duration_us
 
 
@@ -143,3 +143,17 @@ class Order(Section):
         rows = {} if self.rows is None else {"rows": self.rows}
         # With a clock the operator is another to Spark; by how much it waits may change.
         return {"kind": self.kind, **rows, **({} if self.patience is None else {"patience": True})}
+
+
+class QuarantineLimit(Section):
+    """How much may go to quarantine before a micro-batch, or a file, fails as a whole instead."""
+
+    fail_above: Number = Field(
+        ge=0,
+        lt=1,
+        description="part of the rows of a micro-batch, or of a landed file, that may be quarantined, such as 0.1; "
+        "where it is more, nothing of them is written and the command fails",
+    )
+    fail_from: int = Field(
+        default=1, ge=1, description="rows that have to be quarantined at once for the part to count"
+    )

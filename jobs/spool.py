@@ -19,8 +19,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jobs.delta import Warehouse
 from jobs.progress_records import COLUMNS, SCHEMA
-from jobs.tables import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,24 +6,20 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from jobs.alarms import alarms
+from jobs.delta import Warehouse
 from jobs.errors import UserError
-from jobs.follower_status import follower_table, followers, given_up
+from jobs.follower_status import follower_table
+from jobs.loading import load_spec, spec_files
+from jobs.model_status import ENDED, model_status
 from jobs.positions import KAFKA, said
-from jobs.progress_records import Lag
 from jobs.quarantine_table import held_by_model
 from jobs.report import Report, show_again
 from jobs.settings import Settings
-from jobs.spec import load_spec, spec_files
-from jobs.tables import Warehouse, measurements
 from jobs.times import duration_us
 
 if TYPE_CHECKING:
-    from jobs.generations import Generation
-    from jobs.snapshots import Manifest
+    pass
 
-
-ENDED = ("retired", "removed")
-"""Generations that nothing drives."""
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
 
@@ -67,15 +63,16 @@ def _duration(text: str) -> float:
 
 
 def _look(settings: Settings, warehouse: Warehouse, model: str | None, after: float | None) -> Report:
-    from jobs import generations, snapshots
+    from jobs import generations
+    from jobs import manifests as snapshot_manifests
 
     names = [load_spec(model, settings.models).name] if model else _spec_names(settings)
-    manifests, lineages = snapshots.all_of(warehouse), generations.all_of(warehouse)
+    manifests, lineages = snapshot_manifests.all_of(warehouse), generations.all_of(warehouse)
     if model is None:
         names = sorted({*names, *(one.model for one in manifests), *(one.model for one in lineages)})
     quarantined = held_by_model(warehouse)
     data = [
-        _model(
+        model_status(
             warehouse,
             name,
             [one for one in manifests if one.model == name],
@@ -98,90 +95,6 @@ def _spec_names(settings: Settings) -> list[str]:
         return [path.stem for path in spec_files(settings.models)]
     except UserError:
         return []  # a warehouse can be looked at without the specs
-
-
-def _model(
-    warehouse: Warehouse, name: str, manifests: list[Manifest], lineages: list[Generation], quarantined: int
-) -> dict[str, Any]:
-    table = measurements(name)
-    landed = warehouse.exists(table)
-    version = warehouse.latest_version(table) if landed else None
-    return {
-        "model": name,
-        "measurements": {
-            "version": version,
-            "rows": warehouse.read(table).count() if landed else 0,
-            "quarantined": quarantined,
-        },
-        "snapshots": [
-            {
-                "snapshot": one.snapshot_id,
-                "model_version": one.model_version,
-                "version": one.version,
-                "cut": one.cut,
-                "keys": one.key_count,
-                "rows": one.rows,
-                "status": one.status,
-                "committed_at": one.committed_at,
-            }
-            for one in manifests
-        ],
-        "generations": [_lineage(warehouse, one, version) for one in lineages],
-        "followers": followers(warehouse, name),
-        "given_up": given_up(warehouse, name),
-    }
-
-
-def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
-    from jobs.checkpoints import Checkpoint
-    from jobs.generations import position_of
-    from jobs.lag import table_lag
-    from jobs.owners import Owner
-    from jobs.spool import Spool
-
-    checkpoint = Checkpoint(warehouse, one.checkpoint)
-    damage = checkpoint.damage()
-    done = None if damage else checkpoint.progressed()
-    version = one.start_version if done is None else done.version
-    holder = Owner.parse(one.owner)
-    progress = None if one.status in ENDED else Spool(warehouse, one.model).newest(one.generation)
-    last_batch_at = None if done is None else checkpoint.committed_at(done.batch)
-    if one.status in ENDED or newest is None and one.topic is None:
-        lag = Lag()
-    elif one.topic is not None:
-        lag = _topic_lag(progress, last_batch_at)
-    else:
-        lag = table_lag(warehouse, measurements(one.model), version)
-    running = holder is not None and holder.alive(one.heartbeat)
-    return {
-        "generation": one.generation,
-        "model_version": one.model_version,
-        "status": one.status,
-        "snapshot": one.snapshot_id,
-        "batches": 0 if done is None else done.batch + 1,
-        "version": version,
-        "position": one.start_position if damage else position_of(warehouse, one),
-        "versions_behind": None
-        if one.topic is not None or newest is None or one.status in ENDED
-        else max(0, newest - version),
-        "rows_behind": lag.rows,
-        "seconds_behind": lag.seconds,
-        "last_batch_at": last_batch_at,
-        "progress": progress,
-        "driver": None if holder is None or not running else {"host": holder.host, "pid": holder.pid},
-        # A lease whose driver is gone: it was killed, and the next start goes on from the checkpoint.
-        "driver_lost": holder is not None and not running,
-        "heartbeat": one.heartbeat,
-        "last_error": f"the checkpoint is damaged: {damage}" if damage else one.last_error,
-    }
-
-
-def _topic_lag(progress: dict[str, Any] | None, last_batch_at: datetime | None) -> Lag:
-    """Return the lag behind a topic as the last micro-batch knew it: to know more takes the broker."""
-    rows = None if progress is None else progress["lag_rows"]
-    if not rows or last_batch_at is None:
-        return Lag(rows, None if rows is None else 0.0)
-    return Lag(rows, (datetime.now(UTC) - last_batch_at).total_seconds())
 
 
 def _table(root: str, data: list[dict[str, Any]]) -> Any:

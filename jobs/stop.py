@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import getpass
-import time
 from datetime import UTC, datetime, timedelta
 
-from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.lease_log import Hold, LeaseLog
+from jobs.loading import load_spec
 from jobs.owners import machine
 from jobs.report import Report
 from jobs.settings import Settings
-from jobs.spec import load_spec
+from jobs.stopping import end_driver, is_there
 from jobs.times import duration_us
-from jobs.watch import SILENT, Sight, log_name, look, resume_command
-
-POLL_SECONDS = 0.5
+from jobs.watch import Sight, log_name, look, resume_command
 
 
 def run(
@@ -47,45 +45,10 @@ def run(
     if not restart:
         until = None if hold is None else datetime.now(UTC) + _duration("--hold", hold)
         log.put_hold(Hold(f"stopped by {getpass.getuser()} on {machine()}", datetime.now(UTC), until))
-    if needed and not _there(look(log)):
+    if needed and not is_there(look(log)):
         raise UserError(f"nothing drives the {what} of {name}", ALREADY_RUNNING)
     was = end_driver(log, longest, "by command")
     return _report(name, what, was, log)
-
-
-def end_driver(log: LeaseLog, longest: timedelta, reason: str) -> Sight:
-    """Ask the driver of a stream, or of what follows it, to end, wait until it has; return what was seen of it before.
-
-    Raises:
-        UserError: it has not ended in time, or gives no sign of life.
-    """
-    was = sight = look(log)
-    ask(log, sight, reason)
-    deadline = time.monotonic() + longest.total_seconds()
-    while _there(sight):
-        if sight.state == SILENT:
-            raise UserError(f"{sight.text()}: kill it, nothing is lost by that", RUN_FAILED)
-        if time.monotonic() > deadline:
-            waited = f"{longest.total_seconds() / 60:g} min"
-            raise UserError(
-                f"{sight.text()}, after {waited} still: it may be in a long micro-batch", RUN_FAILED
-            )
-        time.sleep(POLL_SECONDS)
-        sight = look(log)
-        if sight.launch != was.launch or sight.drive is not None and was.drive is None:
-            ask(log, sight, reason)  # it had no lease yet, or another has begun
-    return was
-
-
-def _there(sight: Sight) -> bool:
-    return sight.driven or sight.state == SILENT
-
-
-def ask(log: LeaseLog, sight: Sight, reason: str) -> None:
-    """Leave a request to end for a driver that runs or starts, once."""
-    for record in (sight.drive, sight.launch):
-        if sight.driven and record is not None and log.asked_to_stop(record) is None:
-            log.ask_to_stop(record, reason)
 
 
 def _report(name: str, what: str, was: Sight, log: LeaseLog) -> Report:

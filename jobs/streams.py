@@ -15,14 +15,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from jobs.delta import Warehouse
+from jobs.driver import Driver
 from jobs.errors import UserError, first_line
+from jobs.loading import load_spec
 from jobs.progress import Progress
 from jobs.report import Report
 from jobs.settings import Settings
-from jobs.spec import ModelSpec, load_spec
-from jobs.stream import Driver, stop_signal
-from jobs.tables import Warehouse, need_measurements
-from jobs.triggers import AVAILABLE_NOW, trigger_seconds
+from jobs.signals import stop_signal
+from jobs.spec import ModelSpec
+from jobs.tables import need_measurements
+from jobs.times import AVAILABLE_NOW, trigger_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

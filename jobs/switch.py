@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from jobs import generations
 from jobs.damage import refuse_damaged
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.generations import LIVE, RETIRED, SHADOW, Generation, position_of, reached
 from jobs.positions import said
-from jobs.tables import Warehouse
 
 
 class Behind(UserError):

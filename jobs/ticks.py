@@ -11,12 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.packed_rows import Packer, RowFormat, row_packer, times_of
+from jobs.packet_kinds import NEVER, ROWS, TICK
 from jobs.routing import Routing
-from jobs.waiting_rows import NEVER
-
-TIMED = "bucket int, kind int, payload binary"
-TICK, ROWS, KEYS, IDS = 0, 1, 2, 3
-"""Kinds of packets: the newest event time of an Arrow batch, for every bucket; rows; states of new keys; ids."""
 
 
 def timed_packer(fmt: RowFormat, routing: Routing) -> Packer:

@@ -14,19 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.advance import advance, gather, put
-from jobs.block_store import Blocks
+from jobs.block_store import Blocks, decoded, due, touched, unknown
 from jobs.duplicates import chosen, repeated
-from jobs.idle_blocks import due, touched
 from jobs.keys import match
 from jobs.packed_rows import KeyedRows, keyed_rows
-from jobs.packets import Column, Layout, Records, concat
-from jobs.processor import accepted, late_rows, put_out, rows_of, without_state
-from jobs.remembered_ids import RememberedIds
-from jobs.replay import replay
-from jobs.routing import block_of
-from jobs.state_blocks import StateFormat
-from jobs.take_keys import decoded, unknown
-from jobs.timing import (
+from jobs.packet_kinds import (
     BEHIND,
     BEYOND,
     CORRECTION,
@@ -34,15 +26,22 @@ from jobs.timing import (
     DUPLICATE,
     EXPIRED,
     MARK,
+    NEVER,
     RESENT,
     WAITING,
-    Stores,
 )
-from jobs.waiting_rows import NEVER, PARTS, Clock, WaitingRows
+from jobs.packets import Column, Layout, Records, concat
+from jobs.plan import accepted, late_rows, put_out, rows_of, without_state
+from jobs.remembered_ids import RememberedIds
+from jobs.replay import replay
+from jobs.routing import block_of
+from jobs.state_blocks import StateFormat
+from jobs.timing import Stores
+from jobs.waiting_rows import PARTS, Clock, WaitingRows
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states, picked
 
 if TYPE_CHECKING:
-    from jobs.processor import Plan
+    from jobs.plan import Plan
 
 SEEN = Column("seen", "<i8")
 

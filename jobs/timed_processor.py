@@ -12,18 +12,27 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.block_store import map_store
-from jobs.processor import STATE, STATES_BY_BLOCK, Plan
-from jobs.ticks import IDS, ROWS, newest_of
+from jobs.packet_kinds import (
+    BASE,
+    CLOCK,
+    ENDED,
+    IDS,
+    REMEMBERED,
+    RING,
+    ROWS,
+    SEEN,
+    STATE,
+    STATES,
+    STATES_BY_BLOCK,
+    WAIT,
+)
+from jobs.plan import Plan
+from jobs.ticks import newest_of
 from jobs.timed_bucket import TimedBucket
 from jobs.timing import Stores
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
-
-STATES = 0
-"""Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows, those of `IDS` ids."""
-WAIT, CLOCK, ENDED, RING, BASE, SEEN = "waiting", "clock", "ended", "ring", "base", "seen"
-REMEMBERED = "remembered"
 
 
 class TimedProcessor(StatefulProcessor):

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from jobs import ids_table, waiting_table
+from jobs import ids_table, waiting_rows, waiting_table
+from jobs.delta import Warehouse
+from jobs.manifests import Manifest
+from jobs.measurements_table import create, new_keys
 from jobs.packed_rows import RowFormat
+from jobs.packet_kinds import KEYS, NEVER, STATES
 from jobs.remembered_ids import ids_format
 from jobs.routing import Routing
-from jobs.snapshots import Manifest
 from jobs.spec import ModelSpec
-from jobs.tables import Warehouse
-from jobs.timed_processor import STATES
+from jobs.spec_sections import PRETRAINED
 from jobs.timing import Timing
-from jobs.waiting_rows import NEVER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jobs.checkpoints import Checkpoint
+    from jobs.keys import KeyKind
+    from jobs.packets import Layout
+    from kalman.types import Filter
 
 
 def timing_of(spec: ModelSpec, fmt: RowFormat, manifest: Manifest | None = None) -> Timing:
@@ -25,7 +37,7 @@ def timing_of(spec: ModelSpec, fmt: RowFormat, manifest: Manifest | None = None)
     began, newest = waits.get("watermark"), waits.get("newest")
     return Timing(
         spec.order.delay_us,
-        waiting_table.row_format_of(spec, fmt),
+        waiting_rows.row_format_of(spec, fmt),
         NEVER if began is None else began,
         spec.order.waits,
         spec.duplicates is not None and spec.duplicates.action == "drop",
@@ -51,3 +63,45 @@ def timed_seeds(
         return seeds
     seeds = seeds.unionByName(waiting_table.packets(held.rows, fmt, routing))
     return seeds if held.ids is None else seeds.unionByName(ids_table.packets(held.ids, fmt, routing))
+
+
+def meaning_of(fingerprint: str, parameters: Mapping[str, Any]) -> str:
+    """Return what tells states of one meaning from others: those of this model, under these parameters."""
+    text = json.dumps([fingerprint, dict(parameters)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def taken_by(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSpec) -> bool:
+    """Tell if a generation takes new keys: as its spec says when it begins, and then for its life.
+
+    Spark's checkpoint holds an offset for each source, so it cannot be given another one later. Where an earlier
+    generation took keys, those after it do, whatever their spec says: their state may come from that one and reflect
+    marked rows behind its position, which they would count again if they read them.
+    """
+    sources = checkpoint.sources()
+    if sources is not None:
+        return sources > 1
+    return spec.stream.new_keys == PRETRAINED or warehouse.exists(new_keys(spec.name))
+
+
+def offered(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    parameters: Mapping[str, Any],
+    kernel: Filter,
+    kind: KeyKind,
+    layout: Layout,
+    routing: Routing,
+) -> DataFrame:
+    """Return the states that are offered to a stream with these parameters, as packets that it takes in."""
+    from pyspark.sql import functions as F
+
+    from jobs.state_rows import seed_packets
+
+    table = create(warehouse, spec.name)
+    # All that there are at once: a key is to be known before its first row comes.
+    reader = warehouse.spark.readStream.format("delta").option("maxFilesPerTrigger", 1_000_000)
+    rows = reader.load(warehouse.path(table))
+    mine = rows.filter(F.col("meaning") == meaning_of(spec.fingerprint(), parameters))
+    packets = seed_packets(mine, kernel, kind, layout, routing)
+    return packets.select("bucket", F.lit(KEYS).alias("kind"), "payload")

@@ -10,6 +10,10 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 
+from jobs.errors import UserError
+
+AVAILABLE_NOW = "available-now"
+
 EPOCH_FORMATS = {"epoch_seconds": 1_000_000, "epoch_milliseconds": 1_000, "epoch_microseconds": 1}
 UNIT_US = {
     "microsecond": 1,
@@ -177,3 +181,20 @@ def _offset(zone: str) -> int | None:
         return None
     value = (hours * 60 + minutes) * 60_000_000
     return -value if zone[0] == "-" else value
+
+
+def trigger_seconds(trigger: str) -> float | None:
+    """Return the seconds between micro-batches; None: take in what is there, then end.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if trigger == AVAILABLE_NOW:
+        return None
+    try:
+        seconds = float(trigger)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
+        raise UserError(f"--trigger {trigger}: give {AVAILABLE_NOW}, or a number of seconds")
+    return seconds

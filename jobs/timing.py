@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jobs.block_store import Store
+from jobs.packet_kinds import NEVER
 from jobs.state_blocks import StateFormat
-from jobs.waiting_rows import NEVER
-
-BEHIND, WAITING, DUPLICATE, DROPPED, EXPIRED = 3, 4, 5, 6, 7
-"""Kinds of output packets beside those of `jobs.processor`: rows behind the watermark; how many rows wait; rows that
-repeat another, or how many such were dropped; last states of keys that ended."""
-BEYOND, CORRECTION, MARK, RESENT = 8, 10, 11, 13
-"""And, where late rows are replayed: rows older than the kept ones; estimates in the place of earlier ones. Of all: the
-watermark, which stands in the place of the number of rows. Where rows have ids: those with the id of another."""
 
 
 class Timing(NamedTuple):

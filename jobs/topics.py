@@ -16,16 +16,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jobs.checked_rows import PAYLOAD, REASON, KeyTypes, measurement_columns
+from jobs.checked_rows import measurement_columns
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.kafka import Offsets, bounds, refuse_lost, spark_options, starting
 from jobs.labels import batches_labelled
-from jobs.messages import OFFSET, PARTITION, POSITION, judged, key_types
+from jobs.measurements_table import KeyTypes
+from jobs.messages import judged, key_types
 from jobs.positions import landed_offsets, offsets_of, said
-from jobs.quarantine_table import keep, refusal, too_many
+from jobs.quarantine_table import OFFSET, PARTITION, PAYLOAD, POSITION, REASON, keep, refusal, too_many
 from jobs.spec import ModelSpec
 from jobs.spec_source import Source
-from jobs.tables import Warehouse, measurements
+from jobs.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -119,7 +121,7 @@ class Landing:
         """Land a micro-batch. Running it again changes nothing."""
         from pyspark.sql import functions as F
 
-        from jobs.set_aside import topic_quarantine
+        from jobs.quarantine_table import topic_quarantine
 
         spec, source = self.spec, source_of(self.spec)
         app = f"ingest-{spec.name}-{self.checkpoint.query_id()}"
@@ -181,7 +183,7 @@ def land(
     from pyspark.errors import PySparkException
 
     from jobs.checkpoints import Checkpoint
-    from jobs.query import await_end, cause_of
+    from jobs.queries import await_end, cause_of
 
     source = source_of(spec)
     types = prepare(warehouse, spec)
@@ -207,7 +209,7 @@ def land(
 
 def prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
     """Make the measurements table of a topic if it is not there, and return the types of its key columns."""
-    from jobs.ingest import MEASUREMENT_PROPERTIES, key_types_in
+    from jobs.measurements_table import MEASUREMENT_PROPERTIES, key_types_in
 
     table = measurements(spec.name)
     if warehouse.exists(table):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jobs.delta import Warehouse
 from jobs.errors import UserError
-from jobs.snapshots import all_of
-from jobs.spec import EARLIER, ModelSpec, load_spec
+from jobs.loading import load_spec
+from jobs.manifests import all_of
+from jobs.spec import EARLIER, ModelSpec
 from jobs.spec_migrate import Rekeying, Way
-from jobs.tables import Warehouse
 
 
 class Step(NamedTuple):

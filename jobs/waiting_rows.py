@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jobs.block_store import Store
+from jobs.packed_rows import RowFormat
+from jobs.packet_kinds import NEVER
 from jobs.packets import Column, Layout, Records, concat
-from jobs.state_blocks import StateFormat
+from jobs.state_blocks import StateFormat, format_of
+
+if TYPE_CHECKING:
+    from jobs.spec import ModelSpec
 
 SLOTS = 4
 """Slots in the delay."""
 MANY = 32
 """Parts of a slot that are joined into one."""
-NEVER = np.iinfo(np.int64).min
-"""The watermark before any row has come."""
 
 PARTS = Layout(
     (Column("part", "<i8"), Column("slot", "<i8"), Column("first", "<i8"), Column("rows", "<i8")), text=False
@@ -141,3 +144,19 @@ class WaitingRows:
         entry = {"part": number, "slot": slot, "first": rows.arrays["time"].min(), "rows": rows.size}
         one = Records({name: np.array([value], np.int64) for name, value in entry.items()}, None)
         self.parts = concat([self.parts, one])
+
+
+def row_format_of(spec: ModelSpec, fmt: RowFormat) -> StateFormat:
+    """Return how a model's waiting rows are stored in the stream's state."""
+    meaning = {
+        "model": spec.name,
+        "version": spec.version,
+        "waiting": [
+            fmt.time,
+            *fmt.measurement,
+            *fmt.control,
+            *([] if fmt.row_id is None else [fmt.row_id.column]),
+        ],
+        "key": dict(zip(fmt.kind.columns, fmt.kind.types, strict=True)),
+    }
+    return format_of(meaning, fmt.layout)

@@ -12,22 +12,22 @@ import numpy as np
 import pyarrow as pa
 
 from jobs import ids_table
-from jobs.arrow_lists import lists
+from jobs.arrays import lists
+from jobs.delta import Warehouse
 from jobs.keys import identity_expressions, integer_keys, text_of
 from jobs.packed_rows import RowFormat, id_columns, ids_of
+from jobs.packet_kinds import NEVER, TIMED
 from jobs.pinned_rows import Pinned, pinned, write_rows
 from jobs.routing import Routing
-from jobs.state_blocks import StateFormat, format_of
+from jobs.state_blocks import StateFormat
 from jobs.state_text import stored_bytes
-from jobs.tables import WAITING_ROWS, Warehouse
-from jobs.ticks import TIMED, timed_packer
-from jobs.waiting_rows import NEVER
+from jobs.tables import WAITING_ROWS
+from jobs.ticks import timed_packer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.snapshots import Manifest
-    from jobs.spec import ModelSpec
+    from jobs.manifests import Manifest
 
 TABLE = "waiting"
 COLUMNS = ("key", "event_time", "measurement", "control")
@@ -45,22 +45,6 @@ class Held(NamedTuple):
     watermark: int
     newest: int
     ids: DataFrame | None = None
-
-
-def row_format_of(spec: ModelSpec, fmt: RowFormat) -> StateFormat:
-    """Return how a model's waiting rows are stored in the stream's state."""
-    meaning = {
-        "model": spec.name,
-        "version": spec.version,
-        "waiting": [
-            fmt.time,
-            *fmt.measurement,
-            *fmt.control,
-            *([] if fmt.row_id is None else [fmt.row_id.column]),
-        ],
-        "key": dict(zip(fmt.kind.columns, fmt.kind.types, strict=True)),
-    }
-    return format_of(meaning, fmt.layout)
 
 
 def of_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:

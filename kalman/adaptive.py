@@ -24,8 +24,8 @@ from kalman.entries import Entry, Matrix, Vector, dot, is_zero, plus, times
 from kalman.functions import FunctionProcess
 from kalman.ldl import factor
 from kalman.packing import order_of, packed_index, packed_size, symmetric
-from kalman.recursions import Transition
 from kalman.robust import Innovation, Surplus
+from kalman.structure import Transition
 from kalman.structures import Parameter, Structure
 from kalman.types import Array, ModelError
 from kalman.update import Present, Updated, update

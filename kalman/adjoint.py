@@ -15,7 +15,8 @@ import numpy as np
 from kalman.diffuse import covariance as diffuse_covariance
 from kalman.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
 from kalman.packing import packed_index, symmetric
-from kalman.recursions import Transition, choose, congruence
+from kalman.recursions import choose, congruence
+from kalman.structure import Transition
 from kalman.update import Scalar, Updated
 
 

@@ -7,13 +7,11 @@ import numpy as np
 
 from kalman import checks
 from kalman.definition import Definition
-from kalman.multiple_models import MultipleModels
+from kalman.multiple_models import SEVERAL, MultipleModels
 from kalman.types import Filter, ModelError
 
 FLOOR = 1e-12
 """The probability that no mode falls below, unless the definition says otherwise."""
-
-SEVERAL = ("imm", "mmae")
 OWN = ("filter", "modes", "transition", "imm", "mmae", "learn", "smoothing", "adaptive", "storage")
 """What a definition's modes do not inherit."""
 SHARED = ("transition", "initial.mode_probabilities")

@@ -16,9 +16,8 @@ from kalman.columns import Cell, Cells, resolve, resolve_matrix
 from kalman.entries import Entry, Matrix, Vector, apply, dot, is_zero, plus, times
 from kalman.inputs import inputs, moved_by
 from kalman.packing import lower, packed_size, symmetric
-from kalman.recursions import Transition
 from kalman.straight_line import called
-from kalman.structure import Parameter, Plain, Values, with_noise
+from kalman.structure import Parameter, Plain, Transition, Values, with_noise
 from kalman.types import Array
 
 ORDER = 16

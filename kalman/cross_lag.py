@@ -16,7 +16,8 @@ import numpy as np
 from kalman import flags
 from kalman.layout import BLOCK, StateLayout, Target, in_blocks
 from kalman.packing import packed_size, unpack
-from kalman.rts import Link, Prediction, Smoothable, gain, smoothed
+from kalman.prediction import Prediction, Smoothable
+from kalman.rts import Link, gain, smoothed
 from kalman.types import Array, Filter, Rows, Step
 from kalman.wrapping import Wrapping
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from kalman import checks
 from kalman.entries import Entry, plus, times
-from kalman.recursions import Transition
-from kalman.structure import Parameter, Plain, Values, variance, with_noise
+from kalman.structure import Parameter, Plain, Transition, Values, variance, with_noise
 from kalman.types import Array
 
 NEAR = 0.5

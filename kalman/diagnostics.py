@@ -11,9 +11,10 @@ from scipy.special import chdtrc, chdtri
 
 from kalman import flags
 from kalman.entries import dot, minus, times
-from kalman.forecast import bare, check_measuring, measured, variances
+from kalman.forecast import check_measuring, variances
 from kalman.layout import BLOCK
 from kalman.ldl import factor, whiten
+from kalman.measuring import bare, measured
 from kalman.run import Integers, KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run
 from kalman.types import Array, Filter, Rows
 

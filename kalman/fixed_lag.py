@@ -25,7 +25,7 @@ from kalman.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
 from kalman.layout import BLOCK, StateLayout, Target, in_blocks
 from kalman.linear import LinearFilter
 from kalman.packing import packed_index, packed_size, symmetric, unpack
-from kalman.rts import Smoothable
+from kalman.prediction import Smoothable
 from kalman.types import Array, Filter, ModelError, Rows, Step
 from kalman.update import Scalar, presence, update
 from kalman.wrapping import Wrapping

@@ -17,7 +17,7 @@ from kalman.columns import Cell, Cells, numbers, used
 from kalman.functions import FunctionObservation, FunctionProcess
 from kalman.layout import StateLayout, Target, in_blocks
 from kalman.packing import pack, packed_index, packed_size, symmetric, unpack
-from kalman.rts import Prediction
+from kalman.prediction import Prediction
 from kalman.sigma import Rule
 from kalman.straight_line import Program
 from kalman.structure import Parameter, Structure

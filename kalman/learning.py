@@ -5,7 +5,7 @@ The log-likelihood is the filter's own, its gradient exact (`kalman.score`), its
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,17 +13,12 @@ from typing import Any
 import numpy as np
 
 from kalman import chosen, constraints
-from kalman.build_modes import SEVERAL
 from kalman.chosen import is_chosen
 from kalman.definition import learn_request, natural
-from kalman.em import Evaluate, Evaluation, Fit, KeyFit, Learner, Sample
-from kalman.em_linear import expectation_maximisation
+from kalman.em import Evaluate, Evaluation, Fit, KeyFit, Sample
 from kalman.information import information
 from kalman.lbfgs import fit
 from kalman.linear import LinearFilter
-from kalman.mixtures.families import FAMILIES
-from kalman.mixtures.learner import mixture_learner
-from kalman.mode_learning import mode_learner
 from kalman.packing import symmetric
 from kalman.quasi_newton import maximise_each
 from kalman.registry import build
@@ -270,18 +265,6 @@ class Learning:
         return KeyFit(found.theta, own, found.value + penalty, found.used, found.converged)
 
 
-def learnable(definition: Mapping[str, Any]) -> Learner:
-    """Return what a definition's `learn.parameters` asks for. Raises ModelError."""
-    method = (definition.get("learn") or {}).get("method") or "mle"
-    if method not in ("mle", "em"):
-        raise ModelError("learn.method", f"{method!r} is not known", "choose mle or em")
-    kind = definition.get("filter", "linear")
-    if kind in LEARNERS:
-        return LEARNERS[kind](definition)
-    found = maximum_likelihood(definition)
-    return expectation_maximisation(found) if method == "em" else found
-
-
 def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     """Return what is learned for a linear filter. Raises ModelError."""
     model = _linear({**definition, "learn": None})
@@ -292,13 +275,6 @@ def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     result = Learning(definition, names, scope, {p.name: natural(p) for p in formed})
     _ = result.start  # what cannot be learned is said now, not on the cluster
     return result
-
-
-LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = {
-    **dict.fromkeys(FAMILIES, mixture_learner),
-    **dict.fromkeys(SEVERAL, mode_learner),
-}
-"""What learns for each kind of filter; the others learn by the exact gradient of the linear one."""
 
 
 def _select(rows: SortedRows, which: np.ndarray, keys: int) -> SortedRows:

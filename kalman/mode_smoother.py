@@ -26,7 +26,8 @@ from kalman.linear import LinearFilter
 from kalman.moment_smoother import MomentSmoother
 from kalman.multiple_models import MultipleModels
 from kalman.packing import pack, packed_size, unpack
-from kalman.rts import CrossSmoother, Smoothable
+from kalman.prediction import Smoothable
+from kalman.rts import CrossSmoother
 from kalman.types import Array, ModelError, Rows
 
 

@@ -17,14 +17,16 @@ import numpy as np
 
 from kalman import flags, mixture
 from kalman.entries import Entry, Vector, minus, plus
-from kalman.forecast import measured
 from kalman.layout import StateLayout, Target, in_blocks
+from kalman.measuring import measured
 from kalman.mixture import Moments, log_sum_exp, normalised
 from kalman.packing import packed_size
 from kalman.recursions import choose
 from kalman.straight_line import Program, Symbol, Tape
 from kalman.types import Array, Filter, Rows, Step
 from kalman.update import presence
+
+SEVERAL = ("imm", "mmae")
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,7 @@ import numpy as np
 from kalman.diffuse import measure
 from kalman.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
 from kalman.packing import symmetric
-
-
-class Transition(NamedTuple):
-    """x' = F x + c + w, w ~ N(0, Q): F (n x n entries), Q (packed lower entries), c (n entries)."""
-
-    F: Matrix
-    Q: Vector
-    c: Vector
+from kalman.structure import Transition
 
 
 def predict(m: Vector, P: Vector, transition: Transition) -> tuple[list[Entry], list[Entry]]:

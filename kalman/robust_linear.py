@@ -17,10 +17,10 @@ from kalman.entries import Entry, Vector, dot, minus, times
 from kalman.layout import StateLayout, Target, in_blocks
 from kalman.linear import LinearFilter, Parts, build_linear
 from kalman.packing import packed_index, symmetric
+from kalman.prediction import Prediction
 from kalman.recursions import choose
 from kalman.robust import Robust
 from kalman.robust_step import Look, adapted, gated, options_of, own_places, put, shown
-from kalman.rts import Prediction
 from kalman.straight_line import Program, Symbol, Tape
 from kalman.types import Array, ModelError, Rows, Step
 from kalman.update import Scalar, presence, update

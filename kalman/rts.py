@@ -4,38 +4,15 @@ References: Rauch, Tung and Striebel (1965); for non-linear models Särkkä (200
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 
 from kalman.entries import Entry, Matrix, Vector, dot, plus
 from kalman.ldl import factor, solve
 from kalman.packing import packed_size, symmetric
+from kalman.prediction import Prediction, Smoothable
 from kalman.types import Array, Rows
-
-
-class Prediction(NamedTuple):
-    """The state just before a row's measurement, and how it goes together with the one after the row before.
-
-    mean (n, K), covariance (n(n+1)/2, K) packed, cross (n, n, K): cov(x before, x now), P F' where linear
-    """
-
-    mean: Array
-    covariance: Array
-    cross: Array
-
-
-@runtime_checkable
-class Smoothable(Protocol):
-    """What a filter offers to be smoothed, beside `Filter`."""
-
-    def prediction(self, state: Array, rows: Rows) -> Prediction:
-        """Return the prediction from the states (size, K) before the rows; what is said of a first row is not used."""
-        ...
-
-    def moments(self, state: Array) -> tuple[Array, Array]:
-        """Return mean (n, K) and packed covariance."""
-        ...
 
 
 @dataclass(frozen=True)

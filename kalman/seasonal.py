@@ -10,8 +10,7 @@ import numpy as np
 from kalman import checks
 from kalman.entries import Entry, times
 from kalman.packing import packed_size
-from kalman.recursions import Transition
-from kalman.structure import Parameter, Plain, Values, block_diagonal, variance, with_noise
+from kalman.structure import Parameter, Plain, Transition, Values, block_diagonal, variance, with_noise
 from kalman.types import Array
 
 LONGEST = 366

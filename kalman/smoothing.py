@@ -11,8 +11,9 @@ from kalman.linear import LinearFilter
 from kalman.mode_smoother import mode_smoother
 from kalman.moment_smoother import MomentSmoother
 from kalman.multiple_models import MultipleModels
+from kalman.prediction import Smoothable
 from kalman.rounded import unrounded
-from kalman.rts import CrossSmoother, Smoothable
+from kalman.rts import CrossSmoother
 from kalman.run import KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run, spread
 from kalman.types import Array, Filter, ModelError, Rows
 

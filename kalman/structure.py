@@ -5,10 +5,17 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from kalman import checks
 from kalman.columns import Cell
-from kalman.entries import Entry
+from kalman.entries import Entry, Matrix, Vector
 from kalman.packing import packed_index, packed_size
-from kalman.recursions import Transition
 from kalman.types import Array
+
+
+class Transition(NamedTuple):
+    """x' = F x + c + w, w ~ N(0, Q): F (n x n entries), Q (packed lower entries), c (n entries)."""
+
+    F: Matrix
+    Q: Vector
+    c: Vector
 
 
 class Parameter(NamedTuple):

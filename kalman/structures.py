@@ -16,9 +16,17 @@ from kalman.damped import DampedTrend
 from kalman.entries import Entry, times
 from kalman.inputs import inputs, moved_by, noise_scale
 from kalman.packing import packed_size
-from kalman.recursions import Transition
 from kalman.seasonal import SeasonalDummy, SeasonalTrigonometric
-from kalman.structure import Parameter, Plain, Structure, Values, block_diagonal, quiet, with_noise
+from kalman.structure import (
+    Parameter,
+    Plain,
+    Structure,
+    Transition,
+    Values,
+    block_diagonal,
+    quiet,
+    with_noise,
+)
 from kalman.trends import (
     ConstantAcceleration,
     ConstantVelocity,

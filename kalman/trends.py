@@ -9,8 +9,7 @@ import numpy as np
 
 from kalman import checks
 from kalman.entries import Entry, plus, times
-from kalman.recursions import Transition
-from kalman.structure import Parameter, Plain, Values, block_diagonal, variance, with_noise
+from kalman.structure import Parameter, Plain, Transition, Values, block_diagonal, variance, with_noise
 from kalman.types import Array
 
 

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from jobs.jars import COORDINATES
-from jobs.spec import load_spec
+from jobs.loading import load_spec
 from kalman import build
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from jobs import clock, crashes
 from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.launch import tail
 from jobs.lease_log import CAUGHT_UP, LOST, STOPPED, Hold, LeaseLog
-from jobs.stop import ask
+from jobs.stopping import ask
 from jobs.watch import ENDED, NONE, SILENT, Sight, look, processes, resume_command
 from kalman_dags.launchers import Work, about, launcher
 from kalman_dags.operator import place

@@ -10,7 +10,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from jobs.lease_log import LeaseLog
-from jobs.stop import ask
+from jobs.stopping import ask
 from jobs.watch import look
 
 PATH = "dags.kalman_dags.stream_trigger.StreamTrigger"

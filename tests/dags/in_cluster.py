@@ -12,7 +12,7 @@ import pytest
 
 from demo.delta_log import rows_of
 from jobs.lease_log import STOPPED, Drive, LeaseLog
-from jobs.stop import ask
+from jobs.stopping import ask
 from jobs.watch import Sight, look, processes
 from kalman_dags.launchers import ClusterLauncher, Work, about, launcher
 from tests.airflow_api import wait_for

@@ -6,7 +6,7 @@ import pytest
 
 from demo.delta_log import rows_of
 from jobs.lease_log import LeaseLog
-from jobs.stop import ask
+from jobs.stopping import ask
 from jobs.watch import RUNNING, look
 from kalman_dags.launchers import Work, launcher
 from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, run_dag, write_days

@@ -22,7 +22,7 @@ from jobs import crashes
 from jobs.launch import detach
 from jobs.lease_log import Drive, Hold, Launch, LeaseLog
 from jobs.owners import Owner, machine, started_at
-from jobs.stop import ask
+from jobs.stopping import ask
 from jobs.watch import look
 from kalman_dags import stream_operator
 from kalman_dags.launchers import Work

@@ -14,12 +14,7 @@ from jobs.lease_log import LeaseLog
 from jobs.watch import RUNNING, look
 from tests.dags.conftest import DAYS, FIRST_DAY, ROWS_A_DAY, Tiny, write_days
 from tests.dags.test_approval import UPGRADE, command, statuses
-from tests.dags.test_scheduler import (  # noqa: F401 - one of them is a fixture
-    Airflow,
-    airflow,
-    all_succeeded,
-    wait_for,
-)
+from tests.dags.test_scheduler import Airflow, all_succeeded, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
 

@@ -25,9 +25,9 @@ def test_air_time_is_upgraded_under_its_feed_and_rolled_back(tmp_path: Path) -> 
     from demo.content import switch_of
     from demo.figures import draw_switch
     from jobs import ingest, pretrain, stream
+    from jobs.delta import Warehouse
+    from jobs.loading import load_spec
     from jobs.session import spark_session
-    from jobs.spec import load_spec
-    from jobs.tables import Warehouse
 
     flights = load_flights()
     flights = with_times(flights[flights["month"].isin([9, 10])])

@@ -14,16 +14,18 @@ import yaml
 
 import kalman
 from jobs import filter as offline
-from jobs import ingest, pretrain, snapshots, stream
+from jobs import ingest, pretrain, state_rows, stream
+from jobs.delta import Warehouse
 from jobs.estimates import estimate_format, unpack_estimates
 from jobs.history import Batch, bucket_rows, packed_estimates
 from jobs.keys import key_kind
+from jobs.loading import load_spec
 from jobs.packed_rows import row_format
 from jobs.report import Report
 from jobs.session import spark_session
 from jobs.settings import Settings
-from jobs.spec import ModelSpec, load_spec
-from jobs.tables import Warehouse, estimates, measurements
+from jobs.spec import ModelSpec
+from jobs.tables import estimates, measurements
 
 MASTER = "local[2,4]"
 ORDER = ["key", "event_time", "log_likelihood"]
@@ -119,7 +121,7 @@ class Pipeline:
 
     def snapshot(self, identity: str) -> pd.DataFrame:
         return (
-            snapshots.read_rows(self.warehouse, identity, self.name)
+            state_rows.read_rows(self.warehouse, identity, self.name)
             .toPandas()
             .sort_values("key", ignore_index=True)
         )

@@ -13,8 +13,8 @@ from jobs.keys import KeyKind
 from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
 from jobs.packets import Records
 from jobs.routing import route_of
-from jobs.snapshots import state_rows
 from jobs.state_blocks import StateMismatch, state_format, state_layout
+from jobs.state_rows import state_rows
 from kalman.diagnostics import innovations
 from kalman.rounded import stored_as
 

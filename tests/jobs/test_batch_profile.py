@@ -6,9 +6,19 @@ from typing import Any
 
 import pytest
 
-from jobs.batch_profile import FILTER, MEANING, REST, TO_DELTA, Lap, Profiled, in_order, mean_of, profile_of
+from jobs.batch_profile import (
+    FILTER,
+    MEANING,
+    REST,
+    TO_DELTA,
+    Lap,
+    Profiled,
+    in_order,
+    mean_of,
+    profile_of,
+    table_of,
+)
 from jobs.job_times import Job, Stage, covered, shares
-from jobs.profile_table import table_of
 from jobs.verb_profile import BEFORE, BETWEEN, DELTAS, steps_of
 from tests.conftest import ROOT
 

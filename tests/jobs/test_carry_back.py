@@ -12,7 +12,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from jobs import generations, rollback, snapshots, upgrade
+from jobs import generations, manifests, rollback, upgrade
 from jobs.errors import UserError
 from jobs.live import chain, live_estimates
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
@@ -184,14 +184,14 @@ def test_a_way_back_can_be_written_down_later_and_without_one_it_is_refused(tmp_
     upgrade.run(settings, "walk", mode="stop-start")
     pipeline.land(rows[2])
     pipeline.stream()
-    before = len(snapshots.all_of(pipeline.warehouse, "walk"))
+    before = len(manifests.all_of(pipeline.warehouse, "walk"))
     with pytest.raises(UserError, match="the way from version 1 to 2 has no inverse") as raised:
         rollback.run(settings, "walk", last_state=True)
     assert "under migrate.reverse" in raised.value.message
     assert "walk-g0002 is live as before; without --last-state walk-g0001 would go on" in raised.value.message
     with pytest.raises(UserError, match=r"has no generation g \(it has walk-g0001, walk-g0002\)"):
         rollback.run(settings, "walk", to="g", last_state=True)
-    assert len(snapshots.all_of(pipeline.warehouse, "walk")) == before
+    assert len(manifests.all_of(pipeline.warehouse, "walk")) == before
     assert statuses(pipeline) == {"walk-g0001": "retired", "walk-g0002": "live"}
 
     # The way back is written into version 2, and the old generation's checkpoint is not needed for it.
@@ -231,7 +231,7 @@ def test_a_roll_back_killed_after(tmp_path: Path, moment: str) -> None:
     rows = days(4)
     pipeline = upgraded(tmp_path, rows)
     warehouse = pipeline.warehouse
-    before, made = {**statuses(pipeline)}, len(snapshots.all_of(warehouse, "walk"))
+    before, made = {**statuses(pipeline)}, len(manifests.all_of(warehouse, "walk"))
     where = MOMENTS[moment]
     # The commit of the switch waits for this lock.
     with warehouse.lock("generations") if where is None else nullcontext():
@@ -244,7 +244,7 @@ def test_a_roll_back_killed_after(tmp_path: Path, moment: str) -> None:
     done = rollback.run(pipeline.settings, "walk", last_state=True).data
     assert (done["generation"], done["model_version"]) == ("walk-g0003", 1)
     assert statuses(pipeline) == {"walk-g0001": "retired", "walk-g0002": "retired", "walk-g0003": "live"}
-    assert len(snapshots.all_of(warehouse, "walk")) == made + 2
+    assert len(manifests.all_of(warehouse, "walk")) == made + 2
     pipeline.land(rows[3])
     pipeline.stream()
     check(pipeline, rows, [1, 1, 2, 1])

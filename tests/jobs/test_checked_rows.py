@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jobs import ingest
-from jobs.checked_rows import PAYLOAD, REASON, check_rows, key_types_of
+from jobs import ingest, landing
+from jobs.checked_rows import check_rows, key_types_of
 from jobs.errors import UserError
+from jobs.quarantine_table import PAYLOAD, REASON
 from jobs.row_files import Source, read
 from jobs.spec import ModelSpec
 from tests.jobs.pipeline import Pipeline, random_walk_spec
@@ -124,8 +125,8 @@ def test_small_and_large_files_are_read_alike(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for limit in (ingest.IN_DRIVER_BYTES, 0):
-        monkeypatch.setattr(ingest, "IN_DRIVER_BYTES", limit)
+    for limit in (landing.IN_DRIVER_BYTES, 0):
+        monkeypatch.setattr(landing, "IN_DRIVER_BYTES", limit)
         pipeline = Pipeline(tmp_path / str(limit), random_walk_spec())
         path = tmp_path / "rows.csv"
         path.write_text(ROWS)

@@ -12,11 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs import leases, watch
+from jobs.delta import Warehouse
 from jobs.errors import ALREADY_RUNNING, UserError
 from jobs.generations import Generation, all_of, live
 from jobs.lease_log import Drive, Launch, LeaseLog
 from jobs.owners import Owner, started_at
-from jobs.tables import GENERATIONS, Warehouse
+from jobs.tables import GENERATIONS
 
 NOON = datetime(2024, 5, 1, 12, 0, tzinfo=UTC)
 Set = Callable[[datetime], None]

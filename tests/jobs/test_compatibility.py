@@ -24,9 +24,10 @@ from jobs.compatibility import (
     row_rules,
 )
 from jobs.errors import INPUT_ERROR, UserError
+from jobs.loading import load_all
 from jobs.positions import delta_position, topic_position
 from jobs.routing import blocks_for
-from jobs.spec import ModelSpec, load_all
+from jobs.spec import ModelSpec
 from tests.conftest import ROOT
 from tests.jobs.pipeline import random_walk_spec
 

@@ -13,10 +13,10 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs import export, generations, rollback, snapshots, status, upgrade
+from jobs import export, generations, manifests, rollback, snapshots, state_rows, status, upgrade
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.live import live_estimates
-from jobs.tables import Warehouse
 from tests.jobs.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -153,8 +153,8 @@ def test_what_is_half_written_adopted_twice_or_named_wrong(tmp_path: Path) -> No
 
 def pinned_to(warehouse: Warehouse, rows: Callable[[DataFrame], DataFrame]) -> None:
     """Change the rows of the only snapshot, and let its manifest name the version of the table that has them so."""
-    (manifest,) = snapshots.all_of(warehouse)
-    frame = snapshots.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
+    (manifest,) = manifests.all_of(warehouse)
+    frame = state_rows.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
     changed = rows(frame).localCheckpoint()
     changed.write.format("delta").mode("overwrite").save(warehouse.path("snapshots"))
     table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests"))
@@ -163,8 +163,8 @@ def pinned_to(warehouse: Warehouse, rows: Callable[[DataFrame], DataFrame]) -> N
 
 def data_files(warehouse: Warehouse) -> list[Path]:
     """Return the files that hold the rows of the only snapshot."""
-    (manifest,) = snapshots.all_of(warehouse)
-    frame = snapshots.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
+    (manifest,) = manifests.all_of(warehouse)
+    frame = state_rows.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
     return [Path(name.removeprefix("file:").replace("//", "")) for name in frame.inputFiles()]
 
 
@@ -216,12 +216,12 @@ def test_a_damaged_snapshot_is_refused_and_made_again(
     leave_unmade(pipeline.settings.warehouse, "measurements/walk", "snapshots", "manifests", "generations")
     pipeline.land(days[0])
     first = pipeline.pretrain().data
-    (manifest,) = snapshots.all_of(pipeline.warehouse)
+    (manifest,) = manifests.all_of(pipeline.warehouse)
     for damage in damages:
         damage(pipeline.warehouse)
         what = r"is damaged: \d+ keys with checksum" if "file" not in damage.__name__ else "cannot be read"
         with pytest.raises(UserError, match=what):
-            (found,) = snapshots.all_of(pipeline.warehouse)
+            (found,) = manifests.all_of(pipeline.warehouse)
             snapshots.verify(pipeline.warehouse, found)
         if damage is none:
             pipeline.land(days[1])
@@ -231,7 +231,7 @@ def test_a_damaged_snapshot_is_refused_and_made_again(
             first["again"] = pipeline.pretrain(to_version=1).data
         again = pipeline.pretrain(to_version=1).data
         assert again["snapshot"] == first["snapshot"]
-        (mended,) = snapshots.all_of(pipeline.warehouse)
+        (mended,) = manifests.all_of(pipeline.warehouse)
         assert (mended.checksum, mended.key_count) == (manifest.checksum, manifest.key_count)
         snapshots.verify(pipeline.warehouse, mended)
     assert first["again"]["made"] and not pipeline.pretrain(to_version=1).data["made"]

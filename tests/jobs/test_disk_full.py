@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobs import errors, export, snapshots, upgrade
+from jobs import errors, export, manifests, snapshots, upgrade
 from jobs.errors import FULL, RUN_FAILED, is_full
 from jobs.live import live_estimates
 from jobs.tables import measurements
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_at_any_step_loses_nothing(disk: Path, tmp_path: Pat
     tried("ingest", "--input", str(file), at_last=lambda: pipeline.land_files(file))
     assert pipeline.warehouse.read(measurements("walk")).count() == len(days[0]) + len(days[1])
     tried("pretrain", "--to-version", "1", at_last=lambda: pipeline.pretrain(to_version=1))
-    (manifest,) = snapshots.all_of(pipeline.warehouse)
+    (manifest,) = manifests.all_of(pipeline.warehouse)
     snapshots.verify(pipeline.warehouse, manifest)
     for day, rooms in zip(days[2:], (ROOM, OTHER_ROOM), strict=True):
         pipeline.land(day)

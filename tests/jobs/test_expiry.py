@@ -13,7 +13,7 @@ import kalman
 from jobs.advance import advance
 from jobs.expiry import lives
 from jobs.packed_rows import unpack_rows
-from jobs.timing import BEHIND, DROPPED, DUPLICATE, EXPIRED
+from jobs.packet_kinds import BEHIND, DROPPED, DUPLICATE, EXPIRED
 from tests.jobs.timed import (
     DEFINITION,
     INTEGER,

@@ -10,7 +10,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from jobs import generations, snapshots
+from jobs import generations, manifests
 from jobs.errors import ALREADY_RUNNING
 from jobs.tables import QUARANTINE
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
@@ -106,13 +106,13 @@ def test_a_pretrain_killed_before_its_manifest_leaves_nothing_visible(tmp_path: 
     driver = Driver(pipeline, "pretrain", "--model", "walk")
     driver.wait_for(lambda: "00000000000000000001.json" in files(log))  # its rows are committed
     driver.kill()
-    assert snapshots.all_of(pipeline.warehouse) == []
+    assert manifests.all_of(pipeline.warehouse) == []
     whole = Pipeline(tmp_path / "whole", random_walk_spec())
     whole.land(*frames)
     for one in (whole, pipeline):
         one.pretrain()
         one.pretrain()  # finds what it made
-    (undisturbed,), (retried,) = snapshots.all_of(whole.warehouse), snapshots.all_of(pipeline.warehouse)
+    (undisturbed,), (retried,) = manifests.all_of(whole.warehouse), manifests.all_of(pipeline.warehouse)
     assert retried.snapshot_id == undisturbed.snapshot_id
     assert (retried.checksum, retried.key_count) == (undisturbed.checksum, undisturbed.key_count)
     assert pipeline.warehouse.read("snapshots").count() == retried.key_count

@@ -14,13 +14,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs import leases
+from jobs.delta import Warehouse
 from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.fencing import Fence, Part
 from jobs.generations import Generation, all_of, live
 from jobs.lease_log import LOST, LeaseLog
 from jobs.leases import Lease
 from jobs.owners import Owner
-from jobs.tables import GENERATIONS, Warehouse
+from jobs.tables import GENERATIONS
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files
 

@@ -17,7 +17,7 @@ import pytest
 
 from jobs.errors import UserError
 from jobs.filter import run
-from jobs.order import order_rows
+from jobs.packed_rows import order_rows
 from jobs.report import Report
 from jobs.settings import Settings
 from jobs.times import TimeParser

@@ -12,9 +12,10 @@ import yaml
 
 from jobs.errors import UserError
 from jobs.filter import run
+from jobs.loading import load_spec
 from jobs.report import Report
 from jobs.settings import Settings
-from jobs.spec import ModelSpec, SpecError, load_spec
+from jobs.spec import ModelSpec, SpecError
 from kalman import ModelError
 
 HEAD = """

@@ -14,8 +14,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs import maintain, monitor, skill, status
-from jobs.folders import Folder
 from jobs.followers import queries_of, query_of
+from jobs.small_files import Folder
 from jobs.spec import ModelSpec
 from jobs.tables import estimates
 from tests.jobs.pipeline import Pipeline

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from jobs import ingest, ingest_folder
-from jobs.checked_rows import PAYLOAD, REASON
 from jobs.errors import UserError
 from jobs.ingest_folder import LANDED, SETTLE_SECONDS, Inbox, Notes
-from jobs.json_files import check_documents, documents, json_schema
+from jobs.json_rows import check_documents, documents, json_schema
+from jobs.quarantine_table import PAYLOAD, REASON
 from jobs.small_files import LocalFiles
 from jobs.spec import ModelSpec
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec

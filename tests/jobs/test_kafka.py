@@ -12,7 +12,7 @@ import pytest
 from demo.broker import Broker
 from jobs import export, ingest
 from jobs.errors import UserError
-from jobs.snapshots import all_of
+from jobs.manifests import all_of
 from tests.jobs.feeds import Feed, Message, as_json, spread
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files

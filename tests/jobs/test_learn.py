@@ -22,7 +22,8 @@ from jobs.learn import Window, learn_pooled
 from jobs.packets import Records
 from jobs.routing import route_of
 from jobs.spec import Learn
-from kalman.learning import fit, learnable, maximum_likelihood
+from kalman.learners import learnable
+from kalman.learning import fit, maximum_likelihood
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

@@ -16,11 +16,12 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
-from jobs import export, generations, maintain, quarantine, retire, rollback, snapshots, upgrade
+from jobs import export, generations, maintain, manifests, quarantine, retire, rollback, snapshots, upgrade
+from jobs.delta import Warehouse
 from jobs.errors import UserError
 from jobs.live import live_estimates
-from jobs.maintain import Maintenance
-from jobs.tables import Warehouse, estimates
+from jobs.maintenance import Maintenance
+from jobs.tables import estimates
 from tests.conftest import cli_environment
 from tests.jobs.pipeline import (
     Pipeline,
@@ -89,7 +90,7 @@ def left(warehouse: Warehouse) -> dict[str, Any]:
     return {
         "generations": {one.generation: one.status for one in generations.all_of(warehouse, "walk")},
         "checkpoints": sorted(path.name for path in Path(warehouse.root, "checkpoints").iterdir()),
-        "manifests": {one.snapshot_id: one.status for one in snapshots.all_of(warehouse, "walk")},
+        "manifests": {one.snapshot_id: one.status for one in manifests.all_of(warehouse, "walk")},
         "snapshots": sorted(row["snapshot_id"] for row in rows),
         "reports": sorted(path.name for path in Path(warehouse.root, "reports", "walk").iterdir()),
         "quarantine": warehouse.read("quarantine").count(),
@@ -122,7 +123,7 @@ def test_what_is_old_goes_and_what_is_needed_stays(old: Pipeline, tmp_path: Path
     pipeline = old.copied(tmp_path / "copy")
     warehouse = pipeline.warehouse
     before, at = left(warehouse), versions(warehouse)
-    known = snapshots.all_of(warehouse, "walk")
+    known = manifests.all_of(warehouse, "walk")
     told = maintain.run(pipeline.settings, "walk", dry_run=True).data
     assert (left(warehouse), versions(warehouse)) == (before, at), "a dry run changes nothing"
 
@@ -157,7 +158,7 @@ def test_what_is_old_goes_and_what_is_needed_stays(old: Pipeline, tmp_path: Path
     with pytest.raises(UserError, match="walk-g0002 is removed"):
         pipeline.stream(generation="walk-g0002")
     for name in after["snapshots"]:
-        found = snapshots.find(warehouse, name)
+        found = manifests.find(warehouse, name)
         assert found is not None
         snapshots.verify(warehouse, found)
 
@@ -278,7 +279,7 @@ def test_killed_it_comes_to_the_same_end(
 def test_the_stream_goes_on_and_can_be_rolled_back(old: Pipeline) -> None:
     """The last test of this module: it maintains, and streams, in the place where the checkpoints are."""
     pipeline, warehouse = old, old.warehouse
-    first = next(one for one in snapshots.all_of(warehouse, "walk") if one.generation == "walk-g0001")
+    first = next(one for one in manifests.all_of(warehouse, "walk") if one.generation == "walk-g0001")
     before = ordered(live_estimates(warehouse, "walk").toPandas())
     assert maintain.run(pipeline.settings, "walk").data["generations"] == ["walk-g0002"]
     assert_bit_equal(ordered(live_estimates(warehouse, "walk").toPandas()), before)
@@ -291,9 +292,9 @@ def test_the_stream_goes_on_and_can_be_rolled_back(old: Pipeline) -> None:
     assert_bit_equal(table, since(pipeline.batch(), DAYS[1]))
 
     # A snapshot that had gone comes back by the same export.
-    assert snapshots.find(warehouse, first.snapshot_id) is None
+    assert manifests.find(warehouse, first.snapshot_id) is None
     made = export.run(pipeline.settings, "walk", generation="walk-g0001", batch=first.batch_id).data
     assert (made["snapshot"], made["made"]) == (first.snapshot_id, True)
-    back = snapshots.find(warehouse, first.snapshot_id)
+    back = manifests.find(warehouse, first.snapshot_id)
     assert back is not None and (back.status, back.checksum) == ("good", first.checksum)
     assert snapshots.verify(warehouse, back).count() == back.key_count

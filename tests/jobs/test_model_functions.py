@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs import model_functions
+from jobs import functions, model_functions
 from jobs.filter import run
+from jobs.loading import load_spec
 from jobs.settings import Settings
-from jobs.spec import ModelSpec, SpecError, load_spec
+from jobs.spec import ModelSpec, SpecError
 
 FUNCTIONS = """
 import numpy as np
@@ -124,7 +125,7 @@ def test_workers_get_the_files_of_functions(tmp_path: Path, monkeypatch: pytest.
 def test_installed_functions_and_models_without_any_ship_nothing() -> None:
     assert model_functions.files_to_ship({"process": {"f": "scipy.special:expit"}}) == []
     assert model_functions.files_to_ship({"process": {"F": [[1.0]]}, "observation": {"H": [[1.0]]}}) == []
-    assert list(model_functions.named_functions(SPEC)) == ["car_functions:move", "car_functions:distance"]
+    assert list(functions.named_functions(SPEC)) == ["car_functions:move", "car_functions:distance"]
 
 
 @pytest.mark.parametrize("kind", ["extended", "unscented", "cubature"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.keys import CHECK, ROUTE, KeyKind, group, match
-from jobs.order import order_rows
+from jobs.packed_rows import order_rows
 from jobs.packets import Column, Layout, Records, concat
 from jobs.routing import block_of, bucket_of, identity_of, make_routing, route_of
 from jobs.state_blocks import StateMismatch, state_format

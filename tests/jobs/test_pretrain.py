@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 import kalman
-from jobs import snapshots
+from jobs import manifests, snapshots
 from jobs.errors import RUN_FAILED, UserError
-from jobs.order import order_rows
+from jobs.packed_rows import order_rows
 from kalman.learning import maximum_likelihood
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
 
@@ -102,11 +102,11 @@ def test_the_same_inputs_give_the_same_snapshot(tmp_path: Path) -> None:
         pipeline.land(*days)
         report = pipeline.pretrain()
         ids.append(report.data["snapshot"])
-        manifest = snapshots.find(pipeline.warehouse, ids[-1])
+        manifest = manifests.find(pipeline.warehouse, ids[-1])
         assert manifest is not None
         sums.append((manifest.checksum, manifest.parameters))
         assert pipeline.pretrain().data["snapshot"] == ids[-1]
-        assert len(snapshots.all_of(pipeline.warehouse)) == 1
+        assert len(manifests.all_of(pipeline.warehouse)) == 1
     assert ids[0] == ids[1]
     assert sums[0] == sums[1]
 
@@ -155,7 +155,7 @@ def test_a_damaged_snapshot_and_a_changed_model_are_refused(tmp_path: Path) -> N
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(*random_rows(2))
     first = pipeline.pretrain(to_version=1).data["snapshot"]
-    manifest = snapshots.find(pipeline.warehouse, first)
+    manifest = manifests.find(pipeline.warehouse, first)
     assert manifest is not None
     other = dataclasses.replace(manifest, checksum="0" * 16)
     with pytest.raises(UserError, match="is damaged") as refused:

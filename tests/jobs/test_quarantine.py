@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from jobs import generations, ingest, quarantine, quarantine_replay, snapshots
+from jobs import generations, ingest, manifests, quarantine, quarantine_replay, snapshots, state_rows
 from jobs.errors import RUN_FAILED, UserError
 from jobs.quarantine_table import Choice
 from jobs.report import Report
@@ -150,7 +150,7 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
 
     # A batch pass has the rows themselves, in their places, and so has a stream that begins from it.
     snapshot = pipeline.pretrain().data["snapshot"]
-    (made,) = [one for one in snapshots.all_of(pipeline.warehouse) if one.snapshot_id == snapshot]
+    (made,) = [one for one in manifests.all_of(pipeline.warehouse) if one.snapshot_id == snapshot]
     assert made.version == before + 1
     assert made.rows == len(everything) == sum(map(len, (*days, late)))
     again = pipeline.pretrain(to_version=before).data["snapshot"]
@@ -216,9 +216,9 @@ def test_rows_of_a_key_with_a_broken_state_do_not_end_the_stream(tmp_path: Path)
     pipeline.land(days[0])
     pipeline.pretrain()
     pipeline.land(*days[1:])
-    (good,) = snapshots.all_of(pipeline.warehouse)
+    (good,) = manifests.all_of(pipeline.warehouse)
     key = str(days[1]["id"].mode()[0])
-    rows = snapshots.read_rows(pipeline.warehouse, good.snapshot_id, "walk").withColumn(
+    rows = state_rows.read_rows(pipeline.warehouse, good.snapshot_id, "walk").withColumn(
         "mean",
         F.when(F.col("key") == key, F.array(F.lit(float("nan")), F.lit(0.0))).otherwise(F.col("mean")),
     )

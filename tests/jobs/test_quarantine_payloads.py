@@ -14,7 +14,7 @@ from jobs.quarantine import _read_edited
 from jobs.quarantine_payloads import NOT_AN_OBJECT, judge
 from jobs.quarantine_table import refusal, too_many
 from jobs.spec import ModelSpec
-from jobs.spec_watch import QuarantineLimit
+from jobs.spec_time import QuarantineLimit
 from tests.jobs.pipeline import random_walk_spec
 
 MARCH = int(datetime(2024, 3, 1, tzinfo=UTC).timestamp() * 1e6)

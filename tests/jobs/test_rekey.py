@@ -16,7 +16,7 @@ from jobs.errors import RUN_FAILED, UserError
 from jobs.keys import KeyKind
 from jobs.live import live_estimates
 from jobs.migration import leg_of
-from jobs.query import cause_of
+from jobs.queries import cause_of
 from jobs.rekey import Rekey, merge_states, new_keys
 from jobs.spec import ModelSpec
 from jobs.versions import Step

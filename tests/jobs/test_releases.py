@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from jobs.live import live_estimates
-from jobs.snapshots import all_of
+from jobs.manifests import all_of
 from tests.fixtures.make_release import FOLDER, PLACE
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import functions as F
 
-from jobs import generations, rollback, snapshots, upgrade
+from jobs import generations, manifests, rollback, upgrade
 from jobs.checkpoints import Checkpoint
 from jobs.compatibility import PARTITIONS
 from jobs.errors import INPUT_ERROR, RUN_FAILED, UserError
@@ -118,7 +118,7 @@ def test_a_hand_over_killed_after(tmp_path: Path, moment: str) -> None:
     upgrade.run(pipeline.settings, "walk", mode="repartition")
     known = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
     assert known == {"walk-g0001": "retired", "walk-g0002": "live"}
-    assert len(snapshots.all_of(pipeline.warehouse, "walk")) == 2
+    assert len(manifests.all_of(pipeline.warehouse, "walk")) == 2
     pipeline.land(days[2])
     assert pipeline.stream().data["rows"] == len(days[2])
     assert layout(pipeline, "walk-g0002")[::2] == (3, "3")

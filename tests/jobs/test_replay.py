@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import kalman
 from jobs.packed_rows import RowFormat
-from jobs.processor import LATE
-from jobs.timing import BEYOND, DUPLICATE
+from jobs.packet_kinds import BEYOND, DUPLICATE, LATE
 from tests.jobs.timed import (
     DEFINITION,
     INTEGER,

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation
+from jobs.manifests import GOOD, Manifest
+from jobs.manifests import REMOVED as GONE
 from jobs.retention import Plan, lineages, plan
-from jobs.snapshots import GOOD, Manifest
-from jobs.snapshots import REMOVED as GONE
 from jobs.spec_retention import Kept, KeptGenerations, Retention
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

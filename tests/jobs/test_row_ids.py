@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from jobs.duplicates import Marks, distinct, resent
 from jobs.packed_rows import RowFormat, RowId, keyed_rows
+from jobs.packet_kinds import BEHIND, BEYOND, DROPPED, LATE, NEVER, RESENT
 from jobs.packets import Records
-from jobs.processor import LATE
 from jobs.remembered_ids import ids_layout
-from jobs.timing import BEHIND, BEYOND, DROPPED, RESENT
-from jobs.waiting_rows import IDLE, NEVER, PARTS, Clock
+from jobs.waiting_rows import IDLE, PARTS, Clock
 from tests.jobs.test_replay import latest
 from tests.jobs.test_strict import by_hand
 from tests.jobs.timed import (

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import kalman
+from jobs.delta import Warehouse
 from jobs.errors import RUN_FAILED, UserError
 from jobs.estimates import EstimateFormat, _last_keeper
 from jobs.keys import KeyKind
@@ -24,7 +25,6 @@ from jobs.live import live_latest
 from jobs.packets import Records
 from jobs.publish import Publisher, targets_of
 from jobs.spec_sinks import Sinks
-from jobs.tables import Warehouse
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.packed_rows import RowFormat
+from jobs.packet_kinds import BEHIND, NEVER, ROWS, TICK, WAITING
 from jobs.packets import Records, concat
 from jobs.routing import make_routing
 from jobs.state_blocks import StateFormat
-from jobs.ticks import ROWS, TICK, newest_of, timed_packer
-from jobs.timing import BEHIND, WAITING
-from jobs.waiting_rows import MANY, NEVER, PARTS, Clock, WaitingRows
+from jobs.ticks import newest_of, timed_packer
+from jobs.waiting_rows import MANY, PARTS, Clock, WaitingRows
 from tests.jobs.timed import (
     INTEGER,
     SECOND,

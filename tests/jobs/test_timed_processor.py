@@ -9,15 +9,16 @@ import pandas as pd
 import pytest
 from pyspark.sql.streaming.tws_tester import TwsTester
 
+from jobs.around import TakesKeys
 from jobs.packed_rows import RowId
+from jobs.packet_kinds import ESTIMATES, EXPIRED, HELD, IDS, KEYS, ROWS, STATES, TAKEN, TICK, WAITING
 from jobs.packets import Records, concat
-from jobs.processor import ESTIMATES, FilterProcessor, Plan
+from jobs.plan import Plan
+from jobs.processor import FilterProcessor
 from jobs.routing import route_of
 from jobs.state_text import stored_bytes
-from jobs.take_keys import HELD, TAKEN, TakesKeys
-from jobs.ticks import IDS, KEYS, ROWS, TICK, tick
-from jobs.timed_processor import STATES, TimedProcessor
-from jobs.timing import EXPIRED, WAITING
+from jobs.ticks import tick
+from jobs.timed_processor import TimedProcessor
 from tests.jobs.timed import INTEGER, SECOND, Row, packet, plan_of
 
 BUCKET = 7

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jobs import export, migrate, snapshots
+from jobs import export, manifests, migrate
 from jobs.errors import UserError
 from jobs.live import live_estimates
 from jobs.spool import progress_of
@@ -61,7 +61,7 @@ def test_rows_out_of_order_within_the_delay_are_one_batch_over_hand_overs(tmp_pa
     rows = pd.concat(parts[:2])
     held = rows["at"].dt.tz_localize(None) >= start
     assert len(waiting(pipeline, first)) == pretrained["waiting"] == held.sum() > 0
-    manifest = snapshots.find(pipeline.warehouse, first)
+    manifest = manifests.find(pipeline.warehouse, first)
     assert manifest is not None and manifest.rows == len(rows) - held.sum()
 
     pipeline.land(*parts[2:5])

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 import kalman
-from jobs import choice, comparison_report, migrate, promote, retire, rollback, snapshots, switch, upgrade
+from jobs import choice, comparison_report, manifests, migrate, promote, retire, rollback, switch, upgrade
 from jobs.errors import UserError
 from jobs.live import chain, live_estimates
-from jobs.order import order_rows
+from jobs.packed_rows import order_rows
 from jobs.spec import ModelSpec
 from tests.jobs.pipeline import (
     Pipeline,
@@ -115,7 +115,7 @@ def test_a_version_is_proved_in_shadow_takes_over_and_is_taken_back(
             upgrade.run(pipeline.settings, "walk", promote=False)
     shadowed = upgrade.run(pipeline.settings, "walk", promote=False).data
     assert (shadowed["generation"], shadowed["promoted"]) == ("walk-g0002", False)
-    assert len(snapshots.all_of(pipeline.warehouse, "walk")) == 3
+    assert len(manifests.all_of(pipeline.warehouse, "walk")) == 3
     pipeline.land(DAYS[2])
     went_on = pipeline.stream().data
     assert (went_on["generation"], went_on["rows"]) == ("walk-g0001", len(DAYS[2]))

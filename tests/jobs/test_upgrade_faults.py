@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobs import generations, promote, rollback, snapshots, upgrade
+from jobs import generations, manifests, promote, rollback, upgrade
 from jobs.live import live_estimates
 from tests.jobs.pipeline import (
     Pipeline,
@@ -57,7 +57,7 @@ def test_an_upgrade_killed_after(tmp_path: Path, moment: str) -> None:
     assert (done["generation"], done["promoted"]) == ("walk-g0002", True)
     known = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
     assert known == {"walk-g0001": "retired", "walk-g0002": "live"}
-    assert len(snapshots.all_of(pipeline.warehouse, "walk")) == 3
+    assert len(manifests.all_of(pipeline.warehouse, "walk")) == 3
     table = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
     assert_bit_equal(table, since(pipeline.batch(), days[1]))
 
@@ -112,7 +112,7 @@ def test_the_other_modes_killed_after_each_step(tmp_path: Path, mode: str) -> No
         pipeline.stream()
         known = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
         table = ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
-        return table, known, len(snapshots.all_of(pipeline.warehouse, "walk"))
+        return table, known, len(manifests.all_of(pipeline.warehouse, "walk"))
 
     wanted, known, made = ended(*begun("whole"))
     assert known == {"walk-g0001": "retired", "walk-g0002": "live"}

@@ -13,14 +13,14 @@ import kalman
 from jobs.estimates import EstimateFormat
 from jobs.keys import KeyKind
 from jobs.packed_rows import RowFormat, ids_of
+from jobs.packet_kinds import CORRECTION, ESTIMATES, NEVER
 from jobs.packets import Records
-from jobs.processor import ESTIMATES, Plan
+from jobs.plan import Plan
 from jobs.remembered_ids import ids_layout
 from jobs.routing import bucket_of, route_of
 from jobs.state_blocks import StateFormat, state_format
 from jobs.timed_bucket import TimedBucket
-from jobs.timing import CORRECTION, Stores, Timing
-from jobs.waiting_rows import NEVER
+from jobs.timing import Stores, Timing
 
 SECOND = 1_000_000
 BUCKETS, BLOCKS = 2, 3

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman import learning
+from kalman import learners, learning
 from tests.kalman.models import random_definition, random_rows
 from tests.kalman.oracles import UNIT
 from tests.kalman.test_learning import NILE, level, series
 
 
 def climbed(definition, rows, keys, iterations=3000):
-    learn = learning.learnable({**definition, "learn": {**definition["learn"], "method": "em"}})
+    learn = learners.learnable({**definition, "learn": {**definition["learn"], "method": "em"}})
     seen = []
 
     def evaluate(theta):
@@ -65,7 +65,7 @@ def test_one_step_is_the_textbook_one():
     y = NILE.y[0].copy()
     y[[10, 11, 40]] = np.nan
     rows = series(y)
-    learn = learning.learnable(definition)
+    learn = learners.learnable(definition)
     start = learn.model.start  # type: ignore[attr-defined]
     _, vector, _ = learn.evaluate(start, rows, 1, UNIT)
     stepped = learn.parameters(learn.maximise(start, vector))  # type: ignore[attr-defined]
@@ -87,14 +87,14 @@ def test_what_has_no_closed_form_is_said():
     definition = random_definition(np.random.default_rng(1), "ornstein_uhlenbeck", 1, 1)
     definition["learn"] = {"parameters": ["R", "rate"], "method": "em"}
     with pytest.raises(kalman.ModelError, match="learn.method: mle") as error:
-        learning.learnable(definition)
+        learners.learnable(definition)
     assert error.value.field == "learn.parameters[1]"
     definition["learn"] = {"parameters": ["R"], "method": "em", "scope": "key"}
     with pytest.raises(kalman.ModelError, match="all keys together"):
-        learning.learnable(definition)
+        learners.learnable(definition)
     definition["learn"] = {"parameters": ["R"], "method": "ml"}
     with pytest.raises(kalman.ModelError, match="choose mle or em"):
-        learning.learnable(definition)
+        learners.learnable(definition)
 
 
 # Entries of F and H
@@ -159,7 +159,7 @@ def test_one_step_of_the_matrices_is_the_textbook_one():
     definition["learn"] = {"parameters": [*names, "Q", "R"], "method": "em"}
     y = rng.normal(size=(n, N))
     rows = kalman.SortedRows(np.zeros(N, np.int64), np.arange(N) * 1_000_000, y, np.empty((0, N)))
-    learn = learning.learnable(definition)
+    learn = learners.learnable(definition)
     start = learn.model.start  # type: ignore[attr-defined]
     _, vector, _ = learn.evaluate(start, rows, 1, UNIT)
     stepped = learn.parameters(learn.maximise(start, vector))  # type: ignore[attr-defined]
@@ -222,7 +222,7 @@ def test_scaled_noise_and_flagged_rows():
     rows = rows._replace(u=np.concatenate([rows.u, scale[None]]))
     _, _, values = climbed(definition, rows, 15, 8)
     assert (np.diff(values) > -1e-10 * abs(values[0])).all() and values[-1] > values[0] + 0.1
-    learn = learning.learnable({**definition, "learn": {**definition["learn"], "method": "em"}})
+    learn = learners.learnable({**definition, "learn": {**definition["learn"], "method": "em"}})
     start = learn.model.start  # type: ignore[attr-defined]
     bad = np.array([0, 5, 6, len(rows.key) - 1])
     y = rows.y.copy()
@@ -252,5 +252,5 @@ def test_entries_without_a_regression_are_said(changes, name, problem):
         **changes,
     }
     with pytest.raises(kalman.ModelError, match=problem) as error:
-        learning.learnable(definition)
+        learners.learnable(definition)
     assert error.value.field == "learn.parameters[0]"

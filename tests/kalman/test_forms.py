@@ -7,7 +7,7 @@ import pytest
 
 import kalman
 from kalman import factors, flags
-from kalman.forecast import measured
+from kalman.measuring import measured
 from tests.kalman.models import SIZES, random_covariance, random_definition, random_rows
 from tests.kalman.oracles import UNIT, full, run_one
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman import learning
+from kalman import learners, learning
 from kalman.group_learning import GroupLearning, group_learning
 from kalman.groups import begin_states
 from tests.kalman.models import random_definition, random_rows, same
@@ -99,7 +99,7 @@ def test_groups_do_not_see_each_other_and_a_bad_one_stays_at_the_pooled_values()
     y = rows.y.copy()
     y[:, group[rows.key] == 2] = np.nan  # nothing measured
     rows = rows._replace(y=y)
-    learn = group_learning(learning.learnable(level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 1.0)))
+    learn = group_learning(learners.learnable(level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 1.0)))
     pooled = np.array([0.2, -0.3])
     found, _ = fit_all(learn, rows, group, pooled, 4)
     same(found.theta[:, 2], pooled)
@@ -144,7 +144,7 @@ def test_what_a_group_cannot_learn_is_said(learn, field):
     definition = level(learn)
     definition["observation"]["H"] = [[1.0]]
     with pytest.raises(kalman.ModelError) as error:
-        learning.learnable(definition)
+        learners.learnable(definition)
     assert error.value.field == field
 
 
@@ -156,4 +156,4 @@ def test_a_mixture_is_not_learned_by_group():
         "learn": {"parameters": ["weights", "rates"], **BY_GROUP},
     }
     with pytest.raises(kalman.ModelError, match="not learned by group"):
-        learning.learnable(definition)
+        learners.learnable(definition)

@@ -9,7 +9,7 @@ import pytest
 from scipy import special, stats
 
 import kalman
-from kalman.learning import learnable
+from kalman.learners import learnable
 from kalman.mixtures.learner import MixtureLearner, mixture_learner
 from tests.kalman.models import random_covariance, same
 from tests.kalman.oracles import UNIT

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chi2
 
 import kalman
-from kalman import learning
+from kalman import learners
 from kalman.mode_learning import ModeLearning, mode_learner
 from tests.kalman.oracles import UNIT
 from tests.kalman.series import FEDFUNDS
@@ -35,7 +35,7 @@ def test_the_gradient_vanishes_at_the_published_maximum():
     stay, leave, low, high, variance = 0.9820939, 0.0503587, 3.70877, 9.556793, 2.107562**2
     definition = hamilton(stay, leave, (low, high), variance)
     definition["learn"] = {"parameters": ["transition", "initial.mode_probabilities", "R"]}
-    learn = learning.learnable(definition)
+    learn = learners.learnable(definition)
     assert isinstance(learn, ModeLearning)
     value, (a, b, c, r), used = learn.evaluate(learn.start, one_key(FEDFUNDS), 1, UNIT)
     assert value == pytest.approx(-508.63592, abs=5e-6) and used == len(FEDFUNDS)
@@ -126,5 +126,5 @@ WRONG = [
 @pytest.mark.parametrize(("names", "changes", "field", "problem"), WRONG)
 def test_what_cannot_be_learned_is_said(names, changes, field, problem):
     with pytest.raises(kalman.ModelError, match=problem) as error:
-        learning.learnable(walk(learn={"parameters": names, **changes}))
+        learners.learnable(walk(learn={"parameters": names, **changes}))
     assert error.value.field == field

@@ -9,8 +9,9 @@ from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
 from kalman.linear import LinearFilter
+from kalman.prediction import Prediction
 from kalman.recursions import predict
-from kalman.rts import CrossSmoother, Prediction
+from kalman.rts import CrossSmoother
 from kalman.smoothing import Smoothed, smooth
 from tests.kalman.decimals import given_all
 from tests.kalman.models import random_definition, random_rows, same

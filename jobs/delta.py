@@ -1,0 +1,202 @@
+"""One warehouse of Delta tables: read, append, transactions, versions."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_WRITE = "spark.databricks.delta.write"
+
+
+@dataclass(frozen=True, slots=True)
+class Warehouse:
+    """The tables below one root: a local folder, or the URI of one that Spark can reach."""
+
+    spark: SparkSession
+    root: str
+
+    def path(self, table: str) -> str:
+        """Return the location of a table such as `measurements/nile`."""
+        return f"{self.root}/{table}"
+
+    def exists(self, table: str) -> bool:
+        """Tell if a table has been made."""
+        from delta.tables import DeltaTable
+
+        if DeltaTable.isDeltaTable(self.spark, self.path(table)):
+            return True
+        if not self._versions(table):
+            return False
+        # Delta remembers that there was none when it was asked before. Another process has made it since, and who reads
+        # it lets Delta look again.
+        self.read(table)
+        return True
+
+    def create(
+        self,
+        table: str,
+        columns: str,
+        partition_by: tuple[str, ...] = (),
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make a table unless it is there."""
+        from delta.tables import DeltaTable
+        from pyspark.errors import AnalysisException
+        from pyspark.sql.types import StructType
+
+        if self.exists(table):
+            return
+        # Delta compares the location with itself as Hadoop writes it, which has one slash.
+        location = re.sub(r"^file:/+", "file:/", self.path(table))
+        builder = DeltaTable.createIfNotExists(self.spark).location(location)
+        fields = StructType.fromDDL(columns)
+        assert isinstance(fields, StructType)
+        builder = builder.addColumns(fields)
+        if partition_by:
+            builder = builder.partitionedBy(*partition_by)
+        for name, value in (properties or {}).items():
+            builder = builder.property(name, value)
+        with self.lock(table):
+            try:
+                builder.execute()
+            except AnalysisException as error:
+                if error.getCondition() != "DELTA_TABLE_NOT_FOUND":
+                    raise
+                # Somebody was killed, or the disk was full, in the table's first commit. To Delta the folder that was
+                # left is a table when one is to be made, and none when it is to be read; a first write makes it one.
+                nothing = self.spark.createDataFrame([], fields).write.format("delta").mode("append")
+                nothing.partitionBy(*partition_by).options(**(properties or {})).save(self.path(table))
+
+    def read(self, table: str, version: int | None = None) -> DataFrame:
+        """Read a table, at a version or the newest."""
+        reader = self.spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.load(self.path(table))
+
+    def latest_version(self, table: str) -> int:
+        """Return the newest version of a table: its log has a file a version."""
+        return max(self._versions(table))
+
+    def _versions(self, table: str) -> list[int]:
+        """Return the versions that the log still has, in any order; none where there is no log."""
+        if self.local:
+            log = Path(self.path(table), "_delta_log")
+            names = os.listdir(log) if log.is_dir() else []
+        else:
+            jvm: Any = self.spark._jvm
+            session: Any = self.spark._jsparkSession
+            log = jvm.org.apache.hadoop.fs.Path(self.path(table), "_delta_log")
+            files = log.getFileSystem(session.sessionState().newHadoopConf())
+            names = [one.getPath().getName() for one in (files.listStatus(log) if files.exists(log) else ())]
+        return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
+
+    def table_id(self, table: str) -> str:
+        """Return the id that a table was given when it was made."""
+        from delta.tables import DeltaTable
+
+        row = DeltaTable.forPath(self.spark, self.path(table)).detail().select("id").first()
+        assert row is not None
+        return str(row["id"])
+
+    def append(
+        self,
+        frame: DataFrame,
+        table: str,
+        transaction: tuple[str, int] | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Append rows in one commit; with a `transaction` (application, number), once however often it is tried."""
+        writer = frame.write.format("delta").mode("append")
+        if transaction is not None:
+            writer = writer.option("txnAppId", transaction[0]).option("txnVersion", transaction[1])
+        for name, value in (options or {}).items():
+            writer = writer.option(name, value)
+        with self.lock(table):
+            writer.save(self.path(table))
+
+    def upsert(
+        self,
+        frame: DataFrame,
+        table: str,
+        condition: str,
+        transaction: tuple[str, int],
+        options: Mapping[str, str],
+    ) -> None:
+        """Put rows in the place of those that meet a condition of t (the table) and s, once for a `transaction`.
+
+        The frame's session must be used by this thread alone: it is where Delta finds the transaction of a merge.
+        """
+        from delta.tables import DeltaTable
+
+        session = frame.sparkSession
+        merge = DeltaTable.forPath(session, self.path(table)).alias("t").merge(frame.alias("s"), condition)
+        merge = merge.whenMatchedUpdateAll().whenNotMatchedInsertAll()
+        if options.get("mergeSchema") == "true":
+            merge = merge.withSchemaEvolution()
+        with self.lock(table), of_transaction(session, *transaction):
+            merge.execute()
+
+    def delete(self, table: str, rows: Column, dry: bool = False) -> int:
+        """Delete rows of a table, if it is there, in one commit; return how many they are, or with `dry` would be."""
+        from delta.tables import DeltaTable
+
+        if not self.exists(table):
+            return 0
+        count = self.read(table).filter(rows).count()
+        if count and not dry:
+            with self.lock(table):
+                DeltaTable.forPath(self.spark, self.path(table)).delete(rows)
+        return count
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Let one process of this machine at a time commit to a local table.
+
+        A local file system cannot refuse the second of two commits of one version that come at the very same moment;
+        object stores and HDFS can, so there nothing is locked. The lock dies with its holder.
+        """
+        if not self.local:
+            yield
+            return
+        folder = Path(self.root, "_locks")
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / (re.sub(r"[^A-Za-z0-9_.-]", "-", name) + ".lock"), "w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    @property
+    def local(self) -> bool:
+        """Tell if the warehouse is a folder of this machine."""
+        return "://" not in self.root
+
+
+@contextmanager
+def of_transaction(session: SparkSession, application: str, number: int) -> Iterator[None]:
+    """Let a merge of a session be of a transaction: once, however often it is tried.
+
+    Delta finds it in the session's settings, so nothing else may write in that session meanwhile.
+    """
+    settings = {f"{_WRITE}.txnAppId": application, f"{_WRITE}.txnVersion": str(number)}
+    try:
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name in settings:
+            session.conf.unset(name)
+
+
+def utc(values: dict[str, Any]) -> dict[str, Any]:
+    """Give the times of a collected row their zone: Spark hands them over without one, in this process's local time."""
+    return {name: v.astimezone(UTC) if isinstance(v, datetime) else v for name, v in values.items()}
