@@ -20,8 +20,8 @@ COPY models models
 COPY scripts/entrypoint scripts/entrypoint
 # Spark's jars are fetched here, once, so that a container starts offline.
 RUN pip install --no-cache-dir --constraint requirements/lock.txt --editable '.[postgres,kubernetes]' \
-    && python -m jobs.jars \
-    && python -m jobs.class_archive
+    && python -m jobs.spark.jars \
+    && python -m jobs.warm_up
 
 USER 50000
 ENV AIRFLOW_HOME=/home/kalman/airflow \

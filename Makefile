@@ -26,13 +26,13 @@ setup: $(STAMP) ## Check Python and Java, build .venv, fetch Spark's jars (once)
 # A change of the pins, and nothing else, installs again. Jars that are there already are kept.
 $(STAMP): pyproject.toml $(LOCK)
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "error: Python 3.11 or later is needed, and there is no $(PYTHON): install it (Debian, Ubuntu: apt install python3.11 python3.11-venv; macOS: brew install python@3.11)" >&2; exit 1; }
-	@$(PYTHON) jobs/doctor.py
+	@$(PYTHON) jobs/spark/doctor.py
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version): a few minutes the first time, most of it PySpark (400 MB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[demo,dev]'
 	@$(BIN)/python -m pip check
-	$(BIN)/python -m jobs.jars
-	$(BIN)/python -m jobs.class_archive
+	$(BIN)/python -m jobs.spark.jars
+	$(BIN)/python -m jobs.warm_up
 	@touch $@
 
 # MASTER=spark://... runs its DAGs' jobs on a cluster.

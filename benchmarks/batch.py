@@ -28,11 +28,11 @@ def compare(
     Of learning, rows a second that go through an evaluation of the likelihood with its gradient.
     """
     import kalman
-    from jobs.history import Batch, bucket_rows, final_states
-    from jobs.keys import key_kind
-    from jobs.learn import Window, learn_pooled
-    from jobs.packed_rows import row_format
-    from jobs.spec import ModelSpec
+    from jobs.encoding.keys import key_kind
+    from jobs.encoding.rows import row_format
+    from jobs.specs.model_spec import ModelSpec
+    from jobs.training.batch_filter import Batch, bucket_rows, final_states
+    from jobs.training.learning import Window, learn_pooled
 
     rows = fill(work, folder) + sum(batch(work, folder, number) for number in range(1, batches + 1))
     frame = spark.read.parquet(str(folder))

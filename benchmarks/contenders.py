@@ -35,15 +35,15 @@ class Contender(NamedTuple):
 def ours(frame: DataFrame, work: Work) -> DataFrame:
     """Return the pipeline's own operator and its estimates as rows."""
     import kalman
-    from jobs.estimates import estimate_format, unpack_estimates
-    from jobs.keys import key_kind
-    from jobs.model_functions import ship
-    from jobs.packed_rows import pack_rows, row_format
-    from jobs.packet_kinds import ESTIMATES, OUTPUT
-    from jobs.plan import Plan
-    from jobs.processor import FilterProcessor
-    from jobs.routing import make_routing
-    from jobs.state_blocks import state_format
+    from jobs.encoding.estimates import estimate_format, unpack_estimates
+    from jobs.encoding.keys import key_kind
+    from jobs.encoding.packet_kinds import ESTIMATES, OUTPUT
+    from jobs.encoding.routing import make_routing
+    from jobs.encoding.rows import pack_rows, row_format
+    from jobs.spark.user_functions import ship
+    from jobs.state.block_format import state_format
+    from jobs.state.plan import Plan
+    from jobs.streaming.operators.processor import FilterProcessor
 
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})

@@ -35,7 +35,7 @@ def ours(model: Model) -> Contender:
 
     def prepare(y: Array) -> Callable[[], Filtered]:
         import kalman
-        from kalman.packing import unpack
+        from kalman.linalg.packing import unpack
 
         kernel = kalman.build(model.definition)
         keys, n = y.shape[2], len(model.mean)
@@ -62,7 +62,7 @@ def ours_from_rows(model: Model) -> Contender:
 
     def prepare(y: Array) -> Callable[[], Filtered]:
         import kalman
-        from kalman.packing import unpack
+        from kalman.linalg.packing import unpack
 
         kernel = kalman.build(model.definition)
         count, m, keys = y.shape

@@ -16,8 +16,8 @@ import yaml
 
 from benchmarks.data import row_of_each
 from benchmarks.work import MODELS
-from jobs.report import Report
-from jobs.settings import Settings
+from jobs.core.report import Report
+from jobs.core.settings import Settings
 
 NAME = "trend"
 FEW = 1_000

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.results import RESULTS, ROOT
 from benchmarks.work import DENSE, SCALE, Work
-from jobs.plots import ESTIMATE, MEASURED, SMOOTHED, STYLE
+from jobs.offline.plots import ESTIMATE, MEASURED, SMOOTHED, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,7 +26,7 @@ from benchmarks.work import ALL, DENSE, KINDS, QUICK, SCALE, Work
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from jobs.settings import Settings
+    from jobs.core.settings import Settings
 
 PUBLISHED_CORES = 2
 ROUNDS, QUICK_ROUNDS = 4, 2
@@ -69,8 +69,8 @@ def names_of(quick: bool) -> list[str]:
 
 def session(settings: Settings) -> SparkSession:
     """Start the session that everything runs in: with the settings of a stream, but for partitions and memory."""
-    from jobs.session import spark_session
-    from jobs.spark_conf import interpreted_conf, short_rows_conf
+    from jobs.spark.conf import interpreted_conf, short_rows_conf
+    from jobs.spark.session import spark_session
 
     return spark_session(
         settings,
@@ -138,7 +138,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Measure and write."""
-    from jobs.settings import Settings
+    from jobs.core.settings import Settings
 
     given = arguments()
     load = os.getloadavg()[0]

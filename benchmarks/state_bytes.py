@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from benchmarks.contenders import KEYS_A_BLOCK
 from benchmarks.data import MINUTE_US, START_US
 from benchmarks.work import DENSE, KINDS, Work
-from jobs.advance import advance
-from jobs.keys import KeyKind
-from jobs.packed_rows import keyed_rows, row_format
-from jobs.packets import Records
-from jobs.routing import block_of, route_of
-from jobs.state_blocks import state_format
-from jobs.state_text import to_text
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import block_of, route_of
+from jobs.encoding.rows import keyed_rows, row_format
+from jobs.state.advance import advance
+from jobs.state.block_format import state_format
+from jobs.state.text_codec import to_text
 from kalman import build
 
 KEYS, BATCHES = 30_000, 30

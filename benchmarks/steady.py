@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from demo.delta_log import commits_of
-from jobs.fencing import batch_of
+from jobs.lineage.fencing import batch_of
 
 CALM = 5
 """So many micro-batches in turn must be within the bound before a stream counts as caught up."""

@@ -21,13 +21,13 @@ from benchmarks.contenders import KEYS_A_BLOCK, PARTITIONS
 from benchmarks.data import MINUTE_US, START_US, names
 from benchmarks.results import RESULTS, commit, machine, spread
 from benchmarks.work import DENSE, KINDS, TEXT, Work
-from jobs.advance import advance
-from jobs.estimates import _unpacker, estimate_format, pack_estimates
-from jobs.keys import KeyKind
-from jobs.packed_rows import row_format, row_packer, unpack_rows
-from jobs.packets import concat
-from jobs.routing import Routing, block_of
-from jobs.state_blocks import state_format
+from jobs.encoding.estimates import _unpacker, estimate_format, pack_estimates
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.packets import concat
+from jobs.encoding.routing import Routing, block_of
+from jobs.encoding.rows import row_format, row_packer, unpack_rows
+from jobs.state.advance import advance
+from jobs.state.block_format import state_format
 from kalman import build
 
 ROUNDS = 7

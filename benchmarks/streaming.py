@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmarks.contenders import Contender
 from benchmarks.data import FILES, batch, fill
 from benchmarks.work import Work
-from jobs.spark_conf import suit
+from jobs.spark.conf import suit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.loading import load_spec
-from jobs.spec import ModelSpec
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec
 
 MODELS = Path(__file__).parent / "models"
 

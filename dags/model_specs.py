@@ -5,7 +5,7 @@ The other files leave a broken model out, so that its mistake takes no other mod
 
 from __future__ import annotations
 
-from jobs.spec import SpecError
+from jobs.specs.model_spec import SpecError
 from kalman_dags.family import read_specs
 
 _, problems = read_specs()

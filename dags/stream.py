@@ -17,7 +17,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param
 
-from jobs.spec import ModelSpec
+from jobs.specs.model_spec import ModelSpec
 from kalman_dags import family
 from kalman_dags.operator import KalmanOperator
 

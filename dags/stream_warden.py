@@ -13,9 +13,9 @@ from typing import Any
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, CronTriggerTimetable
 
-from jobs.lease_log import LeaseLog
-from jobs.stopping import ask
-from jobs.watch import log_name, look
+from jobs.supervision.driver_log import LeaseLog
+from jobs.supervision.driver_status import log_name, look
+from jobs.supervision.stopping import ask
 from kalman_dags import family
 from kalman_dags.operator import place
 

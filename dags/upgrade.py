@@ -29,7 +29,7 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.providers.standard.operators.python import BranchPythonOperator, ShortCircuitOperator
 from airflow.sdk import DAG, Param, chain
 
-from jobs.spec import ModelSpec
+from jobs.specs.model_spec import ModelSpec
 from kalman_dags import family
 from kalman_dags.operator import KalmanOperator
 

@@ -1,6 +1,6 @@
 """Run a real Kafka broker on this machine: one node in KRaft mode, with Java alone.
 
-Its jars are fetched on first use (`python -m jobs.jars broker` fetches them beforehand). It listens on the loopback
+Its jars are fetched on first use (`python -m jobs.spark.jars broker` fetches them beforehand). It listens on the loopback
 address only, keeps everything in one folder, and can be killed and started again there.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from demo.ports import HOST, free_ports, listens
 from demo.service import Service, end
-from jobs.doctor import java_command
-from jobs.errors import RUN_FAILED, UserError
-from jobs.jars import optional_jars
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.spark.doctor import java_command
+from jobs.spark.jars import optional_jars
 
 START_SECONDS = 90.0
 _CLUSTER = "a2FsbWFuLXBpcGVsaW5lMQ"  # any 16 bytes, as Kafka writes them

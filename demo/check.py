@@ -22,24 +22,25 @@ from demo.compare import (
     rows_of,
     states_of,
 )
-from jobs import generations, manifests
-from jobs.checkpoints import Checkpoint
-from jobs.delta import Warehouse
-from jobs.errors import RUN_FAILED, UserError
-from jobs.estimates import estimate_format, unpack_estimates
-from jobs.history import Batch, bucket_rows, final_states, packed_estimates
-from jobs.keys import key_kind, text_of
-from jobs.packed_rows import RowFormat, order_rows, row_format
-from jobs.spec import ModelSpec
-from jobs.state_reader import states_at
-from jobs.tables import estimates, measurements
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.encoding.estimates import estimate_format, unpack_estimates
+from jobs.encoding.keys import key_kind, text_of
+from jobs.encoding.rows import RowFormat, order_rows, row_format
+from jobs.lineage import generations
+from jobs.snapshots import manifests
+from jobs.specs.model_spec import ModelSpec
+from jobs.streaming.state_reader import states_at
+from jobs.training.batch_filter import Batch, bucket_rows, final_states, packed_estimates
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import estimates, measurements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame
 
-    from jobs.generations import Generation
+    from jobs.lineage.generations import Generation
 
 COLUMNS = ("key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags")
 

@@ -23,7 +23,7 @@ import psutil
 
 from demo.ports import HOST, free_ports, listens
 from demo.service import Service
-from jobs.errors import RUN_FAILED, Terminated, UserError, show
+from jobs.core.errors import RUN_FAILED, Terminated, UserError, show
 
 START_SECONDS = 60.0
 WORKER_MEMORY = "4g"

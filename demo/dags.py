@@ -18,7 +18,7 @@ from typing import IO, NoReturn, Self
 
 import psutil
 
-from jobs.errors import RUN_FAILED, UserError
+from jobs.core.errors import RUN_FAILED, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 POLL_SECONDS = 0.2

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, inlined, styled
+from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, inlined, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from jobs import kafka
-from jobs.errors import show
+from jobs.core.errors import show
+from jobs.spark import kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,8 +112,8 @@ def send_lines(spark: SparkSession, topic: str, lines: list[str]) -> int:
 
 def main() -> int:
     """Send standard input from the command line and return the exit code."""
-    from jobs.session import spark_session
-    from jobs.settings import Settings
+    from jobs.core.settings import Settings
+    from jobs.spark.session import spark_session
 
     parser = argparse.ArgumentParser(
         "python -m demo.kafka_feed", description="Send each line of standard input as a message."

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from demo.broker import Broker
 from demo.display import Display
-from jobs.errors import RUN_FAILED, Terminated, UserError, show
-from jobs.settings import DEFAULT_MASTER, Settings
+from jobs.core.errors import RUN_FAILED, Terminated, UserError, show
+from jobs.core.settings import DEFAULT_MASTER, Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -120,9 +120,9 @@ class KafkaDemo:
         from demo.check import check
         from demo.kafka_feed import read
         from jobs import ingest
-        from jobs.delta import Warehouse
-        from jobs.live import live_latest
-        from jobs.loading import load_spec
+        from jobs.lineage.live import live_latest
+        from jobs.specs.loading import load_spec
+        from jobs.warehouse.delta import Warehouse
 
         with self.display.phase("Check every estimate against one batch pass") as phase:
             ingest.run(self.settings, MODEL)
@@ -203,7 +203,7 @@ def run(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: a step failed.
     """
-    from jobs.session import spark_session
+    from jobs.spark.session import spark_session
 
     folder = folder.absolute()
     shutil.rmtree(folder, ignore_errors=True)

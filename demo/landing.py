@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from jobs import ingest
-from jobs.errors import RUN_FAILED, UserError
-from jobs.settings import Settings
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.settings import Settings
 
 
 def land_day(settings: Settings, model: str, path: Path) -> int:

@@ -32,9 +32,9 @@ from demo.flights import COLUMNS, HAND_OVER, Landing, flights_to_files
 from demo.killer import Checkpoint, Killed, Killer
 from demo.rates import busy_rate
 from demo.result import problems_of, result_of, summary
-from jobs.errors import RUN_FAILED, Terminated, UserError, show
-from jobs.report import plain
-from jobs.settings import DEFAULT_MASTER, Settings
+from jobs.core.errors import RUN_FAILED, Terminated, UserError, show
+from jobs.core.report import plain
+from jobs.core.settings import DEFAULT_MASTER, Settings
 
 if TYPE_CHECKING:
     from demo.check import Checked
@@ -164,9 +164,9 @@ class Demo:
     def check(self) -> list[Checked]:
         """Compare everything with one batch pass."""
         from demo.check import check
-        from jobs.delta import Warehouse
-        from jobs.loading import load_spec
-        from jobs.session import spark_session
+        from jobs.spark.session import spark_session
+        from jobs.specs.loading import load_spec
+        from jobs.warehouse.delta import Warehouse
 
         with self.display.phase("Check every row and key against one batch pass") as phase:
             warehouse = Warehouse(spark_session(self.settings, "demo"), self.settings.warehouse)

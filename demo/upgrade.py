@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.settings import Settings
+from jobs.core.settings import Settings
 
 MODEL = "air_time"
 HELD = 3
@@ -104,8 +104,8 @@ def upgrade_and_roll_back(
     """
     from demo.landing import land_day
     from jobs import rollback, stream, upgrade
-    from jobs.delta import Warehouse
-    from jobs.session import spark_session
+    from jobs.spark.session import spark_session
+    from jobs.warehouse.delta import Warehouse
 
     newer = replace(settings, models=write_models(settings.models, folder))
     warehouse = Warehouse(spark_session(settings, "demo"), settings.warehouse)
@@ -174,7 +174,7 @@ def first_time(day: Path) -> int:
 
 def live_rows(warehouse: Any) -> int:
     """Count the live estimates."""
-    from jobs.live import live_estimates
+    from jobs.lineage.live import live_estimates
 
     return int(live_estimates(warehouse, MODEL).count())
 
@@ -183,7 +183,7 @@ def estimates_of(warehouse: Any, names: list[str], since: int) -> dict[str, dict
     """Return some generations' estimates since a time, by key: of what is measured, the sum of the states."""
     from pyspark.sql import functions as F
 
-    from jobs.tables import estimates
+    from jobs.warehouse.tables import estimates
 
     mine = warehouse.read(estimates(MODEL)).filter(
         F.col("generation").isin(names) & (F.unix_micros("event_time") >= since)

@@ -21,9 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import kalman  # noqa: E402
-from jobs.plots import BAND, BOUND, ESTIMATE, MEASURED, SMOOTHED, STYLE  # noqa: E402
-from kalman.forecast import forecast  # noqa: E402
-from kalman.smoothing import Smoothed, smooth  # noqa: E402
+from jobs.offline.plots import BAND, BOUND, ESTIMATE, MEASURED, SMOOTHED, STYLE  # noqa: E402
+from kalman.evaluation.forecast import forecast  # noqa: E402
+from kalman.smoothers.smooth import Smoothed, smooth  # noqa: E402
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,1 +1,1 @@
-"""The pipeline's commands and the modules they share; each verb is one module."""
+"""The pipeline's verbs, and the rooms that they share."""

@@ -16,9 +16,9 @@ import typer
 from typer.core import TyperGroup
 
 from jobs import cli_quarantine
-from jobs.cli_run import run as _run
-from jobs.errors import INPUT_ERROR, UserError, show
-from jobs.settings import DEFAULT_MASTER, Settings
+from jobs.core.command import run as _run
+from jobs.core.errors import INPUT_ERROR, UserError, show
+from jobs.core.settings import DEFAULT_MASTER, Settings
 
 _WITH_VALUE = {"--warehouse", "--models", "--master"}
 _FLAGS = {"--json", "--quiet", "-q", "--debug"}
@@ -244,7 +244,7 @@ def stream(
     elif adopt is not None or generation is not None:
         raise typer.BadParameter("--adopt and --generation name something of one model: give one --model")
     else:
-        _run(ctx, "streams", model, trigger=trigger, **beside)
+        _run(ctx, "streaming.several", model, trigger=trigger, **beside)
 
 
 @app.command()
@@ -466,7 +466,7 @@ def report(
     ] = None,
 ) -> None:
     """Compare two generations of a model, and write an HTML and a JSON report beside the tables."""
-    _run(ctx, "comparison_report", model, generation=generation, against=against)
+    _run(ctx, "report", model, generation=generation, against=against)
 
 
 @app.command()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.cli_run import run
+from jobs.core.command import run
 
 app = typer.Typer(
     name="quarantine",
@@ -83,6 +83,6 @@ def discard(
 
 
 def _choice(reason: str | None, since: str | None, ids: list[str] | None = None) -> Any:
-    from jobs.quarantine_table import Choice
+    from jobs.warehouse.quarantine import Choice
 
     return Choice(reason, since, tuple(ids or ()))

@@ -10,18 +10,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from jobs.delta import Warehouse
-from jobs.errors import ALREADY_RUNNING, UserError
-from jobs.exporting import export
-from jobs.loading import load_spec
-from jobs.positions import said
-from jobs.progress import Progress
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.verb_profile import profiled
+from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.core.progress import Progress
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.observability.verb_profile import profiled
+from jobs.specs.loading import load_spec
+from jobs.streaming.exporting import export
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.positions import said
 
 if TYPE_CHECKING:
-    from jobs.manifests import Manifest
+    from jobs.snapshots.manifests import Manifest
 
 
 @profiled
@@ -46,9 +46,9 @@ def run(
     Raises:
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
     """
-    from jobs.generations import live, named
-    from jobs.session import spark_session
-    from jobs.spark_conf import glance_conf
+    from jobs.lineage.generations import live, named
+    from jobs.spark.conf import glance_conf
+    from jobs.spark.session import spark_session
 
     started = time.monotonic()
     name = load_spec(model, settings.models).name

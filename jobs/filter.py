@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from jobs import arrays
-from jobs.errors import UserError
-from jobs.inputs_file import join_file
-from jobs.loading import load_spec
-from jobs.offline_filtering import Estimates, filter_rows, write
-from jobs.report import Report, counted
-from jobs.result_files import check_target
-from jobs.row_files import read
-from jobs.rows import ParsedRows, parse
-from jobs.settings import Settings
-from jobs.spec import ModelSpec
+from jobs.core.errors import UserError
+from jobs.core.report import Report, counted
+from jobs.core.settings import Settings
+from jobs.encoding import arrow
+from jobs.ingestion.csv_parquet import read
+from jobs.ingestion.parsing import ParsedRows, parse
+from jobs.offline.filtering import Estimates, filter_rows, write
+from jobs.offline.key_inputs import join_file
+from jobs.offline.result_files import check_target
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec
 
 
 def run(
@@ -60,7 +60,7 @@ def run(
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
     if target.suffix.lower() == ".parquet" and source_path.suffix.lower() != ".parquet":
         # Text is all that a CSV file can say of a time; Parquet has a type for it.
-        written[spec.time] = arrays.times(rows.time, estimates.applied)
+        written[spec.time] = arrow.times(rows.time, estimates.applied)
     write(target, spec.states, written, estimates)
     return _report(spec, input, output, rows, estimates, perf_counter() - start)
 

@@ -17,19 +17,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import kalman
-from jobs import arrays
-from jobs.errors import UserError
-from jobs.expiry import run_lives
-from jobs.loading import load_spec
-from jobs.offline_filtering import in_order
-from jobs.report import Report
-from jobs.result_files import check_target, lists, save
-from jobs.row_files import read
-from jobs.rows import ParsedRows, parse
-from jobs.settings import Settings
-from jobs.spec import ModelSpec, takes_steps
-from jobs.times import MAX_US, TimeParser, duration_us
-from kalman.forecast import Forecast, forecast, interval, variances
+from jobs.core.errors import UserError
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.core.times import MAX_US, TimeParser, duration_us
+from jobs.encoding import arrow
+from jobs.ingestion.csv_parquet import read
+from jobs.ingestion.parsing import ParsedRows, parse
+from jobs.offline.filtering import in_order
+from jobs.offline.result_files import check_target, lists, save
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec, takes_steps
+from jobs.state.expiry import run_lives
+from kalman.evaluation.forecast import Forecast, forecast, interval, variances
 
 Ints = NDArray[np.int64]
 _UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000), ("ms", 1_000))
@@ -96,7 +96,7 @@ def run(
         expected = forecast(kernel, some, dt)
     except kalman.ModelError as error:
         raise UserError(f"{spec.name} v{spec.version} cannot be forecast: {error}") from error
-    keys = {name: source.columns[name].take(arrays.integers(places[kept])) for name in spec.key}
+    keys = {name: source.columns[name].take(arrow.integers(places[kept])) for name in spec.key}
     _write(target, spec, keys, time, ahead.wanted[:, kept], expected, probability)
     data: dict[str, Any] = {
         "model": spec.name,
@@ -203,11 +203,11 @@ def _write(
     key, step = np.nonzero(wanted.T)
     flag = expected.flag[step, key]
     well = flag == 0
-    columns = {name: values.take(arrays.integers(key)) for name, values in keys.items()}
+    columns = {name: values.take(arrow.integers(key)) for name, values in keys.items()}
     everyone = np.ones(len(key), bool)
     taken = {*keys, spec.time} & {"step", "flag"}
-    columns[spec.time] = arrays.times(time[step, key], everyone)
-    columns["step"] = arrays.integers(step + 1)
+    columns[spec.time] = arrow.times(time[step, key], everyone)
+    columns["step"] = arrow.integers(step + 1)
     for what, names, mean, packed in (
         ("", spec.states, expected.mean, expected.covariance),
         (
@@ -231,7 +231,7 @@ def _write(
             new = lists(path, what + field, values, well, parts)
             taken |= columns.keys() & new.keys()
             columns |= new
-    columns["flag"] = arrays.texts(list(np.array(kalman.FLAGS, dtype=object)[flag]))
+    columns["flag"] = arrow.texts(list(np.array(kalman.FLAGS, dtype=object)[flag]))
     if taken:
         raise UserError(f"column {sorted(taken)[0]} of the input is called as one of the output; rename it")
     save(path, columns)

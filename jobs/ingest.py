@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from jobs import ingest, ingest_folder
-from jobs.delta import Warehouse
-from jobs.errors import UserError
-from jobs.landing import SMALL_BYTES, Landed, file_schema, file_size, find_files, land, prepare
-from jobs.loading import load_spec
-from jobs.progress import Progress
-from jobs.report import Report, counted
-from jobs.settings import Settings
-from jobs.spec import ModelSpec
-from jobs.spec_sections import PRETRAINED
-from jobs.tables import measurements
-from jobs.times import AVAILABLE_NOW, trigger_seconds
-
-if TYPE_CHECKING:
-    pass
+from jobs import ingest
+from jobs.core.errors import UserError
+from jobs.core.progress import Progress
+from jobs.core.report import Report, counted
+from jobs.core.settings import Settings
+from jobs.core.times import AVAILABLE_NOW, trigger_seconds
+from jobs.ingestion import folder_watch
+from jobs.ingestion.landing import SMALL_BYTES, Landed, file_schema, file_size, find_files, land, prepare
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.sections import PRETRAINED
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import measurements
 
 
 def run(
@@ -42,13 +39,13 @@ def run(
         inputs: what to land.
         trigger: `available-now`, or seconds: between a topic's micro-batches, or between looks into folders (until
             SIGTERM).
-        history: of keys that are new: for `pretrain`, and for no stream that takes pretrained keys (`jobs.new_keys`).
+        history: of keys that are new: for `pretrain`, and for no stream that takes pretrained keys (`jobs.training.new_keys`).
 
     Raises:
         UserError: a file cannot be read or lacks a column; nothing has been landed then.
     """
-    from jobs.session import spark_session
-    from jobs.spark_conf import glance_conf
+    from jobs.spark.conf import glance_conf
+    from jobs.spark.session import spark_session
 
     spec = load_spec(model, settings.models)
     seconds = trigger_seconds(trigger)
@@ -57,7 +54,7 @@ def run(
     if not inputs:
         return ingest.land_topic(settings, spec, seconds)
     if seconds is not None:
-        return ingest_folder.run(settings, spec, list(inputs), seconds)
+        return folder_watch.run(settings, spec, list(inputs), seconds)
     files = find_files(list(inputs))
     schemas = [file_schema(spec, path) for path in files]
     small = sum(file_size(path) for path in files) < SMALL_BYTES
@@ -119,12 +116,12 @@ def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None) -> Re
     Raises:
         UserError: the spec names no topic, messages are gone, another process lands it, or the brokers do not answer.
     """
-    from jobs import topics
-    from jobs.delta import Warehouse
-    from jobs.leases import stream_lock
-    from jobs.session import spark_session
-    from jobs.signals import stop_signal
-    from jobs.spark_conf import interpreted_conf
+    from jobs.core.signals import stop_signal
+    from jobs.ingestion import topics
+    from jobs.lineage.leases import stream_lock
+    from jobs.spark.conf import interpreted_conf
+    from jobs.spark.session import spark_session
+    from jobs.warehouse.delta import Warehouse
 
     if spec.source is None:
         raise UserError(

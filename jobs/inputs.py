@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from jobs.checked_rows import key_types_of, typed_key
-from jobs.delta import Warehouse
-from jobs.errors import UserError
-from jobs.inputs_file import read_inputs
-from jobs.loading import load_spec
-from jobs.report import Report
-from jobs.row_files import read_schema
-from jobs.settings import Settings
-from jobs.spec import ModelSpec
-from jobs.tables import measurements
+from jobs.core.errors import UserError
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.ingestion.checking import key_types_of, typed_key
+from jobs.ingestion.csv_parquet import read_schema
+from jobs.offline.key_inputs import read_inputs
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import measurements
 
 
 def run(settings: Settings, model: str, input: str) -> Report:
@@ -31,8 +31,8 @@ def run(settings: Settings, model: str, input: str) -> Report:
     Raises:
         UserError: the spec has no inputs, or the file cannot be used; the table is then as it was.
     """
-    from jobs.inputs_table import home_of
-    from jobs.session import spark_session
+    from jobs.key_inputs.table import home_of
+    from jobs.spark.session import spark_session
 
     started = time.monotonic()
     spec = load_spec(model, settings.models, deep=True)

@@ -1,6 +1,6 @@
 """Take away what nothing needs any more, and keep the tables in good order.
 
-What goes is decided in `jobs.retention`. Every step is a commit, or finds what is left to do by itself: killed between
+What goes is decided in `jobs.operations.retention_plan`. Every step is a commit, or finds what is left to do by itself: killed between
 any two and run again, it comes to the same end. A generation, or a snapshot, is first marked as removed, in one commit,
 and only then its checkpoint and report, or its rows, go; so what is there by half is nothing that anything reads.
 
@@ -11,17 +11,13 @@ every version must stay readable, and OPTIMIZE with VACUUM would end that.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from jobs.delta import Warehouse
-from jobs.loading import load_spec
-from jobs.maintenance import Maintenance
-from jobs.progress import Progress
-from jobs.report import Report
-from jobs.settings import Settings
-
-if TYPE_CHECKING:
-    pass
+from jobs.core.progress import Progress
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.operations.maintenance import Maintenance
+from jobs.specs.loading import load_spec
+from jobs.warehouse.delta import Warehouse
 
 
 def run(settings: Settings, model: str, dry_run: bool = False, estimates: bool = False) -> Report:
@@ -36,8 +32,8 @@ def run(settings: Settings, model: str, dry_run: bool = False, estimates: bool =
     Raises:
         UserError: another command has just changed the model's generations, or a table refuses.
     """
-    from jobs.session import spark_session
-    from jobs.spark_conf import glance_conf
+    from jobs.spark.conf import glance_conf
+    from jobs.spark.session import spark_session
 
     started = time.monotonic()
     spec = load_spec(model, settings.models)

@@ -10,16 +10,16 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from jobs.carry import rekeyed_lines, table_of
-from jobs.delta import Warehouse
-from jobs.migrating import migrate, source_snapshot
-from jobs.progress import Progress
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.verb_profile import profiled
+from jobs.core.progress import Progress
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.migration.apply import rekeyed_lines, table_of
+from jobs.migration.migrating import migrate, source_snapshot
+from jobs.observability.verb_profile import profiled
+from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
-    from jobs.manifests import Manifest
+    from jobs.snapshots.manifests import Manifest
 
 
 @profiled
@@ -44,10 +44,10 @@ def run(
     Raises:
         UserError: no such snapshot or version, no way between the versions, or keys that would come out wrong.
     """
-    from jobs.loading import load_spec
-    from jobs.session import spark_session
-    from jobs.spark_conf import glance_conf
-    from jobs.versions import known_versions
+    from jobs.migration.versions import known_versions
+    from jobs.spark.conf import glance_conf
+    from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
 
     started = time.monotonic()
     spec = load_spec(model, settings.models, deep=True)

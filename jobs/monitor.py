@@ -7,19 +7,15 @@ stream, micro-batch), so that a monitor that is killed and started again changes
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from jobs.downstream_monitor import Watcher
-from jobs.errors import UserError
-from jobs.followers import MONITOR
-from jobs.live_queries import following
-from jobs.loading import load_spec
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.times import AVAILABLE_NOW, trigger_seconds
-
-if TYPE_CHECKING:
-    pass
+from jobs.core.errors import UserError
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.core.times import AVAILABLE_NOW, trigger_seconds
+from jobs.downstream.monitor import Watcher
+from jobs.downstream.queries import MONITOR
+from jobs.downstream.runner import following
+from jobs.specs.loading import load_spec
 
 
 def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:

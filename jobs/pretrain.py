@@ -11,30 +11,25 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from jobs import new_keys, spec_sections
-from jobs.delta import Warehouse
-from jobs.errors import UserError
-from jobs.loading import load_spec
-from jobs.positions import (
-    Cut,
-    check_version,
-    cut_at,
-    parse_time,
-    said,
-)
-from jobs.pretraining import snapshot_at
-from jobs.progress import Progress
-from jobs.report import Report, counted
-from jobs.settings import Settings
-from jobs.spec import ModelSpec
-from jobs.tables import need_measurements
-from jobs.verb_profile import profiled
-from kalman.groups import GROUPS
+from jobs.core.errors import UserError
+from jobs.core.progress import Progress
+from jobs.core.report import Report, counted
+from jobs.core.settings import Settings
+from jobs.observability.verb_profile import profiled
+from jobs.specs import sections
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec
+from jobs.training import new_keys
+from jobs.training.pretraining import snapshot_at
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time, said
+from jobs.warehouse.tables import need_measurements
+from kalman.models.groups import GROUPS
 
 if TYPE_CHECKING:
-    from jobs.learn import Learned
-    from jobs.manifests import Manifest
-    from jobs.new_keys import Offer
+    from jobs.snapshots.manifests import Manifest
+    from jobs.training.learning import Learned
+    from jobs.training.new_keys import Offer
 
 
 @profiled
@@ -63,9 +58,9 @@ def run(
     Raises:
         UserError: no measurements, no such version, nothing to learn from.
     """
-    from jobs.learn import Window
-    from jobs.session import spark_session
-    from jobs.spark_conf import short_rows_conf
+    from jobs.spark.conf import short_rows_conf
+    from jobs.spark.session import spark_session
+    from jobs.training.learning import Window
 
     started = time.monotonic()
     spec = load_spec(model, settings.models, deep=True)
@@ -90,7 +85,7 @@ def run(
     with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
         manifest, learned, made = snapshot_at(warehouse, spec, table, cut, window, progress)
         offers = []
-        if spec.stream.new_keys == spec_sections.PRETRAINED and cut.before is None:
+        if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
             offers = new_keys.offer(warehouse, spec, table, cut.version, progress.note)
     return _report(spec, manifest, learned, made, offers, time.monotonic() - started)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jobs.delta import Warehouse
-from jobs.loading import load_spec
-from jobs.report import Report
-from jobs.settings import Settings
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.specs.loading import load_spec
+from jobs.warehouse.delta import Warehouse
 
 
 def run(settings: Settings, model: str, generation: str | None = None, behind: bool = False) -> Report:
@@ -20,13 +20,13 @@ def run(settings: Settings, model: str, generation: str | None = None, behind: b
     Raises:
         UserError: there is no such shadow, or it is behind.
     """
-    from jobs import switch
-    from jobs.session import spark_session
-    from jobs.spark_conf import glance_conf
+    from jobs.lineage import switching
+    from jobs.spark.conf import glance_conf
+    from jobs.spark.session import spark_session
 
     name = load_spec(model, settings.models).name
     warehouse = Warehouse(spark_session(settings, f"promote {name}", glance_conf()), settings.warehouse)
-    live, retired = switch.promote(warehouse, name, generation, behind)
+    live, retired = switching.promote(warehouse, name, generation, behind)
     lines = [f"generation {live.generation} of version {live.model_version} is live"]
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")

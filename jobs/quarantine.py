@@ -6,18 +6,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs import quarantine_table
-from jobs.delta import Warehouse, utc
-from jobs.errors import UserError
-from jobs.loading import load_spec
-from jobs.quarantine_table import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
-from jobs.report import Report, counted
-from jobs.settings import Settings
+from jobs.core.errors import UserError
+from jobs.core.report import Report, counted
+from jobs.core.settings import Settings
+from jobs.specs.loading import load_spec
+from jobs.warehouse import quarantine
+from jobs.warehouse.delta import Warehouse, utc
+from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from jobs.quarantine_replay import Outcome
+    from jobs.ingestion.quarantine_replay import Outcome
 
 ACTIONS = ("list", "show", "replay", "discard")
 
@@ -50,8 +50,8 @@ def run(
     """
     from pyspark.sql import functions as F
 
-    from jobs.session import spark_session
-    from jobs.spark_conf import glance_conf
+    from jobs.spark.conf import glance_conf
+    from jobs.spark.session import spark_session
 
     spec = load_spec(model, settings.models)
     choice = choice or Choice()
@@ -60,7 +60,7 @@ def run(
     mended = None if edited is None else _read_edited(edited)
     spark = spark_session(settings, f"quarantine {spec.name}", glance_conf())
     warehouse = Warehouse(spark, settings.warehouse)
-    if not quarantine_table.ready(warehouse):
+    if not quarantine.ready(warehouse):
         return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
     meant = (F.col("model") == spec.name) & choice.condition()
     rows = warehouse.read(TABLE).filter(meant)
@@ -71,7 +71,7 @@ def run(
         return _show(spec.name, held, limit, output)
     if action == "discard":
         return _discard(warehouse, spec.name, meant & F.col("status").isNull())
-    from jobs.quarantine_replay import replay
+    from jobs.ingestion.quarantine_replay import replay
 
     chosen = held if mended is None else _with_payloads(warehouse, held, mended)
     columns = ("id", "payload", "source", "generation", "batch_id")
@@ -169,7 +169,7 @@ def _discard(warehouse: Warehouse, model: str, meant: Column) -> Report:
     count = warehouse.read(TABLE).filter(meant).count()
     if count:
         values = {"status": F.lit(DISCARDED), "resolved_at": F.current_timestamp()}
-        quarantine_table.update(warehouse, meant, values)
+        quarantine.update(warehouse, meant, values)
     return Report(
         [f"discarded {counted(count, 'row')} of {model}: they stay, marked, until `maintain` removes them"],
         {"model": model, "discarded": count},

@@ -1,94 +1,99 @@
-"""What a verb hands back: lines for a person and data for a program."""
+"""Write the report on two generations of a model beside the tables: an HTML file that needs nothing else, and JSON.
+
+They are `reports/<model>/<new generation>.html` and `.json` in the warehouse; the next report on the same generation
+takes their place.
+"""
 
 from __future__ import annotations
 
-import json
-import math
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import TYPE_CHECKING
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.progress import Progress
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.specs.loading import load_spec
+from jobs.upgrades.comparison.report import written
+from jobs.upgrades.comparison.verdict import lines_of
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import estimates
+
+if TYPE_CHECKING:
+    from jobs.lineage.generations import Generation
 
 
-def counted(number: int, what: str, ending: str = "s") -> str:
-    """Return how many there are of something: `1 row`, `2,000 rows`."""
-    return f"{number:,} {what}" + ("" if number == 1 else ending)
+def run(settings: Settings, model: str, generation: str | None = None, against: str | None = None) -> Report:
+    """Compare two generations of a model and write the report.
 
+    Args:
+        settings: of the command.
+        model: name or path of its spec.
+        generation: the new one; by default the newest shadow, else the live one.
+        against: the old one; by default the one that the new one began behind.
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Hold the outcome of one verb.
-
-    Attributes:
-        lines: what a person reads.
-        data: the same for a program; numbers, text, lists and mappings.
-        renderable: a rich renderable (a table, say) that a person sees in place of `lines`.
-        problems: sentences, said on standard error, for which the command fails though it did its work.
-        tables: rich renderables that a person sees below the lines.
+    Raises:
+        UserError: there are no two generations to compare.
     """
+    from jobs.spark.conf import glance_conf
+    from jobs.spark.session import spark_session
 
-    lines: list[str] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
-    renderable: Any = None
-    problems: list[str] = field(default_factory=list)
-    tables: list[Any] = field(default_factory=list)
-
-    def show(self, as_json: bool = False, stream: TextIO | None = None) -> None:
-        """Print the report on standard output: one JSON document, or what a person reads."""
-        out = stream or sys.stdout
-        if as_json:
-            print(json.dumps(plain(self.data), indent=2, allow_nan=False), file=out)
-        else:
-            for line in self.lines if self.renderable is None else ():
-                print(line, file=out)
-            shown = [*([] if self.renderable is None else [self.renderable]), *self.tables]
-            if shown:
-                from rich.console import Console
-
-                # A log has no width of its own: what is read there is not cut to 80 columns.
-                console = Console(file=out, width=None if out.isatty() else 160)
-                for one in shown:
-                    console.print(one)
-        out.flush()
-
-
-def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Report:
-    """Show what `look` reports every so many seconds until Ctrl-C: on a terminal in place, elsewhere one below another.
-
-    Returns the last report, to be shown once more.
-    """
-    from rich.console import Console
-    from rich.live import Live
-
-    report = look()
-    try:
-        if as_json or not sys.stdout.isatty():
-            while True:
-                report.show(as_json)
-                time.sleep(seconds)
-                report = look()
-        with Live(report.renderable, console=Console(), auto_refresh=False, transient=True) as live:
-            while True:
-                live.update(report.renderable, refresh=True)
-                time.sleep(seconds)
-                report = look()
-    except KeyboardInterrupt:
-        return report
+    started = time.monotonic()
+    spec = load_spec(model, settings.models)
+    warehouse = Warehouse(spark_session(settings, f"report {spec.name}", glance_conf()), settings.warehouse)
+    with Progress(f"report {spec.name}", None, quiet=settings.quiet) as progress:
+        new, old = _pair(warehouse, spec.name, generation, against)
+        progress.note(f"comparing {new.generation} with {old.generation}")
+        found, place = written(warehouse, spec, old, new)
+    seconds = time.monotonic() - started
+    return Report(
+        [
+            f"{new.generation} (version {new.model_version}) against {old.generation} (version {old.model_version})",
+            *lines_of(found),
+            f"report: {place}",
+            f"{seconds:.1f} s",
+        ],
+        {
+            "model": spec.name,
+            "generation": new.generation,
+            "against": old.generation,
+            "good": found.good,
+            "reasons": found.reasons,
+            "comparison": found.numbers,
+            "report": place,
+            "seconds": seconds,
+        },
+    )
 
 
-def plain(value: Any) -> Any:
-    """Turn `value` into what JSON can say: a number that is not finite into null, the unknown into text."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    for convert in ("tolist", "isoformat"):  # NumPy scalars and arrays; dates and times
-        if hasattr(value, convert):
-            result = getattr(value, convert)()
-            return result if isinstance(result, str) else plain(result)
-    return str(value)
+def _pair(
+    warehouse: Warehouse, model: str, generation: str | None, against: str | None
+) -> tuple[Generation, Generation]:
+    from jobs.lineage import generations
+
+    known = generations.all_of(warehouse, model)
+    if not known or not warehouse.exists(estimates(model)):
+        raise UserError(
+            f"model {model} has no estimates to report on: start its stream with "
+            f"`kalman-pipeline stream --model {model}`",
+            RUN_FAILED,
+        )
+    shadows = [one for one in known if one.status == generations.SHADOW]
+    if generation is None and shadows:
+        new = shadows[-1]
+    else:
+        new = generations.named(warehouse, model, generation)
+    other = against or new.parent
+    if other is None or other == new.generation:
+        raise UserError(
+            f"{new.generation} began behind no other generation of {model}: say with --against which one to compare it "
+            f"with",
+            RUN_FAILED,
+        )
+    return new, generations.named(warehouse, model, other)
+
+
+if __name__ == "__main__":
+    from jobs.cli import main
+
+    main("report")

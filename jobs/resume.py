@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jobs.lease_log import LeaseLog
-from jobs.loading import load_spec
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.watch import log_name
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.specs.loading import load_spec
+from jobs.supervision.driver_log import LeaseLog
+from jobs.supervision.driver_status import log_name
 
 
 def run(settings: Settings, model: str, what: str = "stream") -> Report:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jobs.delta import Warehouse
-from jobs.loading import load_spec
-from jobs.report import Report
-from jobs.settings import Settings
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.specs.loading import load_spec
+from jobs.warehouse.delta import Warehouse
 
 
 def run(settings: Settings, model: str, generation: str | None = None) -> Report:
@@ -19,13 +19,13 @@ def run(settings: Settings, model: str, generation: str | None = None) -> Report
     Raises:
         UserError: it is the live generation, there is no such shadow, or there are several.
     """
-    from jobs import switch
-    from jobs.session import spark_session
-    from jobs.spark_conf import glance_conf
+    from jobs.lineage import switching
+    from jobs.spark.conf import glance_conf
+    from jobs.spark.session import spark_session
 
     name = load_spec(model, settings.models).name
     warehouse = Warehouse(spark_session(settings, f"retire {name}", glance_conf()), settings.warehouse)
-    retired, now = switch.retire(warehouse, name, generation)
+    retired, now = switching.retire(warehouse, name, generation)
     which = f"generation {retired.generation} of version {retired.model_version}"
     lines = [f"{which} is retired" if now else f"{which} was retired before: nothing was changed"]
     if now:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs.delta import Warehouse
-from jobs.errors import UserError
-from jobs.loading import load_spec
-from jobs.positions import said
-from jobs.progress import Progress
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.spec import ModelSpec
+from jobs.core.errors import UserError
+from jobs.core.progress import Progress
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.positions import said
 
 if TYPE_CHECKING:
-    from jobs.generations import Generation
+    from jobs.lineage.generations import Generation
 
 
 def run(
@@ -38,8 +38,8 @@ def run(
     Raises:
         UserError: there is no generation to go back to, or no way back for the state.
     """
-    from jobs.session import spark_session
-    from jobs.spark_conf import glance_conf
+    from jobs.spark.conf import glance_conf
+    from jobs.spark.session import spark_session
 
     if dry_run and not last_state:
         raise UserError("--dry-run is for --last-state: without it no state changes")
@@ -51,9 +51,9 @@ def run(
 
 
 def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) -> Report:
-    from jobs import generations, switch
+    from jobs.lineage import generations, switching
 
-    live, retired = switch.roll_back(warehouse, spec.name, to)
+    live, retired = switching.roll_back(warehouse, spec.name, to)
     lines = [
         f"generation {live.generation} of version {live.model_version} is live again, at "
         f"{said(generations.position_of(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` takes it on "
@@ -67,8 +67,8 @@ def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) 
 def _with_the_last_state(
     settings: Settings, warehouse: Warehouse, spec: ModelSpec, to: str | None, dry_run: bool
 ) -> Report:
-    from jobs.carry import table_of
-    from jobs.carry_back import carry_back
+    from jobs.migration.apply import table_of
+    from jobs.upgrades.carry_back import carry_back
 
     with Progress(f"rollback {spec.name}", None, quiet=settings.quiet) as progress:
         done = carry_back(warehouse, spec, to, dry_run, progress.note)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from jobs.loading import schema
-from jobs.report import Report
-from jobs.settings import Settings
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.specs.loading import schema
 
 
 def text() -> str:

@@ -1,6 +1,6 @@
 """Tell how good a model's forecasts are: those made from its live estimates, beside what was measured later.
 
-One stream over the estimates, joined with itself (`jobs.skill_pairs`), with a checkpoint of its own. What it writes is
+One stream over the estimates, joined with itself (`jobs.downstream.forecast_pairs`), with a checkpoint of its own. What it writes is
 in transactions of (that stream, micro-batch), so that a run that is killed and started again changes nothing that was
 there.
 """
@@ -8,19 +8,15 @@ there.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from jobs.errors import UserError
-from jobs.followers import SKILL
-from jobs.forecast_skill import ForecastScorer
-from jobs.live_queries import following
-from jobs.loading import load_spec
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.times import AVAILABLE_NOW, trigger_seconds
-
-if TYPE_CHECKING:
-    pass
+from jobs.core.errors import UserError
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.core.times import AVAILABLE_NOW, trigger_seconds
+from jobs.downstream.forecast_skill import ForecastScorer
+from jobs.downstream.queries import SKILL
+from jobs.downstream.runner import following
+from jobs.specs.loading import load_spec
 
 
 def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
@@ -35,7 +31,7 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
         UserError: the spec has no such section or cannot be forecast, nothing is live, another such run goes on, or
             the query failed.
     """
-    from jobs.skill_pairs import check_spec
+    from jobs.downstream.forecast_pairs import check_spec
 
     began = time.monotonic()
     spec, seconds = load_spec(model, settings.models, deep=True), trigger_seconds(trigger)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jobs.alarms import alarms
-from jobs.delta import Warehouse
-from jobs.errors import UserError
-from jobs.follower_status import follower_table
-from jobs.loading import load_spec, spec_files
-from jobs.model_status import ENDED, model_status
-from jobs.positions import KAFKA, said
-from jobs.quarantine_table import held_by_model
-from jobs.report import Report, show_again
-from jobs.settings import Settings
-from jobs.times import duration_us
-
-if TYPE_CHECKING:
-    pass
+from jobs.core.errors import UserError
+from jobs.core.report import Report, show_again
+from jobs.core.settings import Settings
+from jobs.core.times import duration_us
+from jobs.downstream.driver import follower_table
+from jobs.operations.alarms import alarms
+from jobs.operations.model_status import ENDED, model_status
+from jobs.specs.loading import load_spec, spec_files
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.positions import KAFKA, said
+from jobs.warehouse.quarantine import held_by_model
 
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
@@ -42,8 +39,8 @@ def run(
     Raises:
         UserError: the model is unknown, or the duration is none.
     """
-    from jobs.session import spark_session
-    from jobs.spark_conf import glance_conf
+    from jobs.spark.conf import glance_conf
+    from jobs.spark.session import spark_session
 
     after = None if alarm_after is None else _duration(alarm_after)
     spark = spark_session(settings, "status", glance_conf())
@@ -63,8 +60,8 @@ def _duration(text: str) -> float:
 
 
 def _look(settings: Settings, warehouse: Warehouse, model: str | None, after: float | None) -> Report:
-    from jobs import generations
-    from jobs import manifests as snapshot_manifests
+    from jobs.lineage import generations
+    from jobs.snapshots import manifests as snapshot_manifests
 
     names = [load_spec(model, settings.models).name] if model else _spec_names(settings)
     manifests, lineages = snapshot_manifests.all_of(warehouse), generations.all_of(warehouse)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import getpass
 from datetime import UTC, datetime, timedelta
 
-from jobs.errors import ALREADY_RUNNING, UserError
-from jobs.lease_log import Hold, LeaseLog
-from jobs.loading import load_spec
-from jobs.owners import machine
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.stopping import end_driver, is_there
-from jobs.times import duration_us
-from jobs.watch import Sight, log_name, look, resume_command
+from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.core.times import duration_us
+from jobs.specs.loading import load_spec
+from jobs.supervision.driver_identity import machine
+from jobs.supervision.driver_log import Hold, LeaseLog
+from jobs.supervision.driver_status import Sight, log_name, look, resume_command
+from jobs.supervision.stopping import end_driver, is_there
 
 
 def run(

@@ -7,19 +7,14 @@ start goes on from the last committed micro-batch; rows that were half written a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from jobs.delta import Warehouse
-from jobs.driver import Driver
-from jobs.loading import load_spec
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.signals import stop_signal
-from jobs.tables import need_measurements
-from jobs.times import AVAILABLE_NOW, trigger_seconds
-
-if TYPE_CHECKING:
-    pass
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.core.signals import stop_signal
+from jobs.core.times import AVAILABLE_NOW, trigger_seconds
+from jobs.specs.loading import load_spec
+from jobs.streaming.driver import Driver
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import need_measurements
 
 
 def run(
@@ -47,9 +42,9 @@ def run(
     Raises:
         UserError: no snapshot to start from, another driver, a state that means something else, a failed query.
     """
-    from jobs.leases import stream_lock
-    from jobs.session import spark_session
-    from jobs.spark_conf import stream_conf
+    from jobs.lineage.leases import stream_lock
+    from jobs.spark.conf import stream_conf
+    from jobs.spark.session import spark_session
 
     spec = load_spec(model, settings.models, deep=True)
     seconds = trigger_seconds(trigger)

@@ -7,19 +7,15 @@ docs/upgrades.md says what each mode does and when to choose it.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from jobs.delta import Warehouse
-from jobs.errors import ALREADY_RUNNING, UserError
-from jobs.loading import load_spec
-from jobs.progress import Progress
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.tables import need_measurements
-from jobs.upgrade_rules import BLUE_GREEN, MODES, REPARTITION, STATELESS, Upgrade
-
-if TYPE_CHECKING:
-    pass
+from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.core.progress import Progress
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.specs.loading import load_spec
+from jobs.upgrades.upgrading import BLUE_GREEN, MODES, REPARTITION, STATELESS, Upgrade
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import need_measurements
 
 
 def run(
@@ -49,8 +45,8 @@ def run(
     Raises:
         UserError: no live generation, no way between the versions, a driver in the way, a new version that is worse.
     """
-    from jobs.session import spark_session
-    from jobs.spark_conf import interpreted_conf
+    from jobs.spark.conf import interpreted_conf
+    from jobs.spark.session import spark_session
 
     started = time.monotonic()
     if mode not in MODES:

@@ -4,10 +4,10 @@ Arrays have the keys on their last axis. `build` makes a filter of a model defin
 through it, `learning` finds its parameters.
 """
 
+from kalman.building.registry import FILTERS, build
 from kalman.flags import FLAGS
-from kalman.registry import FILTERS, build
+from kalman.models.structures import STRUCTURES
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states, run
-from kalman.structures import STRUCTURES
 from kalman.types import Filter, ModelError, Rows, Step
 
 __all__ = [

@@ -66,8 +66,8 @@ def warehouse(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one session of the run; it starts when the first test asks for it."""
-    from jobs.session import spark_session
-    from jobs.settings import Settings
+    from jobs.core.settings import Settings
+    from jobs.spark.session import spark_session
 
     folder = tmp_path_factory.mktemp("spark")
     settings = Settings.load(warehouse=str(folder / "warehouse"), models=ROOT / "models", master=MASTER)

@@ -16,8 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from jobs.jars import COORDINATES
-from jobs.loading import load_spec
+from jobs.spark.jars import COORDINATES
+from jobs.specs.loading import load_spec
 from kalman import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,7 +96,7 @@ def imports(path: Path, module_level: bool = False) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            # `from jobs import spec` imports the module jobs.spec
+            # `from jobs import spec` imports the module jobs.specs.model_spec
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         if module_level and (_is_function(node) or _is_for_types(node)):
             continue
@@ -249,5 +249,5 @@ def test_ci_runs_the_test_command_and_lint():
 
 def test_the_check_speaks_to_an_old_python():
     # By its syntax: a Python that is too old must get as far as saying so.
-    ast.parse((ROOT / "jobs" / "doctor.py").read_text(encoding="utf-8"), feature_version=(3, 6))
-    assert tops(imports(ROOT / "jobs" / "doctor.py")) <= set(sys.stdlib_module_names)
+    ast.parse((ROOT / "jobs" / "spark" / "doctor.py").read_text(encoding="utf-8"), feature_version=(3, 6))
+    assert tops(imports(ROOT / "jobs" / "spark" / "doctor.py")) <= set(sys.stdlib_module_names)

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Asset
 
-from jobs.airflow import CONTINUOUS
-from jobs.spec import ModelSpec
+from jobs.specs.airflow import CONTINUOUS
+from jobs.specs.model_spec import ModelSpec
 from kalman_dags import family
 from kalman_dags.operator import KalmanOperator
 from kalman_dags.stream_operator import StreamForeverOperator

@@ -12,10 +12,10 @@ from airflow.sdk import Asset, CronDataIntervalTimetable, CronTriggerTimetable, 
 from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import AirflowTimetableInvalid
 
-from jobs.airflow import CONTINUOUS, StreamDag
-from jobs.loading import load_spec, spec_files
-from jobs.spec import ModelSpec, SpecError
-from jobs.spec_errors import Problem
+from jobs.specs.airflow import CONTINUOUS, StreamDag
+from jobs.specs.loading import load_spec, spec_files
+from jobs.specs.model_spec import ModelSpec, SpecError
+from jobs.specs.problems import Problem
 from kalman_dags.operator import place
 
 START = datetime(2000, 1, 1, tzinfo=UTC)

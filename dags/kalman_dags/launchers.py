@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 from airflow.sdk.exceptions import AirflowException
 
-from jobs.errors import RUN_FAILED
-from jobs.jars import jar_paths, optional_jars
-from jobs.launch import LAUNCH_VARIABLE, detach, new_token
-from jobs.lease_log import Launch, LeaseLog
-from jobs.spark_conf import spark_conf
-from jobs.watch import log_name
+from jobs.core.errors import RUN_FAILED
+from jobs.spark.conf import spark_conf
+from jobs.spark.jars import jar_paths, optional_jars
+from jobs.supervision.driver_log import Launch, LeaseLog
+from jobs.supervision.driver_status import log_name
+from jobs.supervision.launcher import LAUNCH_VARIABLE, detach, new_token
 from kalman_dags.operator import CONNECTION, ROOT, KalmanHook, application, spark_environment
 
 

@@ -22,10 +22,10 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from jobs.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
-from jobs.jars import jar_paths, optional_jars
-from jobs.settings import DEFAULT_MASTER
-from jobs.spark_conf import spark_conf
+from jobs.core.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
+from jobs.core.settings import DEFAULT_MASTER
+from jobs.spark.conf import spark_conf
+from jobs.spark.jars import jar_paths, optional_jars
 
 CONNECTION = "spark_default"
 KUBERNETES_PROVIDER = "apache-airflow-providers-cncf-kubernetes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from jobs.spec import ModelSpec
+from jobs.specs.model_spec import ModelSpec
 from kalman_dags.family import driven, pool, specs
 
 

@@ -15,12 +15,13 @@ from typing import Any, NoReturn
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from jobs import clock, crashes
-from jobs.errors import ALREADY_RUNNING, UserError
-from jobs.launch import tail
-from jobs.lease_log import CAUGHT_UP, LOST, STOPPED, Hold, LeaseLog
-from jobs.stopping import ask
-from jobs.watch import ENDED, NONE, SILENT, Sight, look, processes, resume_command
+from jobs.core import clock
+from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.supervision import crash_count
+from jobs.supervision.driver_log import CAUGHT_UP, LOST, STOPPED, Hold, LeaseLog
+from jobs.supervision.driver_status import ENDED, NONE, SILENT, Sight, look, processes, resume_command
+from jobs.supervision.launcher import tail
+from jobs.supervision.stopping import ask
 from kalman_dags.launchers import Work, about, launcher
 from kalman_dags.operator import place
 from kalman_dags.stream_trigger import WATCHED, StreamTrigger
@@ -119,7 +120,7 @@ class StreamForeverOperator(BaseOperator):
             self._wait(timedelta(0), failures, until)
         if sight.state == SILENT:
             self._kill(sight)
-        crashes.about_to_start(self._root, self._log())
+        crash_count.about_to_start(self._root, self._log())
         try:
             started = launcher().start(self._root, self._work, about(seconds=self.seconds))
         except UserError as error:
@@ -160,11 +161,11 @@ class StreamForeverOperator(BaseOperator):
     def _count(self, sight: Sight) -> None:
         """Count a crash, and give up where it is one too many."""
         log = self._log()
-        number = crashes.count(self._root, log, sight.text(), sight.seconds)
+        number = crash_count.count(self._root, log, sight.text(), sight.seconds)
         if self.give_up_after is None or number < self.give_up_after:
             return
         if log.hold() is None:
-            log.put_hold(Hold(crashes.said(number, sight), clock.now(), None, number, self._run))
+            log.put_hold(Hold(crash_count.said(number, sight), clock.now(), None, number, self._run))
         self._fail_if_given_up()
 
     def _fail_if_given_up(self) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from jobs.lease_log import LeaseLog
-from jobs.stopping import ask
-from jobs.watch import look
+from jobs.supervision.driver_log import LeaseLog
+from jobs.supervision.driver_status import look
+from jobs.supervision.stopping import ask
 
 PATH = "dags.kalman_dags.stream_trigger.StreamTrigger"
 """Where the triggerer finds this class: it has the installed package, not the folder of the DAGs, on its path."""

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from kalman.entries import minus, plus, times
+from kalman.filters.update import presence
+from kalman.linalg.entries import minus, plus, times
+from kalman.linalg.packing import packed_index
 from kalman.mixtures.building import Request, split
 from kalman.mixtures.components import Components, bounded, judge
-from kalman.packing import packed_index
 from kalman.run import Integers, SortedRows
 from kalman.types import Array
-from kalman.update import presence
 
 
 class Sums(NamedTuple):

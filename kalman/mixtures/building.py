@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kalman import checks, definition
-from kalman.definition import Definition
+from kalman.linalg.packing import symmetric
 from kalman.mixtures.components import Components, components, predictive
 from kalman.mixtures.families import FAMILIES, Family
 from kalman.mixtures.online import MixtureFilter
-from kalman.packing import symmetric
-from kalman.structures import Parameter
+from kalman.models import checks, definition
+from kalman.models.definition import Definition
+from kalman.models.structures import Parameter
 from kalman.types import ModelError
 
 MOST = 50

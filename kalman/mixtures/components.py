@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kalman import ldl
-from kalman.entries import Entry, Vector, dot, minus, plus, times
+from kalman.linalg import ldl
+from kalman.linalg.entries import Entry, Vector, dot, minus, plus, times
 from kalman.mixtures.families import Family, Presents, Seen
 
 LEAST_WEIGHT = 1e-6

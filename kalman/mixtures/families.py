@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from kalman import ldl
-from kalman.entries import Entry, Vector, dot, minus, over, plus, times
-from kalman.packing import order_of, packed_index, packed_size
-from kalman.straight_line import called
+from kalman.filters.update import LOG_2PI, Present
+from kalman.linalg import ldl
+from kalman.linalg.entries import Entry, Vector, dot, minus, over, plus, times
+from kalman.linalg.packing import order_of, packed_index, packed_size
+from kalman.linalg.program import called
 from kalman.types import Array
-from kalman.update import LOG_2PI, Present
 
 Presents = Sequence[Present]
 

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
-from kalman.entries import Entry, Vector, plus
-from kalman.line_filter import Line, LineFilter
+from kalman.filters.program_filter import Line, LineFilter
+from kalman.filters.update import Present
+from kalman.linalg.entries import Entry, Vector, plus
+from kalman.linalg.packing import unpack
 from kalman.mixtures.components import (
     Components,
     averaged,
@@ -26,9 +28,7 @@ from kalman.mixtures.components import (
     some_present,
 )
 from kalman.mixtures.families import Family
-from kalman.packing import unpack
 from kalman.types import Array, ModelError
-from kalman.update import Present
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ Reference: Arthur and Vassilvitskii (2007), k-means++.
 
 import numpy as np
 
+from kalman.linalg.packing import lower
 from kalman.mixtures.building import Request
 from kalman.mixtures.components import Components
-from kalman.packing import lower
 from kalman.types import Array
 
 ROUNDS = 5

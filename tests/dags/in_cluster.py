@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from demo.delta_log import rows_of
-from jobs.lease_log import STOPPED, Drive, LeaseLog
-from jobs.stopping import ask
-from jobs.watch import Sight, look, processes
+from jobs.supervision.driver_log import STOPPED, Drive, LeaseLog
+from jobs.supervision.driver_status import Sight, look, processes
+from jobs.supervision.stopping import ask
 from kalman_dags.launchers import ClusterLauncher, Work, about, launcher
 from tests.airflow_api import wait_for
 from tests.dags.conftest import ROOT

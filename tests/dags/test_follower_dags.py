@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from airflow.sdk import AssetAll, CronTriggerTimetable
 
-from jobs.loading import load_spec
-from jobs.spec import SpecError
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import SpecError
 from kalman_dags.family import specs
 from kalman_dags.pools import pools
 from kalman_dags.stream_operator import StreamForeverOperator

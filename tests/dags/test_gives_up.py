@@ -12,8 +12,8 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from demo.delta_log import rows_of
 from jobs import resume, status, stop
-from jobs.lease_log import LeaseLog
-from jobs.watch import look
+from jobs.supervision.driver_log import LeaseLog
+from jobs.supervision.driver_status import look
 from kalman_dags.stream_operator import StreamForeverOperator
 from kalman_dags.stream_trigger import GONE
 from tests.airflow_api import wait_for

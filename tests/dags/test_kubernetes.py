@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from jobs.watch import STARTING
+from jobs.supervision.driver_status import STARTING
 from kalman_dags.operator import KalmanOperator
 from tests.airflow_api import wait_for
 from tests.dags.conftest import ROOT

@@ -10,10 +10,10 @@ import pytest
 from airflow.providers.apache.spark.hooks import spark_submit
 from airflow.sdk.exceptions import AirflowException
 
-from jobs.errors import UserError
-from jobs.launch import LAUNCH_VARIABLE
-from jobs.lease_log import LeaseLog
-from jobs.watch import look
+from jobs.core.errors import UserError
+from jobs.supervision.driver_log import LeaseLog
+from jobs.supervision.driver_status import look
+from jobs.supervision.launcher import LAUNCH_VARIABLE
 from kalman_dags.launchers import ClusterLauncher, ProcessLauncher, Work, launcher
 from kalman_dags.operator import KUBERNETES_PROVIDER, application, spark_environment
 

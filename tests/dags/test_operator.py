@@ -117,7 +117,7 @@ def test_refused_input_is_not(operator: Operator) -> None:
 
 
 def test_jars_that_were_not_fetched_are_not(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jobs.errors import UserError
+    from jobs.core.errors import UserError
 
     def absent() -> list[str]:
         raise UserError("Spark's jars are not in /jars: run `make setup`")

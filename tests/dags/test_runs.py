@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from demo.delta_log import rows_of
-from jobs.lease_log import LeaseLog
-from jobs.stopping import ask
-from jobs.watch import RUNNING, look
+from jobs.supervision.driver_log import LeaseLog
+from jobs.supervision.driver_status import RUNNING, look
+from jobs.supervision.stopping import ask
 from kalman_dags.launchers import Work, launcher
 from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, run_dag, write_days
 from tests.dags.test_operator import wait_for

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
-from jobs import crashes
-from jobs.launch import detach
-from jobs.lease_log import Drive, Hold, Launch, LeaseLog
-from jobs.owners import Owner, machine, started_at
-from jobs.stopping import ask
-from jobs.watch import look
+from jobs.supervision import crash_count
+from jobs.supervision.driver_identity import Owner, machine, started_at
+from jobs.supervision.driver_log import Drive, Hold, Launch, LeaseLog
+from jobs.supervision.driver_status import look
+from jobs.supervision.launcher import detach
+from jobs.supervision.stopping import ask
 from kalman_dags import stream_operator
 from kalman_dags.launchers import Work
 from kalman_dags.stream_operator import StreamForeverOperator
@@ -271,20 +271,20 @@ def test_a_run_that_waits_as_something_was_given_up_goes_on_when_it_may(
 
 def test_a_crash_behind_a_committed_micro_batch_begins_the_count_anew(log: LeaseLog, tmp_path: Path) -> None:
     root, commits = str(tmp_path), tmp_path / "checkpoints" / "tiny-g0001" / "commits"
-    crashes.about_to_start(root, log)
-    assert [crashes.count(root, log, "boom") for _ in range(2)] == [1, 2]  # without ever a lease
+    crash_count.about_to_start(root, log)
+    assert [crash_count.count(root, log, "boom") for _ in range(2)] == [1, 2]  # without ever a lease
     log.write(driving(ended_at=NOW))
-    crashes.about_to_start(root, log)
-    assert crashes.count(root, log, "boom") == 1  # it had a lease: that is more than the one before had
-    assert crashes.count(root, log, "boom") == 2
+    crash_count.about_to_start(root, log)
+    assert crash_count.count(root, log, "boom") == 1  # it had a lease: that is more than the one before had
+    assert crash_count.count(root, log, "boom") == 2
     commits.mkdir(parents=True)
     (commits / "0").touch()
     (commits / ".0.crc").touch()
-    assert [crashes.count(root, log, "boom") for _ in range(2)] == [0, 1]
-    assert crashes.count(root, log, "boom", lived=3601.0) == 0
+    assert [crash_count.count(root, log, "boom") for _ in range(2)] == [0, 1]
+    assert crash_count.count(root, log, "boom", lived=3601.0) == 0
     # What follows the estimates has checkpoints of other names, one or two.
     log.write(driving(2, generation="monitor", began_at=datetime.now(UTC), rules={"queries": ["a", "b"]}))
-    assert crashes.committed(root, log) == {"a": -1, "b": -1}
+    assert crash_count.committed(root, log) == {"a": -1, "b": -1}
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from demo.delta_log import rows_of
-from jobs.lease_log import STOPPED, Drive, LeaseLog
-from jobs.watch import processes
+from jobs.supervision.driver_log import STOPPED, Drive, LeaseLog
+from jobs.supervision.driver_status import processes
 from tests.airflow_api import wait_for
 from tests.dags.standalone import Airflow, standalone
 from tests.jobs.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec

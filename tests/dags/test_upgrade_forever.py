@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from demo.delta_log import rows_of
-from jobs.lease_log import LeaseLog
-from jobs.watch import RUNNING, look
+from jobs.supervision.driver_log import LeaseLog
+from jobs.supervision.driver_status import RUNNING, look
 from tests.dags.conftest import DAYS, FIRST_DAY, ROWS_A_DAY, Tiny, write_days
 from tests.dags.test_approval import UPGRADE, command, statuses
 from tests.dags.test_scheduler import Airflow, all_succeeded, wait_for

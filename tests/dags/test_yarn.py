@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jobs.jars import optional_jars
+from jobs.spark.jars import optional_jars
 from tests.dags.in_cluster import ClusterStream, set_environment
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]

@@ -14,7 +14,7 @@ import pytest
 from demo.kafka_feed import DEVICES, chunks, read, send_lines
 from demo.kafka_run import table
 from demo.ports import listens
-from jobs.kafka import Bounds, bounds
+from jobs.spark.kafka import Bounds, bounds
 from tests.jobs.feeds import Feed
 
 ROOT = Path(__file__).resolve().parents[2]

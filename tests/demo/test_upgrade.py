@@ -10,7 +10,7 @@ import pytest
 
 from demo.flights import ZONE, load_flights, with_times, write_csv
 from demo.upgrade import HELD, MODEL, rows_in, upgrade_and_roll_back
-from jobs.settings import Settings
+from jobs.core.settings import Settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
@@ -25,9 +25,9 @@ def test_air_time_is_upgraded_under_its_feed_and_rolled_back(tmp_path: Path) -> 
     from demo.content import switch_of
     from demo.figures import draw_switch
     from jobs import ingest, pretrain, stream
-    from jobs.delta import Warehouse
-    from jobs.loading import load_spec
-    from jobs.session import spark_session
+    from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
+    from jobs.warehouse.delta import Warehouse
 
     flights = load_flights()
     flights = with_times(flights[flights["month"].isin([9, 10])])

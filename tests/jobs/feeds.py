@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from jobs import kafka
+from jobs.spark import kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,18 +14,19 @@ import yaml
 
 import kalman
 from jobs import filter as offline
-from jobs import ingest, pretrain, state_rows, stream
-from jobs.delta import Warehouse
-from jobs.estimates import estimate_format, unpack_estimates
-from jobs.history import Batch, bucket_rows, packed_estimates
-from jobs.keys import key_kind
-from jobs.loading import load_spec
-from jobs.packed_rows import row_format
-from jobs.report import Report
-from jobs.session import spark_session
-from jobs.settings import Settings
-from jobs.spec import ModelSpec
-from jobs.tables import estimates, measurements
+from jobs import ingest, pretrain, stream
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.encoding.estimates import estimate_format, unpack_estimates
+from jobs.encoding.keys import key_kind
+from jobs.encoding.rows import row_format
+from jobs.snapshots import state_rows
+from jobs.spark.session import spark_session
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec
+from jobs.training.batch_filter import Batch, bucket_rows, packed_estimates
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import estimates, measurements
 
 MASTER = "local[2,4]"
 ORDER = ["key", "event_time", "log_likelihood"]

@@ -93,7 +93,7 @@ class Driver:
 def _is_worker(process: psutil.Process) -> bool:
     """Whether it is one of Spark's; one that has just ended, or is not yet reaped, is not."""
     try:
-        return "jobs.worker_daemon" in " ".join(process.cmdline())
+        return "jobs.spark.worker_daemon" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # a zombie too
         return False
 

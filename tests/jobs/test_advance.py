@@ -7,16 +7,16 @@ import pyarrow as pa
 import pytest
 
 import kalman
-from jobs.advance import advance
-from jobs.estimates import EstimateFormat, diagonal_of_packed, full_of_packed, pack_estimates
-from jobs.keys import KeyKind
-from jobs.packed_rows import KeyedRows, RowFormat, unpack_rows
-from jobs.packets import Records
-from jobs.routing import route_of
-from jobs.state_blocks import StateMismatch, state_format, state_layout
-from jobs.state_rows import state_rows
-from kalman.diagnostics import innovations
-from kalman.rounded import stored_as
+from jobs.encoding.estimates import EstimateFormat, diagonal_of_packed, full_of_packed, pack_estimates
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import route_of
+from jobs.encoding.rows import KeyedRows, RowFormat, unpack_rows
+from jobs.snapshots.state_rows import state_rows
+from jobs.state.advance import advance
+from jobs.state.block_format import StateMismatch, state_format, state_layout
+from kalman.evaluation.diagnostics import innovations
+from kalman.filters.rounded import stored_as
 
 UNIT = 1e6
 DEFINITION = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.batch_profile import (
+from jobs.observability.batch_profile import (
     FILTER,
     MEANING,
     REST,
@@ -18,8 +18,8 @@ from jobs.batch_profile import (
     profile_of,
     table_of,
 )
-from jobs.job_times import Job, Stage, covered, shares
-from jobs.verb_profile import BEFORE, BETWEEN, DELTAS, steps_of
+from jobs.observability.job_times import Job, Stage, covered, shares
+from jobs.observability.verb_profile import BEFORE, BETWEEN, DELTAS, steps_of
 from tests.conftest import ROOT
 
 

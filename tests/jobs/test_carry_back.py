@@ -12,9 +12,11 @@ import pandas as pd
 import psutil
 import pytest
 
-from jobs import generations, manifests, rollback, upgrade
-from jobs.errors import UserError
-from jobs.live import chain, live_estimates
+from jobs import rollback, upgrade
+from jobs.core.errors import UserError
+from jobs.lineage import generations
+from jobs.lineage.live import chain, live_estimates
+from jobs.snapshots import manifests
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
 from tests.jobs.processes import Driver
 from tests.jobs.test_upgrade_faults import commits

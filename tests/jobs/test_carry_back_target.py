@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.carry_back import target_of
-from jobs.errors import UserError
-from jobs.generations import LIVE, REMOVED, RETIRED, SHADOW, Generation
+from jobs.core.errors import UserError
+from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, Generation
+from jobs.upgrades.carry_back import target_of
 
 
 def lineage(*ones: tuple[int, int | None, str]) -> list[Generation]:

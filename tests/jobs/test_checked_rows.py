@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jobs import ingest, landing
-from jobs.checked_rows import check_rows, key_types_of
-from jobs.errors import UserError
-from jobs.quarantine_table import PAYLOAD, REASON
-from jobs.row_files import Source, read
-from jobs.spec import ModelSpec
+from jobs import ingest
+from jobs.core.errors import UserError
+from jobs.ingestion import landing
+from jobs.ingestion.checking import check_rows, key_types_of
+from jobs.ingestion.csv_parquet import Source, read
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.quarantine import PAYLOAD, REASON
 from tests.jobs.pipeline import Pipeline, random_walk_spec
 
 if TYPE_CHECKING:

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from jobs import cli, errors
-from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
-from jobs.quarantine_table import Choice
-from jobs.report import Report, counted, plain
-from jobs.settings import DEFAULT_MASTER, Settings
+from jobs import cli
+from jobs.core import errors
+from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.core.report import Report, counted, plain
+from jobs.core.settings import DEFAULT_MASTER, Settings
+from jobs.warehouse.quarantine import Choice
 
 ROOT = Path(__file__).resolve().parents[2]
 NILE = "river,at,volume\nnile,1871-01-01,1120\nnile,1872-01-01,1160\n"
@@ -44,7 +45,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         "rollback",
         "retire",
         "maintain",
-        "comparison_report",
+        "report",
         "status",
         "stop",
         "resume",
@@ -126,7 +127,7 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
         ("rollback", ("m",), {"to": None, "last_state": True, "dry_run": True}),
         ("retire", ("m",), {"generation": "g2"}),
         ("maintain", ("m",), {"dry_run": True, "estimates": True}),
-        ("comparison_report", ("m",), {"generation": "g2", "against": "g1"}),
+        ("report", ("m",), {"generation": "g2", "against": "g1"}),
         ("status", (None,), {"watch": None, "alarm_after": "10m"}),
         (
             "stop",
@@ -314,7 +315,7 @@ def test_a_verb_is_a_module_and_a_script(tmp_path: Path) -> None:
 def test_the_offline_command_needs_neither_pandas_nor_spark(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text(NILE)
     code = (
-        "import sys; from jobs.filter import run; from jobs.settings import Settings\n"
+        "import sys; from jobs.filter import run; from jobs.core.settings import Settings\n"
         f"run(Settings.load(), 'nile', {str(tmp_path / 'in.csv')!r}, {str(tmp_path / 'out.csv')!r})\n"
         "print([name for name in ('pandas', 'pyspark') if name in sys.modules])"
     )
@@ -345,7 +346,7 @@ def test_sigterm_ends_a_verb_tidily(tmp_path: Path) -> None:
 def test_a_reader_that_goes_away_is_no_error() -> None:
     # more than a pipe holds, so that the writer meets the closed end
     code = (
-        "import sys, types; from jobs.report import Report; from jobs.cli import app\n"
+        "import sys, types; from jobs.core.report import Report; from jobs.cli import app\n"
         "module = types.ModuleType('jobs.status'); module.run = lambda *_, **__: Report(lines=['x' * 99] * 9999)\n"
         "sys.modules['jobs.status'] = module; app(['status'])"
     )

@@ -11,13 +11,14 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import leases, watch
-from jobs.delta import Warehouse
-from jobs.errors import ALREADY_RUNNING, UserError
-from jobs.generations import Generation, all_of, live
-from jobs.lease_log import Drive, Launch, LeaseLog
-from jobs.owners import Owner, started_at
-from jobs.tables import GENERATIONS
+from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.lineage import leases
+from jobs.lineage.generations import Generation, all_of, live
+from jobs.supervision import driver_status
+from jobs.supervision.driver_identity import Owner, started_at
+from jobs.supervision.driver_log import Drive, Launch, LeaseLog
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import GENERATIONS
 
 NOON = datetime(2024, 5, 1, 12, 0, tzinfo=UTC)
 Set = Callable[[datetime], None]
@@ -28,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Set:
     """Sets the time of day that leases and their log see."""
 
     def to(time: datetime) -> None:
-        monkeypatch.setattr("jobs.clock.now", lambda: time)
+        monkeypatch.setattr("jobs.core.clock.now", lambda: time)
 
     to(NOON)
     return to
@@ -71,7 +72,11 @@ def test_the_last_driver_to_begin_counts_though_the_clock_was_put_back(clock: Se
 
 @pytest.mark.parametrize(
     ("back", "state"),
-    [(timedelta(), watch.RUNNING), (timedelta(seconds=60), watch.RUNNING), (timedelta(hours=1), watch.ENDED)],
+    [
+        (timedelta(), driver_status.RUNNING),
+        (timedelta(seconds=60), driver_status.RUNNING),
+        (timedelta(hours=1), driver_status.ENDED),
+    ],
 )
 def test_a_sign_of_life_from_the_future_is_none(
     clock: Set, tmp_path: Path, back: timedelta, state: str
@@ -81,10 +86,10 @@ def test_a_sign_of_life_from_the_future_is_none(
     mine = Drive("m", "m-g0001", 1, "live", elsewhere("b"), NOON, NOON)
     log.write(mine)
     clock(NOON - back)
-    assert watch.look(log).state == state
-    assert elsewhere("b").alive(NOON) == (state == watch.RUNNING)
+    assert driver_status.look(log).state == state
+    assert elsewhere("b").alive(NOON) == (state == driver_status.RUNNING)
     clock(NOON + timedelta(hours=1))
-    assert watch.look(log).state == watch.ENDED
+    assert driver_status.look(log).state == driver_status.ENDED
 
 
 @pytest.fixture
@@ -115,7 +120,7 @@ def test_a_lease_is_taken_over_and_generations_are_in_order(
     assert refused.value.exit_code == ALREADY_RUNNING
     # Here the clock is put back by an hour: the sign of life is from the future, and the driver is gone.
     past = held.generation.heartbeat - timedelta(hours=1)
-    monkeypatch.setattr("jobs.clock.now", lambda: past)
+    monkeypatch.setattr("jobs.core.clock.now", lambda: past)
     next_one = leases.acquire(warehouse, held.generation, elsewhere("b"))
     assert (next_one.generation.epoch, next_one.taken_over) == (2, True)
     assert held.overtaken() and not next_one.overtaken()

@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 from scipy.stats import chi2, norm
 
-from jobs.compare import SUMS, judge_keys
-from jobs.comparison_content import Content, Shown, Sums, choose, measured_direction
-from jobs.comparison_page import page
-from jobs.report import plain
-from jobs.spec import ModelSpec
-from jobs.spec_migrate import Upgrade
-from jobs.verdict import judged, lines_of
+from jobs.core.report import plain
+from jobs.specs.migration import Upgrade
+from jobs.specs.model_spec import ModelSpec
+from jobs.upgrades.comparison.content import Content, Shown, Sums, choose, measured_direction
+from jobs.upgrades.comparison.page import page
+from jobs.upgrades.comparison.statistics import SUMS, judge_keys
+from jobs.upgrades.comparison.verdict import judged, lines_of
 from tests.demo.test_report import page_of
 from tests.jobs.pipeline import random_walk_spec
 

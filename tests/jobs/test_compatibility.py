@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from jobs.compatibility import (
+from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.encoding.routing import blocks_for
+from jobs.lineage.compatibility import (
     ALLOWED,
     HAND_OVER,
     MIGRATION,
@@ -23,11 +25,9 @@ from jobs.compatibility import (
     judge,
     row_rules,
 )
-from jobs.errors import INPUT_ERROR, UserError
-from jobs.loading import load_all
-from jobs.positions import delta_position, topic_position
-from jobs.routing import blocks_for
-from jobs.spec import ModelSpec
+from jobs.specs.loading import load_all
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.positions import delta_position, topic_position
 from tests.conftest import ROOT
 from tests.jobs.pipeline import random_walk_spec
 

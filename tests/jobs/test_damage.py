@@ -13,10 +13,12 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs import export, generations, manifests, rollback, snapshots, state_rows, status, upgrade
-from jobs.delta import Warehouse
-from jobs.errors import RUN_FAILED, UserError
-from jobs.live import live_estimates
+from jobs import export, rollback, status, upgrade
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.lineage import generations
+from jobs.lineage.live import live_estimates
+from jobs.snapshots import manifests, state_rows, store
+from jobs.warehouse.delta import Warehouse
 from tests.jobs.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -222,7 +224,7 @@ def test_a_damaged_snapshot_is_refused_and_made_again(
         what = r"is damaged: \d+ keys with checksum" if "file" not in damage.__name__ else "cannot be read"
         with pytest.raises(UserError, match=what):
             (found,) = manifests.all_of(pipeline.warehouse)
-            snapshots.verify(pipeline.warehouse, found)
+            store.verify(pipeline.warehouse, found)
         if damage is none:
             pipeline.land(days[1])
             with pytest.raises(UserError, match="is damaged: 0 keys") as refused:
@@ -233,7 +235,7 @@ def test_a_damaged_snapshot_is_refused_and_made_again(
         assert again["snapshot"] == first["snapshot"]
         (mended,) = manifests.all_of(pipeline.warehouse)
         assert (mended.checksum, mended.key_count) == (manifest.checksum, manifest.key_count)
-        snapshots.verify(pipeline.warehouse, mended)
+        store.verify(pipeline.warehouse, mended)
     assert first["again"]["made"] and not pipeline.pretrain(to_version=1).data["made"]
     assert pipeline.stream().data["rows"] == len(days[1])
     assert_bit_equal(live(pipeline), since(pipeline.batch(), days[1]))

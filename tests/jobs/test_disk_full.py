@@ -11,10 +11,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobs import errors, export, manifests, snapshots, upgrade
-from jobs.errors import FULL, RUN_FAILED, is_full
-from jobs.live import live_estimates
-from jobs.tables import measurements
+from jobs import export, upgrade
+from jobs.core import errors
+from jobs.core.errors import FULL, RUN_FAILED, is_full
+from jobs.lineage.live import live_estimates
+from jobs.snapshots import manifests, store
+from jobs.warehouse.tables import measurements
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver
 
@@ -110,7 +112,7 @@ def test_a_disk_that_is_full_at_any_step_loses_nothing(disk: Path, tmp_path: Pat
     assert pipeline.warehouse.read(measurements("walk")).count() == len(days[0]) + len(days[1])
     tried("pretrain", "--to-version", "1", at_last=lambda: pipeline.pretrain(to_version=1))
     (manifest,) = manifests.all_of(pipeline.warehouse)
-    snapshots.verify(pipeline.warehouse, manifest)
+    store.verify(pipeline.warehouse, manifest)
     for day, rooms in zip(days[2:], (ROOM, OTHER_ROOM), strict=True):
         pipeline.land(day)
         tried("stream", at_last=pipeline.stream, rooms=rooms)

@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kalman
-from jobs.advance import advance
-from jobs.expiry import lives
-from jobs.packed_rows import unpack_rows
-from jobs.packet_kinds import BEHIND, DROPPED, DUPLICATE, EXPIRED
+from jobs.encoding.packet_kinds import BEHIND, DROPPED, DUPLICATE, EXPIRED
+from jobs.encoding.rows import unpack_rows
+from jobs.state.advance import advance
+from jobs.state.expiry import lives
 from tests.jobs.timed import (
     DEFINITION,
     INTEGER,

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from jobs import export
-from jobs.errors import UserError
+from jobs.core.errors import UserError
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 pytestmark = pytest.mark.spark

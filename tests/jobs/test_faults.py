@@ -10,9 +10,10 @@ import pandas as pd
 import psutil
 import pytest
 
-from jobs import generations, manifests
-from jobs.errors import ALREADY_RUNNING
-from jobs.tables import QUARANTINE
+from jobs.core.errors import ALREADY_RUNNING
+from jobs.lineage import generations
+from jobs.snapshots import manifests
+from jobs.warehouse.tables import QUARANTINE
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files
 

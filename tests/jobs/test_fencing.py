@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import leases
-from jobs.delta import Warehouse
-from jobs.errors import ALREADY_RUNNING, RUN_FAILED, UserError
-from jobs.fencing import Fence, Part
-from jobs.generations import Generation, all_of, live
-from jobs.lease_log import LOST, LeaseLog
-from jobs.leases import Lease
-from jobs.owners import Owner
-from jobs.tables import GENERATIONS
+from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.lineage import leases
+from jobs.lineage.fencing import Fence, Part
+from jobs.lineage.generations import Generation, all_of, live
+from jobs.lineage.leases import Lease
+from jobs.supervision.driver_identity import Owner
+from jobs.supervision.driver_log import LOST, LeaseLog
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import GENERATIONS
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files
 
@@ -33,7 +33,7 @@ ROWS = "value int, generation string, batch_id bigint"
 @pytest.fixture
 def warehouse(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Warehouse:
     """A warehouse with a generation, in which a driver elsewhere counts as dead at once."""
-    monkeypatch.setattr("jobs.owners.LEASE_SECONDS", 0.0)
+    monkeypatch.setattr("jobs.supervision.driver_identity.LEASE_SECONDS", 0.0)
     made = Warehouse(spark, str(tmp_path))
     made.create("generations", GENERATIONS)
     row = Generation("g1", "m", 1, "f", "s", "c", {"version": 0}, 1, 1, "live")
@@ -150,7 +150,7 @@ def test_a_lease_that_was_given_back_needs_no_fence(warehouse: Warehouse) -> Non
 def test_a_driver_elsewhere_that_gives_signs_of_life_is_left_alone(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.owners.LEASE_SECONDS", 60.0)
+    monkeypatch.setattr("jobs.supervision.driver_identity.LEASE_SECONDS", 60.0)
     acquired(warehouse, "a")
     with pytest.raises(UserError, match="process 1 on a drives generation g1"):
         acquired(warehouse, "b")

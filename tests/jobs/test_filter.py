@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.errors import UserError
+from jobs.core.errors import UserError
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.core.times import TimeParser
+from jobs.encoding.rows import order_rows
 from jobs.filter import run
-from jobs.packed_rows import order_rows
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.times import TimeParser
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models"

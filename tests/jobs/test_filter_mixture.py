@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from jobs.errors import UserError
+from jobs.core.errors import UserError
+from jobs.core.report import Report
+from jobs.core.settings import Settings
 from jobs.filter import run
-from jobs.loading import load_spec
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.spec import ModelSpec, SpecError
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec, SpecError
 from kalman import ModelError
 
 HEAD = """

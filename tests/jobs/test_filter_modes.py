@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jobs.core.report import Report
+from jobs.core.settings import Settings
 from jobs.filter import run
-from jobs.report import Report
-from jobs.settings import Settings
-from jobs.spec import SpecError
+from jobs.specs.model_spec import SpecError
 
 HEAD = """
 name: m

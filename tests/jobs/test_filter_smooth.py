@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import filter as filter_command
-from jobs.settings import Settings
+from jobs.core.settings import Settings
 from tests.jobs.test_filter import MODELS, filtered, nile, random_rows, two_states
 
 __all__ = ["nile"]

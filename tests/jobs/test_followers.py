@@ -14,10 +14,10 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs import maintain, monitor, skill, status
-from jobs.followers import queries_of, query_of
-from jobs.small_files import Folder
-from jobs.spec import ModelSpec
-from jobs.tables import estimates
+from jobs.downstream.queries import queries_of, query_of
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.files import Folder
+from jobs.warehouse.tables import estimates
 from tests.jobs.pipeline import Pipeline
 from tests.jobs.processes import files
 from tests.jobs.test_skill import FORECAST, assert_skill, readings, spec

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from jobs import cli
 from jobs import forecast as command
-from jobs.errors import UserError
-from jobs.report import Report
-from jobs.settings import Settings
+from jobs.core.errors import UserError
+from jobs.core.report import Report
+from jobs.core.settings import Settings
 from tests.jobs.test_filter import MODELS, nile, two_states
 
 __all__ = ["nile"]

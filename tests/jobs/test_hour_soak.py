@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from benchmarks.results import commit, machine
-from jobs.spool import progress_of
+from jobs.observability.progress_log import progress_of
 from tests.jobs.pipeline import Pipeline, random_walk_spec
 from tests.jobs.processes import Driver
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from jobs import ingest, status
-from jobs.errors import UserError
+from jobs.core.errors import UserError
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark

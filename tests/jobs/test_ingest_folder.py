@@ -14,13 +14,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from jobs import ingest, ingest_folder
-from jobs.errors import UserError
-from jobs.ingest_folder import LANDED, SETTLE_SECONDS, Inbox, Notes
-from jobs.json_rows import check_documents, documents, json_schema
-from jobs.quarantine_table import PAYLOAD, REASON
-from jobs.small_files import LocalFiles
-from jobs.spec import ModelSpec
+from jobs import ingest
+from jobs.core.errors import UserError
+from jobs.ingestion import folder_watch
+from jobs.ingestion.folder_watch import LANDED, SETTLE_SECONDS, Inbox, Notes
+from jobs.ingestion.json_rows import check_documents, documents, json_schema
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.files import LocalFiles
+from jobs.warehouse.quarantine import PAYLOAD, REASON
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
 from tests.jobs.processes import Driver, files
 
@@ -179,10 +180,10 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
     pipeline, day = Pipeline(tmp_path, random_walk_spec()), random_rows(1)[0]
     path = tmp_path / "rows.csv"
 
-    def look(limit: dict[str, Any] | None = None) -> ingest_folder.Totals:
+    def look(limit: dict[str, Any] | None = None) -> folder_watch.Totals:
         pipeline.write_spec(random_walk_spec(quarantine=limit))
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
-        landing = ingest_folder.Folder(pipeline.warehouse, pipeline.spec, Inbox([tmp_path], notes))
+        landing = folder_watch.Folder(pipeline.warehouse, pipeline.spec, Inbox([tmp_path], notes))
         landing.inbox.ready(0.0)
         for file, stamp in landing.inbox.ready(SETTLE_SECONDS):
             landing.take(file, stamp)

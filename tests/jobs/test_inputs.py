@@ -16,13 +16,13 @@ import pytest
 
 from jobs import filter as offline
 from jobs import inputs
-from jobs.errors import UserError
-from jobs.input_rows import inputs_layout, look_up, mapped
-from jobs.inputs_table import checked
-from jobs.keys import KeyKind
-from jobs.packets import Records
-from jobs.routing import route_of
-from jobs.spec import ModelSpec
+from jobs.core.errors import UserError
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import route_of
+from jobs.key_inputs.join import inputs_layout, look_up, mapped
+from jobs.key_inputs.table import checked
+from jobs.specs.model_spec import ModelSpec
 from tests.jobs.pipeline import Pipeline
 from tests.jobs.processes import Driver, files
 from tests.jobs.test_spec import refused
@@ -373,7 +373,7 @@ def test_a_table_that_cannot_be_used_is_refused(ids: Any, noise: Any, said: str)
 
 
 def test_a_pin_is_made_once(tmp_path: Path) -> None:
-    from jobs.small_files import LocalFiles
+    from jobs.warehouse.files import LocalFiles
 
     kept = LocalFiles(tmp_path)
     assert kept.create("pins/1.json", b"one") and not kept.create("pins/1.json", b"two")

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from jobs import ingest
-from jobs.errors import UserError
-from jobs.live import settled
+from jobs.core.errors import UserError
+from jobs.lineage.live import settled
 from tests.jobs.feeds import Feed, Message, as_json
 from tests.jobs.pipeline import Pipeline
 from tests.jobs.processes import files

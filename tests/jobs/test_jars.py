@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from jobs import jars
-from jobs.errors import UserError
-from jobs.jars import COORDINATES, OPTIONAL, Coordinate, fetch, jar_folder, jar_paths, main, optional_jars
+from jobs.core.errors import UserError
+from jobs.spark import jars
+from jobs.spark.jars import (
+    COORDINATES,
+    OPTIONAL,
+    Coordinate,
+    fetch,
+    jar_folder,
+    jar_paths,
+    main,
+    optional_jars,
+)
 
 
 @pytest.fixture

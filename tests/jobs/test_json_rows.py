@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jobs import rows
-from jobs.json_rows import _one_by_one, _Wanted, read_objects
-from jobs.times import TimeParser
+from jobs.core.times import TimeParser
+from jobs.ingestion import parsing
+from jobs.ingestion.json_rows import _one_by_one, _Wanted, read_objects
 
 DOCUMENTS = [
     b'{"id":"k1","at":"2024-01-01T00:00:00Z","x":1.5,"z":{"a":[1,{"b":null}]}}',
@@ -94,7 +94,7 @@ def test_many_at_once_are_read_as_each_by_itself(seed: int) -> None:
 def test_times_read_all_at_once_are_those_of_the_parser(
     zone: tzinfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "MANY", 0)
+    monkeypatch.setattr(parsing, "MANY", 0)
     chance, parser = random.Random(3), TimeParser(None, zone)
 
     def text() -> str:
@@ -106,7 +106,7 @@ def test_times_read_all_at_once_are_those_of_the_parser(
 
     for size in (1, 3) * 700:
         texts = [*(text() for _ in range(size)), None]
-        micros, known = rows._written_times(pa.array(texts, pa.string()), parser, None, zone)
+        micros, known = parsing._written_times(pa.array(texts, pa.string()), parser, None, zone)
         expected = [None if one is None else parser(one) for one in texts]
         assert [int(m) if k else None for m, k in zip(micros, known, strict=True)] == expected
 

@@ -11,8 +11,8 @@ import pytest
 
 from demo.broker import Broker
 from jobs import export, ingest
-from jobs.errors import UserError
-from jobs.manifests import all_of
+from jobs.core.errors import UserError
+from jobs.snapshots.manifests import all_of
 from tests.jobs.feeds import Feed, Message, as_json, spread
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files

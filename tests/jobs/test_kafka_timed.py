@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from jobs import ingest
-from jobs.errors import UserError
-from jobs.live import settled
-from jobs.positions import landed_offsets
+from jobs.core.errors import UserError
+from jobs.lineage.live import settled
+from jobs.warehouse.positions import landed_offsets
 from tests.jobs.feeds import Feed, Message, as_json, spread
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, since
 from tests.jobs.test_kafka import topic_spec

@@ -14,16 +14,16 @@ import pyarrow as pa
 import pytest
 
 import kalman
-from jobs import learn
-from jobs.history import Batch
-from jobs.key_groups import group_begin, group_keys
-from jobs.keys import KeyKind
-from jobs.learn import Window, learn_pooled
-from jobs.packets import Records
-from jobs.routing import route_of
-from jobs.spec import Learn
-from kalman.learners import learnable
-from kalman.learning import fit, maximum_likelihood
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import route_of
+from jobs.specs.model_spec import Learn
+from jobs.state.key_groups import group_begin, group_keys
+from jobs.training import learning
+from jobs.training.batch_filter import Batch
+from jobs.training.learning import Window, learn_pooled
+from kalman.learning.learners import learnable
+from kalman.learning.maximum_likelihood import fit, maximum_likelihood
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -54,7 +54,7 @@ def history() -> tuple[Frame, Batch, kalman.SortedRows]:
     key = np.arange(107) // 10
     whole = kalman.SortedRows(key, np.arange(107), y, np.empty((0, 107)))
     batch: Any = SimpleNamespace(rows=SimpleNamespace(measurement=("count",), control=()), unit=1.0)
-    layout = learn._layout(batch)
+    layout = learning._layout(batch)
     batches: list[pa.RecordBatch] = []
     for place, (low, high) in enumerate(((0, 3), (3, 4), (4, 11))):
         here = (key >= low) & (key < high)
@@ -87,7 +87,7 @@ def on_buckets(monkeypatch: pytest.MonkeyPatch, frame: Frame, rows: int = 107) -
     def window_rows(*_: Any) -> Kept:
         return Kept(frame.batches)
 
-    monkeypatch.setattr(learn, "window_rows", window_rows)
+    monkeypatch.setattr(learning, "window_rows", window_rows)
 
 
 def test_a_mixture_is_learned_from_buckets_as_from_all_rows(
@@ -132,15 +132,15 @@ def test_maximum_likelihood_goes_the_same_way(
 
 def test_a_sample_is_some_rows_of_every_bucket(history: tuple[Any, Batch, kalman.SortedRows]) -> None:
     frame, batch, whole = history
-    some = learn._sample(frame, batch, 7)
+    some = learning._sample(frame, batch, 7)
     expected = [whole.y[:, low:high:7] for low, high in ((40, 107), (30, 40), (0, 30))]
     np.testing.assert_array_equal(some, np.concatenate(expected, axis=1))
-    np.testing.assert_array_equal(np.sort(learn._sample(frame, batch, 1)), np.sort(whole.y))
+    np.testing.assert_array_equal(np.sort(learning._sample(frame, batch, 1)), np.sort(whole.y))
 
 
 def keyed_bucket(texts: list[str] | None, numbers: list[int], rows: int) -> Any:
     """Return a bucket of keys, each with so many rows."""
-    from jobs.packed_rows import KeyedRows
+    from jobs.encoding.rows import KeyedRows
 
     rng = np.random.default_rng(numbers)
     route = np.array(numbers, np.uint64) << np.uint64(40)
@@ -190,9 +190,9 @@ def test_groups_are_learned_from_buckets_as_from_all_rows(monkeypatch: pytest.Mo
     def each_bucket(fmt: Any, work: Callable[[Any], Iterator[pa.RecordBatch]]) -> Work:
         return lambda batches: (made for one in batches for made in work(buckets[one.column(0)[0].as_py()]))
 
-    monkeypatch.setattr(learn, "each_bucket", each_bucket)
+    monkeypatch.setattr(learning, "each_bucket", each_bucket)
     packed: Any = Frame([pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
-    kept: Any = learn.window_rows(packed, batch, Window(), 1.0, ("region",))
+    kept: Any = learning.window_rows(packed, batch, Window(), 1.0, ("region",))
     on_buckets(monkeypatch, kept, 300)
     asked = Learn(parameters=["variance", "R"], scope="group", by=["region"])
     found = learn_pooled(kept, definition, asked, batch, Window(), None, print)

@@ -16,12 +16,14 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
-from jobs import export, generations, maintain, manifests, quarantine, retire, rollback, snapshots, upgrade
-from jobs.delta import Warehouse
-from jobs.errors import UserError
-from jobs.live import live_estimates
-from jobs.maintenance import Maintenance
-from jobs.tables import estimates
+from jobs import export, maintain, quarantine, retire, rollback, upgrade
+from jobs.core.errors import UserError
+from jobs.lineage import generations
+from jobs.lineage.live import live_estimates
+from jobs.operations.maintenance import Maintenance
+from jobs.snapshots import manifests, store
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import estimates
 from tests.conftest import cli_environment
 from tests.jobs.pipeline import (
     Pipeline,
@@ -160,7 +162,7 @@ def test_what_is_old_goes_and_what_is_needed_stays(old: Pipeline, tmp_path: Path
     for name in after["snapshots"]:
         found = manifests.find(warehouse, name)
         assert found is not None
-        snapshots.verify(warehouse, found)
+        store.verify(warehouse, found)
 
     # Again there is nothing to do, and what had gone comes back by the same inputs.
     again = maintain.run(pipeline.settings, "walk").data
@@ -297,4 +299,4 @@ def test_the_stream_goes_on_and_can_be_rolled_back(old: Pipeline) -> None:
     assert (made["snapshot"], made["made"]) == (first.snapshot_id, True)
     back = manifests.find(warehouse, first.snapshot_id)
     assert back is not None and (back.status, back.checksum) == ("good", first.checksum)
-    assert snapshots.verify(warehouse, back).count() == back.key_count
+    assert store.verify(warehouse, back).count() == back.key_count

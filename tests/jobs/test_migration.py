@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import kalman
-from jobs.errors import UserError
-from jobs.migration import leg_of, migration
-from jobs.spec import ModelSpec
-from jobs.versions import Step, path_between
-from kalman.affine import Affine, moved
-from kalman.packing import pack, unpack
+from jobs.core.errors import UserError
+from jobs.migration.state_map import leg_of, migration
+from jobs.migration.versions import Step, path_between
+from jobs.specs.model_spec import ModelSpec
+from kalman.filters.affine import Affine, moved
+from kalman.linalg.packing import pack, unpack
 from kalman.types import Rows
 
 PERCENT = {"from": "b", "scale": 100.0, "offset": 1.0}

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs import functions, model_functions
+from jobs.core.settings import Settings
 from jobs.filter import run
-from jobs.loading import load_spec
-from jobs.settings import Settings
-from jobs.spec import ModelSpec, SpecError
+from jobs.spark import user_functions
+from jobs.specs import functions
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec, SpecError
 
 FUNCTIONS = """
 import numpy as np
@@ -108,7 +109,7 @@ class Context:
 def test_workers_get_the_files_of_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     definition = load_spec(spec_in(tmp_path / "models")).definition()
     spark: Any = Context()
-    model_functions.ship(spark, definition)
+    user_functions.ship(spark, definition)
     assert spark.files == [str(tmp_path / "models" / "car_functions.py")]
 
     package = tmp_path / "models" / "car_package"
@@ -116,15 +117,15 @@ def test_workers_get_the_files_of_functions(tmp_path: Path, monkeypatch: pytest.
     (package / "__init__.py").write_text("")
     (package / "moves.py").write_text(FUNCTIONS)
     definition["modes"] = [{"process": {"f": "car_package.moves:move"}}]
-    files = model_functions.files_to_ship(definition)
+    files = user_functions.files_to_ship(definition)
     assert len(files) == 2 and files[1].name == "car_package.zip"
     names = zipfile.ZipFile(files[1]).namelist()
     assert "car_package/moves.py" in names and "car_package/__init__.py" in names
 
 
 def test_installed_functions_and_models_without_any_ship_nothing() -> None:
-    assert model_functions.files_to_ship({"process": {"f": "scipy.special:expit"}}) == []
-    assert model_functions.files_to_ship({"process": {"F": [[1.0]]}, "observation": {"H": [[1.0]]}}) == []
+    assert user_functions.files_to_ship({"process": {"f": "scipy.special:expit"}}) == []
+    assert user_functions.files_to_ship({"process": {"F": [[1.0]]}, "observation": {"H": [[1.0]]}}) == []
     assert list(functions.named_functions(SPEC)) == ["car_functions:move", "car_functions:distance"]
 
 
@@ -133,7 +134,7 @@ def test_a_model_of_functions_is_forecast(tmp_path: Path, kind: str) -> None:
     import numpy as np
 
     import kalman
-    from kalman.forecast import forecast
+    from kalman.evaluation.forecast import forecast
 
     model = kalman.build(load_spec(spec_in(tmp_path, filter=kind)).definition())
     ahead = forecast(model, kalman.initial_states(model, 2), np.ones((3, 2)))

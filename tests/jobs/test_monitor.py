@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 
 from jobs import monitor
-from jobs.errors import UserError
-from jobs.monitor_rules import KIND, Plan, rules_of, watch
-from jobs.packed_rows import RowFormat
-from jobs.packets import Records
-from jobs.routing import route_of
-from jobs.rules import apply_rules, no_states
-from jobs.spec import ModelSpec
-from jobs.spec_monitor import Monitor
+from jobs.core.errors import UserError
+from jobs.downstream.rule_operator import KIND, Plan, rules_of, watch
+from jobs.downstream.rules import apply_rules, no_states
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import route_of
+from jobs.encoding.rows import RowFormat
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.monitor import Monitor
 from tests.jobs.feeds import Feed
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
 from tests.jobs.test_spec import NILE, refused

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import spool, status
-from jobs.spool import Spool, Writer, progress_of
+from jobs import status
+from jobs.observability import progress_log
+from jobs.observability.progress_log import Spool, Writer, progress_of
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 pytestmark = pytest.mark.spark
@@ -67,7 +68,7 @@ def test_progress_is_folded_into_its_table_once(streamed: Pipeline, monkeypatch:
         patch.setattr(Spool, "_end", interrupted)
         with pytest.raises(KeyboardInterrupt):
             mine.fold()
-    assert not warehouse.exists(spool.table_of("other"))
+    assert not warehouse.exists(progress_log.table_of("other"))
     folder = next(name for name in mine.names() if name.startswith("fold-"))
     kept = Path(mine.path, folder)
     shutil.copytree(kept, streamed.folder / folder)
@@ -83,7 +84,7 @@ def test_progress_is_folded_into_its_table_once(streamed: Pipeline, monkeypatch:
     newest = mine.newest("walk-g0001")
     assert newest is not None and newest["batch_id"] == 3
 
-    monkeypatch.setattr(spool, "PART_BYTES", 10)
+    monkeypatch.setattr(progress_log, "PART_BYTES", 10)
     writer = Writer(mine, "walk-g0001", 3)
     for batch in (4, 5, 6):
         writer.write([{**newest, "batch_id": batch}])  # each fills a file, and the one before is folded

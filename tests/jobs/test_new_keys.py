@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jobs import new_keys
-from jobs.block_store import Blocks, decoded, unknown
-from jobs.errors import UserError
-from jobs.packets import Records
-from jobs.routing import route_of
+from jobs.core.errors import UserError
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import route_of
+from jobs.state.block_store import Blocks, decoded, unknown
+from jobs.training import new_keys
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec
 from tests.jobs.processes import Driver, files
 from tests.jobs.timed import DictStore, plan_of

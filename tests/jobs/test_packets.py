@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.keys import CHECK, ROUTE, KeyKind, group, match
-from jobs.packed_rows import order_rows
-from jobs.packets import Column, Layout, Records, concat
-from jobs.routing import block_of, bucket_of, identity_of, make_routing, route_of
-from jobs.state_blocks import StateMismatch, state_format
+from jobs.encoding.keys import CHECK, ROUTE, KeyKind, group, match
+from jobs.encoding.packets import Column, Layout, Records, concat
+from jobs.encoding.routing import block_of, bucket_of, identity_of, make_routing, route_of
+from jobs.encoding.rows import order_rows
+from jobs.state.block_format import StateMismatch, state_format
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

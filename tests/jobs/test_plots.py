@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.diagnostics import innovations
-from kalman.smoothing import smooth
+from kalman.evaluation.diagnostics import innovations
+from kalman.smoothers.smooth import smooth
 from tests.kalman.test_linear import NILE, nile_model
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
-from jobs import plots  # noqa: E402
+from jobs.offline import plots  # noqa: E402
 
 
 def test_one_keys_pictures(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 import kalman
-from jobs import manifests, snapshots
-from jobs.errors import RUN_FAILED, UserError
-from jobs.packed_rows import order_rows
-from kalman.learning import maximum_likelihood
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.encoding.rows import order_rows
+from jobs.snapshots import manifests, store
+from kalman.learning.maximum_likelihood import maximum_likelihood
 from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -159,7 +159,7 @@ def test_a_damaged_snapshot_and_a_changed_model_are_refused(tmp_path: Path) -> N
     assert manifest is not None
     other = dataclasses.replace(manifest, checksum="0" * 16)
     with pytest.raises(UserError, match="is damaged") as refused:
-        snapshots.verify(pipeline.warehouse, other)
+        store.verify(pipeline.warehouse, other)
     assert refused.value.exit_code == RUN_FAILED
 
     pipeline.stream()

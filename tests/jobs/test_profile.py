@@ -10,10 +10,28 @@ import pytest
 from pyspark.accumulators import _accumulatorRegistry
 
 from jobs import export, migrate
-from jobs.batch_profile import COMMIT, COMMIT_LOG, COMMIT_STATE, DELTA, PLANNING, READ, SHUFFLE, WAL, WRITE
-from jobs.job_times import Job, JobTimes
-from jobs.spool import progress_of
-from jobs.stopwatch import KALMAN, PACK, PACK_ESTIMATES, STATE_READ, STATE_WRITE, UNPACK, UNPACK_ESTIMATES
+from jobs.core.stopwatch import (
+    KALMAN,
+    PACK,
+    PACK_ESTIMATES,
+    STATE_READ,
+    STATE_WRITE,
+    UNPACK,
+    UNPACK_ESTIMATES,
+)
+from jobs.observability.batch_profile import (
+    COMMIT,
+    COMMIT_LOG,
+    COMMIT_STATE,
+    DELTA,
+    PLANNING,
+    READ,
+    SHUFFLE,
+    WAL,
+    WRITE,
+)
+from jobs.observability.job_times import Job, JobTimes
+from jobs.observability.progress_log import progress_of
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 pytestmark = pytest.mark.spark

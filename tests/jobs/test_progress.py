@@ -12,14 +12,14 @@ from urllib.request import urlopen
 
 import pytest
 
-from jobs.alarms import alarms
-from jobs.errors import UserError
-from jobs.generations import Generation
-from jobs.lag import TableLag
-from jobs.metrics import Metrics
-from jobs.progress_records import COLUMNS, Lag, ended_at, executed, offsets_behind, record
-from jobs.recorder import Recorder
-from jobs.sink import Totals
+from jobs.core.errors import UserError
+from jobs.lineage.generations import Generation
+from jobs.observability.lag import TableLag
+from jobs.observability.metrics import Metrics
+from jobs.observability.progress import COLUMNS, Lag, ended_at, executed, offsets_behind, record
+from jobs.operations.alarms import alarms
+from jobs.streaming.recorder import Recorder
+from jobs.streaming.sinks.micro_batch import Totals
 
 NOW = datetime(2024, 5, 1, 12, 0, tzinfo=UTC)
 
@@ -289,7 +289,7 @@ def test_nothing_that_goes_wrong_reaches_the_query() -> None:
 
 
 def test_a_disk_that_hangs_does_not_hold_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.recorder.FINISH_SECONDS", 0.2)
+    monkeypatch.setattr("jobs.streaming.recorder.FINISH_SECONDS", 0.2)
     query, totals, release = Query(), Totals(), threading.Event()
     ran(query, totals, 0)
     before = time.monotonic()

@@ -10,10 +10,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from jobs import generations, ingest, manifests, quarantine, quarantine_replay, snapshots, state_rows
-from jobs.errors import RUN_FAILED, UserError
-from jobs.quarantine_table import Choice
-from jobs.report import Report
+from jobs import ingest, quarantine
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import Report
+from jobs.ingestion import quarantine_replay
+from jobs.lineage import generations
+from jobs.snapshots import manifests, state_rows, store
+from jobs.warehouse.quarantine import Choice
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files
 
@@ -222,7 +225,7 @@ def test_rows_of_a_key_with_a_broken_state_do_not_end_the_stream(tmp_path: Path)
         "mean",
         F.when(F.col("key") == key, F.array(F.lit(float("nan")), F.lit(0.0))).otherwise(F.col("mean")),
     )
-    snapshots.write(pipeline.warehouse, replace(good, snapshot_id="broken"), rows)
+    store.write(pipeline.warehouse, replace(good, snapshot_id="broken"), rows)
     done = pipeline.stream(adopt="broken")
     of_key = sum(int((day["id"].astype(str) == key).sum()) for day in days[1:])
     assert (done.data["bad_state"], done.data["late"]) == (of_key, 0)

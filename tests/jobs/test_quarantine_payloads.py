@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from jobs.errors import UserError
+from jobs.core.errors import UserError
+from jobs.ingestion.requalify import NOT_AN_OBJECT, judge
 from jobs.quarantine import _read_edited
-from jobs.quarantine_payloads import NOT_AN_OBJECT, judge
-from jobs.quarantine_table import refusal, too_many
-from jobs.spec import ModelSpec
-from jobs.spec_time import QuarantineLimit
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.row_order import QuarantineLimit
+from jobs.warehouse.quarantine import refusal, too_many
 from tests.jobs.pipeline import random_walk_spec
 
 MARCH = int(datetime(2024, 3, 1, tzinfo=UTC).timestamp() * 1e6)

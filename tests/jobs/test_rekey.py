@@ -12,15 +12,15 @@ import pytest
 
 import kalman
 from jobs import export, migrate, upgrade
-from jobs.errors import RUN_FAILED, UserError
-from jobs.keys import KeyKind
-from jobs.live import live_estimates
-from jobs.migration import leg_of
-from jobs.queries import cause_of
-from jobs.rekey import Rekey, merge_states, new_keys
-from jobs.spec import ModelSpec
-from jobs.versions import Step
-from kalman.named import Named
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.encoding.keys import KeyKind
+from jobs.lineage.live import live_estimates
+from jobs.migration.rekey import Rekey, merge_states, new_keys
+from jobs.migration.state_map import leg_of
+from jobs.migration.versions import Step
+from jobs.spark.queries import cause_of
+from jobs.specs.model_spec import ModelSpec
+from kalman.models.named import Named
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec
 
 FUNCTIONS = '''

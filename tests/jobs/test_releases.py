@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from jobs.live import live_estimates
-from jobs.manifests import all_of
+from jobs.lineage.live import live_estimates
+from jobs.snapshots.manifests import all_of
 from tests.fixtures.make_release import FOLDER, PLACE
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered
 

@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 from pyspark.sql import functions as F
 
-from jobs import generations, manifests, rollback, upgrade
-from jobs.checkpoints import Checkpoint
-from jobs.compatibility import PARTITIONS
-from jobs.errors import INPUT_ERROR, RUN_FAILED, UserError
-from jobs.live import live_estimates
+from jobs import rollback, upgrade
+from jobs.core.errors import INPUT_ERROR, RUN_FAILED, UserError
+from jobs.lineage import generations
+from jobs.lineage.compatibility import PARTITIONS
+from jobs.lineage.live import live_estimates
+from jobs.snapshots import manifests
+from jobs.warehouse.checkpoints import Checkpoint
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files
 

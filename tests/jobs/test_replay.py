@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kalman
-from jobs.packed_rows import RowFormat
-from jobs.packet_kinds import BEYOND, DUPLICATE, LATE
+from jobs.encoding.packet_kinds import BEYOND, DUPLICATE, LATE
+from jobs.encoding.rows import RowFormat
 from tests.jobs.timed import (
     DEFINITION,
     INTEGER,

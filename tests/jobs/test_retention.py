@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation
-from jobs.manifests import GOOD, Manifest
-from jobs.manifests import REMOVED as GONE
-from jobs.retention import Plan, lineages, plan
-from jobs.spec_retention import Kept, KeptGenerations, Retention
+from jobs.lineage.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation
+from jobs.operations.retention_plan import Plan, lineages, plan
+from jobs.snapshots.manifests import GOOD, Manifest
+from jobs.snapshots.manifests import REMOVED as GONE
+from jobs.specs.retention import Kept, KeptGenerations, Retention
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs import generations, retire, upgrade
-from jobs.errors import UserError
-from jobs.lease_log import LeaseLog
+from jobs import retire, upgrade
+from jobs.core.errors import UserError
+from jobs.lineage import generations
+from jobs.supervision.driver_log import LeaseLog
 from tests.jobs.pipeline import assert_bit_equal, random_rows, random_walk_spec, since, streaming
 from tests.jobs.processes import Driver
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import kalman
-from jobs.errors import UserError
-from jobs.migration import migration
-from jobs.reverse import path_back, way_back
-from jobs.spec import ModelSpec
-from jobs.versions import Step, path_between
+from jobs.core.errors import UserError
+from jobs.migration.inverse import path_back, way_back
+from jobs.migration.state_map import migration
+from jobs.migration.versions import Step, path_between
+from jobs.specs.model_spec import ModelSpec
 from tests.jobs.test_migration import spec, states
 
 UNITS = np.diag([1.0, 3.6, 1e3]) @ np.array([[2.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 0.0, 3.0]])

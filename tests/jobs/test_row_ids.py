@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.duplicates import Marks, distinct, resent
-from jobs.packed_rows import RowFormat, RowId, keyed_rows
-from jobs.packet_kinds import BEHIND, BEYOND, DROPPED, LATE, NEVER, RESENT
-from jobs.packets import Records
-from jobs.remembered_ids import ids_layout
-from jobs.waiting_rows import IDLE, PARTS, Clock
+from jobs.encoding.packet_kinds import BEHIND, BEYOND, DROPPED, LATE, NEVER, RESENT
+from jobs.encoding.packets import Records
+from jobs.encoding.rows import RowFormat, RowId, keyed_rows
+from jobs.state.duplicates import Marks, distinct, resent
+from jobs.state.row_ids import ids_layout
+from jobs.state.waiting_rows import IDLE, PARTS, Clock
 from tests.jobs.test_replay import latest
 from tests.jobs.test_strict import by_hand
 from tests.jobs.timed import (

@@ -14,8 +14,8 @@ import pytest
 
 from jobs import export, ingest
 from jobs import filter as offline
-from jobs.live import live_estimates
-from jobs.manifests import find
+from jobs.lineage.live import live_estimates
+from jobs.snapshots.manifests import find
 from tests.jobs.feeds import Feed, Message, as_json, spread
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
 from tests.jobs.test_inputs import forget_the_last_commit

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.rules import Events, Rules, apply_rules, no_states, silences
+from jobs.downstream.rules import Events, Rules, apply_rules, no_states, silences
 
 INF = math.inf
 Event = tuple[int, int, bool, int, float, int, int]

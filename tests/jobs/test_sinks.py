@@ -16,15 +16,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import kalman
-from jobs.delta import Warehouse
-from jobs.errors import RUN_FAILED, UserError
-from jobs.estimates import EstimateFormat, _last_keeper
-from jobs.keys import KeyKind
-from jobs.leases import Lease
-from jobs.live import live_latest
-from jobs.packets import Records
-from jobs.publish import Publisher, targets_of
-from jobs.spec_sinks import Sinks
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.encoding.estimates import EstimateFormat, _last_keeper
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.packets import Records
+from jobs.lineage.leases import Lease
+from jobs.lineage.live import live_latest
+from jobs.specs.sinks import Sinks
+from jobs.streaming.sinks.publishing import Publisher, targets_of
+from jobs.warehouse.delta import Warehouse
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver, files
 

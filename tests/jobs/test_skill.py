@@ -15,9 +15,9 @@ from scipy.stats import norm
 
 from demo.delta_log import rows_of
 from jobs import resume, skill, status, stop, upgrade
-from jobs.errors import ALREADY_RUNNING, UserError
-from jobs.skill_pairs import Plan, check_spec, forecaster_of, score
-from jobs.spec import ModelSpec
+from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.downstream.forecast_pairs import Plan, check_spec, forecaster_of, score
+from jobs.specs.model_spec import ModelSpec
 from tests.jobs.pipeline import Pipeline, random_walk_spec
 from tests.jobs.processes import Driver, files
 from tests.jobs.test_spec import refused

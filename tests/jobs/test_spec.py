@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from jobs import schema as schema_command
-from jobs import yaml_text
-from jobs.errors import UserError
-from jobs.loading import load_all, load_spec, spec_files
-from jobs.spec import ModelSpec, SpecError
-from jobs.times import duration_us
+from jobs.core.errors import UserError
+from jobs.core.times import duration_us
+from jobs.specs import yaml_text
+from jobs.specs.loading import load_all, load_spec, spec_files
+from jobs.specs.model_spec import ModelSpec, SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models"
@@ -86,7 +86,7 @@ def test_all_models_load_together() -> None:
 
 def test_reading_specs_needs_no_numpy_pandas_or_spark() -> None:
     code = (
-        "import sys; from jobs.loading import load_all; load_all('models');"
+        "import sys; from jobs.specs.loading import load_all; load_all('models');"
         "print([name for name in ('numpy', 'pandas', 'pyarrow', 'pyspark', 'kalman') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.state_text import DamagedText, of_text, stored_bytes, to_text
+from jobs.state.text_codec import DamagedText, of_text, stored_bytes, to_text
 
 
 @given(st.binary(max_size=200))

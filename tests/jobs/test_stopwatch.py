@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jobs import stopwatch
-from jobs.stopwatch import Seconds, Stopwatch, added, each, step, watched
+from jobs.core import stopwatch
+from jobs.core.stopwatch import Seconds, Stopwatch, added, each, step, watched
 
 
 class Clock:

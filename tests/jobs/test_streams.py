@@ -8,11 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobs import drain, generations, stop, streams
-from jobs.checkpoints import Checkpoint
-from jobs.errors import UserError
-from jobs.lease_log import LeaseLog
-from jobs.watch import look
+from jobs import stop
+from jobs.core.errors import UserError
+from jobs.lineage import draining, generations
+from jobs.streaming import several
+from jobs.supervision.driver_log import LeaseLog
+from jobs.supervision.driver_status import look
+from jobs.warehouse.checkpoints import Checkpoint
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.processes import Driver
 
@@ -47,7 +49,7 @@ def test_one_that_cannot_start_does_not_hold_up_the_others(
     pipelines = landed(tmp_path, rows)
     bare = Pipeline(tmp_path, random_walk_spec("bare"))
     bare.land(rows["walk"][0])
-    report = streams.run(bare.settings, ["walk", "bare", "drift"])
+    report = several.run(bare.settings, ["walk", "bare", "drift"])
     (problem,) = report.problems
     assert "bare" in problem and "pretrain" in problem
     assert "the other streams go on" in capsys.readouterr().err
@@ -63,9 +65,9 @@ def test_what_means_nothing_for_several_is_refused(tmp_path: Path) -> None:
     settings = Pipeline(tmp_path, random_walk_spec("walk")).settings
     Pipeline(tmp_path, random_walk_spec("drift"))
     with pytest.raises(UserError, match="--model walk is given twice"):
-        streams.run(settings, ["walk", "drift", "walk"])
+        several.run(settings, ["walk", "drift", "walk"])
     with pytest.raises(UserError, match="their name, {model}, must be in it"):
-        streams.run(settings, list(MODELS), metrics_file="metrics.prom")
+        several.run(settings, list(MODELS), metrics_file="metrics.prom")
 
 
 @pytest.mark.spark
@@ -83,7 +85,7 @@ def test_one_is_stopped_the_other_goes_on_and_a_kill_of_both_costs_nothing(tmp_p
     driver.wait_for(lambda: all(committed(one) >= 1 for one in pipelines.values()))
     live = generations.live(walk.warehouse, "walk")
     assert live is not None
-    with drain.alone(walk.warehouse, live, "a trial", drain=True):
+    with draining.alone(walk.warehouse, live, "a trial", drain=True):
         assert not look(LeaseLog.at(walk.settings.warehouse, "walk")).driven
     stop.run(walk.settings, "walk")  # has nothing left to stop
     assert not look(LeaseLog.at(walk.settings.warehouse, "walk")).driven

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.packed_rows import RowFormat
-from jobs.packet_kinds import BEHIND, NEVER, ROWS, TICK, WAITING
-from jobs.packets import Records, concat
-from jobs.routing import make_routing
-from jobs.state_blocks import StateFormat
-from jobs.ticks import newest_of, timed_packer
-from jobs.waiting_rows import MANY, PARTS, Clock, WaitingRows
+from jobs.encoding.packet_kinds import BEHIND, NEVER, ROWS, TICK, WAITING
+from jobs.encoding.packets import Records, concat
+from jobs.encoding.routing import make_routing
+from jobs.encoding.rows import RowFormat
+from jobs.encoding.watermark_ticks import newest_of, timed_packer
+from jobs.state.block_format import StateFormat
+from jobs.state.waiting_rows import MANY, PARTS, Clock, WaitingRows
 from tests.jobs.timed import (
     INTEGER,
     SECOND,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.delta import Warehouse
+from jobs.warehouse.delta import Warehouse
 
 pytestmark = pytest.mark.spark
 

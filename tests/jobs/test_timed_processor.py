@@ -9,16 +9,16 @@ import pandas as pd
 import pytest
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from jobs.around import TakesKeys
-from jobs.packed_rows import RowId
-from jobs.packet_kinds import ESTIMATES, EXPIRED, HELD, IDS, KEYS, ROWS, STATES, TAKEN, TICK, WAITING
-from jobs.packets import Records, concat
-from jobs.plan import Plan
-from jobs.processor import FilterProcessor
-from jobs.routing import route_of
-from jobs.state_text import stored_bytes
-from jobs.ticks import tick
-from jobs.timed_processor import TimedProcessor
+from jobs.encoding.packet_kinds import ESTIMATES, EXPIRED, HELD, IDS, KEYS, ROWS, STATES, TAKEN, TICK, WAITING
+from jobs.encoding.packets import Records, concat
+from jobs.encoding.routing import route_of
+from jobs.encoding.rows import RowId
+from jobs.encoding.watermark_ticks import tick
+from jobs.state.plan import Plan
+from jobs.state.text_codec import stored_bytes
+from jobs.streaming.operators.processor import FilterProcessor
+from jobs.streaming.operators.timed_processor import TimedProcessor
+from jobs.streaming.operators.wrappers import TakesKeys
 from tests.jobs.timed import INTEGER, SECOND, Row, packet, plan_of
 
 BUCKET = 7

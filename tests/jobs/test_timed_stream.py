@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jobs import export, manifests, migrate
-from jobs.errors import UserError
-from jobs.live import live_estimates
-from jobs.spool import progress_of
+from jobs import export, migrate
+from jobs.core.errors import UserError
+from jobs.lineage.live import live_estimates
+from jobs.observability.progress_log import progress_of
+from jobs.snapshots import manifests
 from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec
 from tests.jobs.processes import Driver, files
 

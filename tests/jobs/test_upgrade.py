@@ -11,11 +11,13 @@ import pandas as pd
 import pytest
 
 import kalman
-from jobs import choice, comparison_report, manifests, migrate, promote, retire, rollback, switch, upgrade
-from jobs.errors import UserError
-from jobs.live import chain, live_estimates
-from jobs.packed_rows import order_rows
-from jobs.spec import ModelSpec
+from jobs import migrate, promote, report, retire, rollback, upgrade
+from jobs.core.errors import UserError
+from jobs.encoding.rows import order_rows
+from jobs.lineage import choice, switching
+from jobs.lineage.live import chain, live_estimates
+from jobs.snapshots import manifests
+from jobs.specs.model_spec import ModelSpec
 from tests.jobs.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -123,14 +125,14 @@ def test_a_version_is_proved_in_shadow_takes_over_and_is_taken_back(
         UserError, match="has come to measurements version 2 and walk-g0001 to measurements version 3"
     ):
         promote.run(pipeline.settings, "walk")
-    switched = switch.promote
+    switched = switching.promote
 
     def promote_and_die(*arguments: Any) -> None:
         switched(*arguments)
         raise Ended
 
     with monkeypatch.context() as patch:  # ended right after the switch
-        patch.setattr(switch, "promote", promote_and_die)
+        patch.setattr(switching, "promote", promote_and_die)
         with pytest.raises(Ended):
             upgrade.run(pipeline.settings, "walk")
     assert upgrade.run(pipeline.settings, "walk").data["upgraded"] is False
@@ -233,7 +235,7 @@ def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_p
     with pytest.raises(UserError, match="was not promoted; it predicts worse"):
         upgrade.run(pipeline.settings, "walk")
     assert chain(pipeline.warehouse, "walk")[0].generation == "walk-g0001"
-    told = comparison_report.run(pipeline.settings, "walk").data
+    told = report.run(pipeline.settings, "walk").data
     assert (told["generation"], told["against"], told["good"]) == ("walk-g0002", "walk-g0001", False)
     check_comparison(pipeline, told["comparison"], DAYS[2])
     page = Path(told["report"])

@@ -9,8 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobs import generations, manifests, promote, rollback, upgrade
-from jobs.live import live_estimates
+from jobs import promote, rollback, upgrade
+from jobs.lineage import generations
+from jobs.lineage.live import live_estimates
+from jobs.snapshots import manifests
 from tests.jobs.pipeline import (
     Pipeline,
     assert_bit_equal,

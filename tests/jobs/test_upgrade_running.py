@@ -19,10 +19,11 @@ import yaml
 
 from demo.flights import load_flights, with_times, write_csv
 from demo.upgrade import SECOND
-from jobs import generations, rollback, upgrade
-from jobs.lease_log import LeaseLog
-from jobs.live import chain, live_estimates
-from jobs.tables import measurements
+from jobs import rollback, upgrade
+from jobs.lineage import generations
+from jobs.lineage.live import chain, live_estimates
+from jobs.supervision.driver_log import LeaseLog
+from jobs.warehouse.tables import measurements
 from tests.jobs.pipeline import Pipeline
 from tests.jobs.processes import Driver, files
 

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs import drain, resume, stop
-from jobs.errors import ALREADY_RUNNING, UserError
-from jobs.launch import LAUNCH_VARIABLE, detach  # noqa: F401 - SCRIPT uses it
-from jobs.lease_log import Drive, Hold, Launch, LeaseLog
-from jobs.owners import Owner, machine, started_at
-from jobs.settings import Settings
-from jobs.small_files import Files, FsspecFiles, LocalFiles
-from jobs.watch import ENDED, NONE, RUNNING, SILENT, STARTING, look
+from jobs import resume, stop
+from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.core.settings import Settings
+from jobs.lineage import draining
+from jobs.supervision.driver_identity import Owner, machine, started_at
+from jobs.supervision.driver_log import Drive, Hold, Launch, LeaseLog
+from jobs.supervision.driver_status import ENDED, NONE, RUNNING, SILENT, STARTING, look
+from jobs.supervision.launcher import LAUNCH_VARIABLE, detach  # noqa: F401 - SCRIPT uses it
+from jobs.warehouse.files import Files, FsspecFiles, LocalFiles
 
 ROOT = Path(__file__).resolve().parents[2]
 NOW = datetime.now(UTC)
@@ -208,26 +209,26 @@ def test_stop_and_resume(tmp_path: Path) -> None:
 def test_a_stream_is_drained_and_let_go_on(
     tmp_path: Path, log: LeaseLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(draining, "RENEW_SECONDS", 0.05)
     launched(tmp_path, 0.5, "stays")
     with pytest.raises(ValueError, match="it failed"):
-        with drain.drained(log, "an upgrade") as was:
+        with draining.drained(log, "an upgrade") as was:
             assert was.driven and look(log).state == ENDED
             held = log.hold()
             assert held is not None and held.reason == "an upgrade" and held.until is not None
             # Killed here, it would be held for some minutes and no longer.
-            assert timedelta(minutes=4) < held.until - datetime.now(UTC) <= drain.HOLD
+            assert timedelta(minutes=4) < held.until - datetime.now(UTC) <= draining.HOLD
             wait_for(lambda: (now := log.hold()) is not None and now.until != held.until)
             raise ValueError("it failed")
     assert log.hold() is None
 
     mine = Hold("a person", NOW)
     log.put_hold(mine)
-    with drain.drained(log, "an upgrade") as was:
+    with draining.drained(log, "an upgrade") as was:
         assert not was.driven
     assert log.hold() == mine
     log.put_hold(None)
-    with drain.drained(log, "an upgrade"):
+    with draining.drained(log, "an upgrade"):
         log.put_hold(mine)  # a person stops it meanwhile
         time.sleep(0.2)
     assert log.hold() == mine

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 
-from jobs.worker_daemon import MODULES
+from jobs.spark.worker_daemon import MODULES
 
 SECRET = b"a secret"
 PATIENCE = 60
@@ -17,7 +17,7 @@ PATIENCE = 60
 def test_a_worker_is_forked_and_knows_the_secret() -> None:
     environment = {**os.environ, "SPARK_REUSE_WORKER": "1", "PYTHON_WORKER_FACTORY_SECRET": SECRET.decode()}
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "jobs.worker_daemon", "pyspark.worker"],
+        [sys.executable, "-m", "jobs.spark.worker_daemon", "pyspark.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -38,7 +38,7 @@ def test_a_worker_is_forked_and_knows_the_secret() -> None:
 
 def test_what_is_loaded_is_out_of_the_collector_s_sight() -> None:
     look = (
-        "import gc, sys; from jobs.worker_daemon import MODULES, warm; warm(); "
+        "import gc, sys; from jobs.spark.worker_daemon import MODULES, warm; warm(); "
         "print(all(name in sys.modules for name in MODULES), gc.get_freeze_count() > 100_000)"
     )
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

@@ -10,17 +10,17 @@ import pandas as pd
 import pyarrow as pa
 
 import kalman
-from jobs.estimates import EstimateFormat
-from jobs.keys import KeyKind
-from jobs.packed_rows import RowFormat, ids_of
-from jobs.packet_kinds import CORRECTION, ESTIMATES, NEVER
-from jobs.packets import Records
-from jobs.plan import Plan
-from jobs.remembered_ids import ids_layout
-from jobs.routing import bucket_of, route_of
-from jobs.state_blocks import StateFormat, state_format
-from jobs.timed_bucket import TimedBucket
-from jobs.timing import Stores, Timing
+from jobs.encoding.estimates import EstimateFormat
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.packet_kinds import CORRECTION, ESTIMATES, NEVER
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import bucket_of, route_of
+from jobs.encoding.rows import RowFormat, ids_of
+from jobs.state.block_format import StateFormat, state_format
+from jobs.state.plan import Plan
+from jobs.state.row_ids import ids_layout
+from jobs.state.timed_bucket import TimedBucket
+from jobs.state.timing import Stores, Timing
 
 SECOND = 1_000_000
 BUCKETS, BLOCKS = 2, 3
@@ -208,7 +208,7 @@ class TimedStream:
 
 
 def keys_of(records: Records) -> list[int]:
-    from jobs.keys import integer_keys
+    from jobs.encoding.keys import integer_keys
 
     if records.text is None:
         return integer_keys(np.array(records.arrays["route"])).tolist()

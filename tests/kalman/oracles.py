@@ -6,7 +6,7 @@ import numpy as np
 from scipy.linalg import expm
 
 import kalman
-from kalman.packing import unpack
+from kalman.linalg.packing import unpack
 
 
 class Truth(NamedTuple):

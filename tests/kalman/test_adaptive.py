@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.packing import unpack
+from kalman.linalg.packing import unpack
 from tests.kalman import laws
 from tests.kalman.models import random_covariance, random_definition, random_rows, same
 from tests.kalman.oracles import UNIT, full, run_one, transition_of

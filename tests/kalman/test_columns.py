@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman import columns, flags, learning
-from kalman.smoothing import smooth
+from kalman import flags
+from kalman.learning import maximum_likelihood
+from kalman.models import columns
+from kalman.smoothers.smooth import smooth
 from tests.kalman.models import random_covariance, random_rows, same
 from tests.kalman.oracles import UNIT, full
 
@@ -170,7 +172,7 @@ def test_the_gradient_is_exact_with_columns():
     model["process"]["Q"] = random_covariance(rng, 2)
     model["observation"]["R"] = random_covariance(rng, 2)
     model["learn"] = {"parameters": ["Q", "R"]}
-    learn = learning.maximum_likelihood(model)
+    learn = maximum_likelihood.maximum_likelihood(model)
     rows = random_inputs(rng, model)
     theta = learn.start + 0.1 * rng.normal(size=6)
     _, gradient, used = learn.value_and_gradient(theta, rows, 8, UNIT)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.diagnostics import mean_bounds, nees
-from kalman.smoothing import smooth
+from kalman.evaluation.diagnostics import mean_bounds, nees
+from kalman.smoothers.smooth import smooth
 from tests.kalman.oracles import UNIT, transition_of
 
 KEYS, LENGTH = 300, 20

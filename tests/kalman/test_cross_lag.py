@@ -5,9 +5,9 @@ import pytest
 
 import kalman
 from kalman import flags
-from kalman.diagnostics import innovations
-from kalman.forecast import forecast
-from kalman.smoothing import smooth
+from kalman.evaluation.diagnostics import innovations
+from kalman.evaluation.forecast import forecast
+from kalman.smoothers.smooth import smooth
 from tests.kalman import laws
 from tests.kalman.laws import keep
 from tests.kalman.models import random_definition, random_rows, same

@@ -7,7 +7,7 @@ from statsmodels.stats.diagnostic import acorr_ljungbox
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
-from kalman.diagnostics import (
+from kalman.evaluation.diagnostics import (
     add_running,
     begin_running,
     consistency,
@@ -18,8 +18,8 @@ from kalman.diagnostics import (
     nees,
     running_consistency,
 )
-from kalman.forecast import forecast
-from kalman.smoothing import smooth
+from kalman.evaluation.forecast import forecast
+from kalman.smoothers.smooth import smooth
 from tests.kalman.models import random_definition, random_rows, same
 from tests.kalman.oracles import UNIT, full, run_one, transition_of
 from tests.kalman.test_columns import definition as columns_definition

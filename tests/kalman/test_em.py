@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman import learners, learning
+from kalman.learning import learners, maximum_likelihood
 from tests.kalman.models import random_definition, random_rows
 from tests.kalman.oracles import UNIT
 from tests.kalman.test_learning import NILE, level, series
@@ -141,7 +141,7 @@ def test_entries_of_matrices_never_lose_likelihood(names, controls):
 @pytest.mark.parametrize("names", [ENTRIES[1], ["H[0][0]", "H[1][0]"], ENTRIES[4]], ids=str)
 def test_entries_of_matrices_end_where_maximum_likelihood_does(names):
     definition, rows = with_entries(np.random.default_rng(7), names)
-    mle = learning.maximum_likelihood(definition)
+    mle = maximum_likelihood.maximum_likelihood(definition)
     best = mle.fit(lambda theta: mle.evaluate(theta, rows, 15, UNIT), lambda: np.empty((1, 0)), 60)
     learn, found, _ = climbed(definition, rows, 15, 150)
     assert found.log_likelihood == pytest.approx(best.log_likelihood, abs=1e-4)

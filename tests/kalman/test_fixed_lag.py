@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.smoothing import smooth
+from kalman.smoothers.smooth import smooth
 from tests.kalman.models import random_definition, random_rows, same
 from tests.kalman.oracles import UNIT
 from tests.kalman.test_linear import NILE, nile_model
@@ -155,7 +155,7 @@ def test_mistakes_are_named(smoothing, field):
 
 def test_smoothing_and_learning_go_on_beneath_it():
     definition = nile_model({"diffuse": True}) | {"learn": {"parameters": ["Q", "R"]}}
-    from kalman.learning import maximum_likelihood
+    from kalman.learning.maximum_likelihood import maximum_likelihood
 
     plain, lagged = (
         maximum_likelihood(definition),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.forecast import forecast, interval, variances
-from kalman.measuring import measured
+from kalman.evaluation.forecast import forecast, interval, variances
+from kalman.filters.measuring import measured
 from tests.kalman.models import random_definition, random_rows, same
 from tests.kalman.oracles import UNIT, full, run_one
 from tests.kalman.test_linear import NILE, nile_model

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman import factors, flags
-from kalman.measuring import measured
+from kalman import flags
+from kalman.filters.measuring import measured
+from kalman.linalg import cholesky
 from tests.kalman.models import SIZES, random_covariance, random_definition, random_rows
 from tests.kalman.oracles import UNIT, full, run_one
 
@@ -142,32 +143,32 @@ def test_factors(n):
     rng = np.random.default_rng(n)
     P = np.array(random_covariance(rng, n))
     packed = [np.array([P[i, j]]) for i in range(n) for j in range(i + 1)]
-    L, sound = factors.cholesky(packed)
-    rows = np.array([[np.ravel(a)[0] for a in row] for row in factors.rows_of(L)])
+    L, sound = cholesky.cholesky(packed)
+    rows = np.array([[np.ravel(a)[0] for a in row] for row in cholesky.rows_of(L)])
     np.testing.assert_allclose(rows, np.linalg.cholesky(P), rtol=1e-12)
     assert sound > 0
     A = rng.normal(size=(n, n + 2))
     A[0, 1:] = 0.0
-    T = factors.triangle([[np.array([a]) if a else 0.0 for a in row] for row in A])
-    triangle = np.array([[np.ravel(a)[0] for a in row] for row in factors.rows_of(T)])
+    T = cholesky.triangle([[np.array([a]) if a else 0.0 for a in row] for row in A])
+    triangle = np.array([[np.ravel(a)[0] for a in row] for row in cholesky.rows_of(T)])
     np.testing.assert_allclose(triangle @ triangle.T, A @ A.T, rtol=1e-12, atol=1e-12)
     assert (np.diag(triangle) >= 0).all()
     v = 0.5 * rows @ rng.normal(size=n) / np.sqrt(n)
-    down, sound = factors.downdate(L, [np.array([a]) for a in v])
-    lowered = np.array([[np.ravel(a)[0] for a in row] for row in factors.rows_of(down)])
+    down, sound = cholesky.downdate(L, [np.array([a]) for a in v])
+    lowered = np.array([[np.ravel(a)[0] for a in row] for row in cholesky.rows_of(down)])
     if sound > 0:
         np.testing.assert_allclose(lowered @ lowered.T, P - np.outer(v, v), rtol=1e-10, atol=1e-12)
-    _, sound = factors.downdate(L, [np.array([3.0 * a]) for a in rows.sum(axis=1)])
+    _, sound = cholesky.downdate(L, [np.array([3.0 * a]) for a in rows.sum(axis=1)])
     assert sound < 0, "nine times what there is cannot be taken away"
 
 
 @np.errstate(all="ignore")
 def test_a_singular_covariance_has_a_factor():
     P = [np.array([1.0, 0.0]), np.array([1.0, 0.0]), np.array([1.0, 2.0])]
-    L, sound = factors.cholesky(P)
+    L, sound = cholesky.cholesky(P)
     np.testing.assert_array_equal(np.array(L), [[1, 0], [1, 0], [0, np.sqrt(2)]])
     assert np.min(sound) >= 0
-    _, sound = factors.cholesky([np.array([1.0]), np.array([2.0]), np.array([1.0])])
+    _, sound = cholesky.cholesky([np.array([1.0]), np.array([2.0]), np.array([1.0])])
     assert np.min(sound) < 0
 
 
@@ -239,7 +240,7 @@ def test_what_is_expected_of_a_measurement(kind, form):
 
 
 def test_learning_is_that_of_the_covariance_form():
-    from kalman.learning import maximum_likelihood
+    from kalman.learning.maximum_likelihood import maximum_likelihood
 
     definition = {
         "states": ["a"],

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.jacobian import numerical
-from kalman.named import Named, find
+from kalman.linalg.jacobian import numerical
+from kalman.models.named import Named, find
 from tests.kalman.oracles import run_one
 
 MODULE = """

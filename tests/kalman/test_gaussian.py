@@ -91,7 +91,7 @@ def test_matlab_toolbox(kind, form, functions):
 
 
 def kalman_smooth(definition, y):
-    from kalman.smoothing import smooth
+    from kalman.smoothers.smooth import smooth
 
     model = kalman.build(definition)
     rows = kalman.SortedRows(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman import learners, learning
-from kalman.group_learning import GroupLearning, group_learning
-from kalman.groups import begin_states
+from kalman.learning import learners, maximum_likelihood
+from kalman.learning.groups import GroupLearning, group_learning
+from kalman.models.groups import begin_states
 from tests.kalman.models import random_definition, random_rows, same
 from tests.kalman.oracles import UNIT
 from tests.kalman.test_learning import level, simulated
@@ -50,7 +50,9 @@ def test_groups_add_up_their_keys_to_the_bit(kind):
     definition = random_definition(rng, kind, 2, 2)
     rows = random_rows(rng, definition, 11, 8)
     group = rng.permutation([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2])
-    learn = learning.maximum_likelihood({**definition, "learn": {"parameters": parameters, **BY_GROUP}})
+    learn = maximum_likelihood.maximum_likelihood(
+        {**definition, "learn": {"parameters": parameters, **BY_GROUP}}
+    )
     theta = learn.start[:, None] + 0.1 * rng.normal(size=(len(learn.start), 3))
     value, vector, used = GroupLearning(learn).evaluate(theta, group, rows, 11, UNIT)
     for g in range(3):
@@ -70,7 +72,9 @@ def test_each_group_gets_what_it_would_alone():
     group = np.repeat([0, 1, 2], [5, 10, 15])[rng.permutation(keys)]
     y = rows.y * np.array([1.0, 4.0, 0.3])[group[rows.key]]
     rows = rows._replace(y=y)
-    learn = learning.maximum_likelihood(level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 1.0))
+    learn = maximum_likelihood.maximum_likelihood(
+        level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 1.0)
+    )
     pooled = learn.fit(lambda theta: learn.evaluate(theta, rows, keys, UNIT), lambda: rows.y, 100)
     found, asked = fit_all(group_learning(learn), rows, group, pooled.theta, 3)
     assert found.converged.all() and found.used.tolist() == [300, 600, 900] and len(asked) < 15
@@ -82,7 +86,7 @@ def test_each_group_gets_what_it_would_alone():
             away = theta - pooled.theta
             return value - 0.5 * away @ away, gradient - away, used
 
-        expected = learning.fit(objective, pooled.theta)
+        expected = maximum_likelihood.fit(objective, pooled.theta)
         np.testing.assert_allclose(found.theta[:, g], expected.theta, atol=2e-5)
         away = found.theta[:, g] - pooled.theta
         value = found.log_likelihood[g] - 0.5 * away @ away

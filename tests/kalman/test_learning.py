@@ -5,7 +5,7 @@ import pytest
 from statsmodels.datasets import nile
 
 import kalman
-from kalman import learning
+from kalman.learning import maximum_likelihood
 from tests.kalman.models import random_covariance, random_definition, random_rows, same
 from tests.kalman.oracles import UNIT
 
@@ -33,7 +33,7 @@ def test_gradient_is_exact(kind, start):
     definition = random_definition(rng, kind, 2, 2, 1 if kind == "explicit" else 0)
     definition |= {"learn": {"parameters": LEARNED[kind]}, **STARTS[start]}
     definition["observation"]["H"] = rng.normal(size=np.shape(definition["observation"]["H"])).tolist()
-    learn = learning.maximum_likelihood(definition)
+    learn = maximum_likelihood.maximum_likelihood(definition)
     rows = random_rows(rng, definition, 8, 9)
     if start == "diffuse":  # three derivatives from rows a millisecond apart are not to be had in float64
         rows = rows._replace(time=np.cumsum(rng.choice([0, 500_000, 1_000_000], len(rows.time))))
@@ -77,9 +77,9 @@ NILE = series(np.asarray(dict(nile.load_pandas())["data"]["volume"], float))
 
 def test_nile_optimum():
     """Durbin and Koopman (2012), section 2.10: 15098.53 and 1469.18."""
-    learn = learning.maximum_likelihood(level({"parameters": ["variance", "R"]}))
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}))
     seen = []
-    found = learning.fit(
+    found = maximum_likelihood.fit(
         lambda theta: learn.value_and_gradient(theta, NILE, 1, UNIT),
         learn.start,
         progress=lambda n, ll: seen.append((n, ll)),
@@ -93,8 +93,8 @@ def test_nile_optimum():
 
 
 def test_a_name_that_is_not_learned_stays():
-    learn = learning.maximum_likelihood(level({"parameters": ["R"]}, q=1469.18))
-    found = learning.fit(lambda theta: learn.value_and_gradient(theta, NILE, 1, UNIT), learn.start)
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["R"]}, q=1469.18))
+    found = maximum_likelihood.fit(lambda theta: learn.value_and_gradient(theta, NILE, 1, UNIT), learn.start)
     assert learn.names == ("R",)
     assert learn.parameters(found.theta)["R"][0][0] == pytest.approx(15098.53, rel=1e-4)
 
@@ -107,7 +107,7 @@ def test_zeros_stay_zero_and_correlations_are_learned():
     definition["process"]["Q"] = Q.tolist()
     definition["observation"]["R"] = np.diag([1.0, 2.0, 3.0]).tolist()
     definition["learn"] = {"parameters": ["Q", "R"]}
-    learn = learning.maximum_likelihood(definition)
+    learn = maximum_likelihood.maximum_likelihood(definition)
     assert len(learn.start) == 3 + 3
     np.testing.assert_allclose(learn.parameters(learn.start)["Q"], Q, rtol=1e-14)
     moved = learn.parameters(learn.start + rng.normal(size=6))
@@ -128,7 +128,7 @@ def test_what_cannot_be_learned_is_said(Q, problem):
     definition["process"]["Q"] = Q
     definition["learn"] = {"parameters": ["Q"]}
     with pytest.raises(kalman.ModelError, match=problem) as error:
-        learning.maximum_likelihood(definition)
+        maximum_likelihood.maximum_likelihood(definition)
     assert error.value.field == "process.Q"
 
 
@@ -145,7 +145,9 @@ def test_each_key_gets_its_own():
     rng = np.random.default_rng(11)
     keys = 12
     rows, q, r = simulated(rng, keys, 150)
-    learn = learning.maximum_likelihood(level({"parameters": ["variance", "R"], "scope": "key"}, 1.0, 1.0))
+    learn = maximum_likelihood.maximum_likelihood(
+        level({"parameters": ["variance", "R"], "scope": "key"}, 1.0, 1.0)
+    )
     found = learn.fit_keys(rows, keys, UNIT, learn.start)
     assert found.converged.all() and found.used.tolist() == [150] * keys
     # the truth within four standard errors or so of 150 rows, where pooled values are off by e^2
@@ -159,7 +161,9 @@ def test_each_key_gets_its_own():
             away = theta - learn.start
             return value - 0.5 * away @ away, gradient - away, used
 
-        np.testing.assert_allclose(found.theta[:, key], learning.fit(objective, learn.start).theta, atol=1e-4)
+        np.testing.assert_allclose(
+            found.theta[:, key], maximum_likelihood.fit(objective, learn.start).theta, atol=1e-4
+        )
 
 
 def test_own_parameters_do_not_depend_on_the_company_and_shrink():
@@ -168,7 +172,9 @@ def test_own_parameters_do_not_depend_on_the_company_and_shrink():
     rows, _, _ = simulated(rng, keys, 12)
     kept = rows.key != 7  # a key without rows
     rows = kalman.SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
-    learn = learning.maximum_likelihood(level({"parameters": ["variance", "R"], "scope": "key"}, 2.0, 0.5))
+    learn = maximum_likelihood.maximum_likelihood(
+        level({"parameters": ["variance", "R"], "scope": "key"}, 2.0, 0.5)
+    )
     found = learn.fit_keys(rows, keys, UNIT, learn.start)
     np.testing.assert_allclose(found.parameters[:, 7], [2.0, 0.5], rtol=1e-15)
     assert np.isfinite(found.theta).all() and np.abs(found.theta - learn.start[:, None]).max() < 4
@@ -208,7 +214,7 @@ def test_own_parameters_ride_in_the_state():
 def test_rows_that_break_the_filter_are_left_out_of_the_gradient():
     y = NILE.y.copy()
     y[0, 50] = np.inf
-    learn = learning.maximum_likelihood(level({"parameters": ["variance", "R"]}))
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}))
     with_bad = learn.value_and_gradient(learn.start, NILE._replace(y=y), 1, UNIT)
     kept = np.arange(100) != 50
     rows = kalman.SortedRows(NILE.key[kept], NILE.time[kept], NILE.y[:, kept], NILE.u[:, kept])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from kalman import mixture
-from kalman.mixture import Moments, log_sum_exp, normalised
+from kalman.filters import mixture_moments
+from kalman.filters.mixture_moments import Moments, log_sum_exp, normalised
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
@@ -40,5 +40,5 @@ def test_the_floor_is_below_no_weight_and_the_rest_keep_their_ratios():
 def test_the_covariance_has_the_spread_of_the_means():
     """Two points a distance 2 apart, half each: variance 1 beside their own."""
     parts = [Moments([np.array([m]), 0.0], [np.array([4.0]), 0.0, 1.0]) for m in (-1.0, 1.0)]
-    mixed = mixture.moments([0.5, 0.5], parts)
+    mixed = mixture_moments.moments([0.5, 0.5], parts)
     assert [float(np.squeeze(a)) for a in (*mixed.m, *mixed.P)] == [0.0, 0.0, 5.0, 0.0, 1.0]

@@ -9,8 +9,8 @@ import pytest
 from scipy import special, stats
 
 import kalman
-from kalman.learners import learnable
-from kalman.mixtures.learner import MixtureLearner, mixture_learner
+from kalman.learning.learners import learnable
+from kalman.learning.mixtures import MixtureLearner, mixture_learner
 from tests.kalman.models import random_covariance, same
 from tests.kalman.oracles import UNIT
 

@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import chi2
 
 import kalman
-from kalman import learners
-from kalman.mode_learning import ModeLearning, mode_learner
+from kalman.learning import learners
+from kalman.learning.modes import ModeLearning, mode_learner
 from tests.kalman.oracles import UNIT
 from tests.kalman.series import FEDFUNDS
 from tests.kalman.test_modes import hamilton, walk

@@ -11,7 +11,7 @@ from scipy.special import logsumexp, softmax
 from statsmodels.tsa.regime_switching.markov_regression import MarkovRegression
 
 import kalman
-from kalman.smoothing import smooth
+from kalman.smoothers.smooth import smooth
 from tests.kalman.models import random_definition, random_rows
 from tests.kalman.oracles import UNIT, full, transition_of
 from tests.kalman.series import FEDFUNDS

@@ -5,7 +5,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import kalman
-from kalman.recursions import predict
+from kalman.filters.recursions import predict
 from tests.kalman.models import SIZES, random_definition, random_rows, same
 from tests.kalman.oracles import UNIT, full, textbook, transition_of
 

@@ -7,9 +7,10 @@ import pytest
 from scipy.stats import chi2, multivariate_t, norm
 
 import kalman
-from kalman import flags, robust
-from kalman.smoothing import smooth
-from kalman.update import update
+from kalman import flags
+from kalman.filters.robust import updates
+from kalman.filters.update import update
+from kalman.smoothers.smooth import smooth
 from tests.kalman import laws
 from tests.kalman.models import random_definition, random_rows, same
 from tests.kalman.oracles import UNIT, full, run_one, transition_of
@@ -183,18 +184,18 @@ def test_huber_is_the_m_estimate_of_location():
     H = [[1.0]] * len(y)
     R = [scale**2 if i == j else 0.0 for i in range(len(y)) for j in range(i + 1)]
     m, P = [np.array([3.0])], [np.array([1e6])]
-    mean, C = robust.measured(m, P, H)
+    mean, C = updates.measured(m, P, H)
     v = [a - b for a, b in zip(y, mean, strict=True)]
     present = [None] * len(y)
-    w = robust.weights(robust.Huber(1.5, 25), v, C, R, present)
-    updated = update(m, P, None, H, robust.weighted(R, w), y, present)
+    w = updates.weights(updates.Huber(1.5, 25), v, C, R, present)
+    updated = update(m, P, None, H, updates.weighted(R, w), y, present)
     assert float(np.asarray(updated.m[0])[0]) == pytest.approx(3.206724, abs=1e-5)
 
 
 def test_gates_are_the_quantiles_of_chi_square():
     """Bar-Shalom, Li and Kirubarajan (2001), section 1.4.17: 95 and 99 % for one and two components."""
     for probability, expected in ((0.95, (3.8415, 5.9915)), (0.99, (6.6349, 9.2103))):
-        gate = robust.parse({"gate": {"probability": probability}}, 2).gate
+        gate = updates.parse({"gate": {"probability": probability}}, 2).gate
         assert gate is not None
         np.testing.assert_allclose(gate.thresholds, expected, atol=5e-5)
 

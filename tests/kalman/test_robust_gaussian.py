@@ -8,7 +8,7 @@ from scipy.stats import chi2, multivariate_t
 
 import kalman
 from kalman import flags
-from kalman.smoothing import smooth
+from kalman.smoothers.smooth import smooth
 from tests.kalman import laws
 from tests.kalman.models import random_definition, random_rows, same
 from tests.kalman.nonlinear import bent, bent_slope, random_nonlinear, seen, seen_slope

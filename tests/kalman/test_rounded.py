@@ -5,9 +5,9 @@ import pytest
 
 import kalman
 from kalman import flags
-from kalman.forecast import forecast
-from kalman.rounded import stored_as
-from kalman.smoothing import smooth
+from kalman.evaluation.forecast import forecast
+from kalman.filters.rounded import stored_as
+from kalman.smoothers.smooth import smooth
 from tests.kalman import laws
 from tests.kalman.models import random_definition, random_rows, same
 from tests.kalman.nonlinear import random_nonlinear

@@ -6,7 +6,7 @@ import yaml
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
-from kalman import learning, scoring
+from kalman.learning import maximum_likelihood, scoring
 from tests.kalman.models import same
 from tests.kalman.oracles import UNIT
 from tests.kalman.test_learning import NILE, level, series
@@ -49,10 +49,10 @@ def delays(rng, keys):
 def test_few_evaluations():
     """L-BFGS-B, which sees gradients alone, has not arrived after a hundred."""
     definition, rows = delays(np.random.default_rng(1), 150)
-    learn = learning.maximum_likelihood(definition)
+    learn = maximum_likelihood.maximum_likelihood(definition)
     found, evaluations = counted(learn, rows, 150, HOUR)
     assert found.converged and evaluations <= 8
-    rough = learning.maximum_likelihood(
+    rough = maximum_likelihood.maximum_likelihood(
         {
             **definition,
             "process": {
@@ -79,7 +79,7 @@ def test_few_evaluations():
 
 def test_nile_to_all_published_digits_and_its_standard_errors():
     """Durbin and Koopman (2012), section 2.10; statsmodels' information matrix, which is Harvey's too."""
-    learn = learning.maximum_likelihood(level({"parameters": ["variance", "R"]}))
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}))
     found, evaluations = counted(learn, NILE, 1)
     values = learn.parameters(found.theta)
     assert found.converged and evaluations <= 12
@@ -107,7 +107,7 @@ def test_errors_of_independent_values():
     y = rng.normal(size=(2, 60))
     y[1, 40:] = np.nan
     rows = kalman.SortedRows(np.repeat(np.arange(3), 20), np.arange(60), y, np.empty((0, 60)))
-    learn = learning.maximum_likelihood(definition)
+    learn = maximum_likelihood.maximum_likelihood(definition)
     found, _ = counted(learn, rows, 3)
     R, errors = learn.parameters(found.theta)["R"], dict(found.errors or {})["R"]
     np.testing.assert_allclose(np.diag(R), [np.mean(y[0] ** 2), np.mean(y[1, :40] ** 2)], rtol=1e-6)
@@ -117,7 +117,7 @@ def test_errors_of_independent_values():
 
 def test_a_variance_of_zero_is_left_after_a_while():
     rng = np.random.default_rng(4)
-    learn = learning.maximum_likelihood(level({"parameters": ["variance", "R"]}, 0.5, 2.0))
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 0.5, 2.0))
     found, evaluations = counted(learn, series(10.0 + rng.normal(size=200)[::-1]), 1)
     assert found.converged and evaluations < 40
     assert learn.parameters(found.theta)["variance"] < 2e-3
@@ -126,7 +126,7 @@ def test_a_variance_of_zero_is_left_after_a_while():
 def test_evaluation_does_not_depend_on_the_order_of_keys_and_adds_up():
     definition, rows = delays(np.random.default_rng(2), 12)
     rows.y[0, 77] = np.inf  # flagged, and left out of everything
-    learn = learning.maximum_likelihood(definition)
+    learn = maximum_likelihood.maximum_likelihood(definition)
     theta = learn.start + 0.1
     whole = learn.evaluate(theta, rows, 12, HOUR)
     assert whole[2] == len(rows.key) - 1 and len(whole[1]) == 9 + 45
@@ -147,6 +147,6 @@ def test_evaluation_does_not_depend_on_the_order_of_keys_and_adds_up():
 def test_what_says_nothing_has_no_error():
     found = scoring.covariance(np.array([[4.0, 0.0], [0.0, 0.0]]))
     np.testing.assert_array_equal(found, [[0.25, 0.0], [0.0, np.inf]])
-    learn = learning.maximum_likelihood(level({"parameters": ["variance", "R"]}, 2.0))
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 2.0))
     assert learn.errors(learn.start, found)["variance"] == pytest.approx(1.0)
     assert learn.errors(learn.start, found)["R"] == [[np.inf]]

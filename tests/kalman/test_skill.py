@@ -4,7 +4,7 @@ import numpy as np
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from kalman.skill import crps, log_score
+from kalman.evaluation.scoring_rules import crps, log_score
 
 
 def test_crps_is_the_integral_that_defines_it() -> None:

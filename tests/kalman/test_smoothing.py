@@ -8,11 +8,11 @@ from scipy.linalg import null_space
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
-from kalman.linear import LinearFilter
-from kalman.prediction import Prediction
-from kalman.recursions import predict
-from kalman.rts import CrossSmoother
-from kalman.smoothing import Smoothed, smooth
+from kalman.filters.linear import LinearFilter
+from kalman.filters.prediction import Prediction
+from kalman.filters.recursions import predict
+from kalman.smoothers.rts import CrossSmoother
+from kalman.smoothers.smooth import Smoothed, smooth
 from tests.kalman.decimals import given_all
 from tests.kalman.models import random_definition, random_rows, same
 from tests.kalman.oracles import UNIT, full, transition_of
@@ -291,9 +291,9 @@ def test_the_way_through_the_cross_covariance_is_the_same(kind, monkeypatch):
     definition = random_definition(rng, kind, 3, 2, 1 if kind == "explicit" else 0)
     rows = random_rows(rng, definition, 40, 8)
     _, expected = smooth_rows(definition, rows, 40)
-    import kalman.smoothing
+    import kalman.smoothers.smooth
 
-    monkeypatch.setattr(kalman.smoothing, "smoother", lambda model: CrossSmoother(Predicting(model)))
+    monkeypatch.setattr(kalman.smoothers.smooth, "smoother", lambda model: CrossSmoother(Predicting(model)))
     _, smoothed = smooth_rows(definition, rows, 40)
     np.testing.assert_allclose(smoothed.mean, expected.mean, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(smoothed.covariance, expected.covariance, rtol=1e-9, atol=1e-9)

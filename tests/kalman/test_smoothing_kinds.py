@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.diagnostics import innovations
-from kalman.forecast import forecast
-from kalman.smoothing import smooth
+from kalman.evaluation.diagnostics import innovations
+from kalman.evaluation.forecast import forecast
+from kalman.smoothers.smooth import smooth
 from tests.kalman.models import random_definition, random_rows, same
 from tests.kalman.oracles import UNIT, full
 

@@ -5,10 +5,10 @@ import pytest
 from scipy.linalg import expm, solve_continuous_lyapunov
 
 import kalman
-from kalman.continuous import discretised
-from kalman.packing import lower, symmetric
-from kalman.straight_line import Program, Symbol, Tape
-from kalman.structures import parse
+from kalman.linalg.packing import lower, symmetric
+from kalman.linalg.program import Program, Symbol, Tape
+from kalman.models.continuous import discretised
+from kalman.models.structures import parse
 from tests.kalman.models import random_covariance, same
 from tests.kalman.oracles import run_one, van_loan
 

@@ -1,0 +1,77 @@
+"""Where things are and how commands speak: the settings that all verbs share."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.core.errors import UserError
+
+# 4: a failed task is tried again, as on a cluster; plain local[*] ends at the first lost Python worker.
+DEFAULT_MASTER = "local[*,4]"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Hold the global options of one command.
+
+    Attributes:
+        warehouse: root of the tables; an absolute local path, or a URI such as `hdfs://name/dir` as given.
+        models: folder of the model specs.
+        master: Spark's master URL.
+        jars: folder of Spark's jars that `make setup` filled.
+        json: print the report as one JSON document on standard output.
+        quiet: print no progress.
+        debug: show tracebacks.
+    """
+
+    warehouse: str
+    models: Path
+    master: str
+    jars: Path
+    json: bool = False
+    quiet: bool = False
+    debug: bool = False
+
+    @classmethod
+    def load(
+        cls,
+        warehouse: str | None = None,
+        models: str | Path | None = None,
+        master: str | None = None,
+        *,
+        json: bool = False,
+        quiet: bool = False,
+        debug: bool = False,
+    ) -> Settings:
+        """Build settings from flags, then the environment (KALMAN_WAREHOUSE, ...), then defaults.
+
+        Raises:
+            UserError: the warehouse is where its tables would not be safe.
+        """
+        env = os.environ
+        return cls(
+            warehouse=_root(warehouse or env.get("KALMAN_WAREHOUSE") or "warehouse"),
+            models=Path(models or env.get("KALMAN_MODELS") or "models").expanduser().absolute(),
+            master=master or env.get("KALMAN_MASTER") or DEFAULT_MASTER,
+            jars=Path(
+                env.get("KALMAN_JARS") or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars"
+            ).absolute(),
+            json=json,
+            quiet=quiet,
+            debug=debug,
+        )
+
+
+def _root(text: str) -> str:
+    if re.match(r"^s3[an]?:/", text, re.IGNORECASE):
+        raise UserError(
+            f"a warehouse in S3 is not supported ({text}): Delta on S3 lets two processes overwrite each other's "
+            "commits; use a folder that all machines share, or HDFS"
+        )
+    if re.match(r"^[A-Za-z][A-Za-z0-9+.-]*:/", text):
+        return text.rstrip("/")
+    return str(Path(text).expanduser().absolute())

@@ -1,0 +1,200 @@
+"""Durations, and event times as text: one rule for the offline command (Python) and for `ingest` (Spark).
+
+A time format becomes a regular expression that Java and Python read alike; whoever parses takes the groups'
+numbers from it and puts the time together, so that there is no second parser to disagree with.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta, tzinfo
+
+from jobs.core.errors import UserError
+
+AVAILABLE_NOW = "available-now"
+
+EPOCH_FORMATS = {"epoch_seconds": 1_000_000, "epoch_milliseconds": 1_000, "epoch_microseconds": 1}
+UNIT_US = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_DURATIONS = {"ms": "millisecond", "s": "second", "min": "minute", "h": "hour", "d": "day", "w": "week"}
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|h|d|w)\s*")
+
+MIN_US = -62_135_596_800_000_000  # 0001-01-01
+MAX_US = 253_402_300_799_999_999  # the end of 9999-12-31
+
+# Group order: year, month, day, hour, minute, second, fraction, zone; each may be absent in a given time.
+PARTS = ("year", "month", "day", "hour", "minute", "second", "fraction", "zone")
+_DIRECTIVES = {
+    "Y": ("year", "([0-9]{4})"),
+    "m": ("month", "([0-9]{1,2})"),
+    "d": ("day", "([0-9]{1,2})"),
+    "H": ("hour", "([0-9]{1,2})"),
+    "M": ("minute", "([0-9]{1,2})"),
+    "S": ("second", "([0-9]{1,2})"),
+    "f": ("fraction", "([0-9]{1,9})"),
+    "z": ("zone", "(Z|[+-][0-9]{2}(?::?[0-9]{2})?)"),
+}
+ISO = (
+    "([0-9]{4})-([0-9]{2})-([0-9]{2})"
+    "(?:[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.]([0-9]{1,9}))?)?[ ]?(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TimePattern:
+    """A time as text: `regex` matches all of it, trimmed; `groups` gives each part's group number, from 1."""
+
+    regex: str
+    groups: dict[str, int]
+
+
+def duration_us(text: str) -> int:
+    """Return the microseconds of a duration such as 90d, 12h, 30min, 45s, 500ms or 2w.
+
+    Raises:
+        ValueError: `text` is not a duration above zero.
+    """
+    match = _DURATION.fullmatch(text)
+    if not match or float(match[1]) == 0:
+        raise ValueError(f"{text!r} is not a duration")
+    return round(float(match[1]) * UNIT_US[_DURATIONS[match[2]]])
+
+
+def time_pattern(time_format: str | None) -> TimePattern:
+    """Compile a time format (None: ISO 8601) to a regular expression.
+
+    Raises:
+        ValueError: a directive is unknown or repeated, or the date is incomplete; the message says which.
+    """
+    if time_format is None:
+        return TimePattern(ISO, {part: number for number, part in enumerate(PARTS, start=1)})
+    regex, groups, position = "", {}, 0
+    while position < len(time_format):
+        char = time_format[position]
+        position += 1
+        if char != "%":
+            regex += char if char.isalnum() else f"[{char}]" if char not in "\\^[]" else f"\\{char}"
+            continue
+        code = time_format[position : position + 1]
+        position += 1
+        if code == "%":
+            regex += "[%]"
+            continue
+        if code not in _DIRECTIVES:
+            raise ValueError(f"%{code} is not known")
+        part, expression = _DIRECTIVES[code]
+        if part in groups:
+            raise ValueError(f"%{code} is given twice")
+        groups[part] = len(groups) + 1
+        regex += expression
+    for part, code in (("year", "Y"), ("month", "m"), ("day", "d")):
+        if part not in groups:
+            raise ValueError(f"%{code} is missing")
+    return TimePattern(regex, groups)
+
+
+class TimeParser:
+    """Parse times as text to microseconds since 1970-01-01 UTC.
+
+    Args:
+        time_format: None for ISO 8601, an epoch format, or directives %Y %m %d %H %M %S %f %z.
+        zone: what a time without an offset of its own is in.
+    """
+
+    def __init__(self, time_format: str | None, zone: tzinfo) -> None:
+        self._zone = zone
+        self._scale = EPOCH_FORMATS.get(time_format or "")
+        if self._scale is None:
+            pattern = time_pattern(time_format)
+            self._regex = re.compile(pattern.regex)
+            self._groups = [pattern.groups.get(part) for part in PARTS]
+
+    def __call__(self, text: str) -> int | None:
+        """Return the microseconds, or None where `text` is no such time."""
+        text = text.strip(" ")
+        if self._scale is not None:
+            return _epoch_us(text, self._scale)
+        match = self._regex.fullmatch(text)
+        if not match:
+            return None
+        year, month, day, hour, minute, second, fraction, zone = (
+            match[group] if group else None for group in self._groups
+        )
+        micros = int((fraction or "0").ljust(6, "0")[:6])
+        try:
+            clock = (int(hour or 0), int(minute or 0), int(second or 0))
+            moment = datetime(int(year or 0), int(month or 0), int(day or 0), *clock, micros)
+        except ValueError:
+            return None
+        if zone is not None:
+            offset = _offset(zone)
+            if offset is None:
+                return None
+            value = wall_us(moment) - offset
+        else:
+            value = local_us(moment, self._zone)
+        return value if MIN_US <= value <= MAX_US else None
+
+
+def wall_us(moment: datetime) -> int:
+    """Return the microseconds from 1970-01-01 00:00 to a naive time, both read on the same clock."""
+    days = moment.toordinal() - date(1970, 1, 1).toordinal()
+    seconds = days * 86_400 + moment.hour * 3600 + moment.minute * 60 + moment.second
+    return seconds * 1_000_000 + moment.microsecond
+
+
+def local_us(moment: datetime, zone: tzinfo) -> int:
+    """Return the microseconds since the epoch of a naive time in `zone`.
+
+    A time that the clocks repeat is the earlier one; one that they skip moves on by the gap, as in Java.
+    """
+    if zone is UTC:
+        return wall_us(moment)
+    offset = moment.replace(tzinfo=zone).utcoffset() or timedelta(0)
+    return wall_us(moment) - offset // timedelta(microseconds=1)
+
+
+def _epoch_us(text: str, scale: int) -> int | None:
+    match = re.fullmatch(r"([+-]?)([0-9]{1,18})(?:[.]([0-9]*))?", text)
+    if not match:
+        return None
+    digits = len(str(scale)) - 1  # what is beyond a microsecond is cut off
+    fraction = (match[3] or "").ljust(digits, "0")[:digits]
+    value = int(match[2]) * scale + int(fraction or "0")
+    value = -value if match[1] == "-" else value
+    return value if MIN_US <= value <= MAX_US else None
+
+
+def _offset(zone: str) -> int | None:
+    if zone == "Z":
+        return 0
+    hours, minutes = int(zone[1:3]), int(zone[3:].replace(":", "") or "0")
+    if minutes > 59 or hours * 60 + minutes > 18 * 60:  # as far as Java goes
+        return None
+    value = (hours * 60 + minutes) * 60_000_000
+    return -value if zone[0] == "-" else value
+
+
+def trigger_seconds(trigger: str) -> float | None:
+    """Return the seconds between micro-batches; None: take in what is there, then end.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if trigger == AVAILABLE_NOW:
+        return None
+    try:
+        seconds = float(trigger)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
+        raise UserError(f"--trigger {trigger}: give {AVAILABLE_NOW}, or a number of seconds")
+    return seconds

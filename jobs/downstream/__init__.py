@@ -1,0 +1,1 @@
+"""Queries over the live estimates: the monitor (windows, rules) and forecast skill."""

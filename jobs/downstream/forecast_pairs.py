@@ -1,0 +1,278 @@
+"""Forecasts and what was measured later, as a join of two streams over the estimates, with a watermark on both.
+
+An estimate is joined with the rows of its key that come one of the horizons later, and its state is then forecast to
+the very time of such a row: of many pairs at once, by the model's own filter. What is forecast knows of nothing behind
+the estimate that it is made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+import kalman
+from jobs.core.errors import UserError
+from jobs.core.times import MIN_US, duration_us
+from jobs.encoding.arrow import matrix
+from jobs.encoding.estimates import MEASURED
+from jobs.specs.forecast import ForecastSkill
+from jobs.specs.model_spec import ModelSpec, takes_steps
+from kalman.evaluation.forecast import check_measuring, forecast, interval, variances
+from kalman.evaluation.scoring_rules import crps, log_score
+from kalman.run import KeyStates
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+FOUND = """
+    key string, generation string, model_version int, made_at bigint, event_time bigint, horizon int,
+    measurement int, mean double, variance double, lower double, upper double, actual double, error double,
+    inside boolean, crps double, log_score double
+"""
+SHIFT = -MIN_US
+"""Added to times that a watermark is on: Spark's begins at 1970, and what is before that would be late."""
+_NAMES = [part.split()[0] for part in FOUND.split(",")]
+_LEFT_OUT = ("form", "smoothing", "storage")
+"""What of a definition changes how a state is kept, and not what is forecast from it."""
+
+
+class Plan(NamedTuple):
+    """What a worker knows: the filter of each generation, and how to forecast; steps: of each horizon, or None."""
+
+    kernels: Mapping[str, Filter]
+    unit: float
+    steps: tuple[int, ...] | None
+    probability: float
+
+
+def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any]) -> Filter:
+    """Return the filter that goes on from an estimate's mean and covariance alone.
+
+    Raises:
+        UserError: a state of the model is more than these.
+    """
+    definition = {k: v for k, v in spec.definition().items() if k not in _LEFT_OUT}
+    n = len(spec.states)
+    if spec.adaptive is not None:
+        raise UserError(
+            f"{spec.name} cannot be forecast from its estimates: the noise that it has learned is not among them; "
+            f"remove `forecast`, or `adaptive`"
+        )
+    try:
+        kernel = kalman.build(definition, parameters)
+        kernel.from_moments(np.zeros((n, 1)), np.eye(n).reshape(-1, 1))
+        check_measuring(kernel)
+    except kalman.ModelError as error:
+        raise UserError(f"{spec.name} cannot be forecast from its estimates: {error}") from error
+    if "parameters" in kernel.fields:
+        raise UserError(
+            f"{spec.name} cannot be forecast from its estimates: each key has parameters of its own, which are not "
+            f"among them; learn them with scope: pooled"
+        )
+    return kernel
+
+
+def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | None:
+    """Return the steps of each horizon, or None of a model that goes by time.
+
+    Raises:
+        UserError: the model's measurements cannot be forecast from its estimates.
+    """
+    where = spec.source_path or spec.name
+    if spec.control or spec.inputs is not None:
+        raise UserError(
+            f"{where}: forecast: {spec.name} has control inputs, and those to come are not among the estimates: remove "
+            f"`forecast`"
+        )
+    if spec.outputs.covariance != "full" and len(spec.states) > 1:
+        raise UserError(f"{where}: forecast: needs whole covariances: write outputs: {{covariance: full}}")
+    if not takes_steps(spec.definition()):
+        if section.step is not None:
+            raise UserError(f"{where}: forecast.step: the model goes by time: remove it")
+        return None
+    if section.step is None:
+        raise UserError(
+            f"{where}: forecast.step: is missing: the process takes one step a row, whatever the time; give the time "
+            f"of a step, such as 1h"
+        )
+    return tuple(length // duration_us(section.step) for length in section.lengths)
+
+
+def pairs(origins: DataFrame, actuals: DataFrame, section: ForecastSkill) -> DataFrame:
+    """Join estimates with the rows that came one of the horizons later.
+
+    Args:
+        origins: the live estimates as a stream, from which forecasts are made.
+        actuals: the same once more, as what was measured.
+        section: says which horizons.
+    """
+    from pyspark.sql import functions as F
+
+    made, found = _origins(origins, section), _actuals(actuals, section)
+    same = F.col("o.key") == F.col("a.key")
+    reach = section.tolerance_us
+    if reach == 0:
+        same = same & (F.col("o.due") == F.col("a.at"))
+    else:
+        near = F.expr(f"interval {reach} microseconds")
+        same = same & (F.col("o.slot") == F.col("a.slot"))
+        same = same & (F.col("a.at") >= F.col("o.due") - near) & (F.col("a.at") <= F.col("o.due") + near)
+    both = made.alias("o").join(found.alias("a"), same, "inner")
+    return both.select(
+        "o.key",
+        *(F.col(f"o.{name}") for name in ("generation", "model_version", "mean", "covariance", "horizon")),
+        F.unix_micros("o.made_at").alias("made_at"),
+        (F.unix_micros("a.at") - SHIFT).alias("event_time"),
+        F.col(f"a.{MEASURED}"),
+    )
+
+
+def _origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    ahead = F.array(*(F.lit(length) for length in section.lengths))
+    columns = {"key": "key", "generation": "generation", "model_version": "model_version"}
+    columns |= {"mean": "mean", "covariance": "covariance", "event_time": "made_at"}
+    rows = _stored(_first_said(estimates), columns)
+    rows = rows.select("*", F.posexplode(ahead).alias("horizon", "_ahead"))
+    due = F.timestamp_micros(F.unix_micros("made_at") + F.col("_ahead") + SHIFT)
+    rows = rows.withColumn("due", due).drop("_ahead")
+    if section.tolerance_us:
+        rows = rows.withColumn("slot", _slot(F.unix_micros("due"), section))
+    return rows.withWatermark("due", section.watermark_interval)
+
+
+def _actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    rows = _first_said(estimates).filter(F.exists(MEASURED, lambda one: ~F.isnan(one)))
+    rows = _stored(rows, {"key": "key", "event_time": "at", MEASURED: MEASURED})
+    rows = rows.withColumn("at", F.timestamp_micros(F.unix_micros("at") + SHIFT))
+    if section.tolerance_us:
+        # A forecast is in one slot and these are in two, so that a pair meets once and no row is compared with all.
+        at, reach = F.unix_micros("at"), section.tolerance_us
+        slots = F.array(_slot(at - reach, section), _slot(at + reach, section))
+        rows = rows.withColumn("slot", F.explode(slots))
+    return rows.withWatermark("at", section.watermark_interval)
+
+
+def _stored(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """Return columns, none of which is ever null, under other names, as the join stores them.
+
+    A filter lets Spark find that a column cannot be null, unless a micro-batch has no rows on this side; and it refuses
+    to start from a state whose columns may be null otherwise than those of the first micro-batch after a restart.
+    """
+    from pyspark.sql import functions as F
+
+    none = {"string": F.lit(""), "timestamp": F.timestamp_micros(F.lit(0)), "int": F.lit(0)}
+    kinds = {name: rows.schema[name].dataType.simpleString() for name in columns}
+    nothing = F.array().cast("array<double>")
+    return rows.select(
+        *(F.coalesce(F.col(a), none.get(kinds[a], nothing)).alias(b) for a, b in columns.items())
+    )
+
+
+def _slot(micros: Column, section: ForecastSkill) -> Column:
+    from pyspark.sql import functions as F
+
+    width = 2 * section.tolerance_us
+    return F.coalesce(micros - F.pmod(micros, F.lit(width)), F.lit(0))  # never null, as all that is stored
+
+
+def _first_said(estimates: DataFrame) -> DataFrame:
+    """Leave out corrections: what is judged is what was said at the time."""
+    if "correction" not in estimates.columns:
+        return estimates
+    from pyspark.sql import functions as F
+
+    return estimates.filter(~F.coalesce(F.col("correction"), F.lit(False)))
+
+
+def scored(pairs: DataFrame, plan: Plan) -> DataFrame:
+    """Forecast the pairs of `pairs` and score them: a row for each pair and measurement, columns `FOUND`."""
+    columns = (
+        "key",
+        "generation",
+        "model_version",
+        "made_at",
+        "event_time",
+        "horizon",
+        "mean",
+        "covariance",
+        MEASURED,
+    )
+    return pairs.select(*columns).mapInArrow(_scorer(plan), FOUND)
+
+
+def _scorer(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def score_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            generation = batch.column("generation").dictionary_encode()
+            codes = generation.indices.to_numpy(zero_copy_only=False)
+            for code, name in enumerate(generation.dictionary.to_pylist()):
+                part = batch.take(pa.array(np.flatnonzero(codes == code)))
+                if name in plan.kernels and part.num_rows:
+                    yield score(part, plan.kernels[name], plan)
+
+    return score_all
+
+
+def score(batch: pa.RecordBatch, kernel: Filter, plan: Plan) -> pa.RecordBatch:
+    """Return the rows (`FOUND`) of pairs whose estimates are of one generation."""
+    n, m, size = len(kernel.states), kernel.measurements, batch.num_rows
+    made, at = (batch.column(name).to_numpy() for name in ("made_at", "event_time"))
+    horizon = batch.column("horizon").to_numpy()
+    y = matrix(batch.column(MEASURED), m, MEASURED)
+    mean, variance = np.full((2, m, size), np.nan)
+    values = kernel.from_moments(
+        matrix(batch.column("mean"), n, "mean"), matrix(batch.column("covariance"), n * n, "covariance")
+    )
+    states = KeyStates(values, made, np.ones(size, np.int64), np.zeros(size))
+    for steps, which in _by_steps(plan.steps, horizon):
+        dt = np.broadcast_to((at - made)[which] / plan.unit / steps, (steps, len(which)))
+        expected = forecast(kernel, states.take(which), dt)
+        mean[:, which] = expected.measurement_mean[:, -1]
+        variance[:, which] = variances(expected.measurement_covariance)[:, -1]
+    low, high = interval(mean, variance, plan.probability)
+    known = np.isfinite(mean) & np.isfinite(variance)
+    measured = np.flatnonzero(~np.isnan(y).T.ravel())  # pair by pair, and of each its measurements in order
+    pair = measured // m
+
+    def flat(numbers: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(numbers.T).ravel()[measured]
+
+    said = flat(known)
+
+    def column(numbers: NDArray[np.float64]) -> pa.Array:
+        found = flat(numbers)
+        return pa.array(found, mask=~said | ~np.isfinite(found))
+
+    columns = [
+        *(batch.column(name).take(pa.array(pair)) for name in _NAMES[:6]),
+        pa.array((measured % m).astype(np.int32)),
+        *(column(one) for one in (mean, variance, low, high)),
+        pa.array(flat(y)),
+        column(y - mean),
+        pa.array(flat((low <= y) & (y <= high)), mask=~said),
+        column(crps(mean, variance, y)),
+        column(log_score(mean, variance, y)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, _NAMES)
+
+
+def _by_steps(
+    steps: tuple[int, ...] | None, horizon: NDArray[np.int32]
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield how many steps to take, and for which pairs."""
+    if steps is None:
+        yield 1, np.arange(len(horizon))
+        return
+    for number, count in enumerate(steps):
+        which = np.flatnonzero(horizon == number)
+        if len(which):
+            yield count, which

@@ -1,0 +1,248 @@
+"""Score forecasts of the live estimates against later measurements, as a streaming query."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jobs.core.errors import UserError
+from jobs.core.report import Report
+from jobs.downstream.queries import SKILL, application_of, queries_of
+from jobs.downstream.runner import LiveQueries
+from jobs.specs.forecast import ForecastSkill
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import forecast_skill
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from jobs.downstream.forecast_pairs import Plan
+    from jobs.encoding.keys import KeyKind
+
+
+@dataclass
+class ForecastScorer(LiveQueries):
+    """One run of the comparison."""
+
+    section: ForecastSkill
+    sink: Scores | None = None
+    queries: tuple[StreamingQuery, ...] = ()
+
+    what = "the forecast skill"
+
+    def start(self) -> list[StreamingQuery]:
+        """Start the one query."""
+        from jobs.downstream.forecast_pairs import pairs, scored
+        from jobs.encoding.estimates import MEASURED
+        from jobs.encoding.keys import key_kind
+
+        source = self.source()
+        if MEASURED not in source.columns:
+            raise UserError(
+                f"the estimates of {self.spec.name} have no measurements beside them yet: its stream writes them from "
+                f"its next micro-batch on (`kalman-pipeline stream --model {self.spec.name}`)"
+            )
+        (asked,) = queries_of(self.spec, SKILL)
+        plan = self._plan()
+        if self.sink is None:
+            kind = key_kind(self.spec.key, source.schema)
+            application = application_of(self.warehouse, asked)
+            self.sink = Scores(self.warehouse, self.spec, self.section, application, kind)
+        spark = self.warehouse.spark
+        spark.conf.set(
+            "spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, asked.checkpoint)
+        )
+        known = _of_generations(source, plan, len(self.spec.measurement))
+        rows = scored(
+            pairs(known, _of_generations(self.source(), plan, len(self.spec.measurement)), self.section), plan
+        )
+        query = self.started(rows, asked, self.sink)
+        self.queries = (*self.queries, query)
+        return [query]
+
+    def _plan(self) -> Plan:
+        """Return how to forecast: of the live generations those that measure what the spec does.
+
+        Raises:
+            UserError: the live one cannot be forecast.
+        """
+        from jobs.downstream.forecast_pairs import Plan, check_spec, forecaster_of
+        from jobs.lineage import generations
+        from jobs.lineage.live import chain
+        from jobs.snapshots import manifests
+        from jobs.spark.user_functions import ship
+
+        known = {one.generation: one for one in generations.all_of(self.warehouse, self.spec.name)}
+        kernels: dict[str, Any] = {}
+        for place, link in enumerate(chain(self.warehouse, self.spec.name)):
+            manifest = manifests.record(self.warehouse, known[link.generation].snapshot_id)
+            if manifest is None:
+                continue
+            made = manifest.model_spec()
+            try:
+                check_spec(made, self.section)
+                if made.measurement == self.spec.measurement and made.time_unit == self.spec.time_unit:
+                    kernels[link.generation] = forecaster_of(made, manifest.parameters)
+                    ship(self.warehouse.spark, made.definition())
+            except UserError:
+                if place == 0:
+                    raise
+        steps = check_spec(self.spec, self.section)
+        return Plan(kernels, self.spec.unit_us, steps, self.section.probability)
+
+    def told(self) -> str:
+        """Return how many forecasts have been compared."""
+        return "" if self.sink is None else f"{self.sink.rows:,} forecasts compared"
+
+    def report(self, seconds: float) -> Report:
+        """Say what this run has done, and how good the forecasts of all runs were."""
+        rows = 0 if self.sink is None else self.sink.rows
+        late = sum(_dropped(query) for query in self.queries)
+        summary = summary_of(self.warehouse, self.spec, self.section)
+        lines = [f"compared {rows:,} forecasts of {self.spec.name} with what was measured, {seconds:.1f} s"]
+        if late:
+            lines.append(
+                f"{late:,} halves of pairs came behind the watermark: nothing was compared with them"
+            )
+        if not summary:
+            lines.append("nothing has been measured yet at a time that was forecast")
+        lines += [_line(one, self.section.probability) for one in summary]
+        data = {
+            "model": self.spec.name,
+            "rows": rows,
+            "late": late,
+            "state_rows": sum(_state_rows(query) for query in self.queries[-1:]),
+            "skill": summary,
+            "seconds": seconds,
+        }
+        return Report(lines, data)
+
+
+@dataclass
+class Scores:
+    """The function that Spark calls with each micro-batch of scored forecasts."""
+
+    warehouse: Warehouse
+    spec: ModelSpec
+    section: ForecastSkill
+    application: str
+    kind: KeyKind
+    rows: int = 0
+
+    def __call__(self, found: DataFrame, batch_id: int) -> None:
+        """Append a micro-batch's rows, once however often it is tried."""
+        found = found.persist()
+        try:
+            count = found.count()
+            if count:
+                self.warehouse.append(
+                    self._named(found, batch_id).coalesce(1),
+                    forecast_skill(self.spec.name),
+                    (self.application, batch_id),
+                    {"mergeSchema": "true"},
+                )
+            self.rows += count
+        finally:
+            found.unpersist()
+
+    def _named(self, found: DataFrame, batch_id: int) -> DataFrame:
+        """Give rows (`skill_pairs.FOUND`) their names instead of numbers."""
+        from pyspark.sql import functions as F
+
+        from jobs.encoding.keys import columns_of
+
+        alone = [name.casefold() for name in self.kind.columns] == ["key"]
+        lengths = [length / 1e6 for length in self.section.lengths]
+
+        def nth(values: list[Any], column: str) -> Any:
+            return F.get(F.array(*(F.lit(value) for value in values)), F.col(column))
+
+        return found.select(
+            "key",
+            *([] if alone else columns_of(self.kind, F.col("key"))),
+            nth(self.spec.measurement, "measurement").alias("measurement"),
+            nth(list(self.section.horizons), "horizon").alias("horizon"),
+            nth(lengths, "horizon").alias("horizon_seconds"),
+            F.timestamp_micros("made_at").alias("made_at"),
+            F.timestamp_micros("event_time").alias("event_time"),
+            *("mean", "variance", "lower", "upper", "actual", "error", "inside", "crps", "log_score"),
+            "model_version",
+            "generation",
+            F.lit(self.section.definition()).alias("definition"),
+            F.lit(batch_id).cast("bigint").alias("batch_id"),
+        )
+
+
+def summary_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill) -> list[dict[str, Any]]:
+    """Return of each measurement and horizon how good the forecasts were so far; `coverage` should be `probability`."""
+    from pyspark.sql import functions as F
+
+    table = forecast_skill(spec.name)
+    if not warehouse.exists(table):
+        return []
+    rows = warehouse.read(table).filter(F.col("definition") == section.definition())
+    made = rows.groupBy("measurement", "horizon", "horizon_seconds").agg(
+        F.count("*").alias("forecasts"),
+        F.avg(F.col("inside").cast("double")).alias("coverage"),
+        F.avg("error").alias("mean_error"),
+        F.sqrt(F.avg(F.col("error") * F.col("error"))).alias("rmse"),
+        F.avg("crps").alias("crps"),
+        F.avg("log_score").alias("log_score"),
+    )
+    order = {name: place for place, name in enumerate(spec.measurement)}
+    found = [row.asDict() for row in made.collect()]
+    return sorted(found, key=lambda one: (order.get(one["measurement"], len(order)), one["horizon_seconds"]))
+
+
+def _line(one: dict[str, Any], probability: float) -> str:
+    def said(name: str) -> str:
+        return "-" if one[name] is None or not math.isfinite(one[name]) else f"{one[name]:.4g}"
+
+    inside = "-" if one["coverage"] is None else f"{100 * one['coverage']:.1f} %"
+    return (
+        f"{one['measurement']} {one['horizon']} ahead: {one['forecasts']:,} forecasts, {inside} inside the "
+        f"{100 * probability:g} % interval, mean error {said('mean_error')}, RMSE {said('rmse')}, CRPS {said('crps')}, "
+        f"log score {said('log_score')}"
+    )
+
+
+def _of_generations(estimates: DataFrame, plan: Plan, m: int) -> DataFrame:
+    """Leave out estimates of generations that measure something else."""
+    from pyspark.sql import functions as F
+
+    from jobs.encoding.estimates import MEASURED
+
+    mine = F.col("generation").isin(*plan.kernels)
+    return estimates.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
+
+
+def _partitions(warehouse: Warehouse, spec: ModelSpec, checkpoint: str) -> int:
+    """Return over how many partitions the join is spread: Spark goes on with those of its first micro-batch."""
+    from jobs.lineage.compatibility import PARTITIONS
+    from jobs.warehouse.checkpoints import Checkpoint
+
+    kept = Checkpoint(warehouse, checkpoint).settings().get(PARTITIONS)
+    return int(kept or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism)
+
+
+def _dropped(query: StreamingQuery) -> int:
+    """Return how many rows came behind the watermark, of the micro-batches that Spark still remembers."""
+    return sum(
+        int(operator.get("numRowsDroppedByWatermark", 0))
+        for progress in query.recentProgress
+        for operator in json.loads(progress.json)["stateOperators"]
+    )
+
+
+def _state_rows(query: StreamingQuery) -> int:
+    """Return how many forecasts and rows wait for each other, a row for each slot of a tolerance that it is in."""
+    last = query.lastProgress
+    return (
+        0
+        if last is None
+        else sum(int(one["numRowsTotal"]) for one in json.loads(last.json)["stateOperators"])
+    )

@@ -1,0 +1,76 @@
+"""Watch the live estimates: windows over event time and rules over each key's sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jobs.core.report import Report
+from jobs.downstream.queries import MONITOR, application_of, queries_of
+from jobs.downstream.runner import LiveQueries
+from jobs.specs.monitor import Monitor
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from jobs.downstream.rule_operator import Alerts
+    from jobs.downstream.windows import Windows
+
+
+@dataclass
+class Watcher(LiveQueries):
+    """One run of a monitor."""
+
+    monitor: Monitor
+    windows: Windows | None = None
+    alerts: Alerts | None = None
+
+    what = "the monitor"
+
+    def start(self) -> list[StreamingQuery]:
+        """Start a query for the windows, and one for the rules."""
+        from jobs.downstream.rule_operator import Alerts, buckets_of, start_rules
+        from jobs.downstream.windows import Windows
+        from jobs.encoding.keys import key_kind
+        from jobs.spark.kafka import bounds
+
+        spec, monitor, warehouse = self.spec, self.monitor, self.warehouse
+        if monitor.kafka is not None:
+            bounds(warehouse.spark, monitor.kafka.topic)
+        queries = []
+        for query in queries_of(spec, MONITOR):
+            source = self.source()
+            if query.part == "windows":
+                self.windows = self.windows or Windows(
+                    warehouse, spec, monitor, application_of(warehouse, query)
+                )
+                sink, rows = self.windows, source
+            else:
+                if self.alerts is None:
+                    kind = key_kind(spec.key, source.schema)
+                    self.alerts = Alerts(warehouse, spec, monitor, application_of(warehouse, query), kind)
+                sink = self.alerts
+                rows = start_rules(spec, monitor, source, buckets_of(warehouse, spec, query.name))
+            queries.append(self.started(rows, query, sink))
+        return queries
+
+    def told(self) -> str:
+        """Return how many rows are in windows, and how many alerts there were."""
+        parts = []
+        if self.windows is not None:
+            parts.append(f"{self.windows.rows:,} rows in windows")
+        if self.alerts is not None:
+            parts.append(f"{self.alerts.raised:,} alerts raised, {self.alerts.cleared:,} cleared")
+        return ", ".join(parts)
+
+    def report(self, seconds: float) -> Report:
+        """Say what this run has done."""
+        lines, data = [], {}
+        if self.windows is not None:
+            rows, late = self.windows.rows, self.windows.late
+            lines.append(f"added {rows:,} rows to the windows of {self.spec.name}, {late:,} were late")
+            data |= {"window_rows": rows, "late": late}
+        if self.alerts is not None:
+            lines.append(f"raised {self.alerts.raised:,} alerts and cleared {self.alerts.cleared:,}")
+            data |= {"raised": self.alerts.raised, "cleared": self.alerts.cleared}
+        return Report(lines, {"model": self.spec.name, **data, "seconds": seconds})

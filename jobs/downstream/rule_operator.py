@@ -1,0 +1,265 @@
+"""Rules over keys' sequences as a stateful operator of Spark: one group a bucket of keys, NumPy over all of them.
+
+Every micro-batch visits every bucket and tells it the newest event time, so that a key that is silent is noticed while
+others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from jobs.core.times import duration_us
+from jobs.downstream.rules import NEVER, Events, Rules, RuleStates, apply_rules, joined, no_states, silences
+from jobs.encoding.keys import KeyKind, match
+from jobs.encoding.packets import Column, Layout, Records, concat
+from jobs.encoding.routing import Routing
+from jobs.encoding.rows import RowFormat, row_packer, select_columns, times_of, unpack_rows
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.monitor import Monitor
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import hadoop_files
+from jobs.warehouse.tables import alerts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
+
+PACKED = "bucket int, payload binary, clock bigint"
+OUTPUT = "key string, rule int, raised boolean, time bigint, value double, since bigint, readings bigint"
+BUCKETS_A_PARTITION = 4
+KIND = KeyKind(("key",), ("string",), False)
+RAISED, CLEARED = "raised", "cleared"
+
+
+def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
+    """Return over how many buckets the keys are spread: fixed when the stream that has this name first starts."""
+    files = hadoop_files(warehouse, f"_monitor/{spec.name}")
+    kept = files.read(f"{name}.json")
+    if kept is None:
+        partitions = spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
+        kept = json.dumps({"buckets": BUCKETS_A_PARTITION * partitions}).encode()
+        files.write(f"{name}.json", kept)
+    return int(json.loads(kept)["buckets"])
+
+
+class Plan(NamedTuple):
+    """All that the operator knows. It is sent to the executors once a query."""
+
+    rules: Rules
+    rows: RowFormat
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of a bucket's states."""
+        r = len(self.rules.high)
+        columns = [
+            *KIND.identity_columns,
+            Column("time", "<i8"),
+            *(Column(name, "<i8", r) for name in ("run", "since", "calm")),
+            Column("last", "<f8", r),
+            Column("active", "|u1", r),
+        ]
+        return Layout(tuple(columns), text=True)
+
+
+def rules_of(monitor: Monitor) -> Rules:
+    """Return a spec's rules as arrays."""
+
+    def bounds(name: str, otherwise: str | None, none: float) -> Any:
+        found = []
+        for rule in monitor.rules:
+            value = getattr(rule, name)
+            value = getattr(rule, otherwise) if value is None and otherwise is not None else value
+            found.append(none if value is None else value)
+        return np.array(found, float)
+
+    return Rules(
+        high=bounds("at_least", None, math.inf),
+        low=bounds("at_most", None, -math.inf),
+        clear_high=bounds("clear_below", "at_least", math.inf),
+        clear_low=bounds("clear_above", "at_most", -math.inf),
+        readings=np.array([rule.readings for rule in monitor.rules]),
+        clear_readings=np.array([rule.clear_readings for rule in monitor.rules]),
+        rising=np.array([rule.rising for rule in monitor.rules]),
+        after=np.array([-1 if rule.after is None else duration_us(rule.after) for rule in monitor.rules]),
+    )
+
+
+class RuleProcessor(StatefulProcessor):
+    """Apply the rules to the keys of a bucket."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the one state: a packet of all the bucket's keys."""
+        self.states: ValueState = handle.getValueState("states", "packet binary")
+
+    def handleInputRows(  # noqa: N802
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
+    ) -> Iterator[pd.DataFrame]:
+        """Take a micro-batch's readings of the bucket and put out what they raise and clear."""
+        payloads: list[bytes] = []
+        clock = NEVER
+        for frame in rows:
+            payloads += [payload for payload in frame["payload"] if payload is not None]
+            clock = max(clock, int(frame["clock"].max()))
+        held = self.states.get() if self.states.exists() else None
+        known = self.plan.layout.decode(bytes(held[0])) if held is not None else self.plan.layout.empty()
+        records, events = watch(self.plan, known, payloads, clock)
+        if records is not known:
+            self.states.update((self.plan.layout.encode(records),))
+        if len(events.key):
+            assert records.text is not None
+            yield pd.DataFrame(
+                {
+                    "key": records.text.take(pa.array(events.key)).to_pandas(),
+                    "rule": events.rule.astype(np.int32),
+                    "raised": events.raised,
+                    "time": events.time,
+                    "value": events.value,
+                    "since": events.since,
+                    "readings": events.readings,
+                }
+            )
+
+
+def watch(plan: Plan, known: Records, payloads: list[bytes], clock: int) -> tuple[Records, Events]:
+    """Apply packed readings to a bucket's states; return them, ordered by route, and the events of their keys."""
+    rules = plan.rules
+    keyed = unpack_rows(payloads, plan.rows) if payloads else None
+    if keyed is not None:
+        at = match(known, keyed.keys)
+        born = np.flatnonzero(at < 0)
+        if len(born):
+            new = keyed.keys.take(born)
+            fresh = _arrays(no_states(rules, len(born)))
+            added = Records({**new.arrays, **fresh}, new.text)
+            whole = concat([known, added]) if known.size else added
+            known = whole.take(np.argsort(whole.arrays["route"], kind="stable"))
+            at = match(known, keyed.keys)
+        states = _states(known)
+        rows = keyed.rows
+        # Keys are numbered in the order of their routes there and here, so rows stay in the order of keys.
+        states, events = apply_rules(rules, states, at[rows.key], rows.time, rows.y)
+    else:
+        states, events = _states(known), None
+    states, quiet = silences(rules, states, clock)
+    both = joined([*([] if events is None else [events]), quiet])
+    if keyed is None and len(quiet.key) == 0:
+        return known, both
+    return Records({**known.arrays, **_arrays(states)}, known.text), both
+
+
+def _states(records: Records) -> RuleStates:
+    arrays = records.arrays
+    kept = {name: arrays[name] for name in ("time", "run", "since", "calm", "last")}
+    return RuleStates(**kept, active=arrays["active"].astype(bool))
+
+
+def _arrays(states: RuleStates) -> dict[str, Any]:
+    return {**states._asdict(), "active": states.active.astype(np.uint8)}
+
+
+def start_rules(spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int) -> DataFrame:
+    """Return the stream of a model's alerts from the stream of its live estimates."""
+    from pyspark.sql import functions as F
+
+    rules = rules_of(monitor)
+    read = []
+    for number, rule in enumerate(monitor.rules):
+        if rule.kind == "nis":
+            column = F.col("nis")
+        elif rule.kind == "level":
+            column = F.get(F.col("mean"), spec.states.index(rule.state or spec.states[0]))
+        else:
+            column = F.lit(None).cast("double")
+        read.append(column.alias(f"r{number}"))
+    fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(len(read))), ())
+    plan = Plan(rules, fmt)
+    chosen = select_columns(estimates.select("key", "event_time", *read), fmt)
+    packed = chosen.mapInArrow(_packer(fmt, buckets, bool((rules.after >= 0).any())), PACKED)
+    grouped = packed.groupBy("bucket")
+    return grouped.transformWithStateInPandas(RuleProcessor(plan), OUTPUT, "Append", "None")
+
+
+def _packer(
+    fmt: RowFormat, buckets: int, to_all: bool
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    pack = row_packer(fmt, Routing(tuple(range(buckets)), 1))
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            clock = int(times_of(batch).max())
+            for part in pack(iter([batch])):
+                bucket, payload = part.column("bucket"), part.column("payload")
+                if to_all:
+                    others = np.setdiff1d(np.arange(buckets), bucket.to_numpy())
+                    bucket = pa.concat_arrays([bucket, pa.array(others, pa.int32())])
+                    payload = pa.concat_arrays([payload, pa.nulls(len(others), pa.binary())])
+                clocks = pa.array(np.full(len(bucket), clock))
+                yield pa.RecordBatch.from_arrays([bucket, payload, clocks], ["bucket", "payload", "clock"])
+
+    return work
+
+
+@dataclass
+class Alerts:
+    """The function that Spark calls with each micro-batch of alerts."""
+
+    warehouse: Warehouse
+    spec: ModelSpec
+    monitor: Monitor
+    application: str
+    kind: KeyKind
+    raised: int = 0
+    cleared: int = 0
+
+    def __call__(self, events: DataFrame, batch_id: int) -> None:
+        """Append a micro-batch's alerts, once, and send them to the topic if there is one."""
+        from pyspark.sql import functions as F
+
+        from jobs.encoding.keys import columns_of
+        from jobs.streaming.sinks.publishing import Topic, with_target
+
+        events = events.persist()
+        try:
+            counts = {row["raised"]: row["count"] for row in events.groupBy("raised").count().collect()}
+            if not counts:
+                return
+            names = F.array(*(F.lit(rule.name) for rule in self.monitor.rules))
+            alone = [name.casefold() for name in self.kind.columns] == ["key"]
+            rows = events.select(
+                "key",
+                *([] if alone else columns_of(self.kind, F.col("key"))),
+                F.get(names, F.col("rule")).alias("rule"),
+                F.when(F.col("raised"), RAISED).otherwise(CLEARED).alias("status"),
+                F.timestamp_micros("time").alias("event_time"),
+                "value",
+                F.timestamp_micros("since").alias("since"),
+                "readings",
+                F.lit(self.monitor.definition("rules")).alias("definition"),
+                F.lit(batch_id).cast("bigint").alias("batch_id"),
+            )
+            table = alerts(self.spec.name)
+            self.warehouse.append(
+                rows.coalesce(1), table, (self.application, batch_id), {"mergeSchema": "true"}
+            )
+            if self.monitor.kafka is not None:
+                topic = Topic(self.monitor.kafka.topic)
+                with_target(topic.name, batch_id, lambda: topic.write(rows, "", batch_id))
+        finally:
+            events.unpersist()
+        self.raised += counts.get(True, 0)
+        self.cleared += counts.get(False, 0)

@@ -1,0 +1,1 @@
+"""Rows, states and estimates as packed columns; keys and routing."""

@@ -1,0 +1,260 @@
+"""Pack a filter's output into binary values inside the stateful operator; unpack them into the table's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.encoding.arrow import lists
+from jobs.encoding.keys import KeyKind, columns_of, integer_keys
+from jobs.encoding.packets import Column, Layout, Records
+from jobs.encoding.rows import KeyedRows, Packer
+from kalman.flags import FLAGS
+from kalman.run import Outputs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.specs.model_spec import ModelSpec
+    from kalman.types import Filter
+
+INNOVATION = "innovation"
+"""Name of the normalised innovations among what a filter puts out beside its estimates."""
+
+MEASURED = "measured"
+"""Name of the row's own measurement there."""
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_ARROW = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}
+
+ROWS_A_PACKET = 32_768
+"""Rows in one packet of estimates: it keeps a packet far below the 2 GiB that a binary value may have."""
+
+
+class EstimateFormat(NamedTuple):
+    """What an estimate is made of.
+
+    states: number of states n; diagonal: variances alone instead of the whole covariance; extra: widths by name of
+    what else the filter puts out.
+    """
+
+    kind: KeyKind
+    states: int
+    diagonal: bool
+    extra: tuple[tuple[str, int], ...]
+
+    @property
+    def watched(self) -> bool:
+        """Tell if normalised innovations are put out."""
+        return any(name == INNOVATION for name, _ in self.extra)
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of a packet of estimates."""
+        n = self.states
+        columns = [
+            *([Column("key", "<i8")] if self.kind.integer else []),
+            Column("time", "<i8"),
+            Column("mean", "<f8", n),
+            Column("covariance", "<f8", n if self.diagonal else n * (n + 1) // 2),
+            Column("log_likelihood", "<f8"),
+            Column("nis", "<f8"),
+            *(Column(name, "<f8", width) for name, width in self.extra),
+            Column("flag", "|u1"),
+        ]
+        return Layout(tuple(columns), text=not self.kind.integer)
+
+
+def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateFormat:
+    """Return what the estimates of a spec's model are made of."""
+    extra = dict(kernel.outputs)
+    if spec.outputs.innovation:
+        extra[INNOVATION] = kernel.measurements
+    if spec.outputs.measured:
+        extra[MEASURED] = kernel.measurements
+    diagonal = spec.outputs.covariance == "diagonal"
+    return EstimateFormat(kind, len(spec.states), diagonal, tuple(extra.items()))
+
+
+def diagonal_of_packed(n: int) -> NDArray[np.int64]:
+    """Return where the diagonal of an n x n matrix is in its packed lower triangle."""
+    return np.array([i * (i + 3) // 2 for i in range(n)])
+
+
+def full_of_packed(n: int) -> NDArray[np.int64]:
+    """Return, row-major, where each entry of a symmetric n x n matrix is in its packed lower triangle."""
+    return np.array([max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)])
+
+
+def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[int, bytes]]:
+    """Yield (rows, packet) of the accepted rows, in the order in which they were applied."""
+    rows = keyed.rows
+    accepted = None if not outputs.late.any() else np.flatnonzero(~outputs.late)
+    covariance = outputs.covariance[diagonal_of_packed(fmt.states)] if fmt.diagonal else outputs.covariance
+    arrays: dict[str, NDArray] = {
+        "time": rows.time,
+        "mean": outputs.mean,
+        "covariance": covariance,
+        "log_likelihood": outputs.log_likelihood,
+        "nis": outputs.nis,
+        "flag": outputs.flag,
+        **{name: rows.y if name == MEASURED else outputs.extra[name] for name, _ in fmt.extra},
+    }
+    code = rows.key
+    if fmt.kind.integer:
+        arrays["key"] = integer_keys(keyed.keys.arrays["route"])[code]
+    text = None if keyed.keys.text is None else keyed.keys.text.take(pa.array(code))
+    records = Records(arrays, text)
+    if accepted is not None:
+        records = records.take(accepted)
+    for start in range(0, records.size, ROWS_A_PACKET):
+        stop = min(start + ROWS_A_PACKET, records.size)
+        yield stop - start, fmt.layout.encode(records.slice(start, stop))
+
+
+def unpack_estimates(
+    packed: DataFrame,
+    fmt: EstimateFormat,
+    batch_id: int | None = None,
+    around: Callable[[Packer], Packer] = lambda unpack: unpack,
+) -> DataFrame:
+    """Turn packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags.
+
+    With the number of a micro-batch they have it too, as `batch_id`: were it a number in Spark's plan, the code that
+    Spark compiles from that would be another one for each. `around` may wrap the function that does it, for a profile.
+    """
+    from pyspark.sql import functions as F
+
+    extra = "".join(f", `{name}` array<double>" for name, _ in fmt.extra)
+    number = f"{_number_column(fmt.kind)} {fmt.kind.types[0]}, " if _has_number(fmt.kind) else ""
+    schema = (
+        f"key string, {number}event_time timestamp, mean array<double>, covariance array<double>, "
+        f"log_likelihood double, nis double, flags string{extra}"
+        f"{'' if batch_id is None else ', batch_id bigint'}"
+    )
+    # In the order in which they are wanted: to put columns in another one, Spark would copy every row.
+    rows = packed.select("payload").mapInArrow(around(_unpacker(fmt, batch_id)), schema)
+    if fmt.kind.integer or _is_key(fmt.kind):
+        return rows
+    _, *others = rows.columns
+    return rows.select("key", *columns_of(fmt.kind, F.col("key")), *others)
+
+
+def _is_key(kind: KeyKind) -> bool:
+    """Tell if the only key column is called `key`: then the text stands for the column too."""
+    return [name.casefold() for name in kind.columns] == ["key"]
+
+
+def _has_number(kind: KeyKind) -> bool:
+    """Tell if the estimates have the key as an integer beside its text."""
+    return kind.integer and not _is_key(kind)
+
+
+def _number_column(kind: KeyKind) -> str:
+    return "`" + kind.columns[0].replace("`", "``") + "`"
+
+
+def last_of_keys(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
+    """Keep of packets (column `payload`) the last row of each key; packets of a key are in one partition, in order."""
+    return packed.select("payload").mapInArrow(_last_keeper(fmt), "payload binary")
+
+
+def _last_keeper(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    layout = fmt.layout
+
+    def one(records: Records) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([pa.array([layout.encode(records)], pa.binary())], ["payload"])
+
+    def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held: Records | None = (
+            None  # the last key's row of the packet before: this one may go on with that key
+        )
+        for batch in batches:
+            for payload in batch.column("payload"):
+                records = layout.decode(payload.as_py())
+                if records.size == 0:
+                    continue
+                if held is not None and _key_at(held, 0) != _key_at(records, 0):
+                    yield one(held)
+                last = records.take(_ends_of_keys(records))
+                if last.size > 1:
+                    yield one(last.slice(0, last.size - 1))
+                held = last.slice(last.size - 1, last.size)
+        if held is not None:
+            yield one(held)
+
+    return keep
+
+
+def _ends_of_keys(records: Records) -> NDArray[np.int64]:
+    """Return where the rows of each key end; those of a key are together."""
+    ends = np.ones(records.size, bool)
+    if records.text is None:
+        key = records.arrays["key"]
+        ends[:-1] = key[1:] != key[:-1]
+    else:
+        codes = records.text.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+        ends[:-1] = codes[1:] != codes[:-1]
+    return np.flatnonzero(ends)
+
+
+def _key_at(records: Records, place: int) -> int | str:
+    return int(records.arrays["key"][place]) if records.text is None else records.text[place].as_py()
+
+
+def _unpacker(
+    fmt: EstimateFormat, batch_id: int | None = None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    n, layout = fmt.states, fmt.layout
+    full = None if fmt.diagonal else full_of_packed(n)
+    names = [
+        "key",
+        *(fmt.kind.columns if _has_number(fmt.kind) else ()),
+        "event_time",
+        "mean",
+        "covariance",
+        "log_likelihood",
+        "nis",
+        "flags",
+        *(x for x, _ in fmt.extra),
+        *(() if batch_id is None else ("batch_id",)),
+    ]
+    number_type = _ARROW[fmt.kind.types[0]] if fmt.kind.integer else None
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for payload in batch.column("payload"):
+                records = layout.decode(payload.as_py())  # a copy, and aligned
+                arrays = records.arrays
+                covariance = arrays["covariance"] if full is None else arrays["covariance"][full]
+                nis = arrays["nis"]
+                number = None if number_type is None else pa.array(arrays["key"]).cast(number_type)
+                beside = [number] if number is not None and _has_number(fmt.kind) else []
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        records.text if number is None else number.cast(pa.string()),
+                        *beside,
+                        pa.array(arrays["time"]).view(_TIMESTAMP),
+                        lists(arrays["mean"]),
+                        lists(covariance),
+                        pa.array(arrays["log_likelihood"]),
+                        pa.array(nis, mask=np.isnan(nis)),
+                        flag_names(arrays["flag"]),
+                        *(lists(arrays[name]) for name, _ in fmt.extra),
+                        *(() if batch_id is None else (pa.array(np.full(len(nis), batch_id)),)),
+                    ],
+                    names,
+                )
+
+    return unpack
+
+
+def flag_names(flags: NDArray[np.uint8]) -> pa.Array:
+    """Return the flags' names, null where all is well."""
+    if not flags.any():
+        return pa.nulls(len(flags), pa.string())
+    return pa.array(FLAGS, pa.string()).take(pa.array(flags))

@@ -1,0 +1,356 @@
+"""Pack measurements into one binary row a bucket before the shuffle, and read such rows back as arrays.
+
+Spark hands rows to a keyed Python operator one tuple at a time; packed, it hands over a few long values instead
+(docs/decisions/0001). The functions that run on the executors use NumPy and Arrow alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.core.stopwatch import UNPACK, step
+from jobs.encoding.keys import (
+    KeyKind,
+    group,
+    identity_arrays,
+    identity_expressions,
+    is_integer,
+    sub_kind,
+    text_of,
+)
+from jobs.encoding.packets import Column, Layout, Records, concat
+from jobs.encoding.routing import Routing, bucket_of
+from kalman.run import SortedRows
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from jobs.specs.model_spec import ModelSpec
+
+Floats = NDArray[np.float64]
+
+Ints = NDArray[np.int64]
+
+Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""Turns batches of rows into batches of packets."""
+
+PACKED = "bucket int, payload binary"
+INPUT_IDENTITY = ("_input_identity", "_input_check")
+"""Where a row's inputs belong to some of its key columns alone: the identity by these."""
+ROW_ID = ("_row_id", "_row_id_check", "_row_id_text")
+"""The id that tells repetitions of a row: a whole number, or two hashes of a text and that text."""
+NAMED = Column("named", "u1")
+"""Tells in a packet which rows have an id."""
+_CHECK_SEED = 0x726F7773
+
+
+class RowId(NamedTuple):
+    """The column by which repetitions of a row are told (`jobs.state.duplicates`), and if it holds whole numbers.
+
+    within: how far apart the times of a row and its repetition may be, in microseconds.
+    """
+
+    column: str
+    integer: bool
+    within: int
+
+    @property
+    def width(self) -> int:
+        """Return the 64-bit numbers of an id: itself, or two hashes of a text."""
+        return 1 if self.integer else 2
+
+
+class RowFormat(NamedTuple):
+    """What a measurement row is made of, by column name; `distinct`: of a key and time there is one.
+
+    The last `inputs` of the controls are not in the row as it comes: they belong to its key, by the columns of
+    `inputs_key`, and are joined to it (`jobs.key_inputs.join`).
+    """
+
+    kind: KeyKind
+    time: str
+    measurement: tuple[str, ...]
+    control: tuple[str, ...]
+    distinct: bool = False
+    inputs: int = 0
+    inputs_key: KeyKind | None = None
+    row_id: RowId | None = None
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Return the numbers that a row comes with: measurements, and controls of its own."""
+        return (*self.measurement, *self.control[: len(self.control) - self.inputs])
+
+    @property
+    def joined(self) -> RowFormat:
+        """Return the format of rows that have their inputs already."""
+        return self._replace(inputs=0, inputs_key=None)
+
+    @property
+    def bare(self) -> RowFormat:
+        """Return the format of rows without their ids, which have been told apart already."""
+        return self._replace(row_id=None)
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of a packet of rows."""
+        columns = [
+            *self.kind.identity_columns,
+            Column("time", "<i8"),
+            Column("y", "<f8", len(self.measurement)),
+        ]
+        if self.control:
+            columns.append(Column("u", "<f8", len(self.control)))
+        if self.row_id is None:
+            return Layout(tuple(columns), text=not self.kind.integer)
+        columns += [Column("id", "<i8", self.row_id.width), NAMED]
+        return Layout(tuple(columns), text=not self.kind.integer, label=not self.row_id.integer)
+
+
+def row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None) -> RowFormat:
+    """Return what the rows of a model are made of; the `schema` of a table of them says what kind of id they have.
+
+    Raises:
+        UserError: the table has no such column.
+    """
+    control = (*spec.control, *spec.input_names)
+    fmt = RowFormat(kind, spec.time, tuple(spec.measurement), control, spec.duplicates is not None)
+    for name in spec.id_columns:
+        assert spec.duplicates is not None and schema is not None
+        if name not in schema.names:
+            raise UserError(
+                f"the measurements table of {spec.name} has no column {name}, by which its spec tells repetitions "
+                f"(duplicates.id): give a model with other columns another name"
+            )
+        row_id = RowId(name, is_integer(schema[name].dataType), spec.duplicates.within_us)
+        fmt = fmt._replace(distinct=False, row_id=row_id)
+    if spec.inputs is None:
+        return fmt
+    by = sub_kind(kind, tuple(spec.inputs.key or spec.key))
+    return fmt._replace(inputs=len(spec.input_names), inputs_key=by)
+
+
+class KeyedRows(NamedTuple):
+    """The rows of a bucket in the order in which they are applied, and its keys.
+
+    keys: identities (and texts) of the K keys, by route; rows: their N rows; ids: `id`, `named` and label of each row,
+    where rows have ids.
+    """
+
+    keys: Records
+    rows: SortedRows
+    ids: Records | None = None
+
+
+def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ()) -> DataFrame:
+    """Select what is packed: identity, time, measurements and controls, in that order.
+
+    Columns to keep `beside` these have names that begin with _. An integer key and the time are passed on as they are:
+    whatever Spark computes for a row costs more than Arrow and NumPy do for a whole batch.
+    """
+    from pyspark.sql import functions as F
+
+    time = F.col(f"`{fmt.time}`").alias("time")
+    numbers = [F.col(f"`{name}`").cast("double").alias(f"n{i}") for i, name in enumerate(fmt.numbers)]
+    if fmt.row_id is not None:
+        beside = [*beside, *ROW_ID[: 1 if fmt.row_id.integer else 3]]
+        frame = frame.withColumns(id_columns(fmt.row_id, F.col(f"`{fmt.row_id.column}`")))
+    if fmt.inputs_key not in (None, fmt.kind):
+        beside = [*beside, *INPUT_IDENTITY[: 1 if fmt.inputs_key.integer else 2]]
+        frame = frame.withColumns(
+            dict(
+                zip(
+                    INPUT_IDENTITY,
+                    identity_expressions(fmt.inputs_key, text_of(fmt.inputs_key)),
+                    strict=False,
+                )
+            )
+        )
+    if fmt.kind.integer:
+        identity = F.col(f"`{fmt.kind.columns[0]}`").cast("bigint").alias("identity")
+        return frame.select(identity, time, *numbers, *beside)
+    keyed = frame.select(text_of(fmt.kind).alias("_text"), time, *numbers, *beside)
+    names = [f"n{i}" for i in range(len(numbers))]
+    return keyed.select(*identity_expressions(fmt.kind, F.col("_text")), "time", *names, *beside)
+
+
+def id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
+    """Return the columns `ROW_ID` of ids: the whole number, or two hashes of a text and the text."""
+    from pyspark.sql import functions as F
+
+    if row_id.integer:
+        return {ROW_ID[0]: given.cast("bigint")}
+    text = given.cast("string")
+    return dict(zip(ROW_ID, (F.xxhash64(text), F.xxhash64(F.lit(_CHECK_SEED), text), text), strict=True))
+
+
+def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
+    """Pack measurement rows: one output row for each Arrow batch and bucket."""
+    return select_columns(frame, fmt).mapInArrow(row_packer(fmt, routing), PACKED)
+
+
+def row_packer(fmt: RowFormat, routing: Routing) -> Packer:
+    """Return the function that packs batches with the columns of `select_columns`."""
+    layout, labels = fmt.layout, np.asarray(routing.labels, np.int32)
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            records = records_of(batch, fmt)
+            bucket = bucket_of(records.arrays["route"], len(labels))
+            if len(labels) == 1:
+                parts, present = [layout.encode(records)], labels
+            else:
+                order = np.argsort(bucket.astype(np.uint16), kind="stable")
+                present, starts = np.unique(bucket[order], return_index=True)
+                ordered = records.take(order)
+                stops = [*starts[1:], len(order)]
+                parts = [layout.encode(ordered.slice(a, b)) for a, b in zip(starts, stops, strict=True)]
+                present = labels[present]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(present, pa.int32()), pa.array(parts, pa.binary())], PACKED_NAMES
+            )
+
+    return pack
+
+
+PACKED_NAMES = ["bucket", "payload"]
+
+
+def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """Return the times (N,) of an Arrow batch of `select_columns`, in microseconds."""
+    return batch.column("time").view(pa.int64()).to_numpy()
+
+
+def records_of(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
+    """Read an Arrow batch of `select_columns` as records."""
+    numbers = ["identity"] if fmt.kind.integer else ["identity", "check"]
+    arrays = identity_arrays({name: batch.column(name).to_numpy() for name in numbers})
+    arrays["time"] = times_of(batch)
+    m, c = len(fmt.measurement), len(fmt.control)
+    values = np.empty((m + c, batch.num_rows))
+    for i in range(m + c):
+        column = batch.column(f"n{i}")
+        values[i] = column.to_numpy(
+            zero_copy_only=False
+        )  # Arrow gives null as NaN, which is what missing means here
+    arrays["y"] = values[:m]
+    if c:
+        arrays["u"] = values[m:]
+    text = None if fmt.kind.integer else batch.column("text")
+    if fmt.row_id is None:
+        return Records(arrays, text)
+    given = batch.column(ROW_ID[0 if fmt.row_id.integer else 2])
+    arrays["named"] = given.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
+    numbers = (batch.column(name).fill_null(0).to_numpy() for name in ROW_ID[: fmt.row_id.width])
+    arrays["id"] = np.stack(list(numbers))
+    return Records(arrays, text, None if fmt.row_id.integer else given.fill_null(""))
+
+
+def ids_of(records: Records) -> pa.Array:
+    """Return the ids of measurement rows as they came: whole numbers or texts, null where one is missing."""
+    missing = pa.array(records.arrays["named"] == 0)
+    given = pa.array(np.array(records.arrays["id"][0])) if records.label is None else records.label
+    return pc.if_else(missing, None, given)  # type: ignore[attr-defined]
+
+
+@step(UNPACK)
+def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
+    """Join the packets of a bucket and put their rows in the order in which they are applied."""
+    layout = fmt.layout
+    parts = [layout.decode(payload) for payload in payloads]
+    return keyed_rows(concat(parts) if parts else layout.empty(), fmt)
+
+
+@step(UNPACK)
+def keyed_rows(records: Records, fmt: RowFormat) -> KeyedRows:
+    """Put rows in the order in which they are applied, and find their keys."""
+    y, time = records.arrays["y"], records.arrays["time"]
+    u = records.arrays.get("u", np.empty((0, records.size)))
+    grouped = group(records, lambda code: order_rows(code, time, y, u))
+    order = grouped.order
+    keys = Records({c.name: records.arrays[c.name] for c in fmt.kind.identity_columns}, records.text)
+    ids = None
+    if fmt.row_id is not None:
+        ids = Records({name: records.arrays[name] for name in ("id", "named")}, None, records.label).take(
+            order
+        )
+    return KeyedRows(
+        keys.take(order[grouped.first]),
+        SortedRows(
+            grouped.code, time[order], np.ascontiguousarray(y[:, order]), np.ascontiguousarray(u[:, order])
+        ),
+        ids,
+    )
+
+
+def by_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
+    """Yield the packets of each bucket in a partition."""
+    payloads: dict[int, list[bytes]] = {}
+    for batch in batches:
+        pairs = zip(batch.column("bucket").to_pylist(), batch.column("payload").to_pylist(), strict=True)
+        for bucket, payload in pairs:
+            payloads.setdefault(bucket, []).append(payload)
+    for bucket in sorted(payloads):
+        yield payloads.pop(bucket)
+
+
+def order_rows(key_codes: Ints, time_us: Ints, y: Floats, u: Floats | None = None) -> Ints:
+    """Return the order of rows by key, time, measurements (NaN last), controls, then position.
+
+    Rows of one key at one time have no order of their own: sorting them by their values makes the result the
+    same however the rows were cut into files, partitions and micro-batches.
+
+    Args:
+        key_codes: (N,) the key of each row as a number.
+        time_us: (N,) event time in microseconds.
+        y: (m, N) measurements, NaN = missing.
+        u: (c, N) controls.
+
+    Returns:
+        (N,) positions of the rows in sorted order.
+    """
+    order = _by_key_and_time(key_codes, time_us)
+    key, time = key_codes[order], time_us[order]
+    ties = (key[1:] == key[:-1]) & (time[1:] == time[:-1])
+    if not ties.any():
+        return order
+    values = [*y] if u is None else [*y, *u]
+    # Only the tied rows are sorted again, in their places: ties are few and values many.
+    tied = np.zeros(len(order), dtype=bool)
+    tied[1:] |= ties
+    tied[:-1] |= ties
+    places = np.flatnonzero(tied)
+    rows = order[places]
+    columns = (column[rows] for column in reversed(values))
+    again = np.lexsort((rows, *columns, time_us[rows], key_codes[rows]))
+    order[places] = rows[again]
+    return order
+
+
+def _by_key_and_time(key: NDArray, time: Ints) -> Ints:
+    """Return an order by key and time; rows that have both in common come in any order.
+
+    Two sorts of plain integers, which NumPy does with vector instructions, take a quarter of the time of `lexsort`.
+    """
+    if len(key) == 0:
+        return np.empty(0, np.int64)
+    by_key = np.argsort(key)
+    ordered = key[by_key]
+    code = np.zeros(len(key), np.int64)
+    np.cumsum(ordered[1:] != ordered[:-1], out=code[1:])
+    least = int(time.min())
+    span = int(time.max()) - least + 1
+    if (int(code[-1]) + 1) * span > np.iinfo(np.int64).max:
+        return np.lexsort((time, key))
+    return by_key[np.argsort(code * span + (time[by_key] - least))]

@@ -1,0 +1,1 @@
+"""From files and topics to the measurements table or quarantine."""

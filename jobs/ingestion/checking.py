@@ -1,0 +1,160 @@
+"""Turn raw rows of a file into the columns of the measurements table, or say why a row does not fit.
+
+One parser, `jobs.ingestion.parsing`, serves the offline command, small files (in the driver) and large ones (in Spark's workers).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.encoding import arrow
+from jobs.ingestion.csv_parquet import CORRUPT, Source
+from jobs.ingestion.parsing import parse, reject
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.measurements_table import KeyTypes
+from jobs.warehouse.quarantine import PAYLOAD, REASON
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,19}\s*", re.ASCII)
+_INT64 = range(-(2**63), 2**63)
+
+
+def key_types_of(names: Sequence[str], schema: pa.Schema) -> KeyTypes:
+    """Choose the types of columns of keys and ids: a whole number stays one, everything else is text."""
+    return {name: "bigint" if _is_whole(schema.field(name).type) else "string" for name in names}
+
+
+def measurement_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
+    """Return the columns of the model's measurements table as DDL."""
+    return f"{typed_columns(spec, key_types)}, _origin string, _landed_at timestamp"
+
+
+def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
+    """Refuse a file with a column whose type can never hold what the spec says of it.
+
+    Raises:
+        UserError: it names the column, and what to do.
+    """
+    empty = {name: pa.array([], schema.field(name).type) for name in spec.columns}
+    parse(spec, Source(empty, np.zeros(0, bool), 0), file)
+
+
+def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) -> pa.RecordBatch:
+    """Return `_reason` (null where a row fits), `_payload` (the raw row as JSON, where not), and the spec's columns."""
+    rows = parse(spec, source, file)
+    reason = rows.reason
+    keys = [typed_key(f"key {name}", source.columns[name], key_types[name], reason) for name in spec.key]
+    ids = [
+        typed_key(
+            f"id {name}", _blank(source.columns[name], rows.ids < 0), key_types[name], reason, rows.ids < 0
+        )
+        for name in spec.id_columns
+    ]
+    fits = np.array([one is None for one in reason], bool)
+    numbers = [arrow.numbers(np.where(fits, values, np.nan)) for values in (*rows.y, *rows.u)]
+    columns = [
+        pa.array(reason.tolist(), pa.string()),
+        _payloads(source, ~fits),
+        *keys,
+        arrow.times(np.where(fits, rows.time, 0), fits),
+        *numbers,
+        *ids,
+    ]
+    names = [REASON, PAYLOAD, *spec.columns]
+    return pa.RecordBatch.from_arrays(columns, names)
+
+
+def checked_frame(raw: DataFrame, spec: ModelSpec, key_types: KeyTypes, file: str) -> DataFrame:
+    """Check the rows of a data frame where they are; its column `_corrupt`, if any, marks misshapen ones."""
+    schema = f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, key_types)}"
+    return raw.mapInArrow(_checker(spec, key_types, file), schema)
+
+
+def _checker(
+    spec: ModelSpec, key_types: KeyTypes, file: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            corrupt = columns.get(CORRUPT)
+            misshapen = (
+                np.zeros(batch.num_rows, bool) if corrupt is None else arrow.to_numpy(corrupt.is_valid())
+            )
+            yield check_rows(spec, Source(columns, misshapen, batch.num_rows), key_types, file)
+
+    return check
+
+
+def typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
+    """Return the spec's columns, with the types that checked rows have, as DDL."""
+    types = {name: "double" for name in spec.columns} | key_types | {spec.time: "timestamp"}
+    return ", ".join(f"`{name}` {types[name]}" for name in spec.columns)
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) and not pa.types.is_uint64(kind)
+
+
+def typed_key(
+    what: str,
+    column: pa.Array,
+    wanted: str,
+    reason: NDArray[np.object_],
+    missing: NDArray[np.bool_] | None = None,
+) -> pa.Array:
+    """Return a column of keys or ids in the table's type; what cannot have it is rejected, never rounded to another.
+
+    Args:
+        what: it is, for reasons.
+        column: N values.
+        wanted: the type, bigint or string.
+        reason: (N,) why rows are rejected, which is added to.
+        missing: (N,) which values need not be there; None: none of them.
+    """
+    kind = column.type
+    if wanted == "string":
+        return column.cast(pa.string())
+    if _is_whole(kind):
+        return column.cast(pa.int64())
+    values = [_whole(value) for value in column.to_pylist()]
+    bad = np.array([value is None for value in values], bool)
+    reject(reason, bad if missing is None else bad & ~missing, f"{what}: not a whole number")
+    return pa.array(values, pa.int64())
+
+
+def _blank(column: pa.Array, missing: NDArray[np.bool_]) -> pa.Array:
+    """Return a column with null where a value is missing."""
+    return column.take(pa.array(np.arange(len(column)), mask=missing)) if missing.any() else column
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, str):
+        number = int(value) if _WHOLE.fullmatch(value) else None
+    elif isinstance(value, float):
+        number = int(value) if value.is_integer() else None
+    elif value is None or isinstance(value, bool) or not hasattr(value, "__int__") or value != int(value):
+        number = None
+    else:
+        number = int(value)
+    return number if number is not None and number in _INT64 else None
+
+
+def _payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
+    """Return the raw rows that are wanted as JSON, without what is null; null for the others."""
+    texts: list[str | None] = [None] * source.rows
+    places = np.flatnonzero(wanted)
+    if len(places):
+        taken = {name: column.take(pa.array(places)).to_pylist() for name, column in source.columns.items()}
+        for at, place in enumerate(places.tolist()):
+            row = {name: values[at] for name, values in taken.items() if values[at] is not None}
+            texts[place] = json.dumps(row, default=str, ensure_ascii=False)
+    return pa.array(texts, pa.string())

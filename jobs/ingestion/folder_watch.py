@@ -1,0 +1,256 @@
+"""`ingest --input FOLDER --trigger SECONDS`: land the files that come into folders, each once, until stopped.
+
+A file is taken when it has not changed for a moment, and what has become of it is noted in `_folders/<model>`, so that
+neither the next look nor the next run reads it again. The note is written behind the file's commits, which are in the
+file's own transaction (`jobs.ingest`): killed between the two, the next run lands the file again and changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.core.progress import Progress
+from jobs.core.report import Report, counted
+from jobs.core.settings import Settings
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.files import Files, hadoop_files
+from jobs.warehouse.measurements_table import KeyTypes
+
+if TYPE_CHECKING:
+    from jobs.warehouse.delta import Warehouse
+
+SETTLE_SECONDS = 2.0
+"""A file that has not changed for so long is taken: what is still being written changes."""
+LANDED, REFUSED = "landed", "refused"
+
+
+class Stamp(NamedTuple):
+    """What tells a file's content from an earlier one without reading it."""
+
+    size: int
+    changed: int
+
+
+@dataclass
+class Notes:
+    """Which files are done: a small file each, whose name says it all, so that listing them reads them."""
+
+    files: Files
+    done: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.files.names(""):
+            path, stamp, outcome = name.split("-")
+            self.done.setdefault(path, {})[stamp] = outcome
+
+    def has(self, path: str, stamp: Stamp) -> bool:
+        """Tell if a file is done as it is now."""
+        return _short(stamp) in self.done.get(_short(path), {})
+
+    def landed(self, path: str) -> bool:
+        """Tell if a file of this name has landed, with whatever content."""
+        return LANDED in self.done.get(_short(path), {}).values()
+
+    def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
+        """Note what has become of a file."""
+        content = json.dumps({"file": path, "outcome": outcome, **detail}).encode()
+        self.files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
+        self.done.setdefault(_short(path), {})[_short(stamp)] = outcome
+
+
+def _short(value: object) -> str:
+    return hashlib.sha256(str(value).encode()).hexdigest()[:20]
+
+
+@dataclass
+class Inbox:
+    """Folders into which files come."""
+
+    folders: list[Path]
+    notes: Notes
+    _since: dict[tuple[str, Stamp], float] = field(default_factory=dict)
+
+    def ready(self, now: float) -> list[tuple[str, Stamp]]:
+        """Return the files that are new and have not changed since an earlier look, in the order of their names."""
+        since: dict[tuple[str, Stamp], float] = {}
+        for path, stamp in self._found():
+            if not self.notes.has(path, stamp):
+                since[path, stamp] = self._since.get((path, stamp), now)
+        self._since = since
+        return sorted(one for one, first in since.items() if now - first >= SETTLE_SECONDS)
+
+    def _found(self) -> Iterator[tuple[str, Stamp]]:
+        from jobs.ingestion.landing import SUFFIXES
+
+        for folder in self.folders:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name[0] in "._" or not entry.name.endswith(SUFFIXES):
+                        continue
+                    try:
+                        # A folder that Spark writes is complete once this file is in it.
+                        stat = Path(entry.path, "_SUCCESS").stat() if entry.is_dir() else entry.stat()
+                    except FileNotFoundError:
+                        continue
+                    yield entry.path, Stamp(stat.st_size, stat.st_mtime_ns)
+
+
+@dataclass
+class Totals:
+    """What one run has done."""
+
+    files: int = 0
+    rows: int = 0
+    refused: int = 0
+    version: int | None = None
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Folder:
+    """The landing of one model's folders."""
+
+    warehouse: Warehouse
+    spec: ModelSpec
+    inbox: Inbox
+    totals: Totals = field(default_factory=Totals)
+    _key_types: KeyTypes | None = None
+
+    def take(self, path: str, stamp: Stamp) -> None:
+        """Land a file, or put it into quarantine as a whole if its columns are not the spec's.
+
+        Raises:
+            UserError: with `quarantine` in the spec, a file that does not fit ends the landing.
+        """
+        from jobs.ingestion.landing import file_digest, file_schema, land, prepare
+        from jobs.warehouse.quarantine import TooMany
+
+        notes = self.inbox.notes
+        try:
+            schema = file_schema(self.spec, path)
+            digest = file_digest(path)
+            if notes.landed(path) and not self._landed_as(path, digest):
+                raise UserError(f"{path}: changed after it had landed; new rows come in new files")
+        except UserError as error:
+            self._refuse(path, stamp, error)
+            return
+        self._key_types = self._key_types or prepare(self.warehouse, self.spec, schema)
+        try:
+            done = land(self.warehouse, self.spec, path, self._key_types)
+        except TooMany:
+            raise
+        except UserError as error:
+            self._refuse(path, stamp, error)
+            return
+        notes.note(path, stamp, LANDED, {"sha256": digest, "rows": done.rows})
+        self.totals.files += 1
+        self.totals.rows += 0 if done.version is None else done.rows
+        self.totals.version = done.version if done.version is not None else self.totals.version
+        self.totals.reasons.update(done.reasons)
+
+    def _landed_as(self, path: str, digest: str) -> bool:
+        """Tell if a file has landed with this content: touched or copied anew, it has not changed."""
+        notes = self.inbox.notes
+        for stamp, outcome in notes.done.get(_short(path), {}).items():
+            kept = notes.files.read(f"{_short(path)}-{stamp}-{outcome}")
+            if kept is not None and json.loads(kept).get("sha256") == digest:
+                return True
+        return False
+
+    def _refuse(self, path: str, stamp: Stamp, error: UserError) -> None:
+        """Put a whole file into quarantine, as one row, once; or end, where the spec has a limit.
+
+        Raises:
+            UserError: it has.
+        """
+        from pyspark.sql import functions as F
+
+        from jobs.ingestion.landing import file_digest
+        from jobs.warehouse.quarantine import keep
+
+        if not Path(path).exists():  # taken away meanwhile
+            return
+        reason = error.message.removeprefix(f"{path}: ")
+        if self.spec.quarantine is not None:
+            raise UserError(f"{path}: {reason}; quarantine.fail_above allows no whole file", INPUT_ERROR)
+        digest = file_digest(path)
+        frame = self.warehouse.spark.range(1).select(
+            F.lit(self.spec.name).alias("model"),
+            F.lit(json.dumps({"file": path})).alias("payload"),
+            F.lit(f"file: {reason}").alias("reason"),
+            F.lit(path).alias("source"),
+            F.lit(json.dumps({"file": path, "sha256": digest})).alias("position"),
+            F.lit(None).cast("bigint").alias("batch_id"),
+            F.lit(None).cast("string").alias("generation"),
+            F.current_timestamp().alias("quarantined_at"),
+        )
+        keep(self.warehouse, frame.coalesce(1), (f"ingest-{self.spec.name}-{digest}-file", 1))
+        self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
+        self.totals.refused += 1
+        print(f"warning: {path}: {reason}; the whole file is in quarantine", file=sys.stderr, flush=True)
+
+
+def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float) -> Report:
+    """Land what comes into folders, looking every so many seconds, until SIGTERM.
+
+    Raises:
+        UserError: an input is no folder, another process lands the model's folders, or a file ends the landing.
+    """
+    from jobs.core.signals import stop_signal
+    from jobs.lineage.leases import stream_lock
+    from jobs.spark.conf import interpreted_conf
+    from jobs.spark.session import spark_session
+    from jobs.warehouse.delta import Warehouse
+
+    folders = [Path(one).expanduser().absolute() for one in inputs]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: is no folder; with --trigger give the folders into which files come")
+    began = time.monotonic()
+    title = f"ingest {spec.name}"
+    with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
+        warehouse = Warehouse(spark_session(settings, title, interpreted_conf()), settings.warehouse)
+        notes = Notes(hadoop_files(warehouse, f"_folders/{spec.name}"))
+        landing = Folder(warehouse, spec, Inbox(folders, notes))
+        with Progress(title, None, quiet=settings.quiet) as progress:
+            while not stop.is_set():
+                for path, stamp in landing.inbox.ready(time.monotonic()):
+                    if stop.is_set():
+                        break
+                    landing.take(path, stamp)
+                    progress.advance(1, f"{landing.totals.rows:,} rows")
+                stop.wait(seconds)
+    return _report(spec, landing.totals, time.monotonic() - began)
+
+
+def _report(spec: ModelSpec, totals: Totals, seconds: float) -> Report:
+    quarantined = sum(totals.reasons.values())
+    lines = [f"landed {counted(totals.rows, 'row')} of {counted(totals.files, 'file')} for {spec.name}"]
+    if quarantined:
+        told = "; ".join(f"{count:,} {reason}" for reason, count in sorted(totals.reasons.items()))
+        lines.append(f"quarantined {counted(quarantined, 'row')}: {told}")
+    if totals.refused:
+        lines.append(f"quarantined {counted(totals.refused, 'whole file')}")
+    return Report(
+        lines,
+        {
+            "model": spec.name,
+            "files_landed": totals.files,
+            "files_refused": totals.refused,
+            "rows": totals.rows,
+            "quarantined": quarantined,
+            "reasons": dict(sorted(totals.reasons.items())),
+            "version": totals.version,
+            "seconds": seconds,
+        },
+    )

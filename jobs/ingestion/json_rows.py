@@ -1,0 +1,331 @@
+"""Read JSON objects, one a row, into columns as a file would have them, without judging what is in them.
+
+Arrow's reader takes all ordinary documents at once. It knows one type a column, and nothing of what went wrong where:
+so documents are first looked at for what it reads otherwise than it should, types are those of the first documents, and
+a block that it refuses is halved until a few documents are left, which Python's reader takes one by one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+from jobs.encoding.arrow import compute
+from jobs.ingestion.checking import check_rows, typed_columns
+from jobs.ingestion.csv_parquet import Source, check_columns
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.measurements_table import KeyTypes
+from jobs.warehouse.quarantine import PAYLOAD, REASON
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
+
+LOOK = 1000
+"""Documents at a file's beginning of which one must have each of the spec's columns."""
+
+_BLANK = b" \t\r\n"
+
+NOT_UTF8 = "value: not UTF-8 text"
+NOT_AN_OBJECT = "value: not a JSON object"
+FEW = 32
+"""Documents that are not worth halving any more."""
+# One object from the first character to the last; no NaN and the like, no second object, no half surrogate pairs.
+_ORDINARY = r"(?s)\A[ \t\r]*\{.*\}[ \t\r]*\z"
+_ODD = r"\n|\}\s*\{|\\u[dD]|[:,\[]\s*-?(?:NaN|Inf)"
+
+
+class JsonRows(NamedTuple):
+    """N documents: the named `columns`, null where absent, and why a document is none; None where it is one."""
+
+    columns: dict[str, pa.Array]
+    problems: NDArray[np.object_]
+
+
+class _Wanted(NamedTuple):
+    """Columns; those of a key; those that are no floating-point numbers."""
+
+    columns: tuple[str, ...]
+    keys: tuple[str, ...]
+    exact: tuple[str, ...]
+
+
+class _Number(str):
+    """A number as the document writes it."""
+
+
+def read_objects(
+    documents: pa.Array, columns: Sequence[str], keys: Sequence[str], exact: Sequence[str] = ()
+) -> JsonRows:
+    """Read N JSON objects (binary, UTF-8).
+
+    A cell is text, or a number where all documents have one there. A member that is no column is ignored.
+
+    Args:
+        documents: one object each, none null.
+        columns: names to take.
+        keys: those of them that name a key: text, a whole number, true or false; nothing else has one spelling.
+        exact: other columns in which a fraction must stay as it is written.
+    """
+    parts = _parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact)))
+    problems = np.concatenate([np.empty(0, object), *(part.problems for part in parts)])
+    merged: dict[str, pa.Array] = {}
+    for name in columns:
+        pieces = [part.columns[name] for part in parts]
+        kinds = {piece.type for piece in pieces}
+        if len(kinds) > 1:
+            # Only what Arrow reads is typed, and only as numbers: their text means the same.
+            pieces = [piece.cast(pa.string()) for piece in pieces]
+        merged[name] = pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
+    return JsonRows(merged, problems)
+
+
+def _parts(documents: pa.Array, wanted: _Wanted) -> list[JsonRows]:
+    """Read documents in stretches, each by the reader that can."""
+    if len(documents) == 0:
+        return []
+    ordinary = _ordinary(documents)
+    ends = np.flatnonzero(np.diff(ordinary)) + 1
+    if len(ends) > len(documents) // FEW:  # mostly short stretches
+        return [_one_by_one(documents, wanted)]
+    parts: list[JsonRows] = []
+    for start, stop in zip([0, *ends], [*ends, len(documents)], strict=True):
+        some = documents.slice(start, stop - start)
+        if ordinary[start]:
+            schema = _schema(some.slice(0, FEW), wanted)
+            parts += _halved(some, schema, wanted)
+        else:
+            parts.append(_one_by_one(some, wanted))
+    return parts
+
+
+def _ordinary(documents: pa.Array) -> NDArray[np.bool_]:
+    try:
+        text = documents.cast(pa.string())
+    except pa.ArrowInvalid:
+        return np.zeros(len(documents), bool)  # some are no UTF-8: Python's reader finds out which
+    pc = compute()
+    good = pc.match_substring_regex(text, _ORDINARY)
+    odd = pc.match_substring_regex(text, _ODD)
+    return arrow.to_numpy(pc.and_(good, pc.invert(odd)))
+
+
+def _schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
+    """Return the types of the columns in some documents; None if Arrow has none that fits."""
+    rows = [object_of(document)[0] for document in documents.to_pylist()]
+    kinds: dict[str, pa.DataType] = {}
+    for name in wanted.columns:
+        value = next((row[name] for row in rows if row.get(name) is not None), None)
+        number, exact = isinstance(value, _Number), name in wanted.exact
+        if (number or value is None) and not exact:
+            kinds[name] = pa.float64()
+        elif value is None or type(value) is str:
+            kinds[name] = pa.string()
+        elif number and value.lstrip("-").isdigit():
+            kinds[name] = pa.int64()
+        else:
+            return None
+    return pa.schema(list(kinds.items()))
+
+
+def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> list[JsonRows]:
+    if schema is not None:
+        read = _by_arrow(documents, schema)
+        if read is not None:
+            return [read]
+    if len(documents) <= FEW or schema is None:
+        return [_one_by_one(documents, wanted)]
+    middle = len(documents) // 2
+    first, second = documents.slice(0, middle), documents.slice(middle)
+    return _halved(first, schema, wanted) + _halved(second, schema, wanted)
+
+
+def _by_arrow(documents: pa.Array, schema: pa.Schema) -> JsonRows | None:
+    """Read ordinary documents; None if they are not all of the schema."""
+    from pyarrow import json as arrow_json
+
+    pc = compute()
+    lines = pc.binary_join_element_wise(
+        documents.cast(pa.large_binary()), *(pa.scalar(one, pa.large_binary()) for one in (b"", b"\n"))
+    )
+    data = pa.py_buffer(lines.buffers()[2])
+    data = data.slice(0, int(np.frombuffer(lines.buffers()[1], np.int64)[lines.offset + len(lines)]))
+    try:
+        table = arrow_json.read_json(
+            pa.BufferReader(data),
+            read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(data.size, 1 << 16)),
+            parse_options=arrow_json.ParseOptions(
+                explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowException:
+        return None
+    if table.num_rows != len(documents):
+        return None
+    found = table.combine_chunks()
+    columns = {name: found.column(name).combine_chunks() for name in schema.names}
+    return JsonRows(columns, np.full(len(documents), None, object))
+
+
+def _one_by_one(documents: pa.Array, wanted: _Wanted) -> JsonRows:
+    rows: list[Mapping[str, Any]] = []
+    problems = np.full(len(documents), None, object)
+    for place, document in enumerate(documents.to_pylist()):
+        row, problem = object_of(document)
+        problems[place] = problem or _key_problem(row, wanted.keys)
+        rows.append(row)
+    return JsonRows(
+        {name: arrow.texts([_text(row.get(name)) for row in rows]) for name in wanted.columns}, problems
+    )
+
+
+def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
+    """Return a document's members, and why it is none; numbers stay as they are written."""
+    try:
+        text = document.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return {}, NOT_UTF8
+    try:
+        value = json.loads(text, parse_float=_Number, parse_int=_Number, parse_constant=_Number)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError):
+        return {}, NOT_AN_OBJECT
+    return (value, None) if isinstance(value, dict) else ({}, NOT_AN_OBJECT)
+
+
+def is_whole(value: Any) -> bool:
+    """Tell if a member that `object_of` gave is a whole number."""
+    return isinstance(value, _Number) and value.lstrip("-").isdigit()
+
+
+def _key_problem(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    for name in keys:
+        value = row.get(name)
+        fraction = isinstance(value, _Number) and not value.lstrip("-").isdigit()
+        if fraction or isinstance(value, dict | list):
+            return f"key {name}: not text or a whole number"
+    return None
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def is_json(path: str | Path) -> bool:
+    """Tell by its ending if a file is one of JSON objects."""
+    return str(path).lower().endswith(FORMATS)
+
+
+def is_array(path: Path) -> bool:
+    """Tell if a file is one array, which cannot be cut into lines."""
+    with _open(path) as file:
+        while one := file.read(1):
+            if one not in _BLANK + b"\xef\xbb\xbf":
+                return one == b"["
+    return False
+
+
+def documents(path: Path, most: int | None = None) -> list[bytes]:
+    """Return the documents of a file, or the first of them.
+
+    Raises:
+        UserError: the file cannot be read, or is an array and no JSON.
+    """
+    try:
+        if is_array(path):
+            with _open(path) as file:
+                items = json.loads(file.read().decode("utf-8-sig"))
+            return [json.dumps(item, ensure_ascii=False).encode() for item in items[:most]]
+        found: list[bytes] = []
+        with _open(path) as file:
+            for line in file:
+                document = line.strip(_BLANK) if found else line.removeprefix(b"\xef\xbb\xbf").strip(_BLANK)
+                if document:
+                    found.append(document)
+                if most is not None and len(found) == most:
+                    break
+        return found
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON ({error})") from error
+
+
+def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
+    """Return the spec's columns with the types that a file's first documents have.
+
+    Raises:
+        UserError: the file cannot be read, is empty, or none of its first documents has one of the columns.
+    """
+    rows = [object_of(document)[0] for document in documents(path, LOOK)]
+    if not rows:
+        raise UserError(f"{path}: is empty")
+    check_columns(path, list({name: None for row in rows for name in row}), spec.columns)
+    kinds = {}
+    for name in spec.columns:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        whole = bool(values) and all(map(is_whole, values))
+        number = whole and name in (*spec.naming_columns, spec.time)
+        kinds[name] = pa.int64() if number else pa.string()
+    return pa.schema(list(kinds.items()))
+
+
+def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str) -> pa.RecordBatch:
+    """Return of N documents (binary) what `check_rows` returns; the payload of a rejected one is its text."""
+    columns, problems = read_objects(values, spec.columns, spec.key, [spec.time, *spec.id_columns])
+    rows = check_rows(spec, Source(columns, np.zeros(len(values), bool), len(values)), key_types, file)
+    reasons = rows.column(REASON).to_pylist()
+    told = [problem or reason for problem, reason in zip(problems, reasons, strict=True)]
+    if not any(told):
+        return rows
+    texts = [
+        None if reason is None else values[at].as_py().decode("utf-8", "backslashreplace")
+        for at, reason in enumerate(told)
+    ]
+    changed = {REASON: pa.array(told, pa.string()), PAYLOAD: pa.array(texts, pa.string())}
+    names = rows.schema.names
+    return pa.RecordBatch.from_arrays([changed.get(name, rows.column(name)) for name in names], names)
+
+
+def read_checked(spec: ModelSpec, path: str, key_types: KeyTypes) -> pa.RecordBatch:
+    """Read a file in this process and return its checked rows."""
+    return check_documents(spec, pa.array(documents(Path(path)), pa.binary()), key_types, path)
+
+
+def json_frame(spark: SparkSession, spec: ModelSpec, path: str, key_types: KeyTypes) -> DataFrame:
+    """Let Spark's workers read a file of one object a line, and return its checked rows."""
+    schema = f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, key_types)}"
+    return spark.read.text(path).mapInArrow(_checker(spec, key_types, path), schema)
+
+
+def _checker(
+    spec: ModelSpec, key_types: KeyTypes, file: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pc = arrow.compute()
+        for batch in batches:
+            lines = pc.utf8_trim(batch.column("value").cast(pa.string()), " \t\r\ufeff")
+            lines = lines.filter(pc.greater(pc.binary_length(lines), 0))
+            if len(lines):
+                yield check_documents(spec, lines.cast(pa.binary()), key_types, file)
+
+    return check
+
+
+def _open(path: Path) -> gzip.GzipFile:
+    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]

@@ -1,0 +1,281 @@
+"""Land files in the measurements table: one transaction a file, rejected rows in quarantine."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.core.errors import INPUT_ERROR, UserError, first_line
+from jobs.ingestion.checking import check_rows, checked_frame, key_types_of, measurement_columns, refuse_types
+from jobs.ingestion.csv_parquet import CORRUPT, read, read_schema
+from jobs.ingestion.json_rows import FORMATS as JSON_FORMATS
+from jobs.ingestion.json_rows import is_array, is_json, json_frame, json_schema, read_checked
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.measurements_table import MARK, MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
+from jobs.warehouse.quarantine import PAYLOAD, REASON, TABLE, holds, keep, refusal, too_many
+from jobs.warehouse.tables import measurements
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+IN_DRIVER_BYTES = 16 << 20
+"""A file up to this size is read in the driver: that takes less than the Spark jobs that would read it elsewhere."""
+
+SMALL_BYTES = 64 << 20
+"""Files of less than this, together, are landed before compiling anything would have paid for itself."""
+
+SUFFIXES = (".csv", ".csv.gz", ".parquet", *JSON_FORMATS)
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What became of one file.
+
+    rows: that fit; reasons: how many rows were quarantined now for which reason; version: of the measurements
+    table, None if the file had been landed before.
+    """
+
+    path: str
+    rows: int
+    reasons: dict[str, int]
+    version: int | None
+
+
+def find_files(inputs: list[str]) -> list[str]:
+    """Return the files that `inputs` name, in the order of their names.
+
+    Raises:
+        UserError: an input names nothing that can be landed.
+    """
+    found: list[str] = []
+    for text in inputs:
+        path = Path(text).expanduser()
+        if "://" in text:
+            raise UserError(f"{text}: only files of this machine or of a mounted file system can be landed")
+        if path.is_dir():
+            names = sorted(
+                str(p) for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.name[0] not in "._"
+            )
+        elif path.is_file():
+            names = [str(path)]
+        else:
+            names = sorted(glob.glob(str(path)))
+        if not names:
+            raise UserError(f"{text}: there is no such file, or no {', '.join(SUFFIXES)} file in that folder")
+        for name in names:
+            if not name.endswith(SUFFIXES):
+                raise UserError(f"{name}: unknown kind of file; give {', '.join(SUFFIXES)}")
+        found += names
+    return list(dict.fromkeys(str(Path(name).absolute()) for name in found))
+
+
+def land(
+    warehouse: Warehouse, spec: ModelSpec, path: str, key_types: KeyTypes, history: bool = False
+) -> Landed:
+    """Land one file's rows, as `history` of new keys if they are: quarantine first, then measurements, each once."""
+    digest = file_digest(path)
+    small = Path(path).is_file() and file_size(path) <= IN_DRIVER_BYTES
+    if small or is_json(path) and is_array(Path(path)):
+        return _land_here(warehouse, spec, path, digest, key_types, history)
+    return _land_there(warehouse, spec, path, digest, key_types, history)
+
+
+def _land_here(
+    warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes, history: bool
+) -> Landed:
+    """Land a small file, read and checked in this process."""
+    if is_json(path):
+        checked = read_checked(spec, path, key_types)
+    else:
+        checked = check_rows(spec, read(Path(path)), key_types, path)
+    rejected = checked.column(REASON).is_valid()
+    bad = pa.Table.from_batches([checked.filter(rejected).select([REASON, PAYLOAD])])
+    fits = checked.column(REASON).is_null()
+    good = pa.Table.from_batches([checked.filter(fits).drop_columns([REASON, PAYLOAD])])
+    times = np.asarray(good.column(spec.time).cast(pa.int64()))
+    span = (int(times.min()), int(times.max())) if len(times) else None
+    spark = warehouse.spark
+    return _commit(
+        warehouse,
+        spec,
+        (path, digest),
+        # One slice: a file is one commit of one file, so that its rows stay together and in order in a micro-batch.
+        lambda: spark.createDataFrame(good).coalesce(1),
+        lambda: spark.createDataFrame(bad).coalesce(1),
+        dict(Counter(bad.column(REASON).to_pylist())),
+        len(good),
+        span,
+        history,
+    )
+
+
+def _land_there(
+    warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes, history: bool
+) -> Landed:
+    """Land a large file, read and checked by Spark's workers."""
+    from pyspark.sql import functions as F
+
+    if is_json(path):
+        rows = json_frame(warehouse.spark, spec, path, key_types).persist()
+    else:
+        rows = checked_frame(_frame(warehouse, spec, path), spec, key_types, path).persist()
+    try:
+        counts = rows.groupBy(REASON).agg(
+            F.count("*").alias("rows"),
+            F.min(F.unix_micros(F.col(f"`{spec.time}`"))).alias("first"),
+            F.max(F.unix_micros(F.col(f"`{spec.time}`"))).alias("last"),
+        )
+        by_reason = {row[REASON]: row for row in counts.collect()}
+        good = by_reason.pop(None, None)
+        count = 0 if good is None else int(good["rows"])
+        return _commit(
+            warehouse,
+            spec,
+            (path, digest),
+            lambda: (
+                rows.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD).coalesce(max(1, count // 2_000_000))
+            ),
+            lambda: rows.filter(F.col(REASON).isNotNull()).select(REASON, PAYLOAD).coalesce(1),
+            {reason: int(row["rows"]) for reason, row in by_reason.items()},
+            count,
+            None if good is None else (good["first"], good["last"]),
+            history,
+        )
+    finally:
+        rows.unpersist()
+
+
+def _commit(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    file: tuple[str, str],
+    accepted: Callable[[], DataFrame],
+    rejected: Callable[[], DataFrame],
+    reasons: dict[str, int],
+    rows: int,
+    span: tuple[int, int] | None,
+    history: bool,
+) -> Landed:
+    """Commit what does not fit, then what fits; what had been committed before is passed over."""
+    from pyspark.sql import functions as F
+
+    path, digest = file
+    transaction = (f"ingest-{spec.name}-{digest}", 1)
+    if too_many(spec.quarantine, reasons, rows) and not holds(warehouse, spec.name, digest):
+        raise refusal(spec.quarantine, reasons, rows, path, INPUT_ERROR)
+    if reasons:
+        frame = rejected().select(
+            F.lit(spec.name).alias("model"),
+            F.col(PAYLOAD).alias("payload"),
+            F.col(REASON).alias("reason"),
+            F.lit(path).alias("source"),
+            F.lit(json.dumps({"file": path, "sha256": digest})).alias("position"),
+            F.lit(None).cast("bigint").alias("batch_id"),
+            F.lit(None).cast("string").alias("generation"),
+            F.current_timestamp().alias("quarantined_at"),
+        )
+        before = warehouse.latest_version(TABLE) if warehouse.exists(TABLE) else -1
+        keep(warehouse, frame, transaction)
+        if warehouse.latest_version(TABLE) == before:  # it had been there
+            reasons = {}
+    if span is None:
+        return Landed(path, 0, reasons, None)
+    origin = F.lit(MARK + path if history else path)
+    frame = accepted().withColumn("_origin", origin).withColumn("_landed_at", F.current_timestamp())
+    detail = {"file": path, "sha256": digest, "rows": rows, "min_time": span[0], "max_time": span[1]}
+    if history:
+        detail["history"] = True
+    version = _append(
+        warehouse, frame, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)}
+    )
+    return Landed(path, rows, dict(sorted(reasons.items())), version)
+
+
+def _append(
+    warehouse: Warehouse,
+    frame: DataFrame,
+    table: str,
+    transaction: tuple[str, int],
+    options: dict[str, str] | None = None,
+) -> int | None:
+    """Append rows once and return the version that has them, None if they had been there before."""
+    before = warehouse.latest_version(table)
+    warehouse.append(frame, table, transaction, options)
+    after = warehouse.latest_version(table)
+    return after if after > before else None
+
+
+def prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
+    """Make the measurements table if it is not there, and return the types of its key columns."""
+    table = measurements(spec.name)
+    if not warehouse.exists(table):
+        types = key_types_of(spec.naming_columns, schema)
+        warehouse.create(table, measurement_columns(spec, types), properties=MEASUREMENT_PROPERTIES)
+        return types
+    return key_types_in(warehouse, spec)
+
+
+def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
+    """Return a file's columns after checking that they can be those of the spec.
+
+    Raises:
+        UserError: they cannot, or the file cannot be read.
+    """
+    schema = json_schema(Path(path), spec) if is_json(path) else read_schema(Path(path), spec.columns)
+    refuse_types(spec, schema, path)
+    return schema
+
+
+def _frame(warehouse: Warehouse, spec: ModelSpec, path: str) -> DataFrame:
+    """Let Spark read a file."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    spark = warehouse.spark
+    try:
+        if path.endswith(".parquet"):
+            return spark.read.parquet(path)
+        names = read_schema(Path(path), spec.columns).names
+        return spark.read.schema(
+            StructType([StructField(name, StringType()) for name in (*names, CORRUPT)])
+        ).csv(
+            path,
+            header=True,
+            columnNameOfCorruptRecord=CORRUPT,
+            mode="PERMISSIVE",
+            escape='"',
+            ignoreLeadingWhiteSpace=False,
+            ignoreTrailingWhiteSpace=False,
+        )
+    except (PySparkException, Py4JJavaError) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
+
+
+def _files_of(path: str) -> list[Path]:
+    """Return the files of a landed file: itself, or the parts of a folder that Spark wrote under such a name."""
+    return [Path(path)] if Path(path).is_file() else sorted(p for p in Path(path).rglob("*") if p.is_file())
+
+
+def file_size(path: str) -> int:
+    return sum(file.stat().st_size for file in _files_of(path))
+
+
+def file_digest(path: str) -> str:
+    """Return the SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    for file in _files_of(path):
+        with file.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()

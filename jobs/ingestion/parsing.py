@@ -1,0 +1,253 @@
+"""Turn raw rows into numbers, or say why not.
+
+The rules are those of docs/models.md, "What a row may hold".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.core.times import EPOCH_FORMATS, MAX_US, MIN_US, TimeParser, local_us
+from jobs.encoding import arrow
+from jobs.ingestion.csv_parquet import Source
+from jobs.specs.model_spec import ModelSpec
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?")
+PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
+MANY = 5_000
+_INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
+_OK, _NOT_A_NUMBER, _NOT_FINITE = 0, 1, 2
+_SAID = {_NOT_A_NUMBER: "not a number", _NOT_FINITE: "not finite"}
+
+
+class ParsedRows(NamedTuple):
+    """Rows as numbers, in input order.
+
+    key    (N,) codes from 0 below `keys`
+    time   (N,) microseconds since 1970-01-01 UTC
+    y, u   (m, N) measurements, NaN = missing; (c, N) controls
+    reason (N,) why a row is rejected, None where it is well; the numbers of a rejected row mean nothing
+    ids    (N,) codes of the ids that tell repetitions, -1 where one is missing; all -1 where the spec names no id
+    """
+
+    key: Ints
+    keys: int
+    time: Ints
+    y: Floats
+    u: Floats
+    reason: NDArray[np.object_]
+    ids: Ints
+
+
+def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
+    """Turn the columns into numbers; each row keeps the first reason why it cannot be used.
+
+    Raises:
+        UserError: a column's type cannot hold what the spec says of it.
+    """
+    reason = np.full(source.rows, None, dtype=object)
+    reject(reason, source.misshapen, "row: not as many fields as the header")
+    key, keys = _keys(spec, source, file, reason)
+    time = _times(spec, source.columns[spec.time], file, reason)
+    missing = {text.strip(" ").casefold() for text in spec.missing_values}
+    y = numbers_of(spec.measurement, "measurement", source, missing, file, reason)
+    u = numbers_of(spec.control, "control", source, missing, file, reason)
+    for name, values in zip(spec.control, u, strict=True):
+        reject(reason, np.isnan(values), f"control {name}: missing")
+    ids = np.full(source.rows, -1)
+    for name in spec.id_columns:
+        ids = _ids(source.columns[name], missing, f"{file}: id column '{name}'")
+    return ParsedRows(key, keys, time, y, u, reason, ids)
+
+
+def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_]) -> tuple[Ints, int]:
+    codes = np.zeros(source.rows, dtype=np.int64)
+    count = 1
+    for name in spec.key:
+        column = source.columns[name]
+        if pa.types.is_nested(column.type) or pa.types.is_null(column.type):
+            raise UserError(
+                f"{file}: key column '{name}' holds {column.type}; a key is text, a number or a date"
+            )
+        encoded = column.dictionary_encode()
+        part = arrow.to_numpy(encoded.indices).astype(np.int64)
+        bad = arrow.to_numpy(encoded.indices.is_null())
+        if pa.types.is_string(column.type):
+            bad |= np.array([text == "" for text in encoded.dictionary.to_pylist()] or [True])[part]
+        elif pa.types.is_floating(column.type):
+            bad |= np.isnan(arrow.to_numpy(column.cast(pa.float64()), math.nan))
+        reject(reason, bad, f"key {name}: missing")
+        # Made dense after every column, so that the product of the columns' sizes cannot overflow.
+        values, codes = np.unique(codes * max(len(encoded.dictionary), 1) + part, return_inverse=True)
+        count = len(values)
+    return codes.astype(np.int64, copy=False), count
+
+
+def _ids(column: pa.Array, missing: set[str], what: str) -> Ints:
+    """Return a code (N,) for each id of a column, -1 where it is missing.
+
+    Raises:
+        UserError: the column's type is none of an id's.
+    """
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.full(len(column), -1)
+    if not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
+        raise UserError(f"{what} holds {kind}; an id is text or a whole number")
+    encoded = column.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    absent = [isinstance(value, str) and value.strip(" ").casefold() in missing for value in values]
+    codes = np.where(np.array(absent, bool), -1, np.arange(len(values)))
+    return np.append(codes, -1)[arrow.to_numpy(encoded.indices, len(values)).astype(np.int64)]
+
+
+def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.object_]) -> Ints:
+    zone: tzinfo = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
+    kind = column.type
+    missing = arrow.to_numpy(column.is_null()).copy()
+    if pa.types.is_string(kind):
+        micros, known = _written_times(column, TimeParser(spec.time_format, zone), spec.time_format, zone)
+        unknown = np.flatnonzero(~known)
+        missing[unknown] |= np.array(
+            [not text for text in column.take(arrow.integers(unknown)).to_pylist()], bool
+        )
+    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        micros = _stored_times(column)
+        known = (micros >= MIN_US) & (micros <= MAX_US)
+        if zone is not UTC and (pa.types.is_date(kind) or kind.tz is None):
+            micros = _from_local(np.where(known, micros, 0), zone)
+    elif _is_number(kind):
+        scale = EPOCH_FORMATS.get(spec.time_format or "")
+        if scale is None:
+            remedy = f"set time_format in the spec to one of {', '.join(EPOCH_FORMATS)}"
+            raise UserError(f"{file}: time column '{spec.time}' holds numbers ({kind}); {remedy}")
+        micros, known = _from_epoch(column, scale)
+    else:
+        raise UserError(
+            f"{file}: time column '{spec.time}' holds {kind}; it must hold timestamps, dates or text"
+        )
+    reject(reason, missing, f"time {spec.time}: missing")
+    reject(reason, ~known, f"time {spec.time}: not a time")
+    return micros
+
+
+def _written_times(
+    column: pa.Array, parser: TimeParser, time_format: str | None, zone: tzinfo
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """Parse times as text. Of many, Arrow reads the plainest ones, of which it says what the parser says."""
+    rest = np.ones(len(column), bool)
+    micros, known = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
+    if time_format is None and len(column) >= MANY:
+        pc = arrow.compute()
+
+        pattern = f"^{PLAIN_TIME}{'Z?' if zone is UTC else 'Z'}$"
+        plain = pc.fill_null(pc.match_substring_regex(column, pattern), False)
+        cut = pc.replace_substring(pc.utf8_replace_slice(column, 10, 11, " "), "Z", "")
+        try:
+            read = pc.if_else(plain, cut, None).cast(pa.timestamp("us")).cast(pa.int64())
+            micros, rest = arrow.to_numpy(read).copy(), ~arrow.to_numpy(plain)
+            known = ~rest & (micros >= MIN_US) & (micros <= MAX_US)
+        except pa.ArrowInvalid:
+            pass  # there is one such as the 31st of June: the parser finds out which
+    if rest.any():
+        places = np.flatnonzero(rest)
+        texts, which = _distinct(column.take(arrow.integers(places)))
+        parsed = [parser(text) for text in texts]
+        micros[places] = np.array([0 if value is None else value for value in parsed] + [0])[which]
+        known[places] = np.array([value is not None for value in parsed] + [False])[which]
+    return micros, known
+
+
+def _stored_times(column: pa.Array) -> Ints:
+    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+        return arrow.to_numpy(column.cast(pa.int64())) // 1000  # what is finer than a microsecond is cut off
+    micros = column.cast(pa.timestamp("us", getattr(column.type, "tz", None)), safe=False)
+    return arrow.to_numpy(micros.cast(pa.int64()))
+
+
+def _from_epoch(column: pa.Array, scale: int) -> tuple[Ints, NDArray[np.bool_]]:
+    if pa.types.is_integer(column.type):
+        whole = arrow.to_numpy(column)
+        known = (whole <= MAX_US // scale) & (whole >= MIN_US // scale)
+        return np.where(known, whole, 0).astype(np.int64) * scale, known
+    values = arrow.to_numpy(column.cast(pa.float64()), 0.0)
+    known = (values <= MAX_US / scale) & (values >= MIN_US / scale)
+    return np.trunc(np.where(known, values, 0.0) * scale).astype(np.int64), known
+
+
+def _from_local(micros: Ints, zone: tzinfo) -> Ints:
+    values, places = np.unique(micros, return_inverse=True)
+    start = datetime(1970, 1, 1)
+    moments = (local_us(start + timedelta(microseconds=int(value)), zone) for value in values)
+    return np.fromiter(moments, np.int64, len(values))[places]
+
+
+def numbers_of(
+    names: Sequence[str], what: str, source: Source, missing: set[str], file: str, reason: NDArray[np.object_]
+) -> Floats:
+    """Return the numbers (d, N) in columns, NaN where one is missing; a row with what is none gets a reason.
+
+    Raises:
+        UserError: a column's type cannot hold numbers.
+    """
+    result = np.full((len(names), source.rows), np.nan)
+    for row, name in enumerate(names):
+        column = source.columns[name]
+        kind = column.type
+        if pa.types.is_string(kind):
+            texts, places = _distinct(column)
+            parsed = [_number(text, missing) for text in texts]
+            values = np.array([value for value, _ in parsed] + [math.nan])[places]
+            codes = np.array([code for _, code in parsed] + [_OK])[places]
+            for code, said in _SAID.items():
+                reject(reason, codes == code, f"{what} {name}: {said}")
+        elif _is_number(kind):
+            values = arrow.to_numpy(column.cast(pa.float64(), safe=False), math.nan)
+            reject(reason, np.isinf(values), f"{what} {name}: {_SAID[_NOT_FINITE]}")
+        elif pa.types.is_null(kind):
+            values = np.full(source.rows, np.nan)
+        else:
+            raise UserError(f"{file}: {what} column '{name}' holds {kind}; it must hold numbers")
+        result[row] = values
+    return result
+
+
+def _number(text: str, missing: set[str]) -> tuple[float, int]:
+    text = text.strip(" ")
+    if text.casefold() in missing:
+        return math.nan, _OK
+    if _NUMBER.fullmatch(text):
+        value = float(text)
+        return value, _OK if math.isfinite(value) else _NOT_FINITE
+    return math.nan, _NOT_FINITE if _INFINITE.fullmatch(text) else _NOT_A_NUMBER
+
+
+def _distinct(column: pa.Array) -> tuple[list[str], Ints]:
+    """Return the distinct texts, and each row's place among them; a null has the place behind the last."""
+    encoded = column.dictionary_encode()
+    texts = encoded.dictionary.to_pylist()
+    return texts, arrow.to_numpy(encoded.indices, len(texts)).astype(np.int64)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], said: str) -> None:
+    """Give `said` to the bad rows that have no reason yet."""
+    if bad.any():
+        bad = bad & (reason == None)  # noqa: E711 - elementwise
+        reason[bad] = said

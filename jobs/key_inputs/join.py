@@ -1,0 +1,132 @@
+"""Join rows with their keys' inputs before they are packed: on the executors, a lookup by NumPy over a whole batch.
+
+The table of inputs is a packet in a file that every worker maps into memory; the driver says which one counts for the
+micro-batch by a local property of its jobs (`jobs.key_inputs.pins`), so that a task that is run again reads the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.encoding.keys import KeyKind, identity_arrays, match
+from jobs.encoding.packet_kinds import WITHOUT
+from jobs.encoding.packets import Column, Layout, Records
+from jobs.encoding.rows import INPUT_IDENTITY, Packer, RowFormat, records_of
+
+PROPERTY = "kalman.inputs"
+"""The local property of a job that names the file."""
+KEPT = 2
+"""Files that a worker keeps open: that of the last micro-batch and, while stages overlap, the one before."""
+
+_open: dict[str, Records] = {}
+
+
+class Join(NamedTuple):
+    """What a worker knows of the join: the rows as they come, and numbers (c,) for keys without inputs, or None."""
+
+    rows: RowFormat
+    defaults: tuple[float, ...] | None
+
+    @property
+    def layout(self) -> Layout:
+        """Return the layout of the table's packet, ordered by route."""
+        return inputs_layout(self.rows.inputs_key or self.rows.kind, self.rows.inputs)
+
+
+def inputs_layout(kind: KeyKind, inputs: int) -> Layout:
+    """Return the layout of a packet of inputs."""
+    return Layout((*kind.identity_columns, Column("u", "<f8", inputs)), text=False)
+
+
+def with_inputs(packer: Packer, join: Join, timed: bool) -> Packer:
+    """Return a function that joins batches of `packed_rows.select_columns` with inputs, and packs them by `packer`.
+
+    Rows whose key has none go out as packets of the group `WITHOUT`.
+
+    Args:
+        packer: of rows that have their inputs, as the last of their numbers.
+        join: what is joined.
+        timed: the packer's rows have a kind (`ticks.TIMED`).
+    """
+    first = len(join.rows.numbers)
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        table: Records | None = None
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            if table is None:
+                table = _of_this_job(join.layout)
+            u, known = look_up(table, _identities(batch, join.rows), join.defaults)
+            names = [*batch.schema.names, *(f"n{first + i}" for i in range(len(u)))]
+            whole = pa.RecordBatch.from_arrays([*batch.columns, *(pa.array(row) for row in u)], names)
+            if not known.all():
+                yield _without(whole.filter(pa.array(~known)), join.rows, timed)
+                whole = whole.filter(pa.array(known))
+            yield from packer(iter([whole]))
+
+    return pack
+
+
+def look_up(
+    table: Records, keys: Records, defaults: tuple[float, ...] | None
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the inputs (c, N) of N keys, and which of them have some: all of them where there are defaults."""
+    order = np.argsort(
+        keys.arrays["route"]
+    )  # a search in order of the table touches it once: a quarter of the time
+    at = np.empty(len(order), np.int64)
+    at[order] = match(table, keys.take(order))
+    found = at >= 0
+    u = np.full((table.arrays["u"].shape[0], len(at)), np.nan)
+    u[:, found] = table.arrays["u"][:, at[found]]
+    if defaults is not None:
+        u[:, ~found] = np.array(defaults)[:, None]
+        found = np.ones(len(at), bool)
+    return u, found
+
+
+def _identities(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
+    by, names = fmt.inputs_key or fmt.kind, ("identity", "check")
+    given = names if by == fmt.kind else INPUT_IDENTITY
+    arrays = {
+        name: batch.column(one).to_numpy()
+        for name, one in list(zip(names, given, strict=True))[: 1 if by.integer else 2]
+    }
+    return Records(identity_arrays(arrays), None)
+
+
+def _without(rows: pa.RecordBatch, fmt: RowFormat, timed: bool) -> pa.RecordBatch:
+    payload = pa.array([fmt.layout.encode(records_of(rows, fmt))], pa.binary())
+    bucket = pa.array([WITHOUT], pa.int32())
+    if timed:
+        return pa.RecordBatch.from_arrays(
+            [bucket, pa.array([0], pa.int32()), payload], ["bucket", "kind", "payload"]
+        )
+    return pa.RecordBatch.from_arrays([bucket, payload], ["bucket", "payload"])
+
+
+def _of_this_job(layout: Layout) -> Records:
+    """Return the table that the driver has pinned for the micro-batch of this task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    path = None if context is None else context.getLocalProperty(PROPERTY)
+    if path is None:
+        raise RuntimeError("no table of inputs has been pinned for this micro-batch")
+    if path not in _open:
+        while len(_open) >= KEPT:
+            _open.pop(next(iter(_open)))
+        _open[path] = mapped(Path(path), layout)
+    return _open[path]
+
+
+def mapped(path: Path, layout: Layout) -> Records:
+    """Return the records of a packet in a file, as views of it: what workers of a machine read, they share."""
+    return layout.decode(np.memmap(path, np.uint8, "r").data)

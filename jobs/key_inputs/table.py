@@ -1,0 +1,183 @@
+"""Read the Delta table of a model's inputs at a version, and judge it: a row a key, and a number for each input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, sub_kind, text_of
+from jobs.encoding.packets import Records
+from jobs.key_inputs.join import inputs_layout
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+class Version(NamedTuple):
+    """One version of the table of inputs: where it is, the id that Delta gave the table, and the version's number."""
+
+    table: str
+    id: str
+    version: int
+
+
+class InputsTable:
+    """The table of inputs of a model, below the warehouse or at a place of its own."""
+
+    def __init__(self, warehouse: Warehouse, spec: ModelSpec) -> None:
+        """Look at the table that the spec names.
+
+        Raises:
+            UserError: there is none.
+        """
+        assert spec.inputs is not None
+        self.spec, self.inputs, self.name = spec, spec.inputs, spec.inputs_table
+        self._home, self._table = home_of(warehouse, self.name)
+        if not self._home.exists(self._table):
+            raise UserError(
+                f"{self.name}: there is no such Delta table in {self._home.root}, and {spec.name} takes its inputs "
+                f"from it: make it with `kalman-pipeline inputs --model {spec.name} --input FILE`"
+            )
+        self._known: tuple[tuple[int, int], Version] | None = None
+
+    def newest(self) -> Version:
+        """Return the newest version."""
+        number = self._home.latest_version(self._table)
+        seen = number, self._written(number)
+        if self._known is None or self._known[0] != seen:
+            self._known = seen, Version(self.name, self._home.table_id(self._table), number)
+        return self._known[1]
+
+    def _written(self, number: int) -> int:
+        """Return when a version was written: of a table that is made anew, too; 0 where only Spark sees it."""
+        if not self._home.local:
+            return 0
+        return Path(self._home.path(self._table), "_delta_log", f"{number:020d}.json").stat().st_mtime_ns
+
+    def load(self, kind: KeyKind, version: int) -> Records:
+        """Return a version as records (`input_rows.inputs_layout`), ordered by route.
+
+        Args:
+            kind: how the model's keys are known.
+            version: of the table.
+
+        Raises:
+            UserError: a column is missing, a key is there twice, or a value is missing or no finite number.
+        """
+        by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
+        where = f"{self.name} version {version}"
+        rows = self._columns(by, version, where).toArrow().combine_chunks()
+        return checked(rows, by, list(self.inputs.columns.values()), where)
+
+    def packet(self, kind: KeyKind, version: int) -> bytes:
+        """Return a version as a packet, as `load` reads it."""
+        by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
+        return inputs_layout(by, len(self.inputs.columns)).encode(self.load(kind, version))
+
+    def joined(self, frame: DataFrame, kind: KeyKind, version: int) -> DataFrame:
+        """Return measurement rows with their keys' inputs beside them, in columns called as in the model.
+
+        A row whose key has none has the defaults, or nulls.
+        """
+        from pyspark.sql import functions as F
+
+        by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
+        defaults = self.inputs.defaults or {}
+        rows = self._home.read(self._table, version).select(
+            *_keys(by), *(F.col(f"`{c}`").try_cast("double").alias(n) for n, c in self.inputs.columns.items())
+        )
+        both = frame.join(rows, list(by.columns), how="left")
+        for name, number in defaults.items():
+            both = both.withColumn(name, F.coalesce(F.col(f"`{name}`"), F.lit(number)))
+        return both.select(*frame.columns, *self.inputs.columns)
+
+    def _columns(self, by: KeyKind, version: int, where: str) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        frame = self._home.read(self._table, version)
+        absent = [n for n in (*by.columns, *self.inputs.columns.values()) if n not in frame.columns]
+        if absent:
+            raise UserError(
+                f"{where}: there is no column {', '.join(absent)} (it has {', '.join(frame.columns)}); add it to the "
+                f"table, or name the right ones in `inputs` of {self.spec.source_path or self.spec.name}"
+            )
+        numbers = [F.col(f"`{c}`").try_cast("double") for c in self.inputs.columns.values()]
+        keyed = frame.select(
+            *_keys(by),
+            *(number.alias(f"v{i}") for i, number in enumerate(numbers)),
+        )
+        nulls = [F.col(f"`{name}`").isNull().alias(f"_null_{name}") for name in by.columns]
+        texted = keyed.withColumn("_text", text_of(by))
+        identity = [one for one in identity_expressions(by, F.col("_text"))][: 1 if by.integer else 2]
+        filled = [
+            F.coalesce(one, F.lit(0)).alias(n)
+            for one, n in zip(identity, ("identity", "check"), strict=False)
+        ]
+        return texted.select(
+            F.coalesce("_text", F.lit("")).alias("_text"),
+            *nulls,
+            *filled,
+            *(f"v{i}" for i in range(len(numbers))),
+        )
+
+
+def checked(rows: pa.Table, by: KeyKind, columns: Sequence[str], where: str) -> Records:
+    """Return a table's rows as records, ordered by route.
+
+    Args:
+        rows: their keys' text, identity (and check), which of the key columns are null, and v0, v1, ...
+        by: how these keys are known.
+        columns: what v0, v1, ... are called in the table.
+        where: the table and its version, in words.
+
+    Raises:
+        UserError: a key is missing or there twice, or a value is missing or no finite number.
+    """
+    texts = rows.column("_text").combine_chunks()
+    for name in by.columns:
+        _refuse(rows.column(f"_null_{name}").to_numpy(), f"{where}: a row has no {name}", None)
+    u = np.array([rows.column(f"v{i}").to_numpy() for i in range(len(columns))], float)
+    for column, values in zip(columns, u, strict=True):
+        _refuse(~np.isfinite(values), f"{where}: {column} is missing or no finite number", texts)
+    names = ["identity"] if by.integer else ["identity", "check"]
+    arrays = identity_arrays({name: rows.column(name).to_numpy() for name in names})
+    order = np.lexsort(tuple(reversed(list(arrays.values()))))
+    arrays = {name: values[order] for name, values in arrays.items()}
+    again = np.zeros(len(order), bool)
+    again[order[1:]] = np.all([values[1:] == values[:-1] for values in arrays.values()], axis=0)
+    _refuse(again, f"{where}: there are two rows", texts)
+    return Records({**arrays, "u": u[:, order]}, None)
+
+
+def _refuse(bad: NDArray[np.bool_], said: str, texts: pa.Array | None) -> None:
+    places = np.flatnonzero(bad)
+    if len(places) == 0:
+        return
+    where = "" if texts is None else f" for key {texts[int(places[0])].as_py()}"
+    more = f", and {len(places) - 1:,} more like it" if len(places) > 1 else ""
+    raise UserError(f"{said}{where}{more}; a key has one row, and every input is a number: correct the table")
+
+
+def home_of(warehouse: Warehouse, name: str) -> tuple[Warehouse, str]:
+    """Return where a table is, a warehouse of its own unless it is in this one, and its name there."""
+    if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
+        return warehouse, name
+    folder, _, table = name.rstrip("/").rpartition("/")
+    return Warehouse(warehouse.spark, folder), table
+
+
+def _keys(by: KeyKind) -> list[Column]:
+    """Return the key columns in the types that they have among the measurements."""
+    from pyspark.sql import functions as F
+
+    typed = zip(by.columns, by.types, strict=True)
+    return [F.col(f"`{name}`").try_cast(kind).alias(name) for name, kind in typed]

@@ -1,0 +1,180 @@
+"""Choose the generation that a stream drives: the live one, a new one from the right snapshot, or one by its name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.lineage import compatibility, generations, leases
+from jobs.lineage.damage import damage_of, refuse_damaged
+from jobs.lineage.generations import REMOVED, RETIRED, Generation
+from jobs.snapshots import manifests
+from jobs.snapshots.manifests import Manifest
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.positions import said
+
+
+class Choice(NamedTuple):
+    """A generation, the snapshot that it began from, the spec that its state means, and if it begins now.
+
+    notes: what a person should know of differences between what it was made with and what is deployed.
+    """
+
+    generation: Generation
+    manifest: Manifest
+    spec: ModelSpec
+    begins: bool
+    notes: tuple[str, ...] = ()
+
+
+def choose(
+    warehouse: Warehouse, spec: ModelSpec, adopt: str | None = None, generation: str | None = None
+) -> Choice:
+    """Return the generation to drive.
+
+    That is `generation`; or a new one from the snapshot `adopt`; or the live one; or a new one from the newest good
+    snapshot. A generation of an earlier version than the spec goes on with the spec that its snapshot keeps.
+
+    Raises:
+        UserError: there is no snapshot, the state means something else than the spec, or a driver holds it.
+    """
+    if generation is not None:
+        return _again(warehouse, spec, generations.named(warehouse, spec.name, generation))
+    live = generations.live(warehouse, spec.name)
+    if adopt is not None and _is_new(warehouse, adopt, live):
+        manifest = _adoptable(warehouse, spec, adopt)
+        if live is not None:
+            leases.refuse_if_driven(live)
+        return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
+    if live is None:
+        asked = compatibility.asked_now(warehouse, spec)
+        known = spec.fingerprint(), spec.source_kind, asked.table
+        manifest = manifests.newest_startable(warehouse, spec.name, *known)
+        if manifest is None:
+            raise UserError(_no_snapshot(warehouse, spec))
+        compatibility.check(compatibility.made_snapshot(manifest), asked)
+        return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
+    return _again(warehouse, spec, live)
+
+
+def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
+    """Tell if a snapshot is to be begun from: not if the live generation has, unless its checkpoint is damaged."""
+    return live is None or live.snapshot_id != adopt or damage_of(warehouse, live) is not None
+
+
+def begin(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    manifest: Manifest,
+    status: str = generations.LIVE,
+    partitions: int | None = None,
+    behind: Generation | None = None,
+) -> Generation:
+    """Make a generation from a snapshot, laid out for its keys, with the one that it follows as its parent.
+
+    behind: the generation whose state the snapshot is, where it is an export. One that has committed nothing is still
+    the snapshot that it began from, of another generation: it is followed from its start.
+    """
+    parent = _parent(warehouse, manifest)
+    if behind is not None and manifest.generation not in (None, behind.generation):
+        parent = behind.generation, -1
+    partitions = partitions or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
+    return generations.begin(
+        warehouse,
+        manifest,
+        partitions,
+        compatibility.blocks_of(spec, manifest.key_count, partitions),
+        status,
+        parent,
+    )
+
+
+def _parent(warehouse: Warehouse, manifest: Manifest) -> tuple[str, int] | None:
+    """Return the generation that one from this snapshot follows, and the last of its micro-batches that count."""
+    if manifest.generation is not None and manifest.batch_id is not None:
+        return manifest.generation, manifest.batch_id
+    live = generations.live(warehouse, manifest.model)
+    if live is None:
+        return None
+    checkpoint = Checkpoint(warehouse, live.checkpoint)
+    for batch in reversed(checkpoint.commits()):
+        version = _end_of(checkpoint, batch)
+        if version is not None and version <= manifest.version:
+            return live.generation, batch
+    return live.generation, -1
+
+
+def _end_of(checkpoint: Checkpoint, batch: int) -> int | None:
+    """Return the version that a micro-batch ends with; None if it ends within one, or cannot be read any more."""
+    try:
+        return checkpoint.ends_with(batch) if checkpoint.has(batch) else None
+    except UserError:
+        return None
+
+
+def origin(warehouse: Warehouse, generation: Generation) -> Manifest:
+    """Return the manifest of the snapshot that a generation began from.
+
+    Raises:
+        UserError: it is missing.
+    """
+    manifest = manifests.record(warehouse, generation.snapshot_id)
+    if manifest is None:
+        raise UserError(
+            f"the manifest of snapshot {generation.snapshot_id}, from which {generation.generation} began, is missing",
+            RUN_FAILED,
+        )
+    return manifest
+
+
+def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Choice:
+    if generation.status == REMOVED:
+        raise UserError(
+            f"generation {generation.generation} is removed: its checkpoint is gone, so nothing can go on from it"
+        )
+    if generation.status == RETIRED:
+        raise UserError(
+            f"generation {generation.generation} is retired: `kalman-pipeline rollback --model {spec.name} "
+            f"--to {generation.generation}` makes it the live one again"
+        )
+    manifest = origin(warehouse, generation)
+    refuse_damaged(warehouse, generation)
+    made = compatibility.made_generation(warehouse, generation, manifest)
+    asked = compatibility.asked_now(warehouse, spec, made.stored)
+    notes = compatibility.check(made, asked)
+    return Choice(generation, manifest, compatibility.as_made(made.spec, spec), False, tuple(notes))
+
+
+def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manifest:
+    manifest = manifests.find(warehouse, snapshot_id)
+    if manifest is None or manifest.model != spec.name:
+        known = [one.snapshot_id for one in manifests.all_of(warehouse, spec.name)]
+        have = f"it has {', '.join(known[-5:])}" if known else "it has none"
+        raise UserError(f"--adopt {snapshot_id}: model {spec.name} has no such snapshot ({have})")
+    if manifest.fingerprint != spec.fingerprint():
+        raise UserError(
+            f"--adopt {snapshot_id}: it is of version {manifest.model_version} of {spec.name} and the spec, version "
+            f"{spec.version}, gives the state another meaning: migrate it, or pretrain the spec as it is now"
+        )
+    if manifest.position["source"] != spec.source_kind:
+        raise UserError(
+            f"--adopt {snapshot_id}: its position is in another source than the spec's ({said(manifest.position)}): "
+            f"pretrain the spec as it is now"
+        )
+    compatibility.check(compatibility.made_snapshot(manifest), compatibility.asked_now(warehouse, spec))
+    if manifest.cut is not None:
+        raise UserError(
+            f"--adopt {snapshot_id}: it is history before {manifest.cut:%Y-%m-%d %H:%M} UTC only; rows after that, "
+            f"up to {said(manifest.position)}, would be lost. Pretrain up to a version instead"
+        )
+    return manifest
+
+
+def _no_snapshot(warehouse: Warehouse, spec: ModelSpec) -> str:
+    known = manifests.all_of(warehouse, spec.name)
+    text = f"model {spec.name} has no snapshot that a stream can start from"
+    if known:
+        text += f" ({len(known)} of other versions, or of history only)"
+    return f"{text}: make one with `kalman-pipeline pretrain --model {spec.name}`"

@@ -1,0 +1,86 @@
+"""Tell if a generation's checkpoint is whole, and if not, from which snapshot its stream goes on exactly.
+
+Spark begins from nothing where a checkpoint has gone, and from the wrong place where a part of it has. It is looked at
+before the query starts, and what is damaged is refused; nothing is repaired by guessing.
+"""
+
+from __future__ import annotations
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.lineage.generations import Generation
+from jobs.snapshots import manifests
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.quarantine import TABLE
+from jobs.warehouse.tables import estimates
+
+
+def damage_of(warehouse: Warehouse, generation: Generation) -> str | None:
+    """Return what is wrong with a generation's checkpoint, None if nothing is."""
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    found = checkpoint.damage()
+    if (
+        found is None
+        and generation.epoch
+        and checkpoint.last_planned() is None
+        and _wrote(warehouse, generation)
+    ):
+        return (
+            f"there is nothing in {generation.checkpoint}, and {generation.generation} has written estimates"
+        )
+    return found
+
+
+def refuse_damaged(warehouse: Warehouse, generation: Generation) -> None:
+    """Refuse to go on from a damaged checkpoint.
+
+    Raises:
+        UserError: it says what is damaged, and from which snapshot to go on.
+    """
+    found = damage_of(warehouse, generation)
+    if found is not None:
+        raise UserError(
+            f"the checkpoint of {generation.generation} is damaged: {found}. {way_on(warehouse, generation)}",
+            RUN_FAILED,
+        )
+
+
+def way_on(warehouse: Warehouse, generation: Generation) -> str:
+    """Return how to go on without a generation's checkpoint.
+
+    That is from its newest export, or the snapshot that it began from: of these alone it is known behind which of its
+    micro-batches they are, so that no row is lost to readers and none counts twice.
+    """
+    mine = [
+        one
+        for one in manifests.all_of(warehouse, generation.model)
+        if one.generation == generation.generation and one.model_version == generation.model_version
+    ]
+    newest = max(mine, key=lambda one: one.batch_id or 0, default=None)
+    snapshot = generation.snapshot_id if newest is None else newest.snapshot_id
+    return (
+        f"Put it back from a copy; or let a new generation take in again what came behind a snapshot, each row counted "
+        f"once: `kalman-pipeline stream --model {generation.model} --adopt {snapshot}`"
+    )
+
+
+def half_written(warehouse: Warehouse, generation: Generation) -> int | None:
+    """Return the micro-batch of which a killed driver has written something and that is not committed, or None."""
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    planned = checkpoint.last_planned()
+    if planned is None or planned == checkpoint.last_commit():
+        return None
+    return planned if _wrote(warehouse, generation, planned) else None
+
+
+def _wrote(warehouse: Warehouse, generation: Generation, batch: int | None = None) -> bool:
+    from pyspark.sql import functions as F
+
+    for table in (estimates(generation.model), TABLE):
+        if warehouse.exists(table):
+            mine = F.col("generation") == generation.generation
+            if batch is not None:
+                mine = mine & (F.col("batch_id") == batch)
+            if not warehouse.read(table).filter(mine).isEmpty():
+                return True
+    return False

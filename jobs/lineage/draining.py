@@ -1,0 +1,108 @@
+"""Keep drivers off a stream while something is done that needs it stopped, and let it be started again after.
+
+A hold that is renewed keeps Airflow from starting the stream meanwhile. If its process is killed it runs out by itself,
+and the stream goes on as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from jobs.core import clock
+from jobs.supervision.driver_log import Hold, LeaseLog
+from jobs.supervision.driver_status import Sight
+from jobs.supervision.stopping import end_driver
+
+if TYPE_CHECKING:
+    from jobs.lineage.generations import Generation
+    from jobs.warehouse.delta import Warehouse
+
+HOLD = timedelta(minutes=5)
+"""How long the stream stays held after the process that held it was killed."""
+RENEW_SECONDS = 60.0
+LETS_GO_SECONDS = 10.0
+"""How long a driver that has said its end may take to let go of the machine's lock."""
+WAIT = timedelta(minutes=30)
+"""How long a driver may take to finish its micro-batch."""
+
+
+@contextmanager
+def drained(log: LeaseLog, reason: str, told: Callable[[str], None] = lambda text: None) -> Iterator[Sight]:
+    """Stop the driver of a stream, if there is one, and let nothing start it by itself meanwhile; yield what was seen.
+
+    A hold of somebody else's stays as it is, during and after.
+
+    Raises:
+        UserError: the driver has not ended in time, or gives no sign of life.
+    """
+    done = threading.Event()
+    mine = _Ours(log, reason)
+    mine.renew(first=True)
+
+    def renew() -> None:
+        while not done.wait(RENEW_SECONDS):
+            try:
+                mine.renew()
+            except Exception:  # one that fails must not end what is being done; the next one tells
+                continue
+
+    thread = threading.Thread(target=renew, name="hold", daemon=True)
+    thread.start()
+    try:
+        told("waiting for the driver to finish its micro-batch")
+        yield end_driver(log, WAIT, reason)
+    finally:
+        done.set()
+        thread.join()
+        mine.end()
+
+
+@contextmanager
+def alone(
+    warehouse: Warehouse,
+    live: Generation,
+    reason: str,
+    drain: bool,
+    told: Callable[[str], None] = lambda text: None,
+) -> Iterator[None]:
+    """Hold the stream of a model's live generation, which nobody drives; with `drain` its driver is stopped first.
+
+    Raises:
+        UserError: somebody drives it, or another command has changed what is live.
+    """
+    from jobs.lineage import generations, leases
+
+    name = live.model
+    log = LeaseLog.of(warehouse, name)
+    with (
+        drained(log, reason, told) if drain else nullcontext(),
+        leases.stream_lock(warehouse.root, name, patience=LETS_GO_SECONDS if drain else 0.0),
+    ):
+        now = generations.named(warehouse, name)
+        if now.generation != live.generation:
+            raise generations.taken(name, f"{now.generation} has just become the live generation")
+        leases.refuse_if_driven(now)
+        yield
+
+
+class _Ours:
+    """A hold that gives way to anybody else's."""
+
+    def __init__(self, log: LeaseLog, reason: str) -> None:
+        self.log, self.reason, self.began_at = log, reason, clock.now()
+
+    def renew(self, first: bool = False) -> None:
+        there = self.log.hold()
+        if there is None and first or self._is_mine(there):
+            self.log.put_hold(Hold(self.reason, self.began_at, clock.now() + HOLD))
+
+    def end(self) -> None:
+        if self._is_mine(self.log.hold()):
+            self.log.put_hold(None)
+
+    def _is_mine(self, hold: Hold | None) -> bool:
+        return hold is not None and (hold.reason, hold.began_at) == (self.reason, self.began_at)

@@ -1,0 +1,288 @@
+"""Keep the lineages of streams: which one is live for a model, and where it began; one checkpoint for life each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse, utc
+from jobs.warehouse.positions import KAFKA, rank
+from jobs.warehouse.tables import GENERATIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+    from jobs.snapshots.manifests import Manifest
+
+LIVE, RETIRED, FAILED, SHADOW, REMOVED = "live", "retired", "failed", "shadow", "removed"
+"""`removed`: retired, and `maintain` has taken its checkpoint away. The row stays, as estimates are read by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One stream lineage as its row says it is.
+
+    It goes on exactly behind micro-batch `parent_batch` of its `parent` (-1: behind its start), if it has one. Its
+    checkpoint is named from the warehouse's root.
+    """
+
+    generation: str
+    model: str
+    model_version: int
+    fingerprint: str
+    snapshot_id: str
+    checkpoint: str
+    start_position: dict[str, Any]
+    partitions: int
+    blocks: int
+    status: str
+    owner: str | None = None
+    epoch: int = 0
+    heartbeat: datetime | None = None
+    last_error: str | None = None
+    created_at: datetime | None = None
+    retired_at: datetime | None = None
+    parent: str | None = None
+    parent_batch: int | None = None
+
+    @property
+    def number(self) -> int:
+        """Return its number among the model's generations."""
+        digits = self.generation.rpartition("-g")[2]
+        return int(digits) if digits.isdigit() else 0
+
+    @property
+    def start_version(self) -> int:
+        """Return how far in its source the snapshot reflects all rows: a version of the measurements, or the like."""
+        return rank(self.start_position)
+
+    @property
+    def topic(self) -> str | None:
+        """Return the Kafka topic that is its source; None: the measurements table is."""
+        return self.start_position["topic"] if self.start_position["source"] == KAFKA else None
+
+
+def all_of(warehouse: Warehouse, model: str | None = None) -> list[Generation]:
+    """Return the generations, of one model or of all, oldest first: by their numbers, as a clock may be put back."""
+    from pyspark.sql import functions as F
+
+    if not warehouse.exists("generations"):
+        return []
+    frame = warehouse.read("generations")
+    if model is not None:
+        frame = frame.filter(F.col("model") == model)
+    return sorted((_generation(row) for row in frame.collect()), key=lambda one: (one.model, one.number))
+
+
+def live(warehouse: Warehouse, model: str) -> Generation | None:
+    """Return the model's live generation, or None."""
+    return next((one for one in all_of(warehouse, model) if one.status == LIVE), None)
+
+
+def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generation:
+    """Return the generation of this name, or the live one.
+
+    Raises:
+        UserError: the model has no such generation.
+    """
+    known = all_of(warehouse, model)
+    found = next(
+        (one for one in known if (one.status == LIVE if name is None else one.generation == name)), None
+    )
+    if found is None:
+        if name is None:
+            raise UserError(
+                f"model {model} has no live generation: start one with `kalman-pipeline stream --model {model}`"
+            )
+        have = ", ".join(one.generation for one in known) or "none"
+        raise UserError(f"model {model} has no generation {name} (it has {have})")
+    return found
+
+
+def reached(warehouse: Warehouse, generation: Generation) -> int:
+    """Return how far a generation has come: a version of the measurements, or the sum of a topic's offsets."""
+    return rank(position_of(warehouse, generation))
+
+
+def position_of(warehouse: Warehouse, generation: Generation) -> dict[str, Any]:
+    """Return the position in its source up to which a generation has come."""
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    batch = checkpoint.last_commit()
+    if batch is None:
+        return generation.start_position
+    return checkpoint.position(batch, generation.start_position)
+
+
+def begin(
+    warehouse: Warehouse,
+    manifest: Manifest,
+    partitions: int,
+    blocks: int,
+    status: str = LIVE,
+    parent: tuple[str, int] | None = None,
+) -> Generation:
+    """Make a new generation from a snapshot, in one commit: live, with the one that was live retired, or a shadow.
+
+    Killed before the commit, nothing has changed; after it, the new generation is there and has still no checkpoint,
+    so the next start begins it from its snapshot.
+
+    Raises:
+        UserError: another driver did the same at the same moment.
+    """
+    warehouse.create("generations", GENERATIONS)
+    known = all_of(warehouse, manifest.model)
+    name = f"{manifest.model}-g{max((one.number for one in known), default=0) + 1:04d}"
+    made = Generation(
+        generation=name,
+        model=manifest.model,
+        model_version=manifest.model_version,
+        fingerprint=manifest.fingerprint,
+        snapshot_id=manifest.snapshot_id,
+        checkpoint=f"checkpoints/{name}",
+        start_position=manifest.position,
+        partitions=partitions,
+        blocks=blocks,
+        status=status,
+        parent=parent and parent[0],
+        parent_batch=parent and parent[1],
+    )
+    retired = [one for one in known if one.status == LIVE] if status == LIVE else []
+    _commit(warehouse, known, begun=[made], statuses={one.generation: RETIRED for one in retired})
+    return made
+
+
+def switch(warehouse: Warehouse, model: str, to: Generation, last_seen: list[Generation]) -> Generation:
+    """Make a generation the live one and retire the one that was, in one commit: readers see one of them at any moment.
+
+    Args:
+        warehouse: where.
+        model: whose.
+        to: becomes live.
+        last_seen: the model's generations as the decision saw them.
+
+    Raises:
+        UserError: somebody else changed the model's generations meanwhile.
+    """
+    statuses = {one.generation: RETIRED for one in last_seen if one.status == LIVE}
+    _commit(warehouse, last_seen, begun=[], statuses={**statuses, to.generation: LIVE})
+    return named(warehouse, model)
+
+
+def retire(warehouse: Warehouse, one: Generation, last_seen: list[Generation]) -> None:
+    """Retire a generation that is not to go on, in one commit; its driver loses the lease.
+
+    Raises:
+        UserError: somebody else changed the model's generations meanwhile.
+    """
+    _commit(warehouse, last_seen, begun=[], statuses={one.generation: RETIRED})
+
+
+def remove(warehouse: Warehouse, names: list[str], last_seen: list[Generation]) -> None:
+    """Mark retired generations as removed, in one commit: from then on nothing can go back to them.
+
+    Raises:
+        UserError: somebody else changed the model's generations meanwhile.
+    """
+    if names:
+        _commit(warehouse, last_seen, begun=[], statuses=dict.fromkeys(names, REMOVED))
+
+
+def _commit(
+    warehouse: Warehouse, known: list[Generation], begun: list[Generation], statuses: dict[str, str]
+) -> None:
+    """Add generations and change the status of others, in one commit, unless the model's have changed meanwhile.
+
+    A generation that is retired loses its lease, so that its driver stops at its next heartbeat.
+    """
+    from delta.tables import DeltaTable
+    from pyspark.sql import functions as F
+
+    by_name = {one.generation: one for one in known}
+    rows = [{**_columns(one), "action": "begin"} for one in begun]
+    rows += [{**_columns(by_name[name]), "action": status} for name, status in statuses.items()]
+    model = rows[0]["model"]
+    schema = warehouse.read("generations").schema.add("action", "string")
+    source = warehouse.spark.createDataFrame(rows, schema).coalesce(1)
+    columns = {name: F.col(f"s.{name}") for name in Generation.__dataclass_fields__}
+    target = DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).alias("t")
+    merge = (
+        # The model, not the generation alone: so that any other change of the model's generations is a conflict.
+        target.merge(source.alias("s"), "t.model = s.model AND t.generation = s.generation")
+        .whenMatchedUpdate(
+            f"s.action = '{RETIRED}'",
+            {
+                "status": F.lit(RETIRED),
+                "retired_at": F.current_timestamp(),
+                "owner": F.lit(None).cast("string"),
+            },
+        )
+        .whenMatchedUpdate(
+            f"s.action = '{LIVE}'",
+            {"status": F.lit(LIVE), "retired_at": F.lit(None).cast("timestamp")},
+        )
+        .whenMatchedUpdate(f"s.action = '{REMOVED}'", {"status": F.lit(REMOVED)})
+        .whenNotMatchedInsert("s.action = 'begin'", {**columns, "created_at": F.current_timestamp()})
+    )
+    with one_of_two(model), warehouse.lock("generations"):
+        now = {one.generation: one.status for one in all_of(warehouse, model)}
+        if now != {one.generation: one.status for one in known}:
+            raise taken(model, "another command has just changed its generations")
+        merge.execute()
+
+
+def taken(model: str, who: str, what: str = "stream") -> UserError:
+    """Return the refusal of a driver that came second; what: the stream, or what follows it."""
+    return UserError(
+        f"the {what} of {model} is taken: {who}; one driver at a time, so this one stops", ALREADY_RUNNING
+    )
+
+
+@contextmanager
+def one_of_two(model: str) -> Iterator[None]:
+    """Turn the conflict of two commits into the refusal of the later one."""
+    from delta.exceptions import DeltaConcurrentModificationException
+
+    try:
+        yield
+    except DeltaConcurrentModificationException as error:
+        raise taken(model, "another driver has just changed its generations") from error
+
+
+def update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None:
+    """Set columns of the generations that meet a condition, in one commit."""
+    from delta.tables import DeltaTable
+
+    with warehouse.lock("generations"):
+        DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).update(condition, values)
+
+
+def _columns(one: Generation) -> dict[str, Any]:
+    fields = {name: getattr(one, name) for name in Generation.__dataclass_fields__}
+    return {**fields, "start_position": json.dumps(one.start_position)}
+
+
+def _generation(row: Row) -> Generation:
+    values = utc(row.asDict())
+    made = Generation(**{**values, "start_position": json.loads(values["start_position"])})
+    return replace(made, epoch=made.epoch or 0)
+
+
+def marked(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
+    """Return rows with the columns that say which generation's micro-batch they are of.
+
+    Rows that have a `batch_id` keep it.
+    """
+    from pyspark.sql import functions as F
+
+    marks = {
+        "model_version": F.lit(generation.model_version).cast("int"),
+        "generation": F.lit(generation.generation),
+        "batch_id": F.lit(batch_id).cast("bigint"),
+    }
+    return rows.withColumns({name: mark for name, mark in marks.items() if name not in rows.columns})

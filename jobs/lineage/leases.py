@@ -1,0 +1,245 @@
+"""The lease on a generation: one driver at a time.
+
+A generation's row names the driver that holds it, an epoch that rises with every driver, and a heartbeat. Two drivers
+that start at once both try to write themselves into the row; Delta commits one, and on a local file system a lock
+that dies with its process decides even before that. `jobs.supervision.driver_log` tells the same to processes without Spark, and
+`jobs.lineage.fencing` keeps a driver that has lost its lease from writing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jobs.core import clock
+from jobs.core.errors import UserError
+from jobs.lineage.generations import LIVE, SHADOW, Generation, all_of, one_of_two, taken, update
+from jobs.spark.job_labels import label
+from jobs.supervision.driver_identity import HEARTBEAT_SECONDS, SIGN_SECONDS, Owner
+from jobs.supervision.driver_log import Drive, LeaseLog
+from jobs.supervision.launcher import LAUNCH_VARIABLE
+from jobs.warehouse.delta import Warehouse
+
+LOCK_POLL_SECONDS = 0.1
+
+
+@dataclass
+class Lease:
+    """A driver's hold on a generation.
+
+    taken_over: the driver before did not give it back, and may still run somewhere.
+    lost: set when the lease turns out to be another's.
+    """
+
+    generation: Generation
+    log: LeaseLog
+    drive: Drive
+    taken_over: bool
+    lost: threading.Event = field(default_factory=threading.Event)
+
+    def overtaken(self) -> bool:
+        """Tell if a later driver has the generation."""
+        if self.log.overtaken(self.drive.generation, self.drive.epoch):
+            self.lost.set()
+        return self.lost.is_set()
+
+
+def acquire(
+    warehouse: Warehouse, generation: Generation, owner: Owner, rules: dict[str, Any] | None = None
+) -> Lease:
+    """Write `owner` into the generation's lease, then into the log of drivers.
+
+    Killed between the two, nothing tells of this driver but its epoch, and the next one takes the next epoch.
+
+    Args:
+        warehouse: where.
+        generation: whose lease.
+        owner: the driver.
+        rules: what decides what becomes of rows; they may not change within a micro-batch.
+
+    Raises:
+        UserError: another driver that still runs holds it, or took it at the same moment.
+    """
+    from pyspark.sql import functions as F
+
+    from jobs.lineage.compatibility import refuse_half_written
+
+    log = LeaseLog.of(warehouse, generation.model)
+    before = next((one for one in log.drives() if one.generation == generation.generation), None)
+    refuse_if_driven(generation)
+    if before is not None and before.ended_at is None and before.owner.alive_after_waiting(before.beat_at):
+        raise _driven(generation, before.owner)
+    if rules is not None:
+        refuse_half_written(warehouse, generation, before and before.rules, rules)
+    mine = F.col("generation") == generation.generation
+    same = F.col("epoch") == generation.epoch
+    with one_of_two(generation.model):
+        update(
+            warehouse,
+            mine & same & F.col("status").isin(LIVE, SHADOW),
+            {
+                "owner": F.lit(owner.text()),
+                "epoch": F.lit(generation.epoch + 1).cast("bigint"),
+                "heartbeat": F.current_timestamp(),
+                "last_error": F.lit(None).cast("string"),
+            },
+        )
+    now = next(one for one in all_of(warehouse, generation.model) if one.generation == generation.generation)
+    if now.owner != owner.text():
+        raise taken(generation.model, f"another driver has just taken generation {generation.generation}")
+    launch = os.environ.get(LAUNCH_VARIABLE)
+    beat = clock.now()
+    drive = Drive(
+        now.model, now.generation, now.epoch, now.status, owner, log.next_time(), beat, launch, rules=rules
+    )
+    log.write(drive)
+    log.prune(now.generation)
+    return Lease(now, log, drive, _may_still_write(generation, before))
+
+
+def _may_still_write(generation: Generation, before: Drive | None) -> bool:
+    """Tell if the driver before this one may wake up and go on: it said no end, and is not of this machine.
+
+    One of this machine was seen to be gone.
+    """
+    if before is not None and before.epoch == generation.epoch:
+        return before.ended_at is None and not before.owner.here
+    holder = Owner.parse(generation.owner)
+    return holder is not None and not holder.here
+
+
+def refuse_if_driven(generation: Generation) -> None:
+    """Refuse a generation that a driver still holds.
+
+    Raises:
+        UserError: it names that driver.
+    """
+    holder = Owner.parse(generation.owner)
+    if holder is not None and holder.alive_after_waiting(generation.heartbeat):
+        raise _driven(generation, holder)
+
+
+def _driven(generation: Generation, holder: Owner) -> UserError:
+    return taken(
+        generation.model,
+        f"process {holder.pid} on {holder.host} drives generation {generation.generation}",
+    )
+
+
+def beat(warehouse: Warehouse, generation: Generation) -> Generation | None:
+    """Renew the heartbeat and return the generation as it is now; None if the lease is no longer this driver's."""
+    from pyspark.sql import functions as F
+
+    mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
+    update(warehouse, mine, {"heartbeat": F.current_timestamp()})
+    now = next(
+        (one for one in all_of(warehouse, generation.model) if one.generation == generation.generation), None
+    )
+    held = now is not None and now.epoch == generation.epoch and now.owner == generation.owner
+    return now if held else None
+
+
+def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = None) -> None:
+    """Give the lease back and say how the driver ended, with the error if there was one."""
+    from pyspark.sql import functions as F
+
+    generation = lease.generation
+    mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
+    try:
+        update(
+            warehouse,
+            mine,
+            {
+                "owner": F.lit(None).cast("string"),
+                "heartbeat": F.current_timestamp(),
+                "last_error": F.lit(error).cast("string"),
+            },
+        )
+    finally:
+        at = clock.now()
+        lease.log.write(replace(lease.drive, beat_at=at, ended_at=at, how=how, error=error))
+
+
+@contextmanager
+def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iterator[None]:
+    """Renew the lease from a thread of its own; a lease that was lost, or a request in the log, stops the stream."""
+    done = threading.Event()
+
+    def renew() -> None:
+        due = time.monotonic() + HEARTBEAT_SECONDS
+        while not done.wait(SIGN_SECONDS):
+            try:
+                if lease.overtaken():
+                    stop.set()
+                    return
+                sign(lease, stop)
+                if time.monotonic() >= due:
+                    due = time.monotonic() + HEARTBEAT_SECONDS
+                    label(warehouse.spark, f"{lease.generation.generation}: heartbeat")
+                    now = beat(warehouse, lease.generation)
+                    if now is None:
+                        lease.lost.set()
+                        stop.set()
+                        return
+                    lease.drive = replace(lease.drive, status=now.status)  # a shadow may have been promoted
+            except Exception:  # one that fails must not end the stream; the next one tells
+                continue
+
+    thread = threading.Thread(target=renew, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def sign(lease: Lease, stop: threading.Event) -> None:
+    """Give a sign of life in the log of drivers, and stop if somebody asked for it there."""
+    lease.drive = replace(lease.drive, beat_at=clock.now())
+    lease.log.write(lease.drive)
+    if lease.log.asked_to_stop(lease.drive) is not None:
+        stop.set()
+
+
+@contextmanager
+def stream_lock(
+    root: str, model: str, generation: str | None = None, what: str = "stream", patience: float = 0.0
+) -> Iterator[None]:
+    """Hold the model's stream, or that of one generation, on this machine; the lock dies with the process.
+
+    what: monitor or skill, to hold what follows the stream; patience: how many seconds to wait for one who lets it go.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    if "://" in root:
+        yield
+        return
+    folder = Path(root, "_locks")
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"stream-{generation or model}" if what == "stream" else f"stream-{what}-{model}"
+    with open(folder / f"{name}.lock", "a+") as handle:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    handle.seek(0)
+                    holder = handle.read().strip() or "unknown"
+                    raise taken(model, f"process {holder} of this machine drives it", what) from error
+                time.sleep(LOCK_POLL_SECONDS)
+        handle.seek(0)
+        handle.truncate()
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield

@@ -1,0 +1,1 @@
+"""Turn the states of one model version into those of another."""

@@ -1,0 +1,274 @@
+"""Give the states of a snapshot other keys: by a function of the key columns, and a rule for keys that become one.
+
+Keys are never joined by accident: without a rule, old keys that come out as one new key are refused. All functions get
+all keys of a part at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.encoding.arrow import lists, matrix
+from jobs.encoding.keys import KeyKind, columns_of, key_kind, text_of
+from jobs.migration.state_map import function_named, wrong_states
+from jobs.migration.versions import Step
+from kalman.models.named import Named
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.warehouse.delta import Warehouse
+
+NEWEST = "newest"
+PART_KEYS = 65_536
+"""Old keys that a merge function gets at a time, about."""
+SHOWN = 3
+WHOLE = ("tinyint", "smallint", "int", "bigint")
+
+
+class Rekey(NamedTuple):
+    """How keys change. Picklable: it is sent to the executors.
+
+    old: how the old keys are known; names, whole: the new columns, and which the measurements table has as whole
+    numbers; merge: None, "newest", or a function; target: the new version's filter.
+    """
+
+    old: KeyKind
+    names: tuple[str, ...]
+    whole: tuple[bool, ...]
+    function: Named
+    merge: str | Named | None
+    target: Filter
+
+
+def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rekey | None:
+    """Return how some migrations change the keys, None if they do not.
+
+    Raises:
+        UserError: more than one of them does, or a function is not there.
+    """
+    from jobs.warehouse.tables import measurements
+
+    changing = [(step, step.keys) for step in steps if step.keys is not None]
+    if not changing:
+        return None
+    if len(changing) > 1:
+        versions = " and ".join(str(step.new.version) for step, _ in changing)
+        raise UserError(
+            f"versions {versions} both change the keys: migrate to version {changing[0][0].new.version} first "
+            f"(kalman-pipeline migrate --to {changing[0][0].new.version}), and from that snapshot on"
+        )
+    ((step, rules),) = changing
+    folder = step.new.folder
+    merge = rules.merge
+    schema = warehouse.read(measurements(step.new.name)).schema
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    return Rekey(
+        key_kind(step.old.key, schema),
+        tuple(step.new.key),
+        tuple(types.get(name) in WHOLE for name in step.new.key),
+        function_named(rules.function, "migrate.keys.function", folder),
+        merge if merge in (None, NEWEST) else function_named(merge, "migrate.keys.merge", folder),
+        target,
+    )
+
+
+def rekeyed(rows: DataFrame, way: Rekey) -> DataFrame:
+    """Return a snapshot's state rows with their new keys, the old ones as `old_key`; some may share a new key."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    old = [column.alias(f"k{i}") for i, column in enumerate(columns_of(way.old, F.col("key")))]
+    rest = [field for field in rows.schema.fields if field.name != "key"]
+    new = [StructField(f"n{i}", StringType()) for i in range(len(way.names))]
+    schema = StructType([StructField("old_key", StringType()), *new, *rest])
+    named = rows.select("*", *old).mapInArrow(_mapper(way, [field.name for field in rest]), schema)
+    text = text_of(KeyKind(tuple(field.name for field in new), ("string",) * len(new), False))
+    return named.select(text.alias("key"), "old_key", *(field.name for field in rest))
+
+
+def collisions(rows: DataFrame) -> tuple[int, int, list[str]]:
+    """Return how many old keys share a new one, how many new keys those are, and some of them in words."""
+    from pyspark.sql import functions as F
+
+    shared = rows.groupBy("key").agg(
+        F.count("*").alias("n"), F.sort_array(F.collect_list("old_key")).alias("old")
+    )
+    shared = shared.filter("n > 1")
+    total = shared.agg(F.sum("n").alias("old"), F.count("*").alias("new")).first()
+    assert total is not None
+    some = shared.orderBy("key").select("key", F.slice("old", 1, SHOWN).alias("old")).limit(SHOWN).collect()
+    return (
+        int(total["old"] or 0),
+        int(total["new"]),
+        [f"{', '.join(row['old'])} -> {row['key']}" for row in some],
+    )
+
+
+def merged(rows: DataFrame, way: Rekey) -> DataFrame:
+    """Return state rows of which each new key has one, by the rule for keys that become one.
+
+    Raises, when it runs:
+        UserError: the merge function does not return what it should.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    columns = [name for name in rows.columns if name != "old_key"]
+    if way.merge is None:
+        return rows.select(*columns)
+    if way.merge == NEWEST:
+        order = Window.partitionBy("key").orderBy(F.desc("event_time"), F.desc("state_index"), "old_key")
+        return rows.withColumn("place", F.row_number().over(order)).filter("place = 1").select(*columns)
+    counted = rows.withColumn("shares", F.count("*").over(Window.partitionBy("key")))
+    alone = counted.filter("shares = 1").select(*columns)
+    parts = max(1, rows.count() // PART_KEYS)
+    part = F.pmod(F.xxhash64("key"), F.lit(parts))
+    several = counted.filter("shares > 1").drop("shares").withColumn("part", part)
+    return alone.unionByName(several.groupBy("part").applyInArrow(_merger(way), alone.schema))
+
+
+def new_keys(way: Rekey, old: pd.DataFrame) -> list[list[str]]:
+    """Return the texts of the new key columns for a table of the old ones.
+
+    Raises:
+        UserError: the function does not return a whole number or a text for each key and column.
+    """
+    what = f"migrate.keys.function: {way.function.name}"
+    found = way.function(old)
+    if not isinstance(found, pd.DataFrame) or list(found.columns) != list(way.names):
+        given = list(found.columns) if isinstance(found, pd.DataFrame) else type(found).__name__
+        raise UserError(f"{what} returned {given}, not a pandas table of the columns {', '.join(way.names)}")
+    if len(found) != len(old):
+        raise UserError(
+            f"{what} returned {len(found)} rows for {len(old)} keys: it has to give each key one new key"
+        )
+    return [
+        _texts(cast(pd.Series, found[name]), whole, f"{what}: {name}")
+        for name, whole in zip(way.names, way.whole, strict=True)
+    ]
+
+
+def merge_states(
+    way: Rekey,
+    group: NDArray[np.int64],
+    event_time: NDArray[np.int64],
+    mean: NDArray[np.float64],
+    covariance: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean (n, G) and covariance (n*n, G) that the merge function makes of the K states of G keys.
+
+    Args:
+        way: with a merge function.
+        group: (K,) number of each state's new key, 0 to G-1, in order.
+        event_time: (K,) microseconds.
+        mean: (n, K).
+        covariance: (n*n, K).
+
+    Raises:
+        UserError: it returns something of another shape, or states that cannot be.
+    """
+    assert isinstance(way.merge, Named)
+    n, groups = mean.shape[0], int(group[-1]) + 1
+    what = f"migrate.keys.merge: {way.merge.name}"
+    given = way.merge(group, event_time, mean, covariance)
+    try:
+        new_mean, new_covariance = (np.asarray(part, np.float64) for part in given)
+    except (TypeError, ValueError):
+        raise UserError(f"{what} did not return a mean and a covariance") from None
+    if new_mean.shape != (n, groups) or new_covariance.shape != (n * n, groups):
+        raise UserError(
+            f"{what} returned mean {new_mean.shape} and covariance {new_covariance.shape}, not {(n, groups)} and "
+            f"{(n * n, groups)}"
+        )
+    wrong = wrong_states(new_mean, new_covariance)
+    if wrong.any():
+        raise UserError(
+            f"{what} made {int(wrong.sum())} states of {groups} that are not finite, not symmetric or not positive "
+            f"semidefinite"
+        )
+    return new_mean, new_covariance
+
+
+def _texts(column: pd.Series, whole: bool, what: str) -> list[str]:
+    if column.isna().any():
+        raise UserError(f"{what} has no value for {int(column.isna().sum())} of {len(column)} keys")
+    if pd.api.types.is_integer_dtype(column.dtype):
+        return [str(value) for value in column.tolist()]
+    values = column.tolist()
+    if not all(isinstance(value, str) for value in values):
+        raise UserError(f"{what} is {column.dtype}: give whole numbers or texts")
+    if whole:
+        try:
+            return [str(int(value)) for value in values]
+        except ValueError as error:
+            raise UserError(
+                f"{what} is to be a whole number, as in the measurements table: {error}"
+            ) from None
+    return values
+
+
+def _mapper(way: Rekey, rest: list[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    names = [f"n{i}" for i in range(len(way.names))]
+
+    def rename(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            old = pd.DataFrame(
+                {name: batch.column(f"k{i}").to_pandas() for i, name in enumerate(way.old.columns)}
+            )
+            texts = [pa.array(column, pa.string()) for column in new_keys(way, old)]
+            yield pa.RecordBatch.from_arrays(
+                [batch.column("key"), *texts, *(batch.column(name) for name in rest)],
+                ["old_key", *names, *rest],
+            )
+
+    return rename
+
+
+def _merger(way: Rekey) -> Callable[[pa.Table], pa.Table]:
+    def merge(table: pa.Table) -> pa.Table:
+        from jobs.snapshots.state_rows import map_of
+
+        needed = table.select([name for name in table.column_names if name not in ("extras", "part")])
+        by = [(name, "ascending") for name in ("key", "event_time", "old_key")]
+        ordered = needed.sort_by(by).combine_chunks()
+        part: Any = ordered.to_batches()[0]
+        keys = part.column("key")
+        starts = np.ones(len(keys), bool)
+        code = keys.dictionary_encode().indices.to_numpy()
+        starts[1:] = code[1:] != code[:-1]
+        first = np.flatnonzero(starts)
+        n = len(way.target.states)
+        times = part.column("event_time")
+        time = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).to_numpy()
+        mean, covariance = (
+            matrix(part.column("mean"), n, "mean"),
+            matrix(part.column("covariance"), n * n, "covariance"),
+        )
+        new = merge_states(way, np.cumsum(starts) - 1, time, mean, covariance)
+        mean, covariance, extras = way.target.snapshot(way.target.from_moments(*new))
+        count, likelihood = (part.column(name).to_numpy() for name in ("state_index", "log_likelihood"))
+        columns = {
+            "key": keys.take(pa.array(first)),
+            "state_index": pa.array(np.add.reduceat(count, first)),
+            "event_time": times.take(
+                pa.array(np.append(first[1:], len(keys)) - 1)
+            ),  # the newest, as they are ordered
+            "mean": lists(mean),
+            "covariance": lists(covariance),
+            "log_likelihood": pa.array(np.add.reduceat(likelihood, first)),
+            "extras": map_of(extras, len(first)),
+        }
+        return pa.table(list(columns.values()), list(columns))
+
+    return merge

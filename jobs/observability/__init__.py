@@ -1,0 +1,1 @@
+"""Progress records, lag, metrics and profiles: plain data about runs."""

@@ -1,0 +1,97 @@
+"""How far a stream is behind its source, from what the source itself keeps: no Spark job."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jobs.observability.progress import Lag, offsets_behind
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import measurements
+
+MOST_VERSIONS = 1000
+"""Versions that one look reads at most; a stream further behind than that is caught up with in several looks."""
+
+Reader = Callable[[int], str | None]
+"""Returns the text of a Delta log's file of a version, None if there is no such version."""
+
+
+class TableLag:
+    """Count rows of a table's versions that a stream has not taken. Each version's log file is read once."""
+
+    def __init__(self, read: Reader, now: Callable[[], float] = time.time, most: int = MOST_VERSIONS) -> None:
+        self._read, self._now, self._most = read, now, most
+        self._known: dict[int, tuple[int, float]] = {}
+
+    def behind(self, done: int) -> Lag:
+        """Return the lag of a stream that has taken all versions up to `done`."""
+        for version in [one for one in self._known if one <= done]:
+            del self._known[version]
+        version = max(self._known, default=done) + 1
+        for _ in range(self._most):
+            text = self._read(version)
+            if text is None:
+                break
+            self._known[version] = _added(text)
+            version += 1
+        waiting = [(rows, landed) for rows, landed in self._known.values() if rows]
+        if not waiting:
+            return Lag(0, 0.0)
+        return Lag(sum(rows for rows, _ in waiting), max(0.0, self._now() - min(at for _, at in waiting)))
+
+
+def _added(log: str) -> tuple[int, float]:
+    """Return how many rows a version added, and when it was committed (seconds since 1970)."""
+    for line in log.splitlines():
+        action = json.loads(line) if line.strip() else {}
+        commit = action.get("commitInfo")
+        if commit is not None:
+            rows = (commit.get("operationMetrics") or {}).get("numOutputRows") or 0
+            return int(rows) if commit.get("operation") == "WRITE" else 0, float(commit["timestamp"]) / 1000
+    return 0, 0.0
+
+
+def table_lag(warehouse: Warehouse, table: str, done: int) -> Lag:
+    """Return how far a stream that has taken all versions of a table up to `done` is behind it."""
+    return TableLag(_reader(warehouse, table), most=1_000_000).behind(done)
+
+
+def lag_of(warehouse: Warehouse, model: str) -> Callable[[dict[str, Any]], Lag]:
+    """Return what tells the lag of a model's stream from a source's progress: of its table, or of topics."""
+    table = TableLag(_reader(warehouse, measurements(model)))
+
+    def lag(source: dict[str, Any]) -> Lag:
+        end = source.get("endOffset")
+        if isinstance(end, dict) and "reservoirVersion" in end:
+            return table.behind(int(end["reservoirVersion"]) - 1)
+        return Lag(offsets_behind(source))
+
+    return lag
+
+
+def _reader(warehouse: Warehouse, table: str) -> Reader:
+    folder = f"{warehouse.path(table)}/_delta_log"
+
+    def local(version: int) -> str | None:
+        try:
+            return Path(folder, f"{version:020d}.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def remote(version: int) -> str | None:
+        jvm: Any = warehouse.spark._jvm
+        session: Any = warehouse.spark._jsparkSession
+        path = jvm.org.apache.hadoop.fs.Path(folder, f"{version:020d}.json")
+        files = path.getFileSystem(session.sessionState().newHadoopConf())
+        if not files.exists(path):
+            return None
+        stream = files.open(path)
+        try:
+            return jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+
+    return local if warehouse.local else remote

@@ -1,0 +1,89 @@
+"""A stream's progress as Prometheus metrics: on a port of its own, or in a text file for a node's collector."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jobs.core.errors import UserError
+from jobs.observability.progress import OUTCOMES, ended_at
+
+LABELS = ("model", "generation")
+GAUGES = {
+    "batch_id": ("kalman_batch_id", "Last micro-batch that was committed"),
+    "seconds": ("kalman_batch_seconds", "Duration of the last micro-batch"),
+    "rows_per_second": ("kalman_rows_per_second", "Rows a second in the last micro-batch"),
+    "state_rows": ("kalman_state_rows", "Rows of the state store: blocks of keys"),
+    "state_bytes": ("kalman_state_bytes", "Memory of the state store"),
+    "lag_rows": ("kalman_lag_rows", "Rows that wait in the source"),
+    "lag_seconds": ("kalman_lag_seconds", "Since when the first of them has waited"),
+}
+KINDS = ("estimated", "quarantined", *OUTCOMES)
+
+
+class Metrics:
+    """Keep the metrics of a driver, and show them."""
+
+    def __init__(self, model: str, generation: str, port: int | None = None, file: str | None = None) -> None:
+        """Begin to serve on `port`, if one is given, and to write `file` with every record, if one is given.
+
+        Raises:
+            UserError: the port is taken, or the file cannot be written.
+        """
+        from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+
+        disable_created_metrics()  # otherwise each counter has a `_created` beside it
+        self._labels = (model, generation)
+        self.registry = CollectorRegistry()
+        self._file = None if file is None else Path(file).expanduser().absolute()
+        self._gauges = {
+            field: Gauge(name, said, LABELS, registry=self.registry) for field, (name, said) in GAUGES.items()
+        }
+        self._rows = Counter(
+            "kalman_rows", "Rows by what became of them", (*LABELS, "outcome"), registry=self.registry
+        )
+        self._batches = Counter("kalman_batches", "Micro-batches committed", LABELS, registry=self.registry)
+        self._last = Gauge(
+            "kalman_last_batch_timestamp_seconds", "When the last micro-batch ended", LABELS, registry=self.registry
+        )  # fmt: skip
+        self._server: Any = None
+        try:
+            if self._file is not None:
+                self.write()
+            if port is not None:
+                from prometheus_client import start_http_server
+
+                self._server, _ = start_http_server(port, registry=self.registry)
+        except OSError as error:
+            where = f"--metrics-file {self._file}" if port is None else f"--metrics-port {port}"
+            raise UserError(
+                f"{where}: {error.strerror or error}; give another one, or leave it out"
+            ) from error
+
+    def take(self, records: list[dict[str, Any]]) -> None:
+        """Bring the metrics up to the newest of these records."""
+        for one in records:
+            self._batches.labels(*self._labels).inc()
+            for kind in KINDS:
+                self._rows.labels(*self._labels, kind).inc(one.get(kind) or 0)
+        if records:
+            newest = records[-1]
+            for field, gauge in self._gauges.items():
+                if newest.get(field) is not None:
+                    gauge.labels(*self._labels).set(newest[field])
+            self._last.labels(*self._labels).set(ended_at(newest).timestamp())
+            if self._file is not None:
+                self.write()
+
+    def write(self) -> None:
+        """Write the file, whole or not at all."""
+        from prometheus_client import write_to_textfile
+
+        assert self._file is not None
+        write_to_textfile(str(self._file), self.registry)
+
+    def close(self) -> None:
+        """Give the port back."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()

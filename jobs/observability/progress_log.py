@@ -1,0 +1,172 @@
+"""Where a stream's progress is written: lines of JSON beside the tables, folded into `progress/<model>` now and then.
+
+A line is an append to a file of the driver's own (on an object store, which cannot append, a small file for the lines
+of a minute), so a micro-batch costs no commit and no Spark job. A driver that is killed leaves its lines; at most those
+not yet written, of a second (a minute), are lost. Folding is one commit for many files:
+
+1. the files are moved into a folder of this fold;
+2. its lines are appended to the table, in a transaction named after the fold;
+3. the folder is removed.
+
+Killed in between, the next fold ends it, and a line is in the table once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.observability.progress import COLUMNS, SCHEMA
+from jobs.warehouse.delta import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PART_BYTES = 4 << 20
+"""A driver begins a new file when its file is longer than this."""
+FOLD_FILES = 100
+"""So many files of drivers that have ended are folded when the next driver starts."""
+REMOTE_SECONDS = 60.0
+_FOLD = "fold-"
+
+
+def table_of(model: str) -> str:
+    """Return the name of a model's progress table."""
+    return f"progress/{model}"
+
+
+class Spool:
+    """The lines of a model's drivers, below `_progress/<model>`."""
+
+    def __init__(self, warehouse: Warehouse, model: str) -> None:
+        self.warehouse, self.model = warehouse, model
+        self.path = warehouse.path(f"_progress/{model}")
+        jvm: Any = warehouse.spark._jvm
+        session: Any = warehouse.spark._jsparkSession
+        self._path: Any = jvm.org.apache.hadoop.fs.Path
+        self._jvm = jvm
+        self._files: Any = self._path(self.path).getFileSystem(session.sessionState().newHadoopConf())
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return what is in the folder, or in one below it, by name."""
+        path = self._path(f"{self.path}/{folder}" if folder else self.path)
+        if not self._files.exists(path):
+            return []
+        names = (str(one.getPath().getName()) for one in self._files.listStatus(path))
+        return sorted(name for name in names if not name.startswith((".", "_")))
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """Return the records of a file; a last line that was cut short is left out."""
+        stream = self._files.open(self._path(f"{self.path}/{name}"))
+        try:
+            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        return [json.loads(line) for line in text.split("\n")[:-1] if line]
+
+    def newest(self, generation: str) -> dict[str, Any] | None:
+        """Return the newest record of a generation, None if there is none."""
+        for name in reversed([one for one in self.names() if _generation_of(one) == generation]):
+            records = self.read(name)
+            if records:
+                return records[-1]
+        return None
+
+    def closed(self) -> list[str]:
+        """Return the files that nobody writes to: of each generation all but the last."""
+        files = [name for name in self.names() if not name.startswith(_FOLD)]
+        last = {_generation_of(name): name for name in files}
+        return [name for name in files if last[_generation_of(name)] != name]
+
+    def fold(self) -> int:
+        """Move the lines of closed files into the table; return how many files."""
+        with self.warehouse.lock(f"fold-progress-{self.model}"):
+            for folder in (name for name in self.names() if name.startswith(_FOLD)):
+                self._end(folder)
+            closed = self.closed()
+            if closed:
+                folder = f"{_FOLD}{uuid.uuid4().hex}"
+                self._files.mkdirs(self._path(f"{self.path}/{folder}"))
+                for name in closed:
+                    self._files.rename(
+                        self._path(f"{self.path}/{name}"), self._path(f"{self.path}/{folder}/{name}")
+                    )
+                self._end(folder)
+        return len(closed)
+
+    def _end(self, folder: str) -> None:
+        self.warehouse.create(table_of(self.model), SCHEMA)
+        rows = _typed(self.warehouse, [f"{self.path}/{folder}"]).coalesce(1)
+        self.warehouse.append(rows, table_of(self.model), (folder, 1))
+        self._files.delete(self._path(f"{self.path}/{folder}"), True)
+
+
+class Writer:
+    """Write a driver's records: `<generation>.<epoch>.<part>.jsonl`."""
+
+    def __init__(self, spool: Spool, generation: str, epoch: int) -> None:
+        self.spool = spool
+        self._stem = f"{generation}.{epoch:06d}"
+        self._part = 0
+        self._waiting: list[str] = []
+        self._since = time.monotonic()
+        self._begun = False
+
+    def write(self, records: list[dict[str, Any]], last: bool = False) -> None:
+        """Write records; on an object store when a minute has passed, or with the `last` ones."""
+        self._waiting += [json.dumps(one) for one in records]
+        if not self._waiting:
+            return
+        if not self._begun:
+            self._begun = True
+            if len(self.spool.closed()) >= FOLD_FILES:
+                self.spool.fold()
+        text = "\n".join(self._waiting) + "\n"
+        if self.spool.warehouse.local:
+            path = Path(self.spool.path, self._name())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
+                full = file.tell() > PART_BYTES
+        elif last or time.monotonic() - self._since > REMOTE_SECONDS:
+            self._create(text)
+            self._part += 1
+            self._since = time.monotonic()
+            full = self._part % FOLD_FILES == 0
+        else:
+            return
+        self._waiting = []
+        if full:
+            self._part += self.spool.warehouse.local
+            self.spool.fold()
+
+    def _name(self) -> str:
+        return f"{self._stem}.{self._part:06d}.jsonl"
+
+    def _create(self, text: str) -> None:
+        stream = self.spool._files.create(self.spool._path(f"{self.spool.path}/{self._name()}"), True)
+        try:
+            stream.write(text.encode())
+        finally:
+            stream.close()
+
+
+def progress_of(warehouse: Warehouse, model: str) -> DataFrame:
+    """Return all progress of a model: what is in its table, and what still waits to be folded."""
+    spool = Spool(warehouse, model)
+    rows = warehouse.spark.createDataFrame([], SCHEMA)
+    if warehouse.exists(table_of(model)):
+        rows = rows.unionByName(warehouse.read(table_of(model)))
+    files = [f"{spool.path}/{name}" for name in spool.names()]
+    return rows.unionByName(_typed(warehouse, files)) if files else rows
+
+
+def _typed(warehouse: Warehouse, paths: list[str]) -> DataFrame:
+    return warehouse.spark.read.schema(SCHEMA).json(paths, mode="DROPMALFORMED").select(*COLUMNS)
+
+
+def _generation_of(name: str) -> str:
+    return name.split(".")[0]

@@ -1,0 +1,1 @@
+"""Filter or forecast a file without Spark."""

@@ -1,0 +1,110 @@
+"""Read a file of inputs, a row a key, and join rows of a file with them. No Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+from jobs.ingestion.csv_parquet import read
+from jobs.ingestion.parsing import ParsedRows, numbers_of, reject
+from jobs.specs.model_spec import ModelSpec
+
+REASON = "inputs: the file of inputs has no row for the key"
+
+
+class FileInputs(NamedTuple):
+    """The inputs of F keys: `keys`, the key columns as they are in the file, and u (c, F)."""
+
+    keys: list[pa.Array]
+    u: NDArray[np.float64]
+
+
+def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
+    """Read a file of a model's inputs.
+
+    Raises:
+        UserError: it cannot be read, or a key is missing or there twice, or an input is no number.
+    """
+    assert spec.inputs is not None
+    by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
+    source = read(Path(file), list(dict.fromkeys([*by, *columns])))
+    reason = np.full(source.rows, None, dtype=object)
+    reject(reason, source.misshapen, "not as many fields as the header")
+    keys = [source.columns[name] for name in by]
+    for name, column in zip(by, keys, strict=True):
+        reject(reason, arrow.to_numpy(column.is_null()), f"{name} is missing")
+    missing = {text.strip(" ").casefold() for text in spec.missing_values}
+    u = numbers_of(columns, "input", source, missing, file, reason)
+    for name, values in zip(columns, u, strict=True):
+        reject(reason, np.isnan(values), f"{name} is missing")
+    code = _codes([_texts(column) for column in keys], source.rows)
+    seen = np.ones(source.rows, bool)
+    seen[np.unique(code, return_index=True)[1]] = False
+    reject(reason, seen, "the key is there twice")
+    bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
+    if len(bad):
+        at = int(bad[0])
+        key = ", ".join(str(column[at].as_py()) for column in keys)
+        more = f", and {len(bad) - 1:,} more rows like it" if len(bad) > 1 else ""
+        raise UserError(
+            f"{file}: row {at + 1} (key {key}): {reason[at]}{more}; a key has one row, and every input is a number"
+        )
+    return FileInputs(keys, u)
+
+
+def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:
+    """Give rows their keys' inputs, as the last of their controls; a row whose key has none is rejected.
+
+    Args:
+        spec: the model's.
+        rows: of a file.
+        keys: the model's key columns of these rows.
+        file: of inputs.
+
+    Raises:
+        UserError: the model has inputs and no file of them is given, or none and one is; or the file cannot be used.
+    """
+    if spec.inputs is None:
+        if file is not None:
+            raise UserError(f"--inputs: {spec.name} takes none: add `inputs` to its spec, or leave it out")
+        return rows
+    if file is None:
+        raise UserError(f"{spec.name} has inputs: give a file of them, a row a key, with --inputs")
+    table = read_inputs(spec, file)
+    by = spec.inputs.key or spec.key
+    mine = [keys[spec.key.index(name)] for name in by]
+    first, size = table.u.shape[1], len(rows.reason)
+    joined = [pa.concat_arrays([_texts(a), _texts(b)]) for a, b in zip(table.keys, mine, strict=True)]
+    code = _codes(joined, first + size)
+    place = np.full(int(code.max(initial=-1)) + 1, -1)
+    place[code[:first]] = np.arange(first)
+    at = place[code[first:]]
+    defaults = spec.inputs.defaults
+    missing = np.full((len(spec.input_names), 1), 0.0)
+    if defaults is not None:
+        missing[:, 0] = [defaults[name] for name in spec.input_names]
+    u = np.where(at >= 0, table.u[:, at] if first else 0.0, missing)
+    if defaults is None:
+        reject(rows.reason, at < 0, REASON)
+    return rows._replace(u=np.concatenate([rows.u, u]))
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    return column.cast(pa.string()).fill_null("")
+
+
+def _codes(columns: Sequence[pa.Array], size: int) -> NDArray[np.int64]:
+    """Return (N,) numbers that are the same where the texts of all columns are."""
+    code = np.zeros(size, np.int64)
+    for column in columns:
+        encoded = column.dictionary_encode()
+        part = arrow.to_numpy(encoded.indices).astype(np.int64)
+        code = np.unique(code * max(len(encoded.dictionary), 1) + part, return_inverse=True)[1]
+    return code.astype(np.int64, copy=False)

@@ -1,0 +1,74 @@
+"""Write what an offline command found to a CSV or Parquet file, which appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+
+FORMATS = (".csv", ".parquet")
+Floats = NDArray[np.float64]
+
+
+def check_target(target: Path, source: Path) -> None:
+    """Check that results of `source` can be written to `target`.
+
+    Raises:
+        UserError: they cannot.
+    """
+    if target.suffix.lower() not in FORMATS:
+        raise UserError(f"{target}: the file's ending must be .csv or .parquet")
+    if not target.parent.is_dir():
+        raise UserError(f"{target}: there is no folder {target.parent} to write it to")
+    if target.is_dir():
+        raise UserError(f"{target}: is a folder; give a file's name")
+    if target.exists() and source.exists() and os.path.samefile(source, target):
+        raise UserError(f"{target}: is the input itself; give another output")
+
+
+def lists(
+    path: Path, field: str, values: Floats, valid: NDArray[np.bool_], parts: Sequence[str] | None
+) -> dict[str, pa.Array]:
+    """Return the columns of values (d, N): one of lists in Parquet, one for each of d parts in CSV.
+
+    Without parts (and d = 1) the column in CSV is called as the field.
+    """
+    if path.suffix.lower() == ".csv" and parts is None:
+        return {field: arrow.numbers(values[0])}
+    if path.suffix.lower() == ".csv" and parts is not None:
+        return {f"{field}_{part}": arrow.numbers(row) for part, row in zip(parts, values, strict=True)}
+    return {field: arrow.vectors(values, valid)}
+
+
+def save(path: Path, columns: dict[str, pa.Array]) -> None:
+    """Write a table by its columns.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    write = _writer(path, pa.table(columns))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _writer(path: Path, table: pa.Table) -> Callable[[Path], None]:
+    if path.suffix.lower() == ".parquet":
+        import pyarrow.parquet as pq
+
+        return lambda temporary: pq.write_table(table, temporary)
+    from pyarrow import csv
+
+    return lambda temporary: csv.write_csv(table, temporary, csv.WriteOptions(quoting_style="needed"))

@@ -1,0 +1,1 @@
+"""Maintenance and status: what may be deleted, deleting it, the status of every model, alarms."""

@@ -1,0 +1,102 @@
+"""Describe a model's snapshots, generations, positions and lag."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from jobs.downstream.driver import followers, given_up
+from jobs.observability.progress import Lag
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import measurements
+
+if TYPE_CHECKING:
+    from jobs.lineage.generations import Generation
+    from jobs.snapshots.manifests import Manifest
+
+ENDED = ("retired", "removed")
+"""Generations that nothing drives."""
+
+
+def model_status(
+    warehouse: Warehouse, name: str, manifests: list[Manifest], lineages: list[Generation], quarantined: int
+) -> dict[str, Any]:
+    table = measurements(name)
+    landed = warehouse.exists(table)
+    version = warehouse.latest_version(table) if landed else None
+    return {
+        "model": name,
+        "measurements": {
+            "version": version,
+            "rows": warehouse.read(table).count() if landed else 0,
+            "quarantined": quarantined,
+        },
+        "snapshots": [
+            {
+                "snapshot": one.snapshot_id,
+                "model_version": one.model_version,
+                "version": one.version,
+                "cut": one.cut,
+                "keys": one.key_count,
+                "rows": one.rows,
+                "status": one.status,
+                "committed_at": one.committed_at,
+            }
+            for one in manifests
+        ],
+        "generations": [_lineage(warehouse, one, version) for one in lineages],
+        "followers": followers(warehouse, name),
+        "given_up": given_up(warehouse, name),
+    }
+
+
+def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
+    from jobs.lineage.generations import position_of
+    from jobs.observability.lag import table_lag
+    from jobs.observability.progress_log import Spool
+    from jobs.supervision.driver_identity import Owner
+    from jobs.warehouse.checkpoints import Checkpoint
+
+    checkpoint = Checkpoint(warehouse, one.checkpoint)
+    damage = checkpoint.damage()
+    done = None if damage else checkpoint.progressed()
+    version = one.start_version if done is None else done.version
+    holder = Owner.parse(one.owner)
+    progress = None if one.status in ENDED else Spool(warehouse, one.model).newest(one.generation)
+    last_batch_at = None if done is None else checkpoint.committed_at(done.batch)
+    if one.status in ENDED or newest is None and one.topic is None:
+        lag = Lag()
+    elif one.topic is not None:
+        lag = _topic_lag(progress, last_batch_at)
+    else:
+        lag = table_lag(warehouse, measurements(one.model), version)
+    running = holder is not None and holder.alive(one.heartbeat)
+    return {
+        "generation": one.generation,
+        "model_version": one.model_version,
+        "status": one.status,
+        "snapshot": one.snapshot_id,
+        "batches": 0 if done is None else done.batch + 1,
+        "version": version,
+        "position": one.start_position if damage else position_of(warehouse, one),
+        "versions_behind": None
+        if one.topic is not None or newest is None or one.status in ENDED
+        else max(0, newest - version),
+        "rows_behind": lag.rows,
+        "seconds_behind": lag.seconds,
+        "last_batch_at": last_batch_at,
+        "progress": progress,
+        "driver": None if holder is None or not running else {"host": holder.host, "pid": holder.pid},
+        # A lease whose driver is gone: it was killed, and the next start goes on from the checkpoint.
+        "driver_lost": holder is not None and not running,
+        "heartbeat": one.heartbeat,
+        "last_error": f"the checkpoint is damaged: {damage}" if damage else one.last_error,
+    }
+
+
+def _topic_lag(progress: dict[str, Any] | None, last_batch_at: datetime | None) -> Lag:
+    """Return the lag behind a topic as the last micro-batch knew it: to know more takes the broker."""
+    rows = None if progress is None else progress["lag_rows"]
+    if not rows or last_batch_at is None:
+        return Lag(rows, None if rows is None else 0.0)
+    return Lag(rows, (datetime.now(UTC) - last_batch_at).total_seconds())

@@ -1,0 +1,95 @@
+"""Rows that belong to a snapshot beside its states, in a table of their own: written once, pinned and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.warehouse.delta import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Pinned(NamedTuple):
+    """What a manifest says of a snapshot's rows: how many, a checksum that no order changes, the table's version."""
+
+    rows: int
+    checksum: str
+    version: int
+
+
+def write_rows(
+    warehouse: Warehouse, table: str, snapshot_id: str, model: str, rows: DataFrame, columns: Sequence[str]
+) -> Pinned:
+    """Write a snapshot's rows, replacing what a killed attempt left; return what its manifest is to say of them."""
+    from pyspark.sql import functions as F
+
+    marked = rows.select(F.lit(snapshot_id).alias("snapshot_id"), F.lit(model).alias("model"), *columns)
+    where = f"model = '{model}' AND snapshot_id = '{snapshot_id}'"
+    writer = marked.write.format("delta").mode("overwrite").option("replaceWhere", where)
+    with warehouse.lock(table):
+        # A table of an earlier release has not all of the columns yet.
+        writer.option("mergeSchema", "true").save(warehouse.path(table))
+        version = warehouse.latest_version(table)
+    return Pinned(*_measure(_read(warehouse, table, snapshot_id, model, version), columns), version)
+
+
+def pinned(
+    warehouse: Warehouse,
+    table: str,
+    snapshot_id: str,
+    model: str,
+    said: Pinned,
+    columns: Sequence[str],
+    what: str,
+) -> DataFrame:
+    """Return a snapshot's rows, pinned to a version of their table, once they are found whole.
+
+    The version is the one that was written; Delta forgets it after 30 days, and then it is the newest, in which the
+    rows are the same: they are written once, and the checksum tells.
+
+    Raises:
+        UserError: rows are missing, doubled or changed.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    def counted(version: int) -> tuple[DataFrame, int, str]:
+        rows = _read(warehouse, table, snapshot_id, model, version)
+        return rows, *_measure(rows, columns)
+
+    try:
+        rows, count, checksum = counted(said.version)
+    except (PySparkException, Py4JJavaError):  # a file that is gone is the latter
+        try:
+            rows, count, checksum = counted(warehouse.latest_version(table))
+        except (PySparkException, Py4JJavaError, OSError) as error:
+            raise UserError(
+                f"the {what} of snapshot {snapshot_id} cannot be read: {first_line(error)}", RUN_FAILED
+            ) from error
+    if (count, checksum) != (said.rows, said.checksum):
+        raise UserError(
+            f"snapshot {snapshot_id} is damaged: it has {count} {what} with checksum {checksum}, where its manifest "
+            f"says {said.rows} with {said.checksum}; start from another snapshot or pretrain again",
+            RUN_FAILED,
+        )
+    return rows.select(*columns)
+
+
+def _read(warehouse: Warehouse, table: str, snapshot_id: str, model: str, version: int) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    mine = (F.col("model") == model) & (F.col("snapshot_id") == snapshot_id)
+    return warehouse.read(table, version).filter(mine)
+
+
+def _measure(rows: DataFrame, columns: Sequence[str]) -> tuple[int, str]:
+    """Return the count of rows, and the sum, modulo 2^64, of a 64-bit hash of each."""
+    from pyspark.sql import functions as F
+
+    digest = F.xxhash64(*columns).cast("decimal(38,0)")
+    row = rows.agg(F.count("*").alias("count"), F.sum(digest).alias("digest")).first()
+    assert row is not None
+    return int(row["count"]), f"{int(row['digest'] or 0) % (1 << 64):016x}"

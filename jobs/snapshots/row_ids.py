@@ -1,0 +1,136 @@
+"""The ids that are remembered at a snapshot's position: part of the snapshot, in a table of their own, an entry a row.
+
+A row that comes behind the position may repeat one before it. Without these entries a stream that begins from the
+snapshot would take it a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.encoding.keys import integer_keys
+from jobs.encoding.packet_kinds import IDS, TIMED
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import Routing, bucket_of, route_of
+from jobs.encoding.rows import RowFormat, by_bucket, unpack_rows
+from jobs.encoding.watermark_ticks import of_kind
+from jobs.snapshots.pinned_rows import Pinned, pinned, write_rows
+from jobs.state.block_format import StateFormat
+from jobs.state.row_ids import entries_of, ids_layout, in_reach
+from jobs.state.text_codec import stored_bytes
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import REMEMBERED_IDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.snapshots.manifests import Manifest
+
+TABLE = "remembered_ids"
+COLUMNS = ("key_identity", "key_check", "id", "id_check", "event_time")
+"""The key and the id as `jobs.encoding.keys` and `jobs.encoding.rows` know them: whole numbers, or two hashes of a text."""
+_ROWS = "key_identity bigint, key_check bigint, id bigint, id_check bigint, event_time bigint"
+
+
+def of_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
+    """Return the entries of bucketed rows (`history.bucket_rows`) that a row behind them may repeat.
+
+    Args:
+        packed: each bucket's packets in a partition of their own.
+        fmt: of the rows.
+        floor: no row will come from before that time, in microseconds.
+    """
+
+    def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for payloads in by_bucket(batches):
+            yield _rows(_reachable(entries_of(unpack_rows(payloads, fmt)), fmt, floor))
+
+    return _typed(packed.mapInArrow(take, _ROWS))
+
+
+def of_blocks(blocks: DataFrame, stored: StateFormat, fmt: RowFormat, floor: int) -> DataFrame:
+    """Return the entries in blocks of the stream's state (column `ids`) that a row to come may repeat."""
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for value in batch.column("ids").to_pylist():
+                yield _rows(_reachable(stored.decode(stored_bytes(value)), fmt, floor))
+
+    return _typed(blocks.select("ids").mapInArrow(unpack, _ROWS))
+
+
+def write(warehouse: Warehouse, snapshot_id: str, model: str, entries: DataFrame) -> dict[str, Any]:
+    """Write a snapshot's entries, replacing what a killed attempt left; return what its manifest says of them."""
+    warehouse.create(TABLE, REMEMBERED_IDS, partition_by=("model", "snapshot_id"))
+    return write_rows(warehouse, TABLE, snapshot_id, model, entries, COLUMNS)._asdict()
+
+
+def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
+    """Return a snapshot's entries, pinned, once they are found whole; None if it has none.
+
+    Raises:
+        UserError: entries are missing, doubled or changed.
+    """
+    said = (manifest.waiting or {}).get("ids")
+    if said is None:
+        return None
+    what = "remembered ids"
+    return pinned(warehouse, TABLE, manifest.snapshot_id, manifest.model, Pinned(**said), COLUMNS, what)
+
+
+def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
+    """Pack entries for the stream's initial state (`ticks.TIMED`)."""
+    from pyspark.sql import functions as F
+
+    row_id, labels = fmt.row_id, np.asarray(routing.labels, np.int32)
+    assert row_id is not None
+    layout = ids_layout(fmt.kind, row_id)
+    names = ["id", "id_check"][: row_id.width]
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            given = {name: batch.column(name).fill_null(0).to_numpy() for name in batch.schema.names}
+            arrays = {"route": route_of(given["key_identity"]), "time": given["event_time"]}
+            if not fmt.kind.integer:
+                arrays["check"] = given["key_check"]
+            arrays["id"] = np.stack([given[name] for name in names])
+            records = Records(arrays, None)
+            bucket = bucket_of(arrays["route"], len(labels))
+            present = np.unique(bucket)
+            parts = [layout.encode(records.take(np.flatnonzero(bucket == number))) for number in present]
+            yield of_kind(pa.array(labels[present]), IDS, pa.array(parts, pa.binary()))
+
+    packer: Callable[..., Any] = pack
+    times = F.unix_micros("event_time").alias("event_time")
+    return entries.select(*COLUMNS[:-1], times).mapInArrow(packer, TIMED)
+
+
+def _reachable(entries: Records, fmt: RowFormat, floor: int) -> Records:
+    assert fmt.row_id is not None
+    return entries.take(np.flatnonzero(in_reach(entries, fmt.row_id.within, floor)))
+
+
+def _rows(entries: Records) -> pa.RecordBatch:
+    """Return entries as Arrow rows (`_ROWS`)."""
+    arrays = entries.arrays
+    ids = arrays["id"]
+    columns = [
+        pa.array(integer_keys(np.ascontiguousarray(arrays["route"]))),
+        pa.array(np.array(arrays["check"])) if "check" in arrays else pa.nulls(entries.size, pa.int64()),
+        pa.array(np.array(ids[0])),
+        pa.array(np.array(ids[1])) if len(ids) > 1 else pa.nulls(entries.size, pa.int64()),
+        pa.array(np.array(arrays["time"])),
+    ]
+    return pa.RecordBatch.from_arrays(columns, list(COLUMNS))
+
+
+def _typed(rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return rows.withColumn("event_time", F.timestamp_micros("event_time"))

@@ -1,0 +1,154 @@
+"""The rows of a snapshot: one key's state in plain typed columns, and packets that seed a stream with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.encoding.arrow import lists, matrix
+from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, integer_keys
+from jobs.encoding.packet_kinds import SEED
+from jobs.encoding.packets import Layout, Records
+from jobs.encoding.routing import Routing, bucket_of
+from jobs.warehouse.delta import Warehouse
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+STATE_ROWS = (
+    "state_index bigint, event_time bigint, mean array<double>, covariance array<double>, log_likelihood double, "
+    "extras map<string, array<double>>"
+)
+
+
+def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.RecordBatch]:
+    """Turn state records into Arrow rows: key, then the columns of `STATE_ROWS`."""
+    step = 65_536
+    for start in range(0, records.size, step):
+        part = records.slice(start, min(start + step, records.size))
+        arrays = part.arrays
+        mean, covariance, extras = kernel.snapshot(np.ascontiguousarray(arrays["values"], np.float64))
+        key = pa.array(integer_keys(np.ascontiguousarray(arrays["route"]))) if integer else part.text
+        yield pa.RecordBatch.from_arrays(
+            [
+                key,
+                pa.array(np.ascontiguousarray(arrays["count"])),
+                pa.array(np.ascontiguousarray(arrays["event_time"])),
+                lists(mean),
+                lists(covariance),
+                pa.array(np.ascontiguousarray(arrays["log_likelihood"])),
+                map_of(extras, part.size),
+            ],
+            ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"],
+        )
+
+
+def typed_states(rows: DataFrame) -> DataFrame:
+    """Return state rows as a snapshot has them: the key as text, the event time as a timestamp."""
+    from pyspark.sql import functions as F
+
+    return rows.withColumn("key", F.col("key").cast("string")).withColumn(
+        "event_time", F.timestamp_micros("event_time")
+    )
+
+
+def read_rows(warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None) -> DataFrame:
+    """Read a snapshot's state rows."""
+    from pyspark.sql import functions as F
+
+    frame = warehouse.read("snapshots", version)
+    return frame.filter((F.col("model") == model) & (F.col("snapshot_id") == snapshot_id))
+
+
+def measure(rows: DataFrame) -> tuple[int, str, int]:
+    """Return the key count, the checksum and the measurements reflected of state rows.
+
+    The checksum is the sum, modulo 2^64, of a 64-bit hash of each row: no order of rows changes it.
+    """
+    from pyspark.sql import functions as F
+
+    columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood"]
+    hashed = rows.select("state_index", F.xxhash64(*columns, F.map_entries("extras")).alias("hash"))
+    # Sums of halves, 32 bits each, are 64-bit integers for up to two billion keys; decimals take several times as long.
+    row = hashed.agg(
+        F.count("*").alias("count"),
+        F.sum(F.shiftright("hash", 32)).alias("high"),
+        F.sum(F.col("hash").bitwiseAND(F.lit(0xFFFFFFFF))).alias("low"),
+        F.sum("state_index").alias("rows"),
+    ).first()
+    assert row is not None
+    checksum = (((row["high"] or 0) << 32) + (row["low"] or 0)) % (1 << 64)
+    return int(row["count"]), f"{checksum:016x}", int(row["rows"] or 0)
+
+
+def seed_packets(
+    rows: DataFrame, kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing
+) -> DataFrame:
+    """Pack a snapshot's rows for the stream's initial state: (bucket, packet of state records)."""
+    from pyspark.sql import functions as F
+
+    _, _, extras = kernel.snapshot(kernel.initial(1))
+    widths = {name: array.shape[0] for name, array in extras.items()}
+    named: list[Column] = [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]
+    columns = rows.select(
+        *identity_expressions(kind, F.col("key")),
+        F.unix_micros("event_time").alias("event_time"),
+        F.col("state_index").alias("count"),
+        "log_likelihood",
+        "mean",
+        "covariance",
+        *named,
+    )
+    return columns.mapInArrow(_seeder(kernel, kind, layout, routing, widths), SEED)
+
+
+def _seeder(
+    kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing, widths: dict[str, int]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    n, labels = len(kernel.states), np.asarray(routing.labels)
+
+    def seed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            names = ["identity"] if kind.integer else ["identity", "check"]
+            arrays = identity_arrays({name: batch.column(name).to_numpy() for name in names})
+            for name in ("event_time", "count", "log_likelihood"):
+                arrays[name] = batch.column(name).to_numpy()
+            extras = {
+                name: matrix(batch.column(f"x{i}"), width, name)
+                for i, (name, width) in enumerate(widths.items())
+            }
+            mean, covariance = (
+                matrix(batch.column("mean"), n, "mean"),
+                matrix(batch.column("covariance"), n * n, "covariance"),
+            )
+            arrays["values"] = kernel.restore(mean, covariance, extras)
+            records = Records(arrays, None if kind.integer else batch.column("text"))
+            bucket = bucket_of(arrays["route"], len(labels))
+            for number in np.unique(bucket):
+                part = records.take(np.flatnonzero(bucket == number))
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array([labels[number]], pa.int32()), pa.array([layout.encode(part)], pa.binary())],
+                    ["bucket", "payload"],
+                )
+
+    return seed
+
+
+def map_of(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:
+    """Turn named (d, N) arrays into N maps from name to d numbers; null where there are none."""
+    kind = pa.map_(pa.string(), pa.list_(pa.float64()))
+    if not extras:
+        return pa.nulls(size, kind)
+    columns = [lists(array) for array in extras.values()]
+    order = (np.arange(size)[:, None] + size * np.arange(len(columns))).ravel()
+    items = pa.concat_arrays(columns).take(pa.array(order))
+    names = pa.array(list(extras) * size, pa.string())
+    offsets = pa.array(np.arange(size + 1, dtype=np.int32) * np.int32(len(columns)))
+    return pa.MapArray.from_arrays(offsets, names, items)

@@ -1,0 +1,155 @@
+"""The rows that wait at a snapshot's position: part of the snapshot, in a table of their own, one plain row each.
+
+A snapshot reflects each row up to its position exactly once: in a key's state, or here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.encoding.arrow import lists
+from jobs.encoding.keys import identity_expressions, integer_keys, text_of
+from jobs.encoding.packet_kinds import NEVER, TIMED
+from jobs.encoding.routing import Routing
+from jobs.encoding.rows import RowFormat, id_columns, ids_of
+from jobs.encoding.watermark_ticks import timed_packer
+from jobs.snapshots import row_ids
+from jobs.snapshots.pinned_rows import Pinned, pinned, write_rows
+from jobs.state.block_format import StateFormat
+from jobs.state.text_codec import stored_bytes
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import WAITING_ROWS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.snapshots.manifests import Manifest
+
+TABLE = "waiting"
+COLUMNS = ("key", "event_time", "measurement", "control")
+ROW_ID_COLUMN = "row_id"
+"""And of a model whose rows have ids, the id as text."""
+
+
+class Held(NamedTuple):
+    """Rows that wait, the watermark that they wait for, and the newest event time, in microseconds.
+
+    ids: those that are remembered (`jobs.snapshots.row_ids`), where repetitions are told by ids.
+    """
+
+    rows: DataFrame
+    watermark: int
+    newest: int
+    ids: DataFrame | None = None
+
+
+def of_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
+    """Return measurement rows with the columns of waiting ones."""
+    from pyspark.sql import functions as F
+
+    def numbers(names: tuple[str, ...]) -> Any:
+        return F.array(*(F.col(f"`{name}`").cast("double") for name in names)).cast("array<double>")
+
+    return frame.select(
+        text_of(fmt.kind).alias("key"),
+        F.col(f"`{fmt.time}`").alias("event_time"),
+        numbers(fmt.measurement).alias("measurement"),
+        numbers(fmt.control).alias("control"),
+        *(
+            []
+            if fmt.row_id is None
+            else [F.col(f"`{fmt.row_id.column}`").cast("string").alias(ROW_ID_COLUMN)]
+        ),
+    )
+
+
+def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame:
+    """Return the rows of parts of the stream's state (column `rows`) with the columns of waiting ones."""
+    from pyspark.sql import functions as F
+
+    kind, columns = fmt.kind, _columns(fmt.row_id is not None)
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for value in batch.column("rows").to_pylist():
+                records = stored.decode(stored_bytes(value))
+                arrays = records.arrays
+                u = arrays.get("u", np.empty((0, records.size)))
+                key = pa.array(integer_keys(np.array(arrays["route"]))) if kind.integer else records.text
+                found = [key, pa.array(np.array(arrays["time"])), lists(arrays["y"]), lists(u)]
+                if fmt.row_id is not None:
+                    found.append(ids_of(records).cast(pa.string()))
+                yield pa.RecordBatch.from_arrays(found, list(columns))
+
+    schema = (
+        f"key {'bigint' if kind.integer else 'string'}, event_time bigint, measurement array<double>, "
+        f"control array<double>{'' if fmt.row_id is None else f', {ROW_ID_COLUMN} string'}"
+    )
+    return (
+        parts.select("rows")
+        .mapInArrow(unpack, schema)
+        .withColumn("key", F.col("key").cast("string"))
+        .withColumn("event_time", F.timestamp_micros("event_time"))
+    )
+
+
+def write(warehouse: Warehouse, snapshot_id: str, model: str, held: Held) -> dict[str, Any]:
+    """Write a snapshot's waiting rows and ids, replacing what a killed attempt left; return what its manifest says."""
+    warehouse.create(TABLE, WAITING_ROWS, partition_by=("model", "snapshot_id"))
+    with_ids = ROW_ID_COLUMN in held.rows.columns
+    wrote = write_rows(warehouse, TABLE, snapshot_id, model, held.rows, _columns(with_ids))
+    none = held.watermark == NEVER
+    times = {"watermark": None if none else held.watermark, "newest": None if none else held.newest}
+    ids = {} if held.ids is None else {"ids": row_ids.write(warehouse, snapshot_id, model, held.ids)}
+    return {**times, **wrote._asdict(), **({"with_ids": True} if with_ids else {}), **ids}
+
+
+def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
+    """Return a snapshot's waiting rows and ids, pinned, once they are found whole; None if it has no watermark.
+
+    Raises:
+        UserError: rows are missing, doubled or changed.
+    """
+    said = manifest.waiting
+    if said is None:
+        return None
+    of, where = (manifest.snapshot_id, manifest.model), Pinned(*(said[name] for name in Pinned._fields))
+    rows = pinned(warehouse, TABLE, *of, where, _columns(said.get("with_ids", False)), "waiting rows")
+    none = said["watermark"] is None
+    times = (NEVER, NEVER) if none else (said["watermark"], said["newest"])
+    return Held(rows, *times, row_ids.verified(warehouse, manifest))
+
+
+def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
+    """Pack waiting rows for the stream's initial state (`ticks.TIMED`)."""
+    from pyspark.sql import functions as F
+
+    numbers = [
+        F.get(name, F.lit(i)).alias(f"n{at + i}")
+        for name, at, width in (
+            ("measurement", 0, len(fmt.measurement)),
+            ("control", len(fmt.measurement), len(fmt.control)),
+        )
+        for i in range(width)
+    ]
+    given = F.col(ROW_ID_COLUMN) if ROW_ID_COLUMN in rows.columns else F.lit(None).cast("string")
+    ids = {} if fmt.row_id is None else id_columns(fmt.row_id, given)
+    if ids:
+        rows = rows.withColumns(ids)
+    columns = rows.select(
+        *identity_expressions(fmt.kind, F.col("key")),
+        F.unix_micros("event_time").alias("time"),
+        *numbers,
+        *ids,
+    )
+    packer: Callable[..., Any] = timed_packer(fmt.joined, routing)
+    return columns.mapInArrow(packer, TIMED).filter("kind = 1")
+
+
+def _columns(with_ids: bool) -> tuple[str, ...]:
+    """Return the columns of waiting rows, those of models whose rows have ids or not."""
+    return (*COLUMNS, ROW_ID_COLUMN) if with_ids else COLUMNS

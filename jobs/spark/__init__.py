@@ -1,0 +1,1 @@
+"""Start Spark, and reach what PySpark does not expose."""

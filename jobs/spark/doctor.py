@@ -1,0 +1,99 @@
+"""Check that this machine has the Python and the Java that the pipeline needs, before anything is installed.
+
+Run as `python jobs/spark/doctor.py` by any Python from 3.6 on: it imports the standard library alone and nothing of
+ours, and its syntax stays old, because a Python that is too old has to get as far as saying so.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+PYTHON_AT_LEAST = (3, 11)
+JAVA_VERSIONS = (17, 21)
+JAVA_MODULE = "jdk.incubator.vector"  # Spark asks for it; Java runtimes from PyPI and stripped images lack it
+
+
+def python_problem() -> str:
+    """Return what is wrong with this Python and which package mends it, or an empty text."""
+    if sys.version_info[:2] < PYTHON_AT_LEAST:
+        found = "{}.{}".format(*sys.version_info[:2])
+        return (
+            f"Python 3.11 or later is needed, and {sys.executable} is {found}: install it "
+            "(Debian, Ubuntu: apt install python3.11 python3.11-venv; macOS: brew install python@3.11) "
+            "and run: make setup PYTHON=python3.11"
+        )
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        name = "python{}.{}-venv".format(*sys.version_info[:2])
+        return (
+            f"{sys.executable} cannot make a virtual environment: "
+            f"install its package (Debian, Ubuntu: apt install {name})"
+        )
+    return ""
+
+
+def java_command() -> str:
+    """Return the java that Spark will start: JAVA_HOME's, else the one on PATH; empty if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        command = os.path.join(home, "bin", "java")
+        return command if os.access(command, os.X_OK) else ""
+    return shutil.which("java") or ""
+
+
+def java_problem() -> str:
+    """Return what is wrong with Spark's Java and which package mends it, or an empty text."""
+    command = java_command()
+    if not command:
+        home = os.environ.get("JAVA_HOME")
+        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "no java is on PATH"
+        return f"Java 17 or 21 is needed, and {where}: {_how_to_install()}"
+    said = _run([command, "-version"])
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    if not match:  # macOS ships a java that only says that there is no Java
+        return f"Java 17 or 21 is needed, and {command} does not run: {_how_to_install()}"
+    major = int(match.group(2) or 0) if match.group(1) == "1" else int(match.group(1))
+    if major not in JAVA_VERSIONS:
+        return f"Java 17 or 21 is needed, and {command} is Java {major}: {_how_to_install()}"
+    if JAVA_MODULE not in _run([command, "--list-modules"]):
+        return f"{command} lacks the module {JAVA_MODULE}, which Spark needs: {_how_to_install()}"
+    return ""
+
+
+def _how_to_install() -> str:
+    if sys.platform == "darwin":
+        return (
+            "install it (brew install openjdk@17) and set JAVA_HOME "
+            '(export JAVA_HOME="$(brew --prefix openjdk@17)/libexec/openjdk.jdk/Contents/Home")'
+        )
+    return (
+        "install it (Debian, Ubuntu: apt install openjdk-17-jre-headless; "
+        "Fedora: dnf install java-21-openjdk-headless; macOS: brew install openjdk@17), "
+        "and if several are installed set JAVA_HOME to that one"
+    )
+
+
+def _run(command: list) -> str:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+
+
+def main() -> int:
+    """Print every problem on standard error and return 1, or return 0 in silence."""
+    problems = [problem for problem in (python_problem(), java_problem()) if problem]
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

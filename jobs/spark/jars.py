@@ -1,0 +1,365 @@
+"""Fetch the jars that Spark needs beside its own, once, so that every later start is offline and fast.
+
+`python -m jobs.spark.jars` resolves them with the Ivy that PySpark carries, in a folder of its own. The user's Ivy
+and Maven folders are not touched: a half-filled one there makes Spark's own resolution fail.
+
+What only some models need is in sets of their own, each in a folder within, fetched by its first use or by
+`python -m jobs.spark.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo,
+`yarn` a YARN cluster in one process for a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import quoteattr
+
+from jobs.core.errors import RUN_FAILED, UserError, show
+from jobs.spark.doctor import java_command, java_problem
+
+MANIFEST = "manifest.json"
+HOW_TO_FETCH = "run `make setup` (or `python -m jobs.spark.jars`)"
+_ATTEMPTS = 2  # the second goes on with what the first has downloaded
+_SECONDS = 900
+
+
+class Coordinate(NamedTuple):
+    """Name one Maven artifact; `without` names artifacts that it asks for and that we do not need."""
+
+    group: str
+    artifact: str
+    version: str
+    without: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.group}:{self.artifact}:{self.version}"
+
+
+COORDINATES: tuple[Coordinate, ...] = (
+    # Delta's kernel and Unity Catalog's client serve tables that a catalog server manages; ours are folders.
+    # Writing, reading, MERGE, streaming, OPTIMIZE, VACUUM and cloning were tried without them.
+    Coordinate(
+        "io.delta",
+        "delta-spark_4.2_2.13",
+        "4.4.0",
+        without=(
+            "delta-kernel-api",
+            "delta-kernel-defaults",
+            "delta-kernel-unitycatalog",
+            "unitycatalog-client",
+            "unitycatalog-hadoop",
+            "jackson-datatype-jdk8",
+        ),
+    ),
+)
+
+OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
+    "kafka": (
+        # The connector's own release of the token provider is not in every mirror; it only serves delegation tokens,
+        # and its classes have not changed since 4.0.0.
+        Coordinate(
+            "org.apache.spark",
+            "spark-sql-kafka-0-10_2.13",
+            "4.2.0",
+            without=("spark-token-provider-kafka-0-10_2.13",),
+        ),
+        Coordinate(
+            "org.apache.spark",
+            "spark-token-provider-kafka-0-10_2.13",
+            "4.0.0",
+            without=("kafka-clients",),
+        ),
+        Coordinate("org.apache.spark", "spark-avro_2.13", "4.1.1"),  # only from_avro, the same in 4.2
+    ),
+    "broker": (
+        Coordinate("org.apache.kafka", "kafka_2.13", "4.1.1"),
+        Coordinate("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
+    ),
+    "yarn": (
+        Coordinate(
+            "org.apache.hadoop",
+            "hadoop-client-minicluster",
+            "3.5.0",
+            without=("hadoop-client-api", "hadoop-client-runtime"),
+        ),
+        Coordinate("org.junit.jupiter", "junit-jupiter-api", "5.13.4"),
+        Coordinate("org.bouncycastle", "bcpkix-jdk18on", "1.82"),
+    ),
+}
+"""Sets of jars that only some need, by the name of their folder."""
+_ALONE = {"broker"}
+"""Sets of programs that run without Spark, so that they need also what PySpark carries."""
+
+
+def jar_folder() -> Path:
+    """Return the folder of the jars: KALMAN_JARS, else one inside this Python environment."""
+    given = os.environ.get("KALMAN_JARS")
+    return Path(given or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars").expanduser().absolute()
+
+
+def jar_paths() -> list[str]:
+    """Return the paths of the fetched jars, sorted.
+
+    Raises:
+        UserError: they were not fetched yet, are not complete, or are those of another release.
+    """
+    folder = jar_folder()
+    names = _fetched(folder, COORDINATES)
+    if names is None:
+        raise UserError(f"Spark's jars are not in {folder}, or not those of this release: {HOW_TO_FETCH}")
+    return [str(folder / name) for name in names]
+
+
+def optional_jars(part: str) -> list[str]:
+    """Return the paths of a set of `OPTIONAL`, sorted; what is not there is fetched now.
+
+    Raises:
+        UserError: the jars that every job needs are missing, or these cannot be fetched.
+    """
+    jar_paths()  # they come first: a folder without them would be taken for somebody else's
+    folder, coordinates = jar_folder() / part, OPTIONAL[part]
+    names = _fetched(folder, coordinates)
+    if names is None:
+        fetch(coordinates, folder, alone=part in _ALONE)
+        names = _fetched(folder, coordinates) or []
+    return [str(folder / name) for name in names]
+
+
+def fetch(
+    coordinates: Sequence[Coordinate] = COORDINATES, folder: Path | None = None, alone: bool = False
+) -> bool:
+    """Fetch the jars into `folder` and return True; return False when they were there, unharmed.
+
+    What PySpark carries is left out, unless they are to run `alone`. The folder appears complete or not at all.
+
+    Raises:
+        UserError: no Java, no network, or a folder that holds something else.
+    """
+    target = folder or jar_folder()
+    if _fetched(target, coordinates, check_content=True) is not None:
+        return False
+    _refuse_foreign(target)
+    problem = java_problem()
+    if problem:
+        raise UserError(problem)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".jars-", dir=target.parent) as scratch:
+            complete = _resolve(coordinates, Path(scratch), alone)
+            _write_manifest(complete, coordinates)
+            _swap(complete, target, Path(scratch))
+    except OSError as error:
+        raise UserError(
+            f"cannot write Spark's jars to {target}: {error.strerror or error}", RUN_FAILED
+        ) from error
+    return True
+
+
+def _fetched(
+    folder: Path, coordinates: Sequence[Coordinate], check_content: bool = False
+) -> list[str] | None:
+    """Return the names of the jars in `folder`, or None if they are not all there or are others."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        jars: dict[str, str] = manifest["jars"]
+        if manifest["coordinates"] != _wanted(coordinates):
+            return None
+        for name, digest in jars.items():
+            if not (folder / name).is_file() or (check_content and _sha256(folder / name) != digest):
+                return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return sorted(jars)
+
+
+def _wanted(coordinates: Iterable[Coordinate]) -> list[str]:
+    return [" !".join([str(coordinate), *coordinate.without]) for coordinate in coordinates]
+
+
+def _refuse_foreign(folder: Path) -> None:
+    # The folder is replaced as a whole, so it must be one that we made (or that does not matter).
+    if (
+        folder.exists()
+        and not (folder / MANIFEST).is_file()
+        and (not folder.is_dir() or any(folder.iterdir()))
+    ):
+        raise UserError(
+            f"{folder} holds something other than Spark's jars: set KALMAN_JARS to a folder of its own"
+        )
+
+
+def _resolve(coordinates: Sequence[Coordinate], scratch: Path, alone: bool) -> Path:
+    """Let Ivy fetch the jars below `scratch`; return their folder."""
+    own = _pyspark_jars()
+    ivy = next((path for path in own if path.name.startswith("ivy-")), None)
+    if ivy is None:
+        raise UserError(
+            "PySpark carries no Ivy here, so Spark's jars cannot be fetched: reinstall pyspark", RUN_FAILED
+        )
+    jars = scratch / "jars"
+    jars.mkdir()
+    settings, module = scratch / "ivysettings.xml", scratch / "ivy.xml"
+    settings.write_text(_ivy_settings(scratch / "cache"), encoding="utf-8")
+    carried = set() if alone else {_artifact_name(path.name) for path in own}
+    module.write_text(_ivy_module(coordinates, carried), encoding="utf-8")
+    command = [java_command(), *_proxy_options(), "-cp", str(ivy), "org.apache.ivy.Main"]
+    command += ["-settings", os.environ.get("KALMAN_IVYSETTINGS") or str(settings), "-ivy", str(module)]
+    command += ["-cache", str(scratch / "cache"), "-confs", "default", "-types", "jar", "bundle"]
+    command += ["-retrieve", f"{jars}/[artifact]-[revision].[ext]", "-warn"]
+    said = ""
+    for _ in range(_ATTEMPTS):
+        said, failed = _run(command)
+        if not failed and any(jars.glob("*.jar")):
+            return jars
+    raise UserError(f"Spark's jars could not be fetched: {_reason(said)}", RUN_FAILED)
+
+
+def _run(command: Sequence[str]) -> tuple[str, bool]:
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return "timed out", True
+    return done.stdout + done.stderr, done.returncode != 0
+
+
+def _ivy_settings(cache: Path) -> str:
+    # A resolver without a root is Ivy's own notion of Maven Central, the only place that has to be asked.
+    return f"""<ivysettings>
+  <settings defaultResolver="central"/>
+  <caches defaultCacheDir={quoteattr(str(cache))}/>
+  <timeout-constraints>
+    <timeout-constraint name="patient" connectionTimeout="20000" readTimeout="120000"/>
+  </timeout-constraints>
+  <resolvers>
+    <ibiblio name="central" m2compatible="true" usepoms="true" timeoutConstraint="patient"/>
+  </resolvers>
+</ivysettings>
+"""
+
+
+def _ivy_module(coordinates: Iterable[Coordinate], carried: set[str]) -> str:
+    """Write the module that depends on `coordinates`, without what PySpark carries already."""
+    lines = ['<ivy-module version="2.0">', '  <info organisation="kalman-pipeline" module="jars"/>']
+    lines += ['  <configurations><conf name="default"/></configurations>', "  <dependencies>"]
+    for coordinate in coordinates:
+        group, artifact, version = (quoteattr(text) for text in coordinate[:3])
+        lines.append(
+            f'    <dependency org={group} name={artifact} rev={version} conf="default->master,runtime">'
+        )
+        lines += [f"      <exclude module={quoteattr(name)}/>" for name in coordinate.without]
+        lines.append("    </dependency>")
+    lines += [f"    <exclude module={quoteattr(name)}/>" for name in sorted(carried)]
+    return "\n".join([*lines, "  </dependencies>", "</ivy-module>", ""])
+
+
+def _pyspark_jars() -> list[Path]:
+    # Found, not imported: importing PySpark takes a second.
+    spec = find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("PySpark is not installed in this Python: run `make setup`")
+    return [
+        path
+        for root in spec.submodule_search_locations
+        for path in sorted((Path(root) / "jars").glob("*.jar"))
+    ]
+
+
+def _artifact_name(file_name: str) -> str:
+    """Return `jackson-core` of `jackson-core-2.21.2.jar`."""
+    return re.sub(r"-\d[^/]*$", "", file_name.removesuffix(".jar"))
+
+
+def _proxy_options() -> list[str]:
+    """Tell Java about the proxy of the environment, which it does not read by itself."""
+    options = []
+    for scheme, address in urllib.request.getproxies().items():
+        proxy = urllib.parse.urlsplit(address if "//" in address else f"//{address}")
+        with contextlib.suppress(ValueError):  # a port that is not a number: Java's own message is as good
+            if scheme in ("http", "https") and proxy.hostname:
+                options.append(f"-D{scheme}.proxyHost={proxy.hostname}")
+                options.append(f"-D{scheme}.proxyPort={proxy.port or 80}")
+    return options
+
+
+def _reason(said: str) -> str:
+    """Return in one sentence what Ivy's output says, and what to do."""
+    where = "check the network, the proxy (https_proxy) and, behind a mirror, KALMAN_IVYSETTINGS"
+    if re.search(
+        r"UnknownHost|Host .* not found|ConnectException|timed out|refused|unreachable|Server access",
+        said,
+        re.I,
+    ):
+        return f"no connection to the Maven repository; {where}"
+    if re.search(r"SSL|PKIX|certificate", said):
+        return (
+            "Java does not trust the Maven repository's certificate; import its authority into Java's store"
+        )
+    missing = re.findall(r"::\s*([\w.-]+)#([\w.-]+);([\w.-]+):\s*not found", said)
+    if missing:
+        return f"{':'.join(missing[0])} was not found in the Maven repository; {where}"
+    lines = [line.strip() for line in said.splitlines() if re.search(r"[A-Za-z]{4}", line)]
+    return f"{lines[-1] if lines else 'Ivy said nothing'}; {where}"
+
+
+def _write_manifest(folder: Path, coordinates: Sequence[Coordinate]) -> None:
+    jars = {path.name: _sha256(path) for path in sorted(folder.glob("*.jar"))}
+    text = json.dumps({"coordinates": _wanted(coordinates), "jars": jars}, indent=2)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _swap(complete: Path, target: Path, scratch: Path) -> None:
+    if target.exists():
+        target.rename(scratch / "replaced")
+    try:
+        complete.rename(target)
+    except OSError:
+        # Another set-up was faster; what it left is as good if it is whole.
+        if not (target / MANIFEST).is_file():
+            raise
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main(parts: Sequence[str] = ()) -> int:
+    """Fetch the jars, and those of the sets that are named, if they are not there, and say where they are."""
+    began = time.monotonic()
+    try:
+        unknown = [part for part in parts if part not in OPTIONAL]
+        if unknown:
+            raise UserError(f"there is no set of jars '{unknown[0]}': give {' or '.join(OPTIONAL)}")
+        print(f"Spark's jars: {', '.join(map(str, COORDINATES))}", flush=True)
+        fetched = fetch()
+        how = f"fetched in {time.monotonic() - began:.0f} s" if fetched else "all there"
+        print(f"Spark's jars: {len(jar_paths())} in {jar_folder()}, {how}")
+        for part in parts:
+            print(f"Jars of {part}: {len(optional_jars(part))} in {jar_folder() / part}")
+    except (Exception, KeyboardInterrupt) as error:
+        return show(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""Wait for streaming queries to end, and find the cause of one that failed."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from jobs.core.errors import FULL, is_full
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+POLL_SECONDS = 0.2
+
+STATE_LOST = "CANNOT_LOAD_STATE_STORE"
+"""What Spark says where files of its state are missing or damaged."""
+
+FINISH_SECONDS = 120.0
+"""How long a stop waits for the running micro-batch before it interrupts it (which loses nothing)."""
+
+
+def await_end(query: StreamingQuery, stop: threading.Event) -> None:
+    """Wait for the query's end; on a stop signal let the running micro-batch finish first."""
+    while query.isActive and not stop.wait(POLL_SECONDS):
+        pass
+    if query.isActive:
+        running = query.status["isTriggerActive"]
+        before = _last_batch(query)
+        waited = 0.0
+        while running and query.isActive and _last_batch(query) == before and waited < FINISH_SECONDS:
+            time.sleep(POLL_SECONDS)
+            waited += POLL_SECONDS
+            running = query.status["isTriggerActive"]
+        query.stop()
+    problem = query.exception()
+    if problem is not None:
+        raise problem
+
+
+def _last_batch(query: StreamingQuery) -> int:
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the line of an error that says most: the innermost exception raised in Python, else the first line."""
+    if is_full(error):
+        return FULL
+    ours = re.findall(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?\s*$", str(error), re.MULTILINE)
+    if ours:
+        return ours[-1][:600]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if line.startswith(("jobs.", "kalman.", "ValueError", "StateMismatch"))]
+    return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:600]

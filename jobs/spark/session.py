@@ -1,0 +1,79 @@
+"""Start the Spark session that every job uses."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from jobs.core.errors import UserError
+from jobs.core.settings import Settings
+from jobs.spark.conf import spark_conf
+from jobs.spark.jars import jar_paths, optional_jars
+from jobs.spark.java_output import filtered
+from jobs.spark.job_labels import label
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def spark_session(
+    settings: Settings, app: str, conf: Mapping[str, str] | None = None, kafka: bool = False
+) -> SparkSession:
+    """Start, or find, the session named `app` on the configured master; with `kafka`, one that can speak to brokers.
+
+    Under `spark-submit` the master and the jars are those of the command line; otherwise they come from `settings` and
+    from the jars that set-up has fetched.
+
+    Raises:
+        UserError: Java is missing, or the jars have not been fetched.
+    """
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    # PySpark logs each exception as a line of JSON with its stack trace; the command says it in a sentence.
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True
+    logging.getLogger("SQLQueryContextLogger").disabled = True
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app)
+    for name, value in {**spark_conf(), **(conf or {})}.items():
+        builder = builder.config(name, value)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        builder = builder.master(settings.master).config("spark.jars", ",".join(_jars(kafka)))
+        builder = builder.config("spark.ui.enabled", os.environ.get("KALMAN_SPARK_UI", "false"))
+        if settings.master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    try:
+        with filtered(), _interrupt_kept():
+            session = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise UserError(
+            f"Spark did not start ({error.getCondition()}): install Java 17 or 21 and check it with `java -version`"
+        ) from error
+    session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
+    label(session, app)
+    return session
+
+
+@contextmanager
+def _interrupt_kept() -> Iterator[None]:
+    """Keep what the command has set for Ctrl-C, which PySpark would replace by one that cancels Spark's jobs."""
+    before = signal.getsignal(signal.SIGINT)
+    ours = callable(before) and before is not signal.default_int_handler
+    try:
+        yield
+    finally:
+        if ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+def _jars(kafka: bool) -> list[str]:
+    # A session cannot be given more jars later: KALMAN_KAFKA_JARS=1 gives them to one that several jobs share.
+    wanted = kafka or os.environ.get("KALMAN_KAFKA_JARS") == "1"
+    return [*jar_paths(), *(optional_jars("kafka") if wanted else [])]

@@ -1,0 +1,81 @@
+"""The functions that a spec names as `module:function`: where they come from, and how Spark's workers get them.
+
+Only their names are in specs, in what is sent to workers, and in fingerprints.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.specs.functions import named_functions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def files_to_ship(definition: Mapping[str, Any]) -> list[Path]:
+    """Return the files of the modules that a definition's functions come from, but for installed packages.
+
+    A package outside of them is put into a zip file in a temporary folder. A module's own imports of modules beside it
+    are not followed: make a package of them.
+
+    Raises:
+        ModelError: a function is not there.
+    """
+    return files_of(named_functions(definition), definition.get("folder"))
+
+
+def files_of(names: Iterable[str], folder: str | None) -> list[Path]:
+    """Return the files of the modules of functions by their names, as `files_to_ship` does.
+
+    Raises:
+        ModelError: a function is not there.
+    """
+    from kalman.models.named import find, module_file
+
+    files: dict[Path, None] = {}
+    for name in names:
+        find(name, folder)
+        file = module_file(name, folder)
+        if file is not None and not _installed(file):
+            files[file] = None
+    return [_zipped(file) if file.is_dir() else file for file in files]
+
+
+def ship(spark: SparkSession, definition: Mapping[str, Any]) -> None:
+    """Give the files of a definition's functions to the session's workers.
+
+    Raises:
+        ModelError: a function is not there.
+    """
+    ship_named(spark, named_functions(definition), definition.get("folder"))
+
+
+def ship_named(spark: SparkSession, names: Iterable[str], folder: str | None) -> None:
+    """Give the files of functions by their names to the session's workers, as `ship` does.
+
+    Raises:
+        ModelError: a function is not there.
+    """
+    for file in files_of(names, folder):
+        spark.sparkContext.addPyFile(str(file))
+
+
+def _installed(file: Path) -> bool:
+    """Tell whether a file is part of what is installed with the Python that the workers run too."""
+    own = Path(__file__).resolve().parents[2]
+    paths = sysconfig.get_paths()
+    places = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places += [own / "kalman", own / "jobs"]
+    return any(file.resolve().is_relative_to(place) for place in places)
+
+
+def _zipped(package: Path) -> Path:
+    place = Path(tempfile.mkdtemp(prefix="kalman-functions-"))
+    archive = shutil.make_archive(str(place / package.name), "zip", package.parent, package.name)
+    return Path(archive)

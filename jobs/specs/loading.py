@@ -1,0 +1,158 @@
+"""Find and load model specs, and write their JSON schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from jobs.specs import yaml_text
+from jobs.specs.model_spec import ModelSpec, folder_of, loaded_from
+from jobs.specs.problems import Problem, SpecError, closest, problem_of
+
+
+def load_spec(
+    name_or_path: str | Path, models_dir: str | Path | None = None, *, deep: bool = False
+) -> ModelSpec:
+    """Load a spec by its model's name (`nile`: `<models_dir>/nile.yaml`) or by its file's path.
+
+    Args:
+        name_or_path: a name, or a path that has a folder in it or ends in .yaml or .yml.
+        models_dir: the folder of specs; by default `models`.
+        deep: also check what only the numerics can judge (loads NumPy).
+
+    Raises:
+        SpecError: the file is missing, is no YAML, or is no valid spec; one problem a line.
+    """
+    text = str(name_or_path)
+    if text.endswith((".yaml", ".yml")) or "/" in text or isinstance(name_or_path, Path):
+        spec = _load(Path(text).expanduser())
+    else:
+        folder = Path(models_dir or "models")
+        path = folder / f"{text}.yaml"
+        if not path.is_file():
+            known = [file.stem for file in spec_files(folder)] if folder.is_dir() else []
+            hint = closest(text, known) or (
+                f"models there are {', '.join(known)}" if known else "there are no models there"
+            )
+            raise SpecError(Problem(str(path), "", f"there is no model '{text}'", hint))
+        spec = _load(path)
+        _check_stem(spec, path)
+    return spec.check() if deep else spec
+
+
+def spec_files(models_dir: str | Path) -> list[Path]:
+    """Return the spec files of a folder in the order of their names.
+
+    Raises:
+        SpecError: there is no such folder.
+    """
+    folder = Path(models_dir)
+    if not folder.is_dir():
+        raise SpecError(
+            Problem(str(folder), "", "there is no such folder of models", "set --models or KALMAN_MODELS")
+        )
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix in (".yaml", ".yml") and not path.name.startswith(".")
+    )
+
+
+def load_all(models_dir: str | Path) -> list[ModelSpec]:
+    """Load every spec of a folder, in the order of their files' names.
+
+    Raises:
+        SpecError: with the problems of all files together.
+    """
+    specs: list[ModelSpec] = []
+    problems: list[Problem] = []
+    for path in spec_files(models_dir):
+        try:
+            spec = _load(path)
+            _check_stem(spec, path)
+            specs.append(spec)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return specs
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a spec, with what each field means."""
+    fields = ModelSpec.model_json_schema()
+    fields["required"].remove("states")  # a mixture's are its measurements
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **fields,
+        "title": "kalman-pipeline model spec",
+    }
+
+
+def _load(path: Path) -> ModelSpec:
+    file = str(path)
+    try:
+        document = yaml_text.parse(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise SpecError(Problem(file, "", "is not UTF-8 text", "save it as UTF-8")) from error
+    except FileNotFoundError as error:
+        raise SpecError(
+            Problem(file, "", "there is no such file", "give a model's name or the path of a spec")
+        ) from error
+    except OSError as error:
+        raise SpecError(
+            Problem(file, "", f"cannot be read ({error.strerror})", "give the path of a readable file")
+        ) from error
+    except yaml_text.YamlError as error:
+        place = f"{file}:{error.line}" + (f":{error.column}" if error.column else "")
+        field = ".".join(str(part) for part in error.path)
+        remedy = (
+            "each field is given once"
+            if "twice" in error.problem
+            else "check indentation, brackets and quotes there"
+        )
+        problem = error.problem if field else f"is not valid YAML: {error.problem}"
+        raise SpecError(Problem(place, field, problem, remedy)) from error
+    if not isinstance(document.value, dict):
+        raise SpecError(Problem(file, "", "must be a mapping of fields", "begin with `name: ...`"))
+    try:
+        spec = ModelSpec.model_validate(document.value)
+    except ValidationError as error:
+        names, describe = _guide()
+        found = [problem_of(one, file, names, describe, document.lines) for one in error.errors()]
+        raise SpecError(sorted(found, key=lambda problem: problem.line)) from error
+    except RecursionError as error:
+        raise SpecError(Problem(file, "", "is nested too deeply", "a matrix is a list of rows")) from error
+    spec._source, spec._lines = path, document.lines
+    loaded_from[spec.name] = folder_of(path)
+    return spec
+
+
+def _check_stem(spec: ModelSpec, path: Path) -> None:
+    # By name a model is found by its file's name, so that two files cannot claim one model.
+    if spec.name != path.stem:
+        raise SpecError(
+            spec._problem(
+                "name", f"'{spec.name}' differs from its file's name", f"name the file {spec.name}.yaml"
+            )
+        )
+
+
+def _guide() -> tuple[dict[tuple[str, ...], list[str]], dict[str, str]]:
+    """Return the names of each section's fields by path, and what each field holds."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    describe: dict[str, str] = {}
+
+    def walk(model: type[BaseModel], path: tuple[str, ...]) -> None:
+        names[path] = [field.alias or name for name, field in model.model_fields.items()]
+        for name, field in zip(names[path], model.model_fields.values(), strict=True):
+            describe[".".join((*path, name))] = field.description or ""
+            kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+            for kind in kinds:
+                if isinstance(kind, type) and issubclass(kind, BaseModel):
+                    walk(kind, (*path, name))
+
+    walk(ModelSpec, ())
+    return names, describe

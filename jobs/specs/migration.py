@@ -1,0 +1,156 @@
+"""The section of a model spec that says how the states of the version before become those of this one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from jobs.specs.problems import wrong
+from jobs.specs.sections import Number, Section
+
+
+class Origin(Section):
+    """Where a state comes from: one of the old version, or nowhere, with a distribution of its own."""
+
+    from_: str | None = Field(default=None, alias="from", description="the old version's state")
+    scale: Number = Field(default=1.0, description="new units for one old unit; not 0")
+    offset: Number = Field(default=0.0, description="what is added after scaling")
+    mean: Number | None = Field(default=None, description="of a new state, at the upgrade, in every key")
+    variance: Number | None = Field(default=None, ge=0.0, description="of a new state, in every key")
+    covariance: dict[str, Number] = Field(default={}, description="of a new state with other new ones")
+    initial: bool = Field(default=False, description="true: a new state, distributed as `initial` has it")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Origin:
+        own = self.mean is not None or self.variance is not None or bool(self.covariance)
+        if (self.from_ is not None) + own + self.initial != 1:
+            raise wrong(
+                "does not say where the state comes from",
+                "give one of `from`, `mean` with `variance`, and `initial: true`",
+            )
+        if own and (self.mean is None or self.variance is None):
+            raise wrong("says too little of the new state", "give `mean` and `variance`")
+        if self.scale == 0.0:
+            raise wrong("is 0, which would forget the state", "drop the state and add a new one", "scale")
+        if self.from_ is None and (self.scale, self.offset) != (1.0, 0.0):
+            raise wrong("scales a state that is new", "remove scale and offset")
+        return self
+
+
+class Transform(Section):
+    """A linear map as a whole: x' = matrix x + offset + noise."""
+
+    matrix: Annotated[list[list[Number]], Field(min_length=1)] = Field(
+        description="a row for each new state, a column for each old one"
+    )
+    offset: list[Number] | None = Field(default=None, description="one number a new state; null: zeros")
+    noise: list[list[Number]] | None = Field(
+        default=None, description="covariance that is added, for new states; null: zeros"
+    )
+
+
+_FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+
+
+class Rekeying(Section):
+    """How the keys of the version before become those of this one."""
+
+    function: str = Field(
+        pattern=rf"^{_FUNCTION}$",
+        description="module:function of a pandas table of the old key columns, which returns one of the new key "
+        "columns: for each key its new key",
+    )
+    merge: str | None = Field(
+        default=None,
+        pattern=rf"^(newest|{_FUNCTION})$",
+        description="what becomes of old keys that come out as one: null: the migration is refused; newest: the state "
+        "with the newest event time stays; module:function of group (K,), event_time (K,), mean (n, K) and "
+        "covariance (n*n, K), which returns mean (n, G) and covariance (n*n, G)",
+    )
+
+
+class Way(Section):
+    """How the states of one version become those of another, but for keys and parameters."""
+
+    states: dict[str, Origin] = Field(
+        default={},
+        description="states that are not simply kept under their name: {from, scale, offset}, or of a new one "
+        "{mean, variance, covariance} or {initial: true}",
+    )
+    drop: list[str] = Field(default=[], description="states of the old version that are given up")
+    transform: Transform | None = Field(default=None, description="instead of states and drop: a linear map")
+    function: str | None = Field(
+        default=None,
+        pattern=rf"^{_FUNCTION}$",
+        description="instead of these: module:function of mean (n, K), covariance (n*n, K) and a mapping of the "
+        "other fields, which returns the new mean and covariance",
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Way:
+        ways = [
+            name
+            for name, given in (
+                ("states", self.states or self.drop),
+                ("transform", self.transform),
+                ("function", self.function),
+            )
+            if given
+        ]
+        if len(ways) > 1:
+            raise wrong(f"says it in several ways: {' and '.join(ways)}", "keep one of them")
+        return self
+
+
+class Migrate(Way):
+    """How states of an earlier version become states of this one."""
+
+    from_: int | None = Field(
+        default=None, ge=1, alias="from", description="the version that is read; null: the one before"
+    )
+    keys: Rekeying | None = Field(
+        default=None,
+        description="other key columns, or other values in them: {function: module:name}; null: the keys stay",
+    )
+    parameters: Literal["keep", "spec"] | None = Field(
+        default=None,
+        description="learned parameters of the same name and shape are kept, or this spec's are used; null: kept "
+        "where every state is kept in its unit, else this spec's",
+    )
+    reverse: Way | None = Field(
+        default=None,
+        description="how the states of this version become those of the earlier one again (rollback --last-state): "
+        "its states, drop, transform or function; null: worked out, where the way has an inverse",
+    )
+
+
+class Upgrade(Section):
+    """When a new version of the model may take over."""
+
+    rows: int = Field(default=1, ge=0, description="rows that both versions have estimated, at least")
+    loss: Number = Field(
+        default=0.0, description="log-likelihood a row that the new version may lose against the old one"
+    )
+    keys_worse: Number | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="share of the keys that the new version may predict worse than the old one; null: any",
+    )
+    nis_outside: Number | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="share of the keys whose NIS may be outside its 95 % bounds; 0.05 is expected; null: any",
+    )
+    bias_outside: Number | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="share of the keys whose mean innovation may be outside its 95 % bounds; needs "
+        "outputs.innovation; null: any",
+    )
+    automatic: bool = Field(
+        default=False, description="true: a scheduled upgrade whose comparison is good needs no approval"
+    )

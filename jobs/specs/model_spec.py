@@ -1,0 +1,580 @@
+"""Model specs: the YAML files that say what a filter is, checked field by field.
+
+Importing this module loads neither NumPy, pandas nor Spark, so that Airflow can read specs while it parses
+DAGs. What only the numerics can judge (dimensions, positive covariances) `ModelSpec.check` checks; it loads
+`kalman`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from jobs.core.times import EPOCH_FORMATS, UNIT_US, time_pattern
+from jobs.specs import yaml_text
+from jobs.specs.airflow import Airflow
+from jobs.specs.filter_options import (
+    MIXTURES,
+    NEEDS,
+    OPTIONS,
+    Adaptive,
+    Imm,
+    Lms,
+    Mixture,
+    Mmae,
+    Mode,
+    Nlms,
+    Rls,
+    Robust,
+)
+from jobs.specs.forecast import ForecastSkill
+from jobs.specs.functions import named_functions
+from jobs.specs.key_inputs import Inputs
+from jobs.specs.migration import Migrate, Upgrade
+from jobs.specs.monitor import Monitor
+from jobs.specs.problems import Problem, SpecError, closest, line_of, wrong
+from jobs.specs.retention import Retention
+from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit
+from jobs.specs.sections import (
+    Initial,
+    Learn,
+    Names,
+    Number,
+    Observation,
+    Outputs,
+    Process,
+    Section,
+    Smoothing,
+    Storage,
+    Stream,
+    Unscented,
+)
+from jobs.specs.sinks import Sinks
+from jobs.specs.source import Source
+
+__all__ = ["ModelSpec", "SpecError"]
+
+TimeUnit = Literal["microsecond", "millisecond", "second", "minute", "hour", "day", "week"]
+DEFAULT_MISSING = ("", "NA", "NaN", "null")
+EARLIER = "versions"
+"""The folder, in that of the models, with the specs of earlier versions."""
+loaded_from: dict[str, str] = {}
+"""Where this process has loaded specs from, by model: the functions of those that come out of manifests are there."""
+# The fields that `kalman.build` reads, besides `learn`; in those of NUMERIC 1 and 1.0 are one number.
+DEFINITION = (
+    "filter",
+    "states",
+    "measurement",
+    "control",
+    "process",
+    "observation",
+    "initial",
+    "robust",
+    "adaptive",
+    "smoothing",
+    "storage",
+    "modes",
+    "transition",
+    *OPTIONS,
+)
+NUMERIC = {"process", "observation", "initial", "robust", "adaptive", "modes", "transition", *OPTIONS}
+# Columns of the `filter` command's output beside those of the key and the time.
+OUTPUT_COLUMNS = (
+    "mean",
+    "covariance",
+    "log_likelihood",
+    "nis",
+    "flag",
+    "mode_probabilities",
+    "weights",
+    "responsibilities",
+    "smoothed_mean",
+    "smoothed_covariance",
+    "smoothed_mode_probabilities",
+    "lagged_mean",
+    "lagged_covariance",
+    "lagged_age",
+)
+# Columns of the estimates table that no key column may be called; `key` is the key as text.
+ESTIMATE_COLUMNS = (
+    "correction",
+    "event_time",
+    "flags",
+    "model_version",
+    "generation",
+    "batch_id",
+    "innovation",
+    "measured",
+)
+
+
+class ModelSpec(Section):
+    """One model: its data, its filter, and how it is run."""
+
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="lower-case letters, digits and _"
+    )
+    version: int = Field(
+        ge=1, description="a whole number from 1; raise it whenever the state's meaning changes"
+    )
+    description: str = Field(default="", description="what the model is for")
+    key: Names = Field(description="the columns whose values name one system, such as [river]")
+    time: str = Field(description="the column of the event time")
+    time_unit: TimeUnit = Field(default="second", description="the unit of dt in F(dt) and Q(dt)")
+    time_zone: str = Field(
+        default="UTC", description="zone of times that carry no offset, such as America/New_York"
+    )
+    time_format: str | None = Field(
+        default=None,
+        description="null: ISO 8601; or directives %Y %m %d %H %M %S %f %z; or epoch_seconds, "
+        "epoch_milliseconds, epoch_microseconds",
+    )
+    missing_values: list[str] = Field(
+        default=list(DEFAULT_MISSING),
+        description="texts that mean a missing measurement, besides null; case does not matter",
+    )
+    measurement: Names = Field(description="the measured columns, in the order of the rows of H")
+    control: list[str] = Field(
+        default=[], description="columns of known inputs: the columns of B, or entries by name"
+    )
+    inputs: Inputs | None = Field(
+        default=None,
+        description="numbers that belong to a key, from a table, such as {columns: {noise: noise_db}}; null: none",
+    )
+    filter: str = Field(
+        default="linear",
+        pattern=r"^[a-z][a-z0-9_]*$",
+        description="the kind of filter",
+        examples=["linear", "extended", "unscented", "cubature"],
+    )
+    form: Literal["covariance", "square_root", "information"] | None = Field(
+        default=None,
+        description="what the filter works in: covariance (null), square_root (factors and rotations, for badly scaled "
+        "models), information (linear and extended, for many more measurements than states)",
+    )
+    unscented: Unscented | None = Field(default=None, description="the points of filter: unscented")
+    states: Names = Field(
+        description="the states' names, in the order of the mean; for a mixture those of the measurements"
+    )
+    process: Process | None = Field(
+        default=None, description="how the state moves, such as {kind: random_walk, variance: 1.0}"
+    )
+    observation: Observation | None = Field(
+        default=None, description="how it is measured, such as {H: [[1.0]], R: [[1.0]]}"
+    )
+    initial: Initial | None = Field(
+        default=None, description="{mean: [...], covariance: [[...]]} or {diffuse: true}"
+    )
+    modes: list[Mode] | None = Field(
+        default=None,
+        description="with filter: imm or mmae, a list of modes, each {process: ..., observation: ...}",
+    )
+    transition: list[list[Number]] | None = Field(
+        default=None,
+        description="with filter: imm, the probability of each mode at the next row, a row for each mode now",
+    )
+    imm: Imm | None = Field(default=None, description="options of filter: imm")
+    mmae: Mmae | None = Field(default=None, description="options of filter: mmae")
+    rls: Rls | None = Field(default=None, description="options of filter: rls")
+    lms: Lms | None = Field(default=None, description="options of filter: lms")
+    nlms: Nlms | None = Field(default=None, description="options of filter: nlms")
+    mixture: Mixture | None = Field(
+        default=None, description="components of a mixture, such as {components: 2, rates: [15.0, 25.0]}"
+    )
+    robust: Robust | None = Field(default=None, description="outliers: gate, student_t or huber, fading")
+    adaptive: Adaptive | None = Field(default=None, description="noise that follows the innovations: R, Q")
+    learn: Learn | None = Field(default=None, description="what pretrain learns; null: nothing")
+    smoothing: Smoothing | None = Field(default=None, description="fixed-lag smoothing; null: none")
+    storage: Storage | None = Field(default=None, description="how a key's state is kept; null: in 64 bits")
+    migrate: Migrate | None = Field(
+        default=None, description="how states of the version before become those of this one"
+    )
+    upgrade: Upgrade = Field(
+        default_factory=Upgrade, description="when this version may take over from the last"
+    )
+    outputs: Outputs = Field(default_factory=Outputs, description="what each estimate carries")
+    order: Order = Field(
+        default_factory=Order,
+        description="the order in which the stream applies a key's rows, such as {kind: strict, delay: 15min}",
+    )
+    late: Literal["quarantine", "apply"] = Field(
+        default="quarantine", description="what becomes of a row older than its key's state in the stream"
+    )
+    duplicates: Duplicates | None = Field(
+        default=None,
+        description="of rows of one key and time, or of one key and id, the first counts, and this is what becomes of "
+        "the others, such as {action: drop}; null: each row counts",
+    )
+    expiry: Expiry | None = Field(
+        default=None, description="when a silent key ends, such as {after: 30d}; null: never"
+    )
+    quarantine: QuarantineLimit | None = Field(
+        default=None,
+        description="when too many rejected rows fail a micro-batch or a file, such as {fail_above: 0.1}; null: never",
+    )
+    source: Source | None = Field(
+        default=None,
+        description="a topic that measurements come from, such as {kind: kafka, topic: readings}",
+    )
+    sinks: Sinks = Field(
+        default_factory=Sinks, description="where estimates go besides their table, such as {latest: true}"
+    )
+    monitor: Monitor | None = Field(
+        default=None, description="what `monitor` watches in the estimates: windows, rules; null: nothing"
+    )
+    forecast: ForecastSkill | None = Field(
+        default=None,
+        description="forecasts that `skill` compares with later rows, such as {horizons: [1h, 1d]}; null: none",
+    )
+    stream: Stream = Field(default_factory=Stream, description="how the stream is run")
+    retention: Retention = Field(default_factory=Retention, description="what `maintain` leaves")
+    airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")
+
+    _source: Path | None = PrivateAttr(None)
+    _lines: dict[yaml_text.Path, int] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _states_of_mixture(cls, data: Any) -> Any:
+        given = cast(dict[str, Any], data) if isinstance(data, dict) else {}
+        if given.get("filter") in MIXTURES and "states" not in given and "measurement" in given:
+            return {**given, "states": given["measurement"]}
+        return data
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for field, names in (
+            ("key", self.key),
+            ("measurement", self.measurement),
+            ("control", self.control),
+            ("inputs.columns", self.input_names),
+            ("duplicates.id", self.id_columns),
+        ):
+            _check_columns(names, field)
+        _check_columns([self.time], "time")
+        _check_columns(self.states, "states", what="state")
+        self._check_sections()
+        self._check_disjoint()
+        self._check_groups()
+        self._check_outputs()
+        self._check_times()
+        self._check_order()
+        if self.source is not None:
+            self.source.check_keys(self.key, self.id_columns)
+        if self.monitor is not None:
+            self.monitor.check_names(self.key, self.states)
+        elif self.airflow.monitor.schedule is not None:
+            raise wrong(
+                "there is nothing to monitor",
+                "add `monitor` with windows or rules",
+                "airflow.monitor.schedule",
+            )
+        if self.forecast is None and self.airflow.skill.schedule is not None:
+            raise wrong(
+                "there is nothing to forecast", "add `forecast` with horizons", "airflow.skill.schedule"
+            )
+        if self.inputs is not None:
+            self.inputs.check_names(self.key)
+        if self.forecast is not None and not self.outputs.measured:
+            raise wrong(
+                "needs the measurements beside the estimates", "add outputs: {measured: true}", "forecast"
+            )
+        return self
+
+    def _check_sections(self) -> None:
+        for field in NEEDS.get(self.filter, ("process", "observation", "initial")):
+            if getattr(self, field) is None:
+                what = type(self).model_fields[field].description or ""
+                raise wrong("is missing", f"add it: {what}", field)
+        if self.filter not in ("imm", "mmae"):
+            several = {"modes": self.modes, "transition": self.transition}
+            if self.initial is not None:
+                several["initial.mode_probabilities"] = self.initial.mode_probabilities
+            for field, value in several.items():
+                if value is not None:
+                    raise wrong("is for filter: imm or mmae", "remove it, or write filter: imm", field)
+        for field, kinds in OPTIONS.items():
+            if getattr(self, field) is not None and self.filter not in kinds:
+                known = " or ".join(kinds)
+                raise wrong(f"is for filter: {known}", f"remove it, or write filter: {known}", field)
+        if (
+            self.initial is not None
+            and self.initial.covariance is None
+            and self.filter not in ("lms", "nlms")
+        ):
+            if self.initial.diffuse is not True:
+                raise wrong("says too little", "give `mean` and `covariance`, or `diffuse: true`", "initial")
+
+    def _check_disjoint(self) -> None:
+        taken: dict[str, str] = {}
+        parts = (
+            ("key", self.key),
+            ("time", [self.time]),
+            ("measurement", self.measurement),
+            ("control", self.control),
+            ("inputs.columns", self.input_names),
+            ("duplicates.id", self.id_columns),
+        )
+        for field, names in parts:
+            for name in names:
+                other = taken.setdefault(name.casefold(), field)  # Spark does not tell upper from lower case
+                if other != field:
+                    raise wrong(f"column '{name}' is already used in {other}", "a column has one role", field)
+
+    def _check_groups(self) -> None:
+        for i, name in enumerate(() if self.learn is None else self.learn.by):
+            if name not in self.key:
+                raise wrong(
+                    f"'{name}' is no key column", f"choose from {', '.join(self.key)}", f"learn.by[{i}]"
+                )
+
+    def _check_outputs(self) -> None:
+        pairs = [f"covariance_{a}_{b}" for a in self.states for b in self.states]
+        if len(set(pairs)) != len(pairs):
+            raise wrong(
+                "two pairs of states share an output column covariance_<state>_<state>",
+                "rename one",
+                "states",
+            )
+        flat = [*pairs, *(f"mean_{state}" for state in self.states)]
+        reserved = {
+            *OUTPUT_COLUMNS,
+            *flat,
+            *(f"{when}_{name}" for when in ("smoothed", "lagged") for name in flat),
+        }
+        of_keys = {*reserved, *ESTIMATE_COLUMNS, *(["key"] if len(self.key) > 1 else [])}
+        for field, names, taken in (("key", self.key, of_keys), ("time", [self.time], reserved)):
+            for name in names:
+                if name.casefold() in {word.casefold() for word in taken}:
+                    raise wrong(
+                        f"'{name}' is the name of an output column", "rename the column in the data", field
+                    )
+
+    def _check_order(self) -> None:
+        if self.id_columns and self.stream.new_keys == "pretrained":
+            raise wrong(
+                "does not go with stream.new_keys: pretrained, as states that are offered come without ids",
+                "remove one of them",
+                "duplicates.id",
+            )
+        if self.late == "apply" and self.order.kind != "as-arrived":
+            raise wrong(
+                f"is for order.kind: as-arrived, and it is {self.order.kind}",
+                "remove it: a row beyond the order's reach goes to quarantine",
+                "late",
+            )
+        if self.order.kind == "replay" and self.expiry is not None:
+            raise wrong("does not go with order.kind: replay", "remove one of them", "expiry")
+        uses = self.order.waits or (self.expiry is not None and self.expiry.clock == "event")
+        if self.order.delay is not None and not uses:
+            raise wrong(
+                "is for a watermark, and nothing here waits for one",
+                "remove it, or write kind: strict",
+                "order.delay",
+            )
+
+    def _check_times(self) -> None:
+        from zoneinfo import ZoneInfo, available_timezones
+
+        try:
+            ZoneInfo(self.time_zone)
+        except (OSError, ValueError, KeyError) as error:
+            hint = closest(self.time_zone, available_timezones())
+            remedy = f"{hint} names are those of the IANA list, such as America/New_York".strip()
+            raise wrong(f"'{self.time_zone}' is not a time zone", remedy, "time_zone") from error
+        if self.time_format is not None and self.time_format not in EPOCH_FORMATS:
+            try:
+                time_pattern(self.time_format)
+            except ValueError as error:
+                remedy = f"use %Y %m %d (required) %H %M %S %f %z, or one of {', '.join(EPOCH_FORMATS)}"
+                raise wrong(
+                    f"'{self.time_format}' is not a time format: {error}", remedy, "time_format"
+                ) from error
+
+    @property
+    def source_path(self) -> Path | None:
+        """Return the file that the spec was loaded from."""
+        return self._source
+
+    @property
+    def folder(self) -> str | None:
+        """Return the folder of models that the spec was loaded from: one more place to look for functions.
+
+        A spec out of a manifest was loaded from none; its functions are beside the file of its model that this process
+        has loaded.
+        """
+        return loaded_from.get(self.name) if self._source is None else folder_of(self._source)
+
+    @property
+    def unit_us(self) -> float:
+        """Return the microseconds of one time unit."""
+        return float(UNIT_US[self.time_unit])
+
+    @property
+    def timed(self) -> bool:
+        """Tell if the stream's operator is the one that knows of time (`jobs.streaming.operators.timed_processor`)."""
+        return self.order.kind != "as-arrived" or self.duplicates is not None or self.expiry is not None
+
+    @property
+    def idle_us(self) -> int | None:
+        """Return the microseconds of silence after which a key begins anew; None: it never does."""
+        by_rows = self.expiry is not None and self.expiry.returns == "prior" and self.expiry.clock == "event"
+        return self.expiry.after_us if self.expiry is not None and by_rows else None
+
+    @property
+    def source_kind(self) -> str:
+        """Return what the stream reads: kafka, or delta, the measurements table."""
+        return "delta" if self.source is None else self.source.kind
+
+    @property
+    def speaks_to_kafka(self) -> bool:
+        """Tell if commands of this model need Spark's connector for Kafka."""
+        told = self.monitor is not None and self.monitor.kafka is not None
+        return self.source is not None or self.sinks.kafka is not None or told
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the columns that rows must have: key, time, measurement, control, and the id of `duplicates`."""
+        return [*self.key, self.time, *self.measurement, *self.control, *self.id_columns]
+
+    @property
+    def id_columns(self) -> list[str]:
+        """Return the column by which repetitions are told, where there is one."""
+        return [] if self.duplicates is None or self.duplicates.id is None else [self.duplicates.id]
+
+    @property
+    def naming_columns(self) -> list[str]:
+        """Return the columns whose values are names and no quantities: those of the key, and the id."""
+        return [*self.key, *self.id_columns]
+
+    @property
+    def input_names(self) -> list[str]:
+        """Return what the numbers from the table of inputs are called; they stand behind the control columns."""
+        return [] if self.inputs is None else list(self.inputs.columns)
+
+    @property
+    def inputs_table(self) -> str:
+        """Return where the table of inputs is."""
+        given = None if self.inputs is None else self.inputs.table
+        return given or f"inputs/{self.name}"
+
+    def definition(self) -> dict[str, Any]:
+        """Return what `kalman.build` takes, as plain Python."""
+        result = self.model_dump(include=set(DEFINITION), exclude_none=True)
+        if self.inputs is not None:
+            result["control"] = [*self.control, *self.input_names]
+        if self.form not in (None, "covariance"):
+            result["form"] = self.form
+        folder = self.folder if any(named_functions(result)) else None
+        if folder is not None:
+            result["folder"] = folder
+        result["learn"] = self.learn and self.learn.definition()
+        return result
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256, in hex, of everything that gives the stored state its meaning.
+
+        Name, version, columns, time unit, filter, states, process, observation, initial distribution and
+        what is learned count; the description, how text is parsed, and how the model is run do not. Functions count
+        by their names alone.
+        """
+        meaning = {
+            **{field: value for field, value in self.definition().items() if field != "folder"},
+            **self.model_dump(include={"name", "version", "key", "time", "time_unit"}),
+            **self._timing(),
+        }
+        for field in NUMERIC & meaning.keys():
+            meaning[field] = _floats(meaning[field])
+        return hashlib.sha256(_canonical(meaning).encode()).hexdigest()
+
+    def _timing(self) -> dict[str, Any]:
+        """Return what of time gives the state its meaning; nothing where the spec asks for nothing of it."""
+        parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": False}
+        if self.duplicates is not None:
+            parts["distinct"] = self.duplicates.meaning()
+        if self.expiry is not None:
+            parts["expiry"] = {"after": self.expiry.after_us, **self.expiry.model_dump(exclude={"after"})}
+        return {name: meaning for name, meaning in parts.items() if meaning}
+
+    def check(self) -> Self:
+        """Check what only the numerics can: kinds, dimensions, covariances, what can be learned.
+
+        Raises:
+            SpecError: the model cannot be built.
+        """
+        import kalman
+
+        try:
+            kernel = kalman.build(self.definition())
+            if self.outputs.innovation:
+                from kalman.evaluation.forecast import check_measuring
+
+                check_measuring(kernel)
+            if self.learn is not None:
+                from kalman.learning.learners import learnable
+
+                learnable(self.definition())
+        except kalman.ModelError as error:
+            hint = _hint(error.field, error.problem, error.remedy)
+            raise SpecError(self._problem(error.field, error.problem, f"{hint} {error.remedy}")) from error
+        return self
+
+    def _problem(self, field: str, problem: str, remedy: str) -> Problem:
+        path = [int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", field)]
+        file = str(self._source) if self._source else f"model {self.name}"
+        return Problem(file, field, problem, remedy, line_of(path, self._lines))
+
+
+def folder_of(path: Path) -> str:
+    """Return the folder of models that a spec's file is in; earlier versions have a folder of their own in that."""
+    parent = path.resolve().parent
+    return str(parent.parent if parent.name == EARLIER else parent)
+
+
+def _hint(field: str, problem: str, remedy: str) -> str:
+    """Return `did you mean 'x'?` where the numerics list what they know."""
+    listed = re.search(r"(?:choose one of|choose from|known are) (.+)$", remedy)
+    written = re.match(r"'([^']*)'|the model has no parameter '([^']*)'", problem)
+    word = next(filter(None, written.groups()), "") if written else field.rsplit(".", 1)[-1]
+    return closest(word, listed[1].split(", ")) if listed else ""
+
+
+def _check_columns(names: Sequence[str], field: str, what: str = "column") -> None:
+    for name in names:
+        if not name.isidentifier() or name.startswith("_") or len(name) > 128:
+            remedy = "use letters, digits and _, beginning with a letter"
+            raise wrong(f"'{name}' cannot be the name of a {what}", remedy, field)
+    folded = [name.casefold() for name in names]
+    for index, name in enumerate(folded):
+        if name in folded[:index]:
+            raise wrong(
+                f"{what} '{names[index]}' is named twice", "upper and lower case count as the same", field
+            )
+
+
+def _floats(value: Any) -> Any:
+    """Write whole numbers as floats, so that 1 and 1.0 give one fingerprint."""
+    if isinstance(value, dict):
+        return {key: _floats(item) for key, item in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_floats(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def takes_steps(definition: Any) -> bool:
+    """Tell whether some process in a definition takes one step a row."""
+    if isinstance(definition, Mapping):
+        return definition.get("kind") in ("explicit", "seasonal_dummy") or any(
+            map(takes_steps, definition.values())
+        )
+    return isinstance(definition, list) and any(map(takes_steps, definition))

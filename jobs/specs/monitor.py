@@ -1,0 +1,145 @@
+"""The section of a model spec that says what `monitor` watches in its estimates: windows over time, rules over keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from jobs.core.times import duration_us
+from jobs.specs.problems import wrong
+from jobs.specs.sections import Number, Section, check_duration
+from jobs.specs.sinks import KafkaSink
+
+
+class Window(Section):
+    """Event-time windows of one length: fixed, or sliding."""
+
+    size: str = Field(description="length of a window, such as 10min")
+    slide: str | None = Field(
+        default=None,
+        description="a window begins every so often, such as 5min; null: where the last one ended",
+    )
+
+    @model_validator(mode="after")
+    def _durations(self) -> Self:
+        check_duration(self.size, "size")
+        check_duration(self.slide, "slide")
+        if self.slide is not None and duration_us(self.slide) > duration_us(self.size):
+            raise wrong("is longer than the window", "let windows overlap, or leave it out", "slide")
+        return self
+
+    @property
+    def slide_or_size(self) -> str:
+        """Return how often a window begins."""
+        return self.slide or self.size
+
+
+class Rule(Section):
+    """Something in the sequence of a key's readings that raises an alert, and what clears it."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="what alerts call it")
+    kind: Literal["level", "nis", "silence"] = Field(
+        description="what is read of each estimate: a state's mean (level), its nis; or that there is none (silence)"
+    )
+    state: str | None = Field(default=None, description="with kind: level, which state; null: the first")
+    at_least: Number | None = Field(default=None, description="a reading from here upwards is out of bounds")
+    at_most: Number | None = Field(default=None, description="a reading from here downwards is out of bounds")
+    rising: bool = Field(
+        default=False, description="with at_least, each reading has to be above the one before"
+    )
+    readings: int = Field(default=1, ge=1, description="readings in a row out of bounds that raise the alert")
+    clear_below: Number | None = Field(
+        default=None, description="hysteresis: a reading below this is back within bounds; null: at_least"
+    )
+    clear_above: Number | None = Field(
+        default=None, description="hysteresis: a reading above this is back within bounds; null: at_most"
+    )
+    clear_readings: int = Field(default=1, ge=1, description="readings in a row within bounds that clear it")
+    after: str | None = Field(
+        default=None, description="with kind: silence, how long a key may be silent, such as 1h"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        silent = self.kind == "silence"
+        check_duration(self.after, "after")
+        if silent and self.after is None:
+            raise wrong("is missing", "say how long a key may be silent, such as 1h", "after")
+        if not silent and self.at_least is None and self.at_most is None:
+            raise wrong("has no bound", "give at_least, at_most, or both", "")
+        bounds = ("at_least", "at_most", "rising", "readings", "clear_below", "clear_above", "clear_readings")
+        for field in bounds if silent else ("after",):
+            # By its value: a spec that is kept in a manifest has every field written out.
+            if getattr(self, field) != type(self).model_fields[field].default:
+                raise wrong(f"is not for kind: {self.kind}", "remove it", field)
+        if self.state is not None and self.kind != "level":
+            raise wrong("is for kind: level", "remove it", "state")
+        if self.rising and self.at_least is None:
+            raise wrong("needs at_least", "give it, or remove rising", "rising")
+        for field, bound, value, wider in (
+            ("clear_below", "at_least", self.clear_below, 1),
+            ("clear_above", "at_most", self.clear_above, -1),
+        ):
+            limit = getattr(self, bound)
+            if value is not None and (limit is None or wider * value > wider * limit):
+                raise wrong(f"is not within {bound}", f"give a bound that {bound} lies beyond", field)
+        low, high = self.at_most, self.at_least
+        if low is not None and high is not None and low >= high:
+            raise wrong("is not below at_least", "a reading between the two is within bounds", "at_most")
+        return self
+
+
+class Monitor(Section):
+    """What `kalman-pipeline monitor` watches in a model's live estimates."""
+
+    watermark: str = Field(
+        default="10min", description="how long after the newest event time rows of a window still count"
+    )
+    by: list[str] = Field(default=[], description="key columns by whose values windows are kept apart")
+    windows: list[Window] = Field(
+        default=[], description="windows over time, such as {size: 10min, slide: 5min}"
+    )
+    rules: list[Rule] = Field(
+        default=[],
+        description="rules over each key's sequence, such as {name: hot, kind: level, at_least: 100}",
+    )
+    kafka: KafkaSink | None = Field(
+        default=None, description="a topic that gets each alert too, {topic: ...}"
+    )
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        check_duration(self.watermark, "watermark")
+        if not self.windows and not self.rules:
+            raise wrong("watches nothing", "give windows, rules, or both", "")
+        names = [rule.name for rule in self.rules]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise wrong(f"'{name}' is named twice", "give each rule its own name", f"rules[{place}].name")
+        return self
+
+    def check_names(self, key: Sequence[str], states: Sequence[str]) -> None:
+        """Refuse names that the model does not have.
+
+        Raises:
+            ValueError: as a spec's own checks do.
+        """
+        for place, name in enumerate(self.by):
+            if name not in key:
+                raise wrong(
+                    f"'{name}' is no key column", f"choose from {', '.join(key)}", f"monitor.by[{place}]"
+                )
+        for place, rule in enumerate(self.rules):
+            if rule.state is not None and rule.state not in states:
+                field = f"monitor.rules[{place}].state"
+                raise wrong(f"'{rule.state}' is no state", f"choose from {', '.join(states)}", field)
+
+    def definition(self, part: Literal["windows", "rules"]) -> str:
+        """Return a short name of what is watched: what is kept under it means this and nothing else."""
+        include = {"windows", "watermark", "by"} if part == "windows" else {"rules"}
+        text = json.dumps(self.model_dump(include=include), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,246 @@
+"""The sections of a model spec, each field with what it means; `jobs.specs.model_spec` puts them together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from jobs.core.times import duration_us
+from jobs.specs.problems import wrong
+
+PRETRAINED = "pretrained"
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Names = Annotated[list[str], Field(min_length=1)]
+_DURATION_REMEDY = "write a number and one of ms, s, min, h, d, w, such as 90d or 12h"
+
+
+class Section(BaseModel):
+    """A part of a spec: an unknown field or a value of another type is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Process(Section):
+    """How the state moves between two rows of a key."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str = Field(
+        description="explicit (F, Q, optional B, offset; one step a row), or a structure in closed form over the "
+        "time between rows: random_walk (variance), local_linear_trend (level_variance, slope_variance), "
+        "damped_trend (level_variance, slope_variance, damping), constant_velocity (acceleration_variance), "
+        "constant_acceleration (jerk_variance), ornstein_uhlenbeck (rate, variance, mean), "
+        "seasonal_trigonometric (period, variance, harmonics), seasonal_dummy (period, variance; one step a row), "
+        "continuous (A, diffusion, optional B, offset), sum (parts: a list of these); "
+        "or function (f: module:function of x, dt, u; Q, or q: module:function of dt; optional jacobian) for extended, "
+        "unscented and cubature filters",
+        examples=["explicit", "function", "random_walk", "local_linear_trend", "ornstein_uhlenbeck", "sum"],
+    )
+
+
+class Observation(Section):
+    """How the measurement depends on the state."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "properties": {
+                "H": {
+                    "type": "array",
+                    "description": "measurement matrix, a row each; an entry is a number or a control column",
+                },
+                "R": {"type": "array", "description": "covariance of the measurement noise"},
+                "offset": {"type": "array", "description": "what is added to H x, one entry a measurement"},
+                "noise_scale": {"description": "a number or a control column that R is multiplied by"},
+                "h": {"type": "string", "description": "in place of H: module:function of the state x"},
+                "jacobian": {"type": "string", "description": "module:function of x, the slope of h"},
+            }
+        },
+    )
+
+
+class Initial(Section):
+    """The state's distribution at a key's first row, before that row's measurement."""
+
+    mean: list[Number] | None = Field(default=None, description="one number a state")
+    covariance: list[list[Number]] | None = Field(default=None, description="one row a state; symmetric")
+    diffuse: bool | list[bool] | None = Field(
+        default=None,
+        description="true: nothing is known of the state before the first row; a list says it of each state, "
+        "with zeros in the diffuse ones' rows of the covariance",
+    )
+    mode_probabilities: list[Number] | None = Field(
+        default=None,
+        description="of the modes at the first row, with filter: imm or mmae; null: all the same",
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.diffuse is True:
+            if self.mean is not None or self.covariance is not None:
+                raise wrong("gives both `diffuse: true` and a mean or covariance", "keep one of them")
+        elif self.covariance is not None and self.mean is None:
+            raise wrong("says too little", "give `mean` and `covariance`, or `diffuse: true`")
+        return self
+
+
+class Unscented(Section):
+    """Where the points of the unscented filter are and what they weigh: lambda = alpha^2 (n + kappa) - n."""
+
+    alpha: Number = Field(default=1.0, gt=0.0, description="how far out the points are")
+    beta: Number = Field(
+        default=0.0, description="what is known of the kurtosis; 2 suits a Gaussian and small alpha"
+    )
+    kappa: Number = Field(
+        default=2.0, description="moves the points out and weighs the centre; above minus n"
+    )
+
+
+class LearnedParameter(Section):
+    """A field to learn, and what its values are kept to."""
+
+    name: str = Field(description="name of the field, such as Q, or an entry such as F[0][1]")
+    form: Literal["full", "diagonal"] | None = Field(
+        default=None, description="of a covariance; null: zeros stay zero"
+    )
+    bounds: Annotated[list[Number | None], Field(min_length=2, max_length=2)] | None = Field(
+        default=None, description="of a number: [lowest, highest], null for none"
+    )
+
+
+class Learn(Section):
+    """What `pretrain` learns before it filters; what is not named here stays as the spec has it."""
+
+    parameters: list[str | LearnedParameter] = Field(
+        default=[],
+        description="names of the fields to learn, such as R, variance, F[0][1] initial.mean; or {name, form, bounds}",
+    )
+    prior: bool = Field(
+        default=False, description="also learn, from all keys, the distribution in which a key begins"
+    )
+    scope: Literal["pooled", "group", "key"] = Field(
+        default="pooled",
+        description="one value for all keys, one for each group of keys, or one for each key",
+    )
+    by: list[str] = Field(
+        default=[], description="with scope: group, the key columns whose values make the groups"
+    )
+    window: str | None = Field(
+        default=None, description="learn from this long before the position's last event time, such as 90d"
+    )
+    max_iterations: int = Field(default=100, ge=1, description="steps of the optimiser at most")
+    sample_keys: int | None = Field(
+        default=None, ge=1, description="learn from about this many keys instead of all"
+    )
+
+    method: Literal["mle", "em"] = Field(
+        default="mle",
+        description="maximum likelihood by scoring, or expectation maximisation (noise, entries of F and H and the "
+        "initial distribution of a linear filter; mixtures always)",
+    )
+
+    @property
+    def left_out(self) -> set[str]:
+        """Return fields that say nothing where they are not used, so that ids from before they were there stay."""
+        return {
+            name
+            for name, plain in (("prior", False), ("method", "mle"), ("by", []))
+            if getattr(self, name) == plain
+        }
+
+    def definition(self) -> dict[str, Any]:
+        """Return what `kalman.build` and `kalman.learning.maximum_likelihood` take, as plain Python."""
+        result = self.model_dump(include={"parameters", "scope"}, exclude_none=True)
+        for item in self.parameters:
+            if isinstance(item, LearnedParameter) and item.bounds is not None:
+                position = self.parameters.index(item)
+                result["parameters"][position]["bounds"] = item.bounds  # a null among them means something
+        return {**result, **self.model_dump(include={"prior", "method", "by"} - self.left_out)}
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.parameters and not self.prior:
+            problem = "is empty" if "parameters" in self.model_fields_set else "is missing"
+            raise wrong(problem, "list names of fields to learn, such as R", "parameters")
+        return self
+
+    @property
+    def window_us(self) -> int | None:
+        """Return the window in microseconds."""
+        return None if self.window is None else duration_us(self.window)
+
+    @model_validator(mode="after")
+    def _duration(self) -> Self:
+        check_duration(self.window, "window")
+        return self
+
+
+class Smoothing(Section):
+    """Each row's state once more, when more rows of its key have come."""
+
+    lag: int = Field(
+        ge=1,
+        le=500,
+        description="rows after which a row's state is given again, as the lagged_ outputs of the row that "
+        "comes so many rows later",
+    )
+
+
+class Storage(Section):
+    """How a key's state is kept."""
+
+    dtype: Literal["float64", "float32"] = Field(
+        default="float64", description="float32: half the room, about seven digits; rounded after each row"
+    )
+
+
+class Outputs(Section):
+    """What each estimate carries."""
+
+    covariance: Literal["full", "diagonal"] = Field(
+        default="full", description="n*n numbers row by row, or the n variances"
+    )
+    innovation: bool = Field(
+        default=False,
+        description="true: also each row's normalised innovations, by which a comparison of versions judges bias",
+    )
+    measured: bool = Field(
+        default=False, description="true: also each row's measurement, which forecasts are compared with"
+    )
+
+
+class Stream(Section):
+    """How the stream cuts its input and lays out its state; none of it changes a result."""
+
+    max_files_per_batch: int | None = Field(
+        default=None, ge=1, description="files of the measurements table a micro-batch at most"
+    )
+    max_bytes_per_batch: str | None = Field(
+        default=None,
+        pattern=r"^[1-9][0-9]*[kmgt]$",
+        description="about how many bytes a micro-batch at most, such as 512m or 1g",
+    )
+    partitions: int | None = Field(
+        default=None, ge=1, description="state partitions; fixed for the life of a generation"
+    )
+    keys_per_block: int = Field(default=256, ge=1, description="keys that share one stored block of state")
+    expected_keys: int | None = Field(
+        default=None, ge=1, description="about how many keys will come, for the layout of blocks"
+    )
+    new_keys: Literal["prior", "pretrained"] = Field(
+        default="prior",
+        description="where a key begins that the stream has no state of: prior, the model's initial distribution; "
+        "pretrained, its state after the history that `ingest --history` has landed for it; fixed for the life of a "
+        "generation",
+    )
+
+
+def check_duration(text: str | None, field: str) -> None:
+    """Refuse text that is no duration, where there is any, as a spec's own checks do."""
+    if text is not None:
+        try:
+            duration_us(text)
+        except ValueError as error:
+            raise wrong(str(error), _DURATION_REMEDY, field) from error

@@ -1,0 +1,54 @@
+"""The section of a model spec that says where estimates go besides the table `estimates/<model>`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from jobs.specs.problems import wrong
+from jobs.specs.sections import Section
+
+
+class KafkaSink(Section):
+    """A Kafka topic that gets each live estimate as a message. Where its brokers are is a setting, KALMAN_KAFKA."""
+
+    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="name of a topic that is there")
+
+
+class FileSink(Section):
+    """A folder that gets each micro-batch of live estimates as files, in a folder of its own there."""
+
+    folder: str = Field(
+        min_length=1, description="a path or URI that all machines reach; a relative one is in the warehouse"
+    )
+    format: Literal["parquet", "json"] = Field(default="parquet", description="parquet or json, a row a line")
+
+
+class Sinks(Section):
+    """Where a stream's estimates go besides their table; what is said here may change at any start of a stream."""
+
+    latest: bool = Field(
+        default=False, description="true: also keep the latest state of each key in latest/<model>"
+    )
+    kafka: KafkaSink | None = Field(
+        default=None, description="a topic for the live estimates, {topic: ...}: at least once, keyed"
+    )
+    files: FileSink | None = Field(
+        default=None, description="a folder for the live estimates, {folder: ...}: exactly once"
+    )
+    functions: list[str] = Field(
+        default=[],
+        description="your own sinks, each module:function, called with a micro-batch's frame, generation and batch id",
+    )
+
+    @field_validator("functions")
+    @classmethod
+    def _names(cls, names: list[str]) -> list[str]:
+        for name in names:
+            module, colon, function = name.partition(":")
+            if not colon or not all(part.isidentifier() for part in (*module.split("."), function)):
+                raise wrong(f"{name!r} does not name a function", "write module:function")
+            if names.count(name) > 1:
+                raise wrong(f"{name} is named twice", "name it once")
+        return names

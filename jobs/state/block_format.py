@@ -1,0 +1,167 @@
+"""Keep the states of some hundreds of keys as one binary value, which says whose states they are.
+
+A block begins with a header: the model, its version, the names of its states and the layout of its numbers. Spark
+checks a state's shape and never its meaning, so every block is checked here when it is loaded.
+
+What follows is a packet whose eight-byte numbers are taken apart: the first bytes of all of them, then the second ones,
+and so on. Those of like numbers are alike, so that compression (`jobs.state.text_codec`) finds something in them. A route has
+nothing alike, so an integer key stands there itself. Both together take a key of 2 states from 72 bytes to 52
+(docs/decisions/0018). Blocks of earlier releases are read: with routes (`KSB2`), and with whole numbers too (`KSB1`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jobs.encoding.keys import CHECK, ROUTE, KeyKind
+from jobs.encoding.packets import HEADER_BYTES, Column, Layout, Records, concat, records_of
+from jobs.encoding.routing import identity_of, route_of
+
+_MAGIC, _ROUTES, _WHOLE = b"KSB3", b"KSB2", b"KSB1"
+FLOAT64 = "<f8"
+_PREFIX = struct.Struct("<4sI")  # magic, bytes of the header (padded to 8)
+
+
+class StateMismatch(Exception):
+    """A block holds the states of another model, version or layout than the one that wants to read it."""
+
+
+class StateFormat(NamedTuple):
+    """How the states of one model are stored: what the header must say, and the packet's layout."""
+
+    header: bytes
+    layout: Layout
+
+    def encode(self, records: Records) -> bytes:
+        """Return the block of `records`, which are ordered by route."""
+        (block,) = self.encode_each(records, [(0, records.size)])
+        return block
+
+    def encode_each(self, records: Records, places: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Yield a block of the records start..stop-1 for each of the `places`; all are ordered by route."""
+        if self._integer:
+            keys = identity_of(records.arrays[ROUTE.name]).view(ROUTE.dtype)
+            records = records._replace(arrays={**records.arrays, ROUTE.name: keys})
+        prefix = _PREFIX.pack(_MAGIC, len(self.header)) + self.header
+        for begin, end in places:
+            packet = self.layout.encode(records.slice(begin, end))
+            start, stop = self._numbers(end - begin)
+            apart = np.frombuffer(packet, np.uint8, stop - start, start).reshape(-1, 8).T.tobytes()
+            yield b"".join([prefix, packet[:start], apart, packet[stop:]])
+
+    def decode(self, block: bytes) -> Records:
+        """Return the records of a block.
+
+        Raises:
+            StateMismatch: the block belongs to something else.
+        """
+        return self.decode_all([block])
+
+    def decode_all(self, blocks: Iterable[bytes]) -> Records:
+        """Return the records of blocks, joined.
+
+        Raises:
+            StateMismatch: a block belongs to something else.
+        """
+        parts = [self._packet(block) for block in blocks]
+        if not parts:
+            return self.layout.empty()
+        records = concat([part for part, _ in parts])
+        keyed = [by_key for _, by_key in parts]
+        if not any(keyed):
+            return records
+        # Once for all blocks: for one it would cost as much as all else that is done here.
+        found = records.arrays[ROUTE.name]
+        route = route_of(found.view(np.int64))
+        if not all(keyed):
+            route = np.where(np.repeat(keyed, [part.size for part, _ in parts]), route, found)
+        return records._replace(arrays={**records.arrays, ROUTE.name: route})
+
+    def _packet(self, block: bytes) -> tuple[Records, bool]:
+        """Return the records of a block as they stand there, and if they have integer keys in place of routes."""
+        if len(block) < _PREFIX.size:
+            raise StateMismatch(f"a state block has {len(block)} bytes: it is cut short")
+        magic, length = _PREFIX.unpack_from(block)
+        if magic not in (_MAGIC, _ROUTES, _WHOLE):
+            raise StateMismatch(f"a state block begins with {magic!r}, not with {_MAGIC!r}")
+        end = _PREFIX.size + length
+        if block[_PREFIX.size : end] != self.header:
+            raise StateMismatch(_difference(block[_PREFIX.size : end], self.header))
+        if magic == _WHOLE:
+            return self.layout.decode(block, end), False
+        start, stop = (end + place for place in self._numbers(records_of(block, end)))
+        whole = np.frombuffer(block, np.uint8, stop - start, start).reshape(8, -1).T.tobytes()
+        records = self.layout.decode(b"".join([block[end:start], whole, block[stop:]]))
+        return records, magic == _MAGIC and self._integer
+
+    @property
+    def _integer(self) -> bool:
+        """Tell if the keys are integers: these can be had back from their routes."""
+        return CHECK not in self.layout.columns
+
+    def _numbers(self, records: int) -> tuple[int, int]:
+        """Return where a packet of so many records has its eight-byte numbers: a state's first columns."""
+        width = 0
+        for column in self.layout.columns:
+            if np.dtype(column.dtype).itemsize != 8:
+                break
+            width += 1 if column.width is None else column.width
+        return HEADER_BYTES, HEADER_BYTES + 8 * width * records
+
+
+def state_layout(kind: KeyKind, size: int, dtype: str = FLOAT64) -> Layout:
+    """Return the layout of key states with `size` numbers of a type a key (`kalman.filters.rounded.stored_as`)."""
+    columns = (
+        *kind.identity_columns,
+        Column("event_time", "<i8"),
+        Column("count", "<i8"),
+        Column("log_likelihood", "<f8"),
+        Column("values", dtype, size),
+    )
+    return Layout(columns, text=not kind.integer)
+
+
+def state_format(
+    model: str,
+    version: int,
+    states: list[str],
+    fields: Mapping[str, tuple[int, ...]],
+    kind: KeyKind,
+    size: int,
+    dtype: str = FLOAT64,
+) -> StateFormat:
+    """Return how the states of a model's version are stored."""
+    meaning = {
+        "model": model,
+        "version": version,
+        "states": list(states),
+        "fields": {name: list(shape) for name, shape in fields.items()},
+        "key": dict(zip(kind.columns, kind.types, strict=True)),
+    }
+    if dtype != FLOAT64:
+        meaning["numbers"] = dtype
+    return format_of(meaning, state_layout(kind, size, dtype))
+
+
+def format_of(meaning: Mapping[str, Any], layout: Layout) -> StateFormat:
+    """Return how records are stored that mean something: what every block of them says, and their layout."""
+    header = json.dumps(meaning, separators=(",", ":")).encode()
+    return StateFormat(header + b" " * (-len(header) % 8), layout)
+
+
+def _difference(found: bytes, wanted: bytes) -> str:
+    """Say in a sentence how two headers differ."""
+    have, want = json.loads(found), json.loads(wanted)
+    parts = [
+        f"{name} is {have.get(name)!r}, not {want[name]!r}" for name in want if have.get(name) != want[name]
+    ]
+    return (
+        "the checkpoint holds the state of something else: "
+        + "; ".join(parts)
+        + ". Start a new generation from a snapshot of this version (stream --adopt SNAPSHOT)"
+    )

@@ -1,0 +1,197 @@
+"""Blocks of key states in a numbered store of bytes: the state of Spark's operator, or a dictionary in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.core.stopwatch import STATE_READ, STATE_WRITE, step
+from jobs.encoding.keys import match
+from jobs.encoding.packets import Layout, Records, concat
+from jobs.encoding.routing import block_of
+from jobs.state.block_format import StateFormat
+from jobs.state.state_calls import get_all, put_all
+from jobs.state.text_codec import stored_bytes, to_text
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
+
+ALL_FROM = 2
+"""Where one in so many blocks is wanted, all are read: a call for each costs more than the blocks in vain."""
+
+
+class Store(Protocol):
+    """Values of bytes by number."""
+
+    def get(self, number: int) -> bytes | None:
+        """Return a value, or None."""
+        ...
+
+    def put(self, number: int, value: bytes) -> None:
+        """Set a value."""
+        ...
+
+    def get_all(self, numbers: Sequence[int]) -> Iterable[bytes | None]:
+        """Return values in the order of their numbers, None where there is none."""
+        ...
+
+    def put_all(self, values: Iterable[tuple[int, bytes]]) -> None:
+        """Set values by number."""
+        ...
+
+    def remove(self, number: int) -> None:
+        """Remove a value that is there."""
+        ...
+
+    def items(self) -> Iterator[tuple[int, bytes]]:
+        """Yield all numbers and their values, in any order."""
+        ...
+
+
+class MapStore:
+    """A store in a map of Spark's state: `long` to text, or to `binary` as the first release had it."""
+
+    def __init__(self, state: MapState, text: bool) -> None:
+        self.state, self.text = state, text
+
+    def get(self, number: int) -> bytes | None:
+        """Return a value, or None."""
+        value = self.state.getValue((number,))
+        return None if value is None else stored_bytes(value[0])
+
+    def put(self, number: int, value: bytes) -> None:
+        """Set a value."""
+        self.state.updateValue((number,), (self._stored(value),))
+
+    def get_all(self, numbers: Sequence[int]) -> Iterator[bytes | None]:
+        """Yield values in the order of their numbers, None where there is none."""
+        for value in get_all(self.state, numbers):
+            yield None if value is None else stored_bytes(value)
+
+    def put_all(self, values: Iterable[tuple[int, bytes]]) -> None:
+        """Set values by number."""
+        put_all(self.state, ((number, self._stored(value)) for number, value in values))
+
+    def remove(self, number: int) -> None:
+        """Remove a value that is there."""
+        self.state.removeKey((number,))
+
+    def items(self) -> Iterator[tuple[int, bytes]]:
+        """Yield all numbers and their values, in any order; Spark hands over many at a time."""
+        for key, value in self.state.iterator():
+            yield key[0], stored_bytes(value[0])
+
+    def _stored(self, value: bytes) -> str | bytes:
+        return to_text(value) if self.text else value
+
+
+def map_store(handle: StatefulProcessorHandle, name: str, columns: tuple[str, str], text: bool) -> MapStore:
+    """Declare a map of Spark's state, with the names of its number and of its value."""
+    number, value = columns
+    kind = "string" if text else "binary"
+    return MapStore(handle.getMapState(name, f"{number} long", f"{value} {kind}"), text)
+
+
+class Blocks(NamedTuple):
+    """The key states of a bucket, in blocks.
+
+    store: their bytes; state: how they are stored; blocks: how many a bucket has at most.
+    """
+
+    store: Store
+    state: StateFormat
+    blocks: int
+
+    def load(self, route: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Records]:
+        """Read the blocks of ordered routes: their numbers, and their records joined, still ordered by route."""
+        present = np.unique(block_of(route, self.blocks))
+        return present, self.read(present)
+
+    @step(STATE_READ)
+    def read(self, numbers: NDArray[np.int64]) -> Records:
+        """Read blocks by their ordered numbers: their records joined, ordered by route."""
+        wanted = numbers.tolist()
+        if ALL_FROM * len(wanted) > self.blocks and len(wanted) > 1:
+            known = dict(self.store.items())
+            values = (known.get(number) for number in wanted)
+        else:
+            values = self.store.get_all(wanted)
+        return self.state.decode_all(value for value in values if value is not None)
+
+    @step(STATE_WRITE)
+    def save(self, present: NDArray[np.int64], records: Records) -> None:
+        """Write ordered records to the blocks they belong to."""
+        block = block_of(records.arrays["route"], self.blocks)
+        starts, stops = np.searchsorted(block, present), np.searchsorted(block, present, "right")
+        some = stops > starts
+        places = zip(starts[some].tolist(), stops[some].tolist(), strict=True)
+        values = self.state.encode_each(records, places)
+        self.store.put_all(zip(present[some].tolist(), values, strict=True))
+
+    @step(STATE_WRITE)
+    def replace(self, present: NDArray[np.int64], records: Records) -> None:
+        """Write ordered records to the blocks `present`, which have no others; a block that has none is removed."""
+        block = block_of(records.arrays["route"], self.blocks)
+        self.save(present, records)
+        for number in np.setdiff1d(present, block).tolist():
+            if self.store.get(number) is not None:
+                self.store.remove(number)
+
+    def add(self, seeds: Records) -> tuple[NDArray[np.int64], Records]:
+        """Add records of keys that are not there, in any order; return what their blocks hold now.
+
+        A block may come in several parts, so each part is merged with what is there.
+        """
+        ordered = seeds.take(np.argsort(seeds.arrays["route"], kind="stable"))
+        present, known = self.load(ordered.arrays["route"])
+        if known.size:
+            ordered = concat([known, ordered])
+            ordered = ordered.take(np.argsort(ordered.arrays["route"], kind="stable"))
+        self.save(present, ordered)
+        return present, ordered
+
+
+def touched(
+    index: Records,
+    present: NDArray[np.int64],
+    route: NDArray[np.uint64],
+    last: NDArray[np.int64],
+    blocks: int,
+) -> Records:
+    """Return the index after the blocks `present` have come to hold keys of these ordered routes and signs of life."""
+    block = block_of(route, blocks)
+    others = index.take(np.flatnonzero(~np.isin(index.arrays["block"], present)))
+    if len(block) == 0:
+        return others
+    numbers, starts = np.unique(block, return_index=True)
+    oldest = np.minimum.reduceat(last, starts)
+    return concat([others, Records({"block": numbers, "oldest": oldest}, None)])
+
+
+def due(index: Records, before: int) -> NDArray[np.int64]:
+    """Return the ordered numbers of the blocks that hold keys whose last sign of life was before a time."""
+    return np.sort(index.arrays["block"][index.arrays["oldest"] < before])
+
+
+def best_of(offered: Records) -> Records:
+    """Return one record a key, ordered by route: the one that reflects most rows, then the newest."""
+    arrays = offered.arrays
+    check = arrays.get("check", np.zeros(offered.size, np.int64))
+    order = np.lexsort((-arrays["event_time"], -arrays["count"], check, arrays["route"]))
+    route, check = arrays["route"][order], check[order]
+    first = np.ones(len(order), bool)
+    first[1:] = (route[1:] != route[:-1]) | (check[1:] != check[:-1])
+    return offered.take(order[first])
+
+
+def unknown(blocks: Blocks, offered: Records) -> Records:
+    """Return the records, ordered by route, whose keys have no state in the blocks."""
+    return offered.take(np.flatnonzero(match(blocks.load(offered.arrays["route"])[1], offered) < 0))
+
+
+def decoded(layout: Layout, packets: Iterable[bytes]) -> Records:
+    """Return one record a key of packets of states."""
+    return best_of(concat([layout.decode(bytes(packet)) for packet in packets]))

@@ -1,0 +1,153 @@
+"""Rows that repeat another: of one key and one time, or of one key and one id. Pure functions of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.encoding.rows import KeyedRows, RowFormat, by_bucket, unpack_rows
+from kalman.run import SortedRows
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+REASON = "duplicate: of the same key and time as another row"
+"""Why such a row is refused."""
+SAME_ID = "duplicate: of the same key and id as another row"
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Marks(NamedTuple):
+    """What tells N rows by their ids: key (N,) codes, id (w, N), time (N,) in microseconds."""
+
+    key: Ints
+    id: Ints
+    time: Ints
+
+    def take(self, which: Bools | Ints) -> Marks:
+        """Return some of them."""
+        return Marks(self.key[which], self.id[:, which], self.time[which])
+
+
+def repeated(rows: SortedRows, has: Bools | None = None, newest: Ints | None = None) -> Bools:
+    """Return which rows (N,) repeat the time of the row before, or the newest time of their key.
+
+    Of the rows of one key and time the first counts, which is the same one however they were ordered before.
+
+    Args:
+        rows: sorted.
+        has: (K,) which keys have a state.
+        newest: (K,) the time of the newest row that it reflects.
+    """
+    again = np.zeros(len(rows.key), bool)
+    again[1:] = (rows.key[1:] == rows.key[:-1]) & (rows.time[1:] == rows.time[:-1])
+    if has is not None and newest is not None:
+        again |= has[rows.key] & (rows.time == newest[rows.key])
+    return again
+
+
+def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | None = None) -> Bools:
+    """Return which rows (N,) repeat one of the same key and id whose time is no further than `within` from theirs.
+
+    In the order of their times each row is compared with the one of its key and id before it, whether that counted
+    or was told to repeat another itself: so which ones count depends on no cut into micro-batches. Rows that came
+    earlier count before all that come now.
+
+    Args:
+        rows: in the order in which they are applied: those of a key by time.
+        within: microseconds.
+        known: of rows that came earlier.
+        late: (N,) rows that are refused in any case; they repeat others, and no other row repeats them.
+    """
+    again = np.zeros(len(rows.key), bool)
+    if len(again) == 0:
+        return again
+    parts = [rows] if known is None else [known, rows]
+    key, time = (np.concatenate([getattr(one, name) for one in parts]) for name in ("key", "time"))
+    ident = np.concatenate([one.id for one in parts], axis=1)
+    held = len(key) - len(again)
+    # Most ids are there once. A mix of key and id finds the few that may not be, and these alone are compared.
+    mixed = (ident[0].view(np.uint64) ^ (key.view(np.uint64) * _ODD)) * _ODD
+    order = np.argsort(mixed)
+    same = mixed[order][1:] == mixed[order][:-1]
+    if not same.any():
+        return again
+    alike = np.zeros(len(order), bool)
+    alike[1:] |= same
+    alike[:-1] |= same
+    some = order[alike]
+    row = some - held
+    refused = np.zeros(len(some), bool)
+    if late is not None:
+        refused[row >= 0] = late[row[row >= 0]]
+    # Of one time first those that came earlier, then the rows in their order, then those that are refused.
+    rank = np.where(row < 0, -1, row + np.where(refused, len(again), 0))
+    by = np.lexsort((rank, time[some], *ident[:, some], key[some]))
+    some, row, refused = some[by], row[by], refused[by]
+    starts = np.ones(len(some), bool)
+    starts[1:] = (key[some][1:] != key[some][:-1]) | (ident[:, some][:, 1:] != ident[:, some][:, :-1]).any(
+        axis=0
+    )
+    group, at = np.cumsum(starts), time[some]
+    before = _previous(~refused)
+    near = (before >= 0) & (group[before] == group) & (at - at[before] <= within)
+    # What came earlier may be of a later time; and so may what a late row repeats.
+    for counts, whose in ((row < 0, ~refused), (~refused, refused)):
+        after = len(some) - 1 - _previous(counts[::-1])[::-1]
+        inside = np.minimum(after, len(some) - 1)
+        near |= whose & (after < len(some)) & (group[inside] == group) & (at[inside] - at <= within)
+    again[row[near & (row >= 0)]] = True
+    return again
+
+
+def marks_of(keyed: KeyedRows) -> tuple[Marks, Ints]:
+    """Return what tells those rows that have an id, and where they are among all."""
+    assert keyed.ids is not None
+    named = np.flatnonzero(keyed.ids.arrays["named"])
+    return Marks(keyed.rows.key, keyed.ids.arrays["id"], keyed.rows.time).take(named), named
+
+
+def distinct(keyed: KeyedRows, fmt: RowFormat) -> KeyedRows:
+    """Return rows without those that repeat another, where rows of the format are told to."""
+    if fmt.row_id is not None:
+        marks, named = marks_of(keyed)
+        again = np.zeros(len(keyed.rows.key), bool)
+        again[named] = resent(marks, fmt.row_id.within)
+    elif fmt.distinct:
+        again = repeated(keyed.rows)
+    else:
+        return keyed
+    return chosen(keyed, np.flatnonzero(~again)) if again.any() else keyed
+
+
+def chosen(keyed: KeyedRows, which: Ints) -> KeyedRows:
+    """Return some of the rows, in their order, and the keys that still have rows."""
+    rows = keyed.rows
+    present, code = np.unique(rows.key[which], return_inverse=True)
+    keys = keyed.keys if len(present) == keyed.keys.size else keyed.keys.take(present)
+    ids = None if keyed.ids is None else keyed.ids.take(which)
+    return KeyedRows(keys, rows.take(which)._replace(key=code.astype(np.int64)), ids)
+
+
+def _previous(counts: Bools) -> Ints:
+    """Return for each place (N,) the last one before it that counts, -1 where there is none."""
+    last = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
+    return np.concatenate([[-1], last[:-1]]).astype(np.int64)
+
+
+def each_bucket(
+    fmt: RowFormat, work: Callable[[KeyedRows], Iterator[pa.RecordBatch]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Wrap `work` on the rows of one bucket as a function over the packets of a partition."""
+
+    def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for payloads in by_bucket(batches):
+            keyed = distinct(unpack_rows(payloads, fmt), fmt)
+            if len(keyed.rows.key):
+                yield from work(keyed)
+
+    return over

@@ -1,0 +1,89 @@
+"""Groups of keys that share the values of some key columns: which group a key is in, and what it begins with there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from jobs.encoding.keys import KeyKind, integer_keys
+from jobs.encoding.packets import Records
+from jobs.encoding.rows import KeyedRows
+from kalman.models.groups import GROUPS, begin_states
+
+_TOKEN = r'"(?:[^"\\]|\\.)*"|null'
+
+
+class Grouping(NamedTuple):
+    """code (K,) of each key's group; name of each group: a JSON array of its columns' texts."""
+
+    code: NDArray[np.int64]
+    names: list[str]
+
+
+def group_keys(kind: KeyKind, by: tuple[str, ...], keys: Records) -> Grouping:
+    """Group keys by some of their columns; nothing is done key by key."""
+    if kind.integer or len(kind.columns) == 1:
+        texts = keys.text if keys.text is not None else pa.array(integer_keys(keys.arrays["route"]))
+        coded = texts.dictionary_encode()
+        return Grouping(_codes(coded), [json.dumps([str(v)]) for v in coded.dictionary.to_pylist()])
+    assert keys.text is not None
+    # a key's text is a JSON array: its items are cut out as they are written, and only what differs is read
+    tokens = (f"(?P<c{i}>{_TOKEN})" for i in range(len(kind.columns)))
+    found = pc.extract_regex(keys.text, r"^\[" + ",".join(tokens) + r"\]$")  # type: ignore[attr-defined]
+    code: NDArray[np.int64] = np.zeros(keys.size, np.int64)
+    names: list[list[Any]] = [[]]
+    for column in by:
+        coded = found.field(kind.columns.index(column)).dictionary_encode()
+        values = [json.loads(token) for token in coded.dictionary.to_pylist()]
+        pair = code * len(values) + _codes(coded)
+        present, code = np.unique(pair, return_inverse=True)
+        names = [[*names[p // len(values)], values[p % len(values)]] for p in present.tolist()]
+    return Grouping(code, [json.dumps(name) for name in names])
+
+
+def name_of(values: list[str]) -> str:
+    """Return the name of the group with these columns' texts."""
+    return json.dumps(values)
+
+
+@dataclass(frozen=True)
+class GroupBegin:
+    """Gives the keys of a bucket the states in which they begin: those of their groups. Picklable.
+
+    states (size, G + 1): of each known group, and last of all others.
+    """
+
+    kind: KeyKind
+    by: tuple[str, ...]
+    place: Mapping[str, int]
+    states: NDArray[np.float64]
+
+    def __call__(self, keyed: KeyedRows) -> NDArray[np.float64]:
+        """Return the states (size, K)."""
+        grouping = group_keys(self.kind, self.by, keyed.keys)
+        places = np.array([self.place.get(name, len(self.place)) for name in grouping.names], np.int64)
+        return self.states[:, places[grouping.code]]
+
+
+def group_begin(
+    kind: KeyKind, definition: dict[str, Any], parameters: Mapping[str, Any]
+) -> GroupBegin | None:
+    """Return what keys begin with where groups have learned parameters of their own; None where none have."""
+    import kalman
+
+    if GROUPS not in parameters:
+        return None
+    groups = parameters[GROUPS]
+    place = {name_of(values): i for i, values in enumerate(groups["values"])}
+    return GroupBegin(kind, tuple(groups["by"]), place, begin_states(kalman.build, definition, parameters))
+
+
+def _codes(coded: pa.DictionaryArray) -> NDArray[np.int64]:
+    return coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)

@@ -1,0 +1,104 @@
+"""Export a snapshot of a stream's state at the end of a committed micro-batch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.spark.job_labels import labelled
+from jobs.streaming.state_reader import states_at, waiting_at
+from jobs.warehouse.delta import Warehouse
+
+if TYPE_CHECKING:
+    from jobs.lineage.generations import Generation
+    from jobs.snapshots.manifests import Manifest
+    from jobs.warehouse.checkpoints import Checkpoint
+
+
+def export(
+    warehouse: Warehouse,
+    generation: Generation,
+    batch: int | None = None,
+    told: Callable[[str], None] = lambda text: None,
+) -> tuple[Manifest, bool]:
+    """Return the snapshot of a generation's state at the end of a micro-batch, and if it was made now.
+
+    A generation that has committed nothing is still the snapshot that it began from.
+    """
+    from jobs.key_inputs.pins import version_of
+    from jobs.lineage.choice import origin as origin_of
+    from jobs.lineage.damage import refuse_damaged
+    from jobs.lineage.generations import REMOVED
+    from jobs.snapshots.store import find_whole, write
+    from jobs.warehouse.checkpoints import Checkpoint
+
+    if generation.status == REMOVED:  # what is left of its checkpoint may be a part of it
+        raise UserError(f"generation {generation.generation} is removed, and its state with it")
+    origin = origin_of(warehouse, generation)
+    refuse_damaged(warehouse, generation)
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    if checkpoint.last_commit() is None:
+        if batch is not None:
+            raise UserError(f"{generation.generation} has committed no micro-batch, so there is no {batch}")
+        return origin, False
+    batch, version = _end(checkpoint, generation, batch)
+    identity = snapshot_id(generation, batch, version)
+    found = find_whole(warehouse, identity)
+    if found is not None:
+        return found, False
+    told(f"reading the state of micro-batch {batch}")
+    made = replace(
+        origin,
+        snapshot_id=identity,
+        position=checkpoint.position(batch, generation.start_position),
+        generation=generation.generation,
+        batch_id=batch,
+        cut=None,
+        committed_at=None,
+        inputs=None if origin.inputs is None else version_of(warehouse, generation, batch),
+    )
+    states = states_at(warehouse, generation, origin, batch)
+    held = None
+    if origin.model_spec().timed:
+        held = waiting_at(warehouse, generation, origin, batch)
+    with labelled(warehouse.spark, f"export {generation.model}", "read the state, write the snapshot"):
+        return write(warehouse, replace(made, waiting=None), states, held), True
+
+
+def snapshot_id(generation: Generation, batch: int, version: int) -> str:
+    """Return the id of the snapshot of a generation's micro-batch."""
+    digest = hashlib.sha256(f"{generation.checkpoint}/{batch}".encode()).hexdigest()
+    return f"{generation.model}-v{generation.model_version}-{version}-{digest[:10]}"
+
+
+def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> tuple[int, int]:
+    """Return a committed micro-batch and the version of the measurements that it ends with."""
+    last = checkpoint.last_commit()
+    assert last is not None
+    if batch is not None and not 0 <= batch <= last:
+        raise UserError(
+            f"{generation.generation} has no micro-batch {batch}: its last committed one is {last}"
+        )
+    version = checkpoint.ends_with(last if batch is None else batch)
+    if version is not None:
+        return last if batch is None else batch, version
+    if batch is not None:
+        raise UserError(
+            f"micro-batch {batch} of {generation.generation} ends within a version of the measurements, so no "
+            f"stream could go on exactly behind it: export another"
+        )
+    # A version of several files may be spread over micro-batches: the last one that ends with a version will do.
+    for earlier in range(last - 1, -1, -1):
+        if not checkpoint.has(earlier):
+            break
+        version = checkpoint.ends_with(earlier)
+        if version is not None:
+            return earlier, version
+    raise UserError(
+        f"no micro-batch of {generation.generation} whose state is kept ends with a version of the measurements: "
+        f"let the stream catch up, or raise stream.max_files_per_batch in the spec",
+        RUN_FAILED,
+    )

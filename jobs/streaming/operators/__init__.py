@@ -1,0 +1,1 @@
+"""The stateful operators of a stream, and the wrappers around them."""

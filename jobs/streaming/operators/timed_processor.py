@@ -1,0 +1,114 @@
+"""The stateful operator of a stream with a watermark: `jobs.state.timed_bucket` over Spark's state.
+
+Beside the blocks of states there are the parts of waiting rows, and the bucket's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from jobs.encoding.packet_kinds import (
+    BASE,
+    CLOCK,
+    ENDED,
+    IDS,
+    REMEMBERED,
+    RING,
+    ROWS,
+    SEEN,
+    STATE,
+    STATES,
+    STATES_BY_BLOCK,
+    WAIT,
+)
+from jobs.encoding.watermark_ticks import newest_of
+from jobs.state.block_store import map_store
+from jobs.state.plan import Plan
+from jobs.state.timed_bucket import TimedBucket
+from jobs.state.timing import Stores
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
+
+
+class TimedProcessor(StatefulProcessor):
+    """Run a timed model's filter over the keys of a bucket."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the bucket's stores and its clock."""
+        self.handle = handle
+        declared = (
+            (STATE, STATES_BY_BLOCK),
+            (WAIT, ("part", "rows")),
+            (ENDED, STATES_BY_BLOCK),
+            (RING, ("block", "rows")),
+            (BASE, STATES_BY_BLOCK),
+            (SEEN, ("block", "times")),
+        )
+        self.stores = Stores(
+            *(map_store(handle, name, columns, self.plan.text) for name, columns in declared)
+        )
+        if self.plan.rows.row_id is not None:
+            ids = map_store(handle, REMEMBERED, ("block", "ids"), self.plan.text)
+            self.stores = self.stores._replace(ids=ids)
+        self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
+
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
+        """Take over states and waiting rows from the snapshot."""
+        bucket = self._bucket()
+        kind, payload = initialState["kind"], initialState["payload"]
+        bucket.seed(payload[kind == STATES], payload[kind == ROWS], _now(timerValues), payload[kind == IDS])
+        self._leave(bucket, timerValues)
+
+    def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
+        """Take over states of keys that there are none of; return how many were taken, and how many there were."""
+        bucket = self._bucket()
+        counts = bucket.take_over(packets, _now(timers))
+        self._leave(bucket, timers)
+        return counts
+
+    def handleInputRows(  # noqa: N802
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
+    ) -> Iterator[pd.DataFrame]:
+        """Advance the bucket by a micro-batch, and put out packets."""
+        frame = pd.concat(list(rows), ignore_index=True)
+        packed = frame["kind"] == ROWS
+        bucket = self._bucket()
+        packets = (bytes(payload) for payload in frame["payload"][packed])
+        newest = newest_of(frame["payload"][~packed])
+        for kind, count, packet in bucket.take(packets, newest, _now(timerValues)):
+            yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
+        self._leave(bucket, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N802
+        """Do what is due by the machine's clock."""
+        bucket = self._bucket()
+        for kind, count, packet in bucket.wake(_now(timerValues)):
+            yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
+        self._leave(bucket, timerValues)
+
+    def _leave(self, bucket: TimedBucket, timers: TimerValues) -> None:
+        """Keep the bucket's clock, and ask to be woken when there is something to do."""
+        self.clock.update((bucket.clock.encode(),))
+        if self.plan.timing is not None and self.plan.timing.wakes:
+            for timer in list(self.handle.listTimers()):
+                if timer > timers.getCurrentProcessingTimeInMs():  # Spark sees to those that go off now
+                    self.handle.deleteTimer(timer)
+            if bucket.alarm is not None:
+                self.handle.registerTimer(-(-bucket.alarm // 1000))
+
+    def _bucket(self) -> TimedBucket:
+        held = self.clock.get() if self.clock.exists() else None
+        return TimedBucket(self.plan, self.stores, None if held is None else bytes(held[0]))
+
+
+def _now(timers: TimerValues) -> int:
+    """Return the micro-batch's time by the machine's clock; Spark keeps it, so a micro-batch that runs again has it."""
+    return timers.getCurrentProcessingTimeInMs() * 1000

@@ -1,0 +1,239 @@
+"""The streaming query of a generation: from its measurements through the filter's state into the sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from jobs.lineage import late_copies
+from jobs.lineage.generations import Generation
+from jobs.specs.model_spec import ModelSpec
+from jobs.streaming.sinks.micro_batch import Sink, Totals
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import measurements
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    from jobs.encoding.estimates import EstimateFormat
+    from jobs.lineage.fencing import Fence
+    from jobs.lineage.leases import Lease
+    from jobs.snapshots.manifests import Manifest
+    from jobs.specs.sinks import Sinks
+    from jobs.streaming.profiler import Profiler
+    from jobs.streaming.sinks.latest_states import Latest
+    from jobs.streaming.sinks.publishing import Publisher
+
+
+def start_query(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    lease: Lease,
+    manifest: Manifest,
+    seconds: float | None,
+    told: Callable[[Totals], None],
+    deployed: ModelSpec,
+    profiler: Profiler | None = None,
+) -> tuple[StreamingQuery, Totals]:
+    """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet.
+
+    `deployed` is the spec as it is now, whose sinks count, whichever version's states the generation has. A `profiler`
+    takes the time of what the query does.
+    """
+    import kalman
+    from jobs.encoding.estimates import estimate_format
+    from jobs.encoding.keys import key_kind
+    from jobs.encoding.packet_kinds import OUTPUT, TIMED
+    from jobs.encoding.routing import make_routing
+    from jobs.encoding.rows import PACKED, row_format, row_packer, select_columns
+    from jobs.encoding.watermark_ticks import timed_packer
+    from jobs.key_inputs.join import with_inputs
+    from jobs.key_inputs.pins import InputPins, join_of
+    from jobs.lineage.fencing import Fence
+    from jobs.snapshots import state_rows, store
+    from jobs.snapshots.seeds import offered, taken_by, timed_seeds, timing_of
+    from jobs.spark.user_functions import ship
+    from jobs.state.block_format import state_format
+    from jobs.state.key_groups import group_begin
+    from jobs.state.plan import Plan
+    from jobs.streaming.operators.processor import FilterProcessor
+    from jobs.streaming.operators.timed_processor import TimedProcessor
+    from jobs.streaming.operators.wrappers import SetAside, TakesKeys, with_kind
+    from jobs.streaming.sinks.archive import ended_states
+    from jobs.warehouse import measurements_table
+    from jobs.warehouse.checkpoints import Checkpoint
+    from kalman.filters.rounded import stored_as
+
+    spark, generation = warehouse.spark, lease.generation
+    table = measurements(spec.name)
+    kernel = kalman.build(spec.definition(), manifest.parameters)
+    ship(spark, spec.definition())
+    schema = warehouse.read(table).schema
+    kind = key_kind(spec.key, schema)
+    rows = row_format(spec, kind, schema)
+    state = state_format(
+        spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
+    )
+    out = estimate_format(kind, spec, kernel)
+    routing = make_routing(generation.partitions, generation.blocks)
+    begin = group_begin(kind, spec.definition(), manifest.parameters)
+    timing = None
+    if spec.timed:
+        timing = timing_of(spec, rows, manifest)
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    plan = Plan(
+        kernel,
+        spec.unit_us,
+        rows,
+        state,
+        out,
+        generation.blocks,
+        spec.late == "apply",
+        begin,
+        timing,
+        text=checkpoint.keeps_text(),
+    )
+    spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
+
+    seeds = pinned = None
+    committed, planned = checkpoint.last_commit(), checkpoint.last_planned()
+    if committed is None:
+        # The state begins in micro-batch 0, which may be tried many times: the snapshot is pinned, never "the newest".
+        pinned = store.verify(warehouse, manifest)
+        seeds = state_rows.seed_packets(pinned, kernel, kind, state.layout, routing)
+        if timing is not None:
+            seeds = timed_seeds(warehouse, manifest, seeds, rows, routing)
+        seeds = seeds.groupBy("bucket")
+    processor: StatefulProcessor = FilterProcessor(plan) if timing is None else TimedProcessor(plan)
+    packer, packed_as = row_packer(rows, routing), PACKED
+    if timing is not None:
+        packer, packed_as = timed_packer(rows, routing), TIMED
+    pins = None
+    if spec.inputs is not None:
+        pins = InputPins(warehouse, spec, kind, generation)
+        packer = with_inputs(packer, join_of(spec, rows), timing is not None)
+    takes_keys = taken_by(warehouse, checkpoint, spec)
+    if takes_keys and timing is None:
+        packer, packed_as = with_kind(packer), TIMED
+    if profiler is not None:
+        packer = profiler.packing(packer)
+    if generation.topic is None:
+        source = _source(spark, warehouse, spec, generation)
+        if takes_keys and "_origin" in source.columns:  # another tool's table may have none
+            source = source.filter(~measurements_table.marked())
+        packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
+    else:
+        from jobs.ingestion.topics import stream_of
+        from jobs.streaming.operators.wrappers import pack_messages
+
+        types = {name: schema[name].dataType.simpleString() for name in spec.naming_columns}
+        messages = stream_of(warehouse, spec, generation, types)
+        packed = pack_messages(messages, rows, packer, packed_as)
+    if takes_keys:
+        # Behind the measurements: what a checkpoint says of its first source is the stream's position.
+        packed = packed.unionByName(
+            offered(warehouse, spec, manifest.parameters, kernel, kind, state.layout, routing)
+        )
+        processor = TakesKeys(processor)
+    if generation.topic is not None or spec.inputs is not None:
+        processor = SetAside(processor)
+    if profiler is not None:
+        processor = profiler.operator(processor)
+    operator = packed.groupBy("bucket")
+    clock = "None"
+    if timing is not None and timing.wakes:
+        clock = "ProcessingTime"
+        # By this clock there is always something to wait for: a run that is to end takes micro-batches with rows alone.
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(seconds is not None).lower())
+    packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", clock, seeds)
+    fence = Fence(warehouse, lease, None if planned == committed else planned)
+    ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
+    sink = Sink(generation, rows, out, fence, told, spec.quarantine)
+    sink.ended, sink.corrects = ended, spec.order.kind == "replay"
+    sink.pins, sink.profiler = pins, profiler
+    sink.latest = _latest(fence, out, deployed.sinks, manifest, pinned, committed, timing is not None)
+    sink.publisher = _publisher(warehouse, lease, deployed, committed)
+    writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
+    writer = writer.option("checkpointLocation", warehouse.path(generation.checkpoint))
+    writer = (
+        writer.trigger(availableNow=True)
+        if seconds is None
+        else writer.trigger(processingTime=f"{seconds} seconds")
+    )
+    query = writer.start()
+    if profiler is not None:
+        profiler.group = str(query.runId)  # the job group that Spark gives the jobs of a query
+    return query, sink.totals
+
+
+def _latest(
+    fence: Fence,
+    out: EstimateFormat,
+    sinks: Sinks,
+    manifest: Manifest,
+    pinned: DataFrame | None,
+    committed: int | None,
+    scattered: bool,
+) -> Latest | None:
+    """Return what keeps the latest states, with those that there are already; None where the spec wants none."""
+    from jobs.streaming.sinks import latest_states
+    from jobs.streaming.state_reader import states_at
+
+    warehouse, generation = fence.warehouse, fence.lease.generation
+
+    def states() -> DataFrame:
+        if pinned is not None:
+            return pinned
+        assert committed is not None
+        return states_at(warehouse, generation, manifest, committed)
+
+    if not sinks.latest:
+        latest_states.forget(warehouse, generation.model, generation.generation)
+        return None
+    keeper = latest_states.Latest(fence, out, scattered)
+    keeper.begin(states)
+    return keeper
+
+
+def _publisher(
+    warehouse: Warehouse, lease: Lease, deployed: ModelSpec, committed: int | None
+) -> Publisher | None:
+    """Return what hands estimates on, at the place where it was; None where the spec names nothing to hand them to."""
+    from jobs.streaming.sinks.publishing import Publisher, targets_of
+
+    targets = targets_of(warehouse, deployed.sinks, deployed.folder)
+    publisher = Publisher(warehouse, lease, targets)
+    publisher.begin(committed)
+    return publisher if publisher.targets else None
+
+
+def _source(spark: SparkSession, warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> DataFrame:
+    """Return the measurements behind the generation's snapshot as a stream."""
+    reader = spark.readStream.format("delta").option("startingVersion", generation.start_version + 1)
+    if spec.stream.max_files_per_batch is not None:
+        reader = reader.option("maxFilesPerTrigger", spec.stream.max_files_per_batch)
+    if spec.stream.max_bytes_per_batch is not None:
+        reader = reader.option("maxBytesPerTrigger", spec.stream.max_bytes_per_batch)
+    rows = reader.load(warehouse.path(measurements(spec.name)))
+    if spec.migrate is not None and spec.migrate.keys is not None:
+        rows = rows.filter(_has_keys(spec))
+    return late_copies.for_generation(warehouse, rows, generation)
+
+
+def _has_keys(spec: ModelSpec) -> Column:
+    """Return a condition that fails the query at a row without a key: one that was landed with the old keys.
+
+    What is landed has its keys; only another version's spec, with other key columns, leaves them empty.
+    """
+    from pyspark.sql import functions as F
+
+    missing = F.lit(False)
+    for name in spec.key:
+        missing = missing | F.col(f"`{name}`").isNull()
+    said = (
+        f"a row of {measurements(spec.name)} has no {' or '.join(spec.key)}: it was landed by a version "
+        f"with other key columns, behind the migration. Roll back, let that version take it in, and upgrade again"
+    )
+    return F.when(missing, F.raise_error(F.lit(said)).cast("boolean")).otherwise(F.lit(True))

@@ -1,0 +1,151 @@
+"""Record a stream's progress from a thread beside it: nothing that goes wrong here stops or delays the query.
+
+The thread looks once a second whether the sink has written more micro-batches than have been recorded, and only then
+asks Spark. It reads what Spark keeps anyway; there is no listener between the query and its next micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from jobs.core.errors import first_line
+from jobs.observability.lag import lag_of
+from jobs.observability.progress import Lag, executed, record
+from jobs.observability.progress_log import Spool, Writer
+from jobs.spark.job_labels import label
+from jobs.warehouse.delta import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from jobs.lineage.generations import Generation
+    from jobs.streaming.profiler import Profiler
+    from jobs.streaming.sinks.micro_batch import Totals
+
+PERIOD = 1.0
+FINISH_SECONDS = 10.0
+"""How long the end of a run waits for its last records."""
+
+Outlet = Callable[[list[dict[str, Any]]], None]
+
+
+class Recorder:
+    """Hand each micro-batch's record to outlets. Used as a context around the query's life."""
+
+    def __init__(
+        self,
+        query: StreamingQuery,
+        totals: Totals,
+        generation: Generation,
+        lag: Callable[[dict[str, Any]], Lag],
+        outlets: list[Outlet],
+        first: Callable[[], None] = lambda: None,
+        last: Callable[[], None] = lambda: None,
+        profiler: Profiler | None = None,
+    ) -> None:
+        """Record `query`, whose sink counts in `totals`.
+
+        `first` is called in the thread that records before it begins, `last` when all records have been handed over.
+        With a `profiler` it gets what Spark says of each micro-batch, whole.
+        """
+        self._query, self._totals, self._generation = query, totals, generation
+        self._lag, self._outlets = lag, outlets
+        self._first, self._last = first, last
+        self._profiler = profiler
+        self._run = str(generation.epoch)
+        self._taken = 0
+        self._seen = -1
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="progress", daemon=True)
+        self.problem: str | None = None
+        """What went wrong at last, if anything did."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join(FINISH_SECONDS)
+        if self._thread.is_alive():
+            self.problem = f"the last progress was not recorded within {FINISH_SECONDS:.0f} s"
+
+    def _work(self) -> None:
+        self._try(self._first)
+        while not self._done.wait(PERIOD):
+            self._try(self.take)
+        self._try(self.take)
+        self._try(self._last)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as problem:
+            self.problem = first_line(problem)
+
+    def take(self) -> None:
+        """Record the micro-batches that have ended since the last time."""
+        if self._taken >= self._totals.batches:
+            return
+        fresh = self._fresh()
+        if not fresh:
+            return
+        try:
+            lag = self._lag((fresh[-1].get("sources") or [{}])[0])
+        except Exception as problem:  # a record without the lag is better than none
+            lag, self.problem = Lag(), first_line(problem)
+        names = (self._generation.model, self._generation.generation, self._run)
+        records = [
+            record(one, self._totals.of_batch.pop(int(one["batchId"]), {}), lag, *names) for one in fresh
+        ]
+        self._taken += len(records)
+        self._seen = records[-1]["batch_id"]
+        for outlet in self._outlets:
+            self._try(lambda outlet=outlet: outlet(records))
+        profiler = self._profiler
+        if profiler is not None:
+            self._try(lambda: profiler.take(fresh, [one["rows"] for one in records]))
+
+    def _fresh(self) -> list[dict[str, Any]]:
+        """Return Spark's progress of the micro-batches that ran since the last one seen, oldest first."""
+        query: Any = self._query
+        recent = query._jsq.recentProgress()
+        fresh: list[dict[str, Any]] = []
+        for place in range(len(recent) - 1, -1, -1):
+            if int(recent[place].batchId()) <= self._seen:
+                break
+            progress = json.loads(recent[place].json())
+            if executed(progress):
+                fresh.append(progress)
+        return fresh[::-1]
+
+
+def recording(
+    warehouse: Warehouse,
+    query: StreamingQuery,
+    totals: Totals,
+    generation: Generation,
+    outlets: list[Outlet],
+    profiler: Profiler | None = None,
+) -> Recorder:
+    """Return the recorder of a generation's query: to the warehouse, to further outlets, and to a profiler."""
+    waiting: list[Writer] = []
+
+    def write(records: list[dict[str, Any]], last: bool = False) -> None:
+        if not waiting:
+            waiting.append(
+                Writer(Spool(warehouse, generation.model), generation.generation, generation.epoch)
+            )
+        waiting[0].write(records, last)
+
+    lag = lag_of(warehouse, generation.model)
+    last = partial(write, [], last=True)
+    first = partial(label, warehouse.spark, f"{generation.generation}: record progress")
+    return Recorder(query, totals, generation, lag, [*outlets, write], first, last, profiler)

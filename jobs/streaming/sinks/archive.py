@@ -1,0 +1,36 @@
+"""Keys that have ended: their last states, in the table `archive/<model>`, one row each time that a key ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from jobs.encoding.keys import KeyKind, columns_of
+from jobs.encoding.packets import Layout
+from jobs.snapshots.state_rows import STATE_ROWS, state_rows, typed_states
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def ended_states(kernel: Filter, layout: Layout, kind: KeyKind) -> Callable[[DataFrame], DataFrame]:
+    """Return what turns packets (column `payload`) of ended keys into rows: key, its columns, and its last state."""
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for payload in batch.column("payload").to_pylist():
+                yield from state_rows(kernel, layout.decode(payload), kind.integer)
+
+    def rows(packets: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        key_type = "bigint" if kind.integer else "string"
+        states = typed_states(packets.select("payload").mapInArrow(unpack, f"key {key_type}, {STATE_ROWS}"))
+        alone = [name.casefold() for name in kind.columns] == ["key"]
+        named = [] if alone else columns_of(kind, F.col("key"))
+        return states.select("key", *named, *(name for name in states.columns if name != "key"))
+
+    return rows

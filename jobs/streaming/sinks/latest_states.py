@@ -1,0 +1,127 @@
+"""Keep the latest state of each key in a table of its own, `latest/<model>`, by upsert.
+
+Every generation has rows of its own there, one a key, so that readers pass from the live one to the next in the very
+commit that makes it live (`jobs.lineage.live.live_latest`). A generation's rows begin with the states that it begins from, or,
+where the sink is asked for later, with those that it has: a key without new rows is there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jobs.encoding.estimates import EstimateFormat, last_of_keys, unpack_estimates
+from jobs.encoding.keys import columns_of
+from jobs.lineage.fencing import Fence
+from jobs.lineage.generations import marked
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import latest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.lineage.generations import Generation
+
+_MERGED = {"mergeSchema": "true"}
+
+
+@dataclass
+class Latest:
+    """The rows of one generation in the table."""
+
+    fence: Fence
+    estimates: EstimateFormat
+    scattered: bool = False
+    """A key's rows may be in several packets that are not next to each other, and corrections among them."""
+
+    @property
+    def table(self) -> str:
+        """Return the table's name."""
+        return latest(self._generation.model)
+
+    @property
+    def _generation(self) -> Generation:
+        return self.fence.lease.generation
+
+    def begin(self, states: Callable[[], DataFrame]) -> None:
+        """Make the table, and this generation's rows in it from its states, unless they are there.
+
+        Args:
+            states: gives the states up to the last committed micro-batch, as rows of a snapshot.
+        """
+        warehouse = self.fence.warehouse
+        if not _has_rows(warehouse, self.table, self._generation.generation):
+            rows = self._seeds(states())
+            if not warehouse.exists(self.table):
+                columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in rows.schema.fields)
+                warehouse.create(self.table, columns, partition_by=("generation",))
+            self.fence.begin(rows, self.table, _MERGED)
+
+    def write(self, packets: DataFrame, batch_id: int) -> None:
+        """Put the last rows of a micro-batch's keys in the place of those before. Again it changes nothing."""
+        rows = self._last(packets)
+        self.fence.upsert(marked(rows, self._generation, batch_id), self.table, batch_id, "key", _MERGED)
+
+    def _last(self, packets: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        from jobs.encoding.packet_kinds import CORRECTION
+
+        if not self.scattered:
+            return unpack_estimates(last_of_keys(packets, self.estimates), self.estimates)
+        corrects = F.col("kind") == CORRECTION
+        parts = [
+            unpack_estimates(last_of_keys(packets.filter(which), self.estimates), self.estimates).withColumn(
+                "_again", again
+            )
+            for which, again in ((~corrects, F.lit(False)), (corrects, F.lit(True)))
+        ]
+        both = parts[0].unionByName(parts[1])
+        newest = F.max_by(
+            F.struct(*(name for name in both.columns if name != "_again")), F.struct("event_time", "_again")
+        )
+        return both.groupBy("key").agg(newest.alias("row")).select("row.*")
+
+    def _seeds(self, states: DataFrame) -> DataFrame:
+        """Return a snapshot's rows as rows of the table: what only a measurement has is null."""
+        from pyspark.sql import functions as F
+
+        fmt = self.estimates
+        alone = [name.casefold() for name in fmt.kind.columns] == ["key"]
+        covariance = F.col("covariance")
+        if fmt.diagonal:
+            step = fmt.states + 1
+            places = F.array(*(F.lit(i * step) for i in range(fmt.states)))
+            covariance = F.transform(places, lambda place: F.get(F.col("covariance"), place))
+        rows = states.select(
+            "key",
+            *([] if alone else columns_of(fmt.kind, F.col("key"))),
+            "event_time",
+            "mean",
+            covariance.alias("covariance"),
+            *(F.lit(None).cast("double").alias(name) for name in ("log_likelihood", "nis")),
+            F.lit(None).cast("string").alias("flags"),
+            *(F.lit(None).cast("array<double>").alias(name) for name, _ in fmt.extra),
+        )
+        return marked(rows, self._generation, -1)
+
+
+def forget(warehouse: Warehouse, model: str, generation: str) -> None:
+    """Remove a generation's rows, which nothing keeps up to date any more."""
+    from delta.tables import DeltaTable
+    from pyspark.sql import functions as F
+
+    table = latest(model)
+    if _has_rows(warehouse, table, generation):
+        with warehouse.lock(table):
+            target = DeltaTable.forPath(warehouse.spark, warehouse.path(table))
+            target.delete(F.col("generation") == generation)
+
+
+def _has_rows(warehouse: Warehouse, table: str, generation: str) -> bool:
+    from pyspark.sql import functions as F
+
+    if not warehouse.exists(table):
+        return False
+    return not warehouse.read(table).filter(F.col("generation") == generation).isEmpty()

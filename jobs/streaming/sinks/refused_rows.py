@@ -1,0 +1,80 @@
+"""Turn rows that the stateful operator refused into rows of the quarantine table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.encoding.keys import columns_of, integer_keys
+from jobs.encoding.packet_kinds import BAD_STATE, BEHIND, BEYOND, DUPLICATE, LATE, RESENT, WITHOUT_INPUTS
+from jobs.encoding.rows import RowFormat, ids_of
+from jobs.state import duplicates
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+REASONS = {
+    LATE: "late: older than the key's state",
+    BAD_STATE: "state: the key's state is not a number",
+    BEHIND: "late: behind the watermark",
+    BEYOND: "late: older than the rows kept for replay",
+    DUPLICATE: duplicates.REASON,
+    RESENT: duplicates.SAME_ID,
+    WITHOUT_INPUTS: "inputs: the table of inputs has no row for the key",
+}
+"""Why rows are refused, by kind of packet."""
+
+
+def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int) -> DataFrame:
+    """Unpack refused rows (kind, payload) and give them the quarantine's columns; the payload is the row as JSON."""
+    from pyspark.sql import functions as F
+
+    names = fmt.numbers  # a row is quarantined as it came, without its key's inputs
+    layout, kind, has_id = fmt.layout, fmt.kind, fmt.row_id is not None
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            pairs = zip(batch.column("kind").to_pylist(), batch.column("payload").to_pylist(), strict=True)
+            for refused, payload in pairs:
+                records = layout.decode(payload)
+                arrays = records.arrays
+                key = pa.array(integer_keys(arrays["route"])) if kind.integer else records.text
+                values = np.concatenate([arrays["y"], arrays.get("u", np.empty((0, records.size)))])
+                columns = [pa.array(np.array(row), mask=np.isnan(row)) for row in values[: len(names)]]
+                if has_id:
+                    columns.append(ids_of(records))
+                reason = pa.repeat(REASONS[refused], records.size)
+                yield pa.RecordBatch.from_arrays(
+                    [reason, key, pa.array(np.array(arrays["time"])), *columns],
+                    ["reason", "key", "time", *(f"n{i}" for i in range(len(names))), *(["id"] * has_id)],
+                )
+
+    numbers = "".join(f", n{i} double" for i in range(len(names)))
+    if fmt.row_id is not None:
+        numbers += f", id {'bigint' if fmt.row_id.integer else 'string'}"
+    rows = packets.select("kind", "payload").mapInArrow(
+        unpack, f"reason string, key {'bigint' if kind.integer else 'string'}, time bigint{numbers}"
+    )
+    payload = F.to_json(
+        F.struct(
+            *columns_of(kind, F.col("key").cast("string")),
+            F.timestamp_micros("time").alias(fmt.time),
+            *(F.col(f"n{i}").alias(name) for i, name in enumerate(names)),
+            *([] if fmt.row_id is None else [F.col("id").alias(fmt.row_id.column)]),
+        ),
+        {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
+    )
+    return rows.select(
+        F.lit(model).alias("model"),
+        payload.alias("payload"),
+        "reason",
+        F.lit(f"measurements/{model}").alias("source"),
+        F.lit(json.dumps({"generation": generation, "batch_id": batch_id})).alias("position"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+        F.lit(generation).alias("generation"),
+        F.current_timestamp().alias("quarantined_at"),
+    )

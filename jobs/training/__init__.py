@@ -1,0 +1,1 @@
+"""Batch: filter history, learn parameters, commit a snapshot."""

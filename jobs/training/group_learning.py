@@ -1,0 +1,153 @@
+"""Learn parameters for groups of keys on Spark: in each round one job for all groups, of which sums come back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.encoding.packets import Layout
+from jobs.training.batch_filter import Batch
+from kalman.learning.em import Learner
+from kalman.learning.groups import GroupFit, GroupLearning, Sums, group_learning
+from kalman.models.groups import GROUPS
+from kalman.run import SortedRows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MOST = 10_000
+"""Groups that a model may have: their parameters are one row of the manifests table."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedGroups:
+    """What was learned for each group: its columns' texts, and the result."""
+
+    by: tuple[str, ...]
+    values: list[list[str]]
+    result: GroupFit
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Return them as learned parameters hold them."""
+        found = {"by": list(self.by), "values": self.values, "parameters": self.result.parameters}
+        return {GROUPS: found}
+
+
+def learn_groups(
+    rows: DataFrame,
+    layout: Layout,
+    problem: Learner,
+    by: tuple[str, ...],
+    batch: Batch,
+    pooled: NDArray[np.float64],
+    max_iterations: int,
+    say: Callable[[str], None],
+) -> LearnedGroups:
+    """Learn from the rows of each group, from the pooled theta on.
+
+    Args:
+        rows: packets with the names of their groups (`learn.window_rows`).
+        layout: of the packets.
+        problem: what to learn.
+        by: names of the key columns that make the groups.
+        batch: rows' format and unit of time.
+        pooled: theta (p,) of all keys together.
+        max_iterations: steps of the optimiser at most.
+        say: told how far the search is.
+
+    Raises:
+        UserError: too many groups.
+    """
+    names = _names(rows)
+    if len(names) > MOST:
+        raise UserError(
+            f"learn.by: {', '.join(by)} make {len(names):,} groups, and {MOST:,} is the most: choose other columns, "
+            f"or learn for each key (scope: key)"
+        )
+    learner = group_learning(problem)
+    rounds = 0
+
+    def objective(theta: NDArray[np.float64], which: NDArray[np.int64]) -> Sums:
+        nonlocal rounds
+        found = _evaluate(rows, layout, learner, theta, [names[g] for g in which.tolist()], batch.unit)
+        rounds += 1
+        say(f"learning {', '.join(problem.names)} by {', '.join(by)}: round {rounds}, {len(which):,} groups")
+        return found
+
+    result = learner.fit(objective, pooled, len(names), max_iterations)
+    return LearnedGroups(by, [json.loads(name) for name in names], result)
+
+
+def _names(rows: DataFrame) -> list[str]:
+    """Return the names of all groups, in order."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for one in batches:
+            yield pa.RecordBatch.from_arrays([one.column("place"), one.column("groups")], ["place", "groups"])
+
+    parts = rows.mapInArrow(work, "place bigint, groups array<string>").collect()
+    return sorted({name for part in parts for name in part["groups"]})
+
+
+def _evaluate(
+    rows: DataFrame,
+    layout: Layout,
+    learner: GroupLearning,
+    theta: NDArray[np.float64],
+    names: list[str],
+    unit: float,
+) -> Sums:
+    """Return the sums of the groups `names` at theta (p, J), over buckets in an order that is always the same."""
+    wanted = {name: j for j, name in enumerate(names)}
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for place, part, group, here in grouped_parts(layout, batches):
+            which = np.array([wanted.get(name, -1) for name in here], np.int64)
+            kept = which[group] >= 0
+            if not kept.any():
+                continue
+            present, code = np.unique(which[group[kept]], return_inverse=True)
+            mask = kept[part.key]
+            number = np.cumsum(kept) - 1
+            some = SortedRows(number[part.key[mask]], part.time[mask], part.y[:, mask], part.u[:, mask])
+            value, vector, used = learner.evaluate(theta[:, present], code, some, int(kept.sum()), unit)
+            columns = [pa.array([a.tolist()]) for a in (present, value, vector.ravel(), used)]
+            yield pa.RecordBatch.from_arrays([pa.array([place]), *columns], _SUMS)
+
+    schema = (
+        "place bigint, which array<bigint>, value array<double>, vector array<double>, used array<bigint>"
+    )
+    p, J = theta.shape
+    value, used = np.zeros(J), np.zeros(J, np.int64)
+    vector = np.zeros((p + p * (p + 1) // 2, J))
+    for part in sorted(rows.mapInArrow(work, schema).collect()):
+        at = np.array(part["which"])
+        value[at] += part["value"]
+        vector[:, at] += np.array(part["vector"]).reshape(len(vector), len(at))
+        used[at] += part["used"]
+    return value, vector, used
+
+
+_SUMS = ["place", "which", "value", "vector", "used"]
+
+
+def grouped_parts(
+    layout: Layout, batches: Iterator[pa.RecordBatch]
+) -> Iterator[tuple[int, SortedRows, NDArray[np.int64], list[str]]]:
+    """Yield place, rows, each key's group (K,) and the groups' names of each bucket's packet."""
+    for one in batches:
+        columns = (one.column(name).to_pylist() for name in ("place", "payload", "groups"))
+        for place, payload, names in zip(*columns, strict=True):
+            arrays = layout.decode(payload).arrays
+            key = arrays["key"]
+            u = arrays.get("u", np.empty((0, len(key))))
+            first = np.flatnonzero(np.diff(key, prepend=-1))
+            yield place, SortedRows(key, arrays["time"], arrays["y"], u), arrays["group"][first], names

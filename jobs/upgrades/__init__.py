@@ -1,0 +1,1 @@
+"""Replace the live generation by another version or layout: upgrade, repartition, carry back."""

@@ -1,0 +1,1 @@
+"""Compare two generations on the same rows: statistics, verdict and report."""

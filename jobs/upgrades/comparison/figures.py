@@ -1,0 +1,192 @@
+"""Draw the report on two generations: the old one in grey, the new one in blue. Needs matplotlib."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, inlined, styled
+from jobs.upgrades.comparison.content import Content, Shown, Sums
+from kalman.evaluation.diagnostics import mean_bounds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = {"old": SMOOTHED, "new": ESTIMATE}
+
+
+@styled
+def draw_likelihood(content: Content) -> str:
+    """Draw what the new version gains: added up over time, and key by key."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11.0, 3.1), width_ratios=[3, 2], layout="constrained")
+    old, new = content.course["old"], content.course["new"]
+    gain = np.cumsum(new.ll - old.ll)
+    time = _dates(content.time)
+    left.axhline(0.0, color=INK, linewidth=0.8)
+    left.plot(time, gain, color=ESTIMATE, linewidth=1.4)
+    for sign, colour in ((1.0, ESTIMATE), (-1.0, BOUND)):
+        left.fill_between(
+            time, 0.0, np.where(sign * gain > 0, gain, 0.0), color=colour, alpha=0.15, linewidth=0
+        )
+    left.set_title("log-likelihood gained by the new version, added up")
+    _date_axis(left)
+    known = content.gain[np.isfinite(content.gain)]
+    if known.size:
+        edge = max(float(np.quantile(np.abs(known), 0.99)), 1e-3)
+        right.hist(np.clip(known, -edge, edge), bins=41, range=(-edge, edge), color=MEASURED, alpha=0.75)
+    right.axvline(0.0, color=INK, linewidth=0.8)
+    numbers = content.found.numbers
+    right.set_title(f"by key: better {numbers['keys_better']:,}, worse {numbers['keys_worse']:,}")
+    right.set_xlabel("log-likelihood gained a row (right of 0: better)")
+    right.set_ylabel("keys")
+    return inlined(figure)
+
+
+@styled
+def draw_nis(content: Content) -> str:
+    """Draw NIS a component over time with its bounds, and key by key against them."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplot_mosaic(
+        [["time", "time"], ["old", "new"]], figsize=(11.0, 5.4), height_ratios=[4, 5], layout="constrained"
+    )
+    for side, sums in content.course.items():
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = sums.nis / sums.degrees
+        axes["time"].plot(
+            _dates(content.time),
+            ratio,
+            ".-",
+            color=COLOURS[side],
+            linewidth=1.2,
+            markersize=4,
+            label=_name(content, side),
+        )
+    degrees = np.maximum(np.nan_to_num(content.course["new"].degrees), 1.0)
+    low, high = mean_bounds(1, degrees)
+    axes["time"].fill_between(
+        _dates(content.time), low, high, color=INK, alpha=0.08, linewidth=0, label="95 % of a right model"
+    )
+    axes["time"].axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
+    axes["time"].set_title("NIS a component over time (1 is expected)")
+    axes["time"].legend(loc="best", fontsize=8.5)
+    _date_axis(axes["time"])
+    highest = _top(*(one.nis / np.maximum(one.degrees, 1.0) for one in content.keys.values()))
+    for side, sums in content.keys.items():
+        known = np.isfinite(sums.nis) & (sums.degrees > 0)
+        share = content.found.numbers["nis_outside"][side]
+        _funnel(
+            axes[side],
+            sums.degrees[known],
+            sums.nis[known] / sums.degrees[known],
+            lambda count: mean_bounds(1, count),
+            COLOURS[side],
+        )
+        axes[side].axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
+        axes[side].set_ylim(0.0, highest)
+        axes[side].set_title(f"{_name(content, side)}: {_share(share)} of the keys outside (5 % expected)")
+        axes[side].set_ylabel("NIS a component")
+    return inlined(figure)
+
+
+@styled
+def draw_bias(content: Content) -> str:
+    """Draw the mean normalised innovation of each key against its bounds, of the sides that put it out."""
+    import matplotlib.pyplot as plt
+
+    sides = [side for side in content.keys if content.found.numbers["bias"][side] is not None]
+    figure, grid = plt.subplots(
+        1, len(sides), figsize=(5.5 * len(sides), 3.2), squeeze=False, layout="constrained"
+    )
+    means = {side: _mean_innovation(content.keys[side]) for side in sides}
+    highest = _top(*(np.abs(mean) for _, mean in means.values()), least=0.1)
+    for ax, side in zip(grid[0], sides, strict=True):
+        count, mean = means[side]
+
+        def bounds(count: Any) -> tuple[Any, Any]:
+            return -BAND / np.sqrt(count), BAND / np.sqrt(count)
+
+        _funnel(ax, count, mean, bounds, COLOURS[side])
+        ax.axhline(0.0, color=INK, linewidth=0.8, linestyle=":")
+        ax.set_ylim(-highest, highest)
+        share = content.found.numbers["bias_outside"][side]
+        ax.set_title(f"{_name(content, side)}: {_share(share)} of the keys outside (5 % expected)")
+        ax.set_ylabel("mean innovation")
+    return inlined(figure)
+
+
+@styled
+def draw_keys(shown: list[Shown], content: Content) -> str:
+    """Draw what both versions make of some keys, over what was measured."""
+    import matplotlib.pyplot as plt
+
+    figure, grid = plt.subplots(
+        len(shown), 1, figsize=(11.0, 2.5 * len(shown) + 0.4), squeeze=False, layout="constrained"
+    )
+    for ax, one in zip(grid[:, 0], shown, strict=True):
+        ax.plot(
+            _dates(one.time), one.measured, ".", color=MEASURED, markersize=4, alpha=0.7, label="measured"
+        )
+        for side in ("old", "new"):
+            time, mean, deviation = getattr(one, side)
+            half = np.where(np.isfinite(deviation), BAND * deviation, np.nan)
+            ax.fill_between(
+                _dates(time), mean - half, mean + half, color=COLOURS[side], alpha=0.16, linewidth=0
+            )
+            style = "--" if side == "old" else "-"
+            ax.plot(_dates(time), mean, style, color=COLOURS[side], linewidth=1.3, label=_name(content, side))
+        ax.set_title(f"{one.key} · {one.why}")
+        ax.set_ylabel(one.what)
+        _date_axis(ax)
+    grid[0, 0].legend(loc="best", fontsize=8.5)
+    return inlined(figure)
+
+
+def _funnel(ax: Axes, count: Any, value: Any, bounds: Any, colour: str) -> None:
+    """Draw values over the numbers that they are of, and the bounds that get narrower with those."""
+    ax.set_xscale("log")
+    if len(count):
+        x = np.geomspace(max(1.0, 0.8 * float(count.min())), 1.25 * float(count.max()), 200)
+        low, high = bounds(x)
+        ax.fill_between(x, low, high, color=INK, alpha=0.08, linewidth=0)
+        low, high = bounds(count)
+        outside = (value < low) | (value > high)
+        ax.plot(count[~outside], value[~outside], ".", color=colour, markersize=3.5, alpha=0.55)
+        ax.plot(count[outside], value[outside], ".", color=BOUND, markersize=4.5, alpha=0.8)
+    ax.set_xlabel("measured components of the key (red: outside the 95 % bounds)")
+
+
+def _mean_innovation(sums: Sums) -> tuple[Any, Any]:
+    known = sums.components > 0
+    return sums.components[known], sums.innovation[known] / sums.components[known]
+
+
+def _name(content: Content, side: str) -> str:
+    about = content.old if side == "old" else content.new
+    return f"version {about['version']} ({side})"
+
+
+def _top(*values: Any, least: float = 2.0) -> float:
+    """Return an axis' end that a few outliers may leave."""
+    known = np.concatenate([np.asarray(one, float)[np.isfinite(one)] for one in values])
+    return max(least, 1.15 * float(np.quantile(known, 0.99))) if known.size else least
+
+
+def _share(value: float | None) -> str:
+    return "?" if value is None else f"{value:.1%}"
+
+
+def _date_axis(ax: Axes) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(minticks=4, maxticks=10)
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+
+
+def _dates(time: NDArray[np.int64]) -> NDArray[np.datetime64]:
+    return time.astype("datetime64[us]")

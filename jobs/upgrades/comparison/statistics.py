@@ -1,0 +1,213 @@
+"""Compare two generations on the rows that both have estimated: which predicts better, and knows its own error better.
+
+For each key: the predictive log-likelihood of both; their NIS, whose average is the number of measured components where
+a filter is right about its uncertainty, with the chi-square bounds of that average; and their bias, the mean of the
+normalised innovations, where the spec has them put out (`outputs.innovation`). Two generations of one and the same
+model must agree to the last bit.
+
+Rows of one key and one time have no number of their own, so they are taken together. Where rows were corrected
+(`order.kind: replay`), their last estimates count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jobs.lineage.generations import Generation
+from jobs.lineage.live import settled
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import estimates, measurements
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import Column, DataFrame
+
+SIDES = {"a": "old", "b": "new"}
+SUMS = ("rows", "ll", "nis", "degrees", "flagged", "innovation", "components")
+"""What is summed up of each side: rows, log-likelihood, NIS of rows that are not flagged and the components that it is
+of, flagged rows, normalised innovations and their number."""
+
+
+def same_model(warehouse: Warehouse, old: Generation, new: Generation) -> bool:
+    """Tell if two generations are of the same model and parameters, whatever its version is called."""
+    from jobs.lineage.choice import origin
+
+    before, after = origin(warehouse, old), origin(warehouse, new)
+    meanings = {one.model_spec().model_copy(update={"version": 1}).fingerprint() for one in (before, after)}
+    return len(meanings) == 1 and before.parameters == after.parameters
+
+
+def moments(warehouse: Warehouse, spec: ModelSpec, old: str, new: str, first_batch: int) -> DataFrame:
+    """Return, for each key and time that both have estimated as often, the sums of the old (`a_`) and the new (`b_`).
+
+    first_batch: of the old generation, whose rows the new one has too.
+    """
+    from pyspark.sql import functions as F
+
+    table = warehouse.read(estimates(spec.name))
+    a, b = (
+        _of(table, generation, letter, behind)
+        for generation, letter, behind in ((old, "a", first_batch), (new, "b", 0))
+    )
+    both = a.join(b, ["key", "event_time"], "inner").filter(F.col("a_rows") == F.col("b_rows"))
+    return _with_degrees(warehouse, spec, both)
+
+
+def _of(table: DataFrame, generation: str, letter: str, behind: int) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    seen = F.lit(None).cast("array<double>")
+    if "innovation" in table.columns:
+        seen = F.filter("innovation", lambda value: ~F.isnan(value))
+    well = F.col("flags").isNull()
+    named: dict[str, Column] = {
+        "rows": F.count("*"),
+        "ll": F.sum(F.nanvl("log_likelihood", F.lit(0.0))),  # of a flagged row there is none
+        "nis": F.sum(F.when(well, F.col("nis"))),
+        "judged": F.count(F.when(well, F.col("nis"))),
+        "flagged": F.count("flags"),
+        "innovation": F.sum(F.aggregate(seen, F.lit(0.0), lambda total, value: total + value)),
+        "components": F.sum(F.when(seen.isNotNull(), F.size(seen))),
+    }
+    mine = settled(table.filter((F.col("generation") == generation) & (F.col("batch_id") >= behind)))
+    return mine.groupBy("key", "event_time").agg(
+        *(column.alias(f"{letter}_{name}") for name, column in named.items())
+    )
+
+
+def _with_degrees(warehouse: Warehouse, spec: ModelSpec, both: DataFrame) -> DataFrame:
+    """Add of how many measured components NIS is of: the rows themselves tell where there is more than one."""
+    from pyspark.sql import functions as F
+
+    from jobs.encoding.keys import key_kind, text_of
+    from jobs.lineage.late_copies import without
+
+    if len(spec.measurement) == 1:
+        return both.select("*", *(F.col(f"{letter}_judged").alias(f"{letter}_degrees") for letter in SIDES))
+    if not warehouse.exists(measurements(spec.name)):  # a topic that has not landed
+        return both.select("*", *(F.lit(0).cast("bigint").alias(f"{letter}_degrees") for letter in SIDES))
+    table = without(warehouse, warehouse.read(measurements(spec.name)))
+    seen = sum((F.col(f"`{name}`").isNotNull().cast("bigint") for name in spec.measurement), F.lit(0))
+    landed = (
+        table.select(
+            text_of(key_kind(spec.key, table.schema)).alias("key"),
+            F.col(f"`{spec.time}`").alias("event_time"),
+            seen.alias("seen"),
+        )
+        .filter("seen > 0")
+        .groupBy("key", "event_time")
+        .agg(F.count("*").alias("landed"), F.sum("seen").alias("seen"))
+    )
+    joined = both.join(landed, ["key", "event_time"], "left")
+    for letter in SIDES:
+        # Of rows of one time of which only some are judged, it cannot be told which.
+        whole = F.col(f"{letter}_judged") == F.col("landed")
+        joined = joined.withColumn(f"{letter}_degrees", F.when(whole, F.col("seen")).otherwise(F.lit(0)))
+        joined = joined.withColumn(f"{letter}_nis", F.when(whole, F.col(f"{letter}_nis")))
+    return joined
+
+
+def per_key(both: DataFrame) -> DataFrame:
+    """Return the sums of each key, and what is judged by them: gain, and what of it is outside its bounds.
+
+    nis_outside: the average NIS is outside its 95 % chi-square bounds; bias_outside: the mean innovation is more than
+    1.96 of its standard deviations from 0. Null where there is nothing to judge.
+    """
+    from pyspark.sql import functions as F
+
+    names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
+    keys = both.groupBy("key").agg(*(F.sum(name).alias(name) for name in names))
+    schema = ", ".join(f"`{name}` double" for name in names)
+    added = ", ".join(
+        f"`{letter}_{what}` boolean" for letter in SIDES for what in ("nis_outside", "bias_outside")
+    )
+    numbers = keys.select("key", *(F.col(name).cast("double").alias(name) for name in names))
+    return numbers.mapInPandas(_judge_keys, f"key string, {schema}, gain double, {added}")
+
+
+def _judge_keys(frames: Any) -> Any:
+    for frame in frames:
+        yield judge_keys(frame)
+
+
+def judge_keys(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add to the sums of keys what is judged by them."""
+    import numpy as np
+
+    from kalman.evaluation.diagnostics import mean_bounds
+
+    frame["gain"] = (frame["b_ll"] - frame["a_ll"]) / frame["a_rows"]
+    for letter in SIDES:
+        degrees = frame[f"{letter}_degrees"].fillna(0.0).to_numpy()
+        low, high = mean_bounds(1, np.maximum(degrees, 1.0))
+        ratio = frame[f"{letter}_nis"].to_numpy() / np.maximum(degrees, 1.0)
+        outside = (ratio < low) | (ratio > high)
+        frame[f"{letter}_nis_outside"] = _where_known((degrees > 0) & np.isfinite(ratio), outside)
+    for letter in SIDES:
+        count = frame[f"{letter}_components"].fillna(0.0).to_numpy()
+        total = frame[f"{letter}_innovation"].to_numpy()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            far = np.abs(total) / np.sqrt(count) > 1.959963984540054
+        frame[f"{letter}_bias_outside"] = _where_known(count > 0, far)
+    names = [f"{letter}_{what}" for letter in SIDES for what in ("nis_outside", "bias_outside")]
+    sums = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
+    return frame.filter(["key", *sums, "gain", *names])
+
+
+def _where_known(known: Any, value: Any) -> Any:
+    """Return truth values (N,), null where nothing is known."""
+    found = value.astype(object)
+    found[~known] = None
+    return found
+
+
+def totals(keys: DataFrame) -> dict[str, Any]:
+    """Return the sums over all keys, and which shares of the keys predict better or are outside their bounds."""
+    from pyspark.sql import functions as F
+
+    names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
+    judged_columns = [f"{letter}_{what}" for letter in SIDES for what in ("nis_outside", "bias_outside")]
+    row = keys.agg(
+        F.count("*").alias("keys"),
+        *(F.sum(name).alias(name) for name in names),
+        F.sum((F.col("gain") > 0).cast("int")).alias("better"),
+        F.sum((F.col("gain") < 0).cast("int")).alias("worse"),
+        *(F.avg(F.col(name).cast("int")).alias(name) for name in judged_columns),
+    ).first()
+    assert row is not None
+
+    def average(name: str, by: str) -> dict[str, float | None]:
+        found = {letter: (row[f"{letter}_{name}"], row[f"{letter}_{by}"]) for letter in SIDES}
+        return {
+            SIDES[letter]: float(total) / float(count) if total is not None and count else None
+            for letter, (total, count) in found.items()
+        }
+
+    def sides(name: str) -> dict[str, Any]:
+        return {side: row[f"{letter}_{name}"] for letter, side in SIDES.items()}
+
+    return {
+        "keys": int(row["keys"]),
+        "rows": int(row["a_rows"] or 0),
+        "log_likelihood_a_row": average("ll", "rows"),
+        "nis_a_component": average("nis", "degrees"),
+        "nis_outside": sides("nis_outside"),
+        "bias": average("innovation", "components"),
+        "bias_outside": sides("bias_outside"),
+        "flagged": {side: int(value or 0) for side, value in sides("flagged").items()},
+        "keys_better": int(row["better"] or 0),
+        "keys_worse": int(row["worse"] or 0),
+    }
+
+
+def unequal(table: DataFrame, old: str, new: str, first_batch: int) -> int:
+    """Return how many rows of two generations of one model are not the same to the last bit."""
+    from pyspark.sql import functions as F
+
+    columns = ["key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags"]
+    behind = (F.col("generation") == old) & (F.col("batch_id") >= first_batch)
+    mine = settled(table.filter(behind)).select(*columns)
+    theirs = settled(table.filter(F.col("generation") == new)).select(*columns)
+    times = theirs.select("key", "event_time").distinct()
+    return mine.join(times, ["key", "event_time"], "left_semi").select(*columns).exceptAll(theirs).count()

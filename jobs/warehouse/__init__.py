@@ -1,0 +1,1 @@
+"""Delta tables, small files, checkpoints and positions: everything below the warehouse's root."""

@@ -1,0 +1,169 @@
+"""Positions in a model's measurements: what they are, and how to find them.
+
+In the measurements table a position is a Delta version, up to which and including all rows are reflected. In a Kafka
+topic it is, for each partition, the offset of the first message that is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from jobs.core.errors import UserError
+from jobs.core.times import TimeParser
+from jobs.warehouse.delta import Warehouse
+
+DELTA, KAFKA = "delta", "kafka"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Cut(NamedTuple):
+    """A position, and the event time (microseconds) before which rows count; None: all up to the position count.
+
+    A `place` in a topic leaves out messages that have landed from behind it.
+    """
+
+    version: int
+    before: int | None
+    place: dict[str, Any] | None = None
+
+
+class Commit(NamedTuple):
+    """One version of a measurements table: the event times of what it added; None where it added no rows.
+
+    known is False where another tool wrote it, so that what it added is not known.
+    """
+
+    version: int
+    first: int | None
+    last: int | None
+    known: bool
+
+
+def parse_time(text: str, option: str) -> int:
+    """Return the microseconds of an ISO 8601 time given on the command line; without an offset it is UTC.
+
+    Raises:
+        UserError: it is no time.
+    """
+    value = TimeParser(None, UTC)(text)
+    if value is None:
+        raise UserError(f"{option}: '{text}' is not a time; write it as 2013-10-01 or 2013-10-01T00:00:00Z")
+    return value
+
+
+def check_version(warehouse: Warehouse, table: str, version: int | None) -> int:
+    """Return `version`, or the newest one.
+
+    Raises:
+        UserError: the table has no such version.
+    """
+    latest = warehouse.latest_version(table)
+    if version is None:
+        return latest
+    if not 0 <= version <= latest:
+        raise UserError(f"--to-version {version}: {table} has versions 0 to {latest}")
+    return version
+
+
+def commits(warehouse: Warehouse, table: str) -> list[Commit]:
+    """Return a measurements table's versions, oldest first."""
+    from delta.tables import DeltaTable
+
+    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
+    rows = history.select("version", "operation", "userMetadata").orderBy("version").collect()
+    return [_commit(int(row["version"]), row["operation"], row["userMetadata"]) for row in rows]
+
+
+def cut_at(warehouse: Warehouse, table: str, latest: int, before: int) -> Cut:
+    """Find the position of "all that happened before a time".
+
+    Where one version has all rows before the time and none after it, that version is the position, and a stream may
+    go on behind it. Otherwise the position is the newest version and the cut stays: such a snapshot is history only,
+    for its position says nothing of the rows that were cut away.
+    """
+    exact = 0
+    past = True
+    for commit in commits(warehouse, table):
+        if commit.version > latest:
+            break
+        if not commit.known:
+            return Cut(latest, before)
+        if commit.first is None or commit.last is None:
+            exact = commit.version if past else exact
+            continue
+        if commit.last < before and past:
+            exact = commit.version
+        elif commit.first >= before:
+            past = False
+        else:
+            return Cut(latest, before)
+    return Cut(exact, None)
+
+
+def to_datetime(micros: int | None) -> datetime | None:
+    """Return microseconds since 1970 as a time in UTC, exact to the microsecond."""
+    from datetime import timedelta
+
+    return None if micros is None else EPOCH + timedelta(microseconds=micros)
+
+
+def delta_position(table: str, version: int, identity: str | None = None) -> dict[str, Any]:
+    """Return the position as a manifest says it; identity: the table's own id, as a table made anew has another."""
+    position = {"source": DELTA, "table": table, "version": version}
+    return position if identity is None else {**position, "id": identity}
+
+
+def topic_position(topic: str, offsets: Mapping[int, int], version: int | None = None) -> dict[str, Any]:
+    """Return the position in a topic as a manifest says it; version: of the measurements that were landed up to it."""
+    position: dict[str, Any] = {
+        "source": KAFKA,
+        "topic": topic,
+        "offsets": {str(number): offset for number, offset in sorted(offsets.items())},
+    }
+    return position if version is None else {**position, "measurements": version}
+
+
+def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
+    """Return the offsets of a position in a topic, by partition."""
+    return {int(number): int(offset) for number, offset in position["offsets"].items()}
+
+
+def rank(position: Mapping[str, Any]) -> int:
+    """Return how far a position is, to compare it with others of its source: a version, or the sum of all offsets."""
+    return sum(offsets_of(position).values()) if position["source"] == KAFKA else int(position["version"])
+
+
+def said(position: Mapping[str, Any]) -> str:
+    """Return what people are told of a position."""
+    if position["source"] != KAFKA:
+        return f"measurements version {position['version']}"
+    offsets = ", ".join(f"{number}:{offset}" for number, offset in offsets_of(position).items())
+    return f"topic {position['topic']} at {offsets or 'its beginning'}"
+
+
+def landed_offsets(
+    warehouse: Warehouse, table: str, topic: str, version: int | None = None
+) -> dict[int, int] | None:
+    """Return up to which offsets a topic had been landed at a version of the measurements; None if it had not been."""
+    from delta.tables import DeltaTable
+    from pyspark.sql import functions as F
+
+    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
+    rows = history.filter(F.col("userMetadata").contains('"offsets"'))
+    if version is not None:
+        rows = rows.filter(F.col("version") <= version)
+    rows = rows.filter(F.get_json_object("userMetadata", "$.topic") == topic)
+    newest = rows.orderBy(F.desc("version")).select("userMetadata").first()
+    return None if newest is None else offsets_of(json.loads(newest["userMetadata"]))
+
+
+def _commit(version: int, operation: str, metadata: str | None) -> Commit:
+    if metadata:
+        detail = json.loads(metadata)
+        return Commit(version, detail["min_time"], detail["max_time"], True)
+    return Commit(
+        version, None, None, operation not in ("WRITE", "STREAMING UPDATE", "MERGE", "UPDATE", "DELETE")
+    )

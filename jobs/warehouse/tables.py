@@ -1,0 +1,89 @@
+"""Name the Delta tables, give their columns, and read and commit to them."""
+
+from __future__ import annotations
+
+from jobs.core.errors import UserError
+from jobs.warehouse.delta import Warehouse
+
+QUARANTINE = """
+    model string, payload string, reason string, source string, position string, batch_id bigint, generation string,
+    quarantined_at timestamp,
+    id string, status string, replay string, landing string, resolved_at timestamp
+"""
+LATE_COPIES = """
+    replay string, model string, rows bigint, replayed_at timestamp
+"""
+SNAPSHOTS = """
+    snapshot_id string, model string, model_version int, key string, state_index bigint, event_time timestamp,
+    mean array<double>, covariance array<double>, log_likelihood double, extras map<string, array<double>>
+"""
+MANIFESTS = """
+    snapshot_id string, model string, model_version int, fingerprint string, parameters string, position string,
+    cut timestamp, learn_from timestamp, learn_to timestamp, generation string, batch_id bigint, key_count bigint,
+    checksum string, rows bigint, snapshots_version bigint, status string, spec string, parent string,
+    committed_at timestamp, waiting string, inputs string
+"""
+WAITING_ROWS = """
+    snapshot_id string, model string, key string, event_time timestamp, measurement array<double>,
+    control array<double>, row_id string
+"""
+REMEMBERED_IDS = """
+    snapshot_id string, model string, key_identity bigint, key_check bigint, id bigint, id_check bigint,
+    event_time timestamp
+"""
+GENERATIONS = """
+    generation string, model string, model_version int, fingerprint string, snapshot_id string, checkpoint string,
+    start_position string, parent string, parent_batch bigint, partitions int, blocks int, status string, owner string,
+    epoch bigint, heartbeat timestamp,
+    last_error string, created_at timestamp, retired_at timestamp
+"""
+
+
+def measurements(model: str) -> str:
+    """Return the name of a model's measurements table."""
+    return f"measurements/{model}"
+
+
+def estimates(model: str) -> str:
+    """Return the name of a model's estimates table."""
+    return f"estimates/{model}"
+
+
+def latest(model: str) -> str:
+    """Return the name of the table of a model's latest states."""
+    return f"latest/{model}"
+
+
+def forecast_skill(model: str) -> str:
+    """Return the name of the table of a model's forecasts beside what was measured."""
+    return f"forecast_skill/{model}"
+
+
+def windows(model: str) -> str:
+    """Return the name of the table of a model's windows."""
+    return f"windows/{model}"
+
+
+def alerts(model: str) -> str:
+    """Return the name of the table of a model's alerts."""
+    return f"alerts/{model}"
+
+
+def need_measurements(warehouse: Warehouse, model: str) -> str:
+    """Return the model's measurements table.
+
+    Raises:
+        UserError: nothing has been landed yet.
+    """
+    table = measurements(model)
+    if not warehouse.exists(table):
+        raise UserError(
+            f"model {model} has no measurements in {warehouse.root}: land some with "
+            f"`kalman-pipeline ingest --model {model} --input FILE`"
+        )
+    return table
+
+
+def archive(model: str) -> str:
+    """Return the name of a model's table of ended keys."""
+    return f"archive/{model}"

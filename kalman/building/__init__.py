@@ -1,0 +1,1 @@
+"""Build a filter from a model definition."""

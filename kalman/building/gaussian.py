@@ -1,0 +1,186 @@
+"""From a definition to a linear filter in another form, or an extended, unscented or cubature filter."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kalman.filters.gaussian import FORMS, GaussianFilter
+from kalman.filters.linear import LinearFilter, build_linear
+from kalman.filters.sigma_points import Rule, cubature, unscented
+from kalman.models import checks, columns
+from kalman.models import definition as definitions
+from kalman.models.columns import Cell, Cells
+from kalman.models.definition import Definition
+from kalman.models.functions import (
+    FunctionObservation,
+    FunctionProcess,
+    check_observation,
+    check_process,
+    deviations,
+    parse_observation,
+    parse_process,
+)
+from kalman.models.inputs import noise_scale
+from kalman.models.structures import Structure
+from kalman.types import ModelError
+
+
+def build_any_linear(definition: Definition, learned: Mapping[str, Any]) -> LinearFilter | GaussianFilter:
+    """Return the linear filter of a definition, in its form. Raises ModelError."""
+    form = _form("linear", definition)
+    linear = build_linear(definition, learned)
+    if form == "covariance":
+        return linear
+    if linear.diffuse:
+        raise ModelError(
+            "initial.diffuse",
+            f"the form {form} needs a covariance to start from",
+            "use form: covariance, or a wide covariance",
+        )
+    return _checked(
+        GaussianFilter(
+            linear.states,
+            linear.measurements,
+            linear.controls,
+            linear.process,
+            linear.H,
+            None,
+            form,
+            linear.parameters,
+            linear.mean,
+            linear.covariance,
+            linear.own,
+            linear.offset,
+            linear.noise_scale,
+        )
+    )
+
+
+def build_extended(definition: Definition, learned: Mapping[str, Any]) -> GaussianFilter:
+    """Return the extended filter of a definition. Raises ModelError."""
+    return _build("extended", definition, learned)
+
+
+def build_unscented(definition: Definition, learned: Mapping[str, Any]) -> GaussianFilter:
+    """Return the unscented filter of a definition. Raises ModelError."""
+    return _build("unscented", definition, learned)
+
+
+def build_cubature(definition: Definition, learned: Mapping[str, Any]) -> GaussianFilter:
+    """Return the cubature filter of a definition. Raises ModelError."""
+    return _build("cubature", definition, learned)
+
+
+def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> GaussianFilter:
+    states = definitions.names("states", definition.get("states"))
+    measurements = len(definitions.names("measurement", definition.get("measurement")))
+    controls = definitions.names("control", definition.get("control") or (), empty=True)
+    n, folder = len(states), definition.get("folder")
+    process, seen = _parts(definition, n, measurements, controls, folder)
+    observation = seen.H
+    parameters = definitions.parameters(process, seen.R, learned)
+    if definition.get("learn") is not None:
+        raise ModelError(
+            "learn", f"the {kind} filter learns no parameters", "remove it, or use filter: linear"
+        )
+    mean, covariance, diffuse = definitions.initial(definition.get("initial"), n)
+    if diffuse:
+        raise ModelError(
+            "initial.diffuse",
+            f"the {kind} filter needs a distribution to start from",
+            "write a mean, and a covariance as wide as what is known",
+        )
+    form, rule = _form(kind, definition), _rule(kind, definition, n)
+    spread = deviations(covariance, n)
+    if isinstance(process, FunctionProcess):
+        check_process(process, mean, spread, len(controls))
+    if isinstance(observation, FunctionObservation):
+        check_observation(observation, mean, spread)
+    return _checked(
+        GaussianFilter(
+            states,
+            measurements,
+            len(controls),
+            process,
+            observation,
+            rule,
+            form,
+            parameters,
+            mean,
+            covariance,
+            (),
+            seen.offset,
+            seen.noise_scale,
+        )
+    )
+
+
+class Seen(NamedTuple):
+    """How the state is measured, as `definition.Observation`, H perhaps a function."""
+
+    H: Cells | FunctionObservation
+    R: tuple[Cell, ...]
+    offset: tuple[Cell, ...]
+    noise_scale: Cell
+
+
+def _parts(
+    definition: Definition, n: int, measurements: int, controls: tuple[str, ...], folder: Any
+) -> tuple[Structure | FunctionProcess, Seen]:
+    """Return process and observation."""
+    written, seen = definition.get("process"), definition.get("observation")
+    if isinstance(written, Mapping) and written.get("kind") == "function":
+        process: Any = parse_process(written, n, controls, folder)
+    else:
+        process = definitions.process(definition, n, controls)
+    if isinstance(seen, Mapping) and seen.get("h") is not None:
+        if seen.get("H") is not None:
+            raise ModelError("observation.h", "is given beside H", "keep one of them")
+        h = parse_observation(seen, n, measurements, folder)
+        R = checks.needed("observation", seen, "R")
+        R = columns.covariance("observation.R", R, measurements, controls)
+        return process, Seen(h, R, (), noise_scale("observation", seen, controls))
+    return process, Seen(*definitions.observation(seen, process, measurements, controls))
+
+
+def _form(kind: str, definition: Definition) -> str:
+    form = definition.get("form") or "covariance"
+    if form not in FORMS:
+        raise ModelError("form", f"{form!r} is not a form", f"choose one of {', '.join(FORMS)}")
+    if form == "information" and kind not in ("linear", "extended"):
+        raise ModelError(
+            "form", f"the {kind} filter has no information form", "choose covariance or square_root"
+        )
+    if definition.get("unscented") is not None and kind != "unscented":
+        raise ModelError(
+            "unscented", f"the {kind} filter has no such points", "remove it, or use filter: unscented"
+        )
+    return form
+
+
+def _rule(kind: str, definition: Definition, n: int) -> Rule | None:
+    """Return the points of a kind of filter. Raises ModelError."""
+    if kind == "extended":
+        return None
+    if kind == "cubature":
+        return cubature(n)
+    section = definition.get("unscented") or {}
+    checks.known("unscented", section, ("alpha", "beta", "kappa"))
+    alpha = checks.positive("unscented.alpha", section.get("alpha", 1.0))
+    beta = checks.number("unscented.beta", section.get("beta", 0.0))
+    kappa = checks.number("unscented.kappa", section.get("kappa", 2.0))
+    if n + kappa <= 0.0:
+        raise ModelError(
+            "unscented.kappa", f"{kappa!r} leaves no spread to {n} states", f"write a number above {-n}"
+        )
+    return unscented(n, alpha, beta, kappa)
+
+
+def _checked(model: GaussianFilter) -> GaussianFilter:
+    """Raise where the information form would have to divide by a noise that is not there."""
+    if model.form == "information" and not model.noisy and "R" not in model.own:
+        raise ModelError(
+            "observation.R",
+            "the information form divides by it, and it is singular or comes from a column",
+            "use form: covariance",
+        )
+    return model

@@ -1,0 +1,155 @@
+"""From a definition with `modes` to an IMM or MMAE filter: each mode is built as a model of its own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from kalman.filters.multiple_models import SEVERAL, MultipleModels
+from kalman.models import checks
+from kalman.models.definition import Definition
+from kalman.types import Filter, ModelError
+
+FLOOR = 1e-12
+"""The probability that no mode falls below, unless the definition says otherwise."""
+OWN = ("filter", "modes", "transition", "imm", "mmae", "learn", "smoothing", "adaptive", "storage")
+"""What a definition's modes do not inherit."""
+SHARED = ("transition", "initial.mode_probabilities")
+"""What is learned of the modes together."""
+
+Build = Callable[[Definition, Mapping[str, Any]], Filter]
+
+
+def build_imm(definition: Definition, build: Build, learned: Mapping[str, Any]) -> MultipleModels:
+    """Return the interacting multiple-model filter of a definition. Raises ModelError."""
+    names, modes, start = _modes(definition, build, learned)
+    section = definition.get("imm") or {}
+    checks.known("imm", section, ("floor",))
+    M = len(modes)
+    written = learned.get("transition", definition.get("transition"))
+    if written is None:
+        raise ModelError("transition", "is missing", "write a row for each mode, each of which sums to 1")
+    transition = checks.matrix("transition", written, M, M)
+    for i, row in enumerate(transition):
+        _check_probabilities(f"transition[{i}]", row)
+    return MultipleModels(names, modes, start, _floor("imm", section, M), transition)
+
+
+def build_mmae(definition: Definition, build: Build, learned: Mapping[str, Any]) -> MultipleModels:
+    """Return the multiple-model adaptive estimator of a definition. Raises ModelError."""
+    if definition.get("transition") is not None:
+        raise ModelError("transition", "an mmae's modes stay as they are", "remove it, or use filter: imm")
+    names, modes, start = _modes(definition, build, learned)
+    section = definition.get("mmae") or {}
+    checks.known("mmae", section, ("window", "floor"))
+    window = section.get("window")
+    if window is not None:
+        window = checks.whole("mmae.window", window, 1, 1000)
+    return MultipleModels(names, modes, start, _floor("mmae", section, len(modes)), None, window)
+
+
+def _floor(field: str, section: Mapping[str, Any], modes: int) -> float:
+    floor = checks.positive(f"{field}.floor", section.get("floor", FLOOR))
+    if floor * modes >= 1.0:
+        raise ModelError(
+            f"{field}.floor", f"{floor!r} leaves nothing to tell", "write a small one, such as 1e-12"
+        )
+    return floor
+
+
+def _modes(
+    definition: Definition, build: Build, learned: Mapping[str, Any]
+) -> tuple[tuple[str, ...], tuple[Filter, ...], tuple[float, ...]]:
+    """Return names, filters and first probabilities of the modes."""
+    if definition.get("adaptive") is not None:
+        raise ModelError("adaptive", "modes are told apart by their fixed noise", "remove it")
+    written = definition.get("modes")
+    if not isinstance(written, (list, tuple)) or not written:
+        raise ModelError("modes", "it is not a list of modes", "list them, each with process and observation")
+    initial = definition.get("initial")
+    probabilities = None
+    if isinstance(initial, Mapping):
+        probabilities = initial.get("mode_probabilities")
+        initial = {name: value for name, value in initial.items() if name != "mode_probabilities"}
+        if initial.get("diffuse"):
+            raise ModelError(
+                "initial.diffuse",
+                "modes cannot be told apart while nothing is known of the state",
+                "give a mean and a wide covariance",
+            )
+    shared = {name: value for name, value in definition.items() if name not in OWN} | {"initial": initial}
+    for j, mode in enumerate(written):
+        if not isinstance(mode, Mapping):
+            raise ModelError(
+                f"modes[{j}]", f"{mode!r} is not a mapping", "write process and observation under it"
+            )
+    names = tuple(str(mode.get("name") or f"mode_{j}") for j, mode in enumerate(written))
+    for j, name in enumerate(names):
+        if name in names[:j] or not name.isidentifier():
+            problem = "is the name of two modes" if name in names[:j] else "cannot be a name"
+            raise ModelError(
+                f"modes[{j}].name", f"{name!r} {problem}", "use letters, digits and _, each name once"
+            )
+    own = [
+        {
+            name.removeprefix(f"{mode}."): value
+            for name, value in learned.items()
+            if name not in SHARED
+            if name.startswith(f"{mode}.") or not name.startswith(tuple(f"{other}." for other in names))
+        }
+        for mode in names
+    ]
+    pairs = zip(written, own, strict=True)
+    modes = tuple(_mode(j, shared, mode, build, values) for j, (mode, values) in enumerate(pairs))
+    M = len(modes)
+    probabilities = learned.get("initial.mode_probabilities", probabilities)
+    if probabilities is None:
+        return names, modes, (1.0 / M,) * M
+    start = checks.vector("initial.mode_probabilities", probabilities, M)
+    _check_probabilities("initial.mode_probabilities", start)
+    return names, modes, start
+
+
+def _mode(
+    j: int, shared: Mapping[str, Any], mode: Mapping[str, Any], build: Build, learned: Mapping[str, Any]
+) -> Filter:
+    """Return a mode's filter, with what it learned; what it does not say is as in the definition around it."""
+    field = f"modes[{j}]"
+    for name in (
+        "states",
+        "measurement",
+        "control",
+        "initial",
+        "modes",
+        "learn",
+        "smoothing",
+        "adaptive",
+        "storage",
+    ):
+        if mode.get(name) is not None:
+            raise ModelError(f"{field}.{name}", "modes share it or have none", "remove it here")
+    own = {name: value for name, value in mode.items() if name != "name" and value is not None}
+    if own.get("filter", "linear") in SEVERAL:
+        raise ModelError(f"{field}.filter", "a mode is a single filter", "choose another, such as linear")
+    try:
+        found = build({**shared, "filter": "linear", "mode": True, **own}, learned)
+    except ModelError as error:
+        inside = error.field.replace("[", ".").split(".")[0] in {*own, "filter", "process", "observation"}
+        where = f"{field}.{error.field}" if inside else error.field
+        raise ModelError(where, error.problem, error.remedy) from error
+    if list(found.fields)[:2] != ["mean", "covariance"]:
+        raise ModelError(
+            f"{field}.filter", "a mode must keep mean and covariance", "choose another filter or form"
+        )
+    if "gate" in found.fields:
+        raise ModelError(
+            f"{field}.robust.gate" if "robust" in own else "robust.gate",
+            "a gated mode would say nothing of how likely it is",
+            "use student_t or huber in modes",
+        )
+    return found
+
+
+def _check_probabilities(field: str, values: tuple[float, ...]) -> None:
+    if min(values) < 0.0 or abs(float(np.sum(values)) - 1.0) > 1e-9:
+        raise ModelError(field, f"{list(values)} are not probabilities", "write numbers from 0 that sum to 1")

@@ -1,0 +1,87 @@
+"""From a model definition, as written in a spec, to a filter."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kalman.building.gaussian import build_any_linear, build_cubature, build_extended, build_unscented
+from kalman.building.modes import build_imm, build_mmae
+from kalman.filters.gaussian import GaussianFilter
+from kalman.filters.lms import build_lms, build_nlms
+from kalman.filters.rls import build_rls
+from kalman.filters.robust.gaussian import robust_gaussian
+from kalman.filters.robust.linear import build_robust_linear
+from kalman.filters.rounded import rounding
+from kalman.mixtures.building import build_mixture
+from kalman.mixtures.families import FAMILIES
+from kalman.models.definition import Definition
+from kalman.models.groups import pooled
+from kalman.models.learned_entries import substituted
+from kalman.smoothers.fixed_lag import fixed_lag
+from kalman.types import Filter, ModelError
+
+
+def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -> Filter:
+    """Return the filter that a definition describes, with learned `parameters` in place of the written ones.
+
+    Of what was learned for groups of keys, those of all keys together (`kalman.models.groups` has the others).
+
+    The definition has the keys of a model spec: filter, states, measurement, control, process, observation,
+    initial, learn, robust, adaptive, smoothing, storage, modes, transition, imm, mmae, mixture. Raises
+    ModelError, which names the field.
+    """
+    definition, parameters = substituted(definition, pooled(definition, parameters or {}))
+    kind = definition.get("filter", "linear")
+    if not isinstance(kind, str) or kind not in FILTERS:
+        raise ModelError("filter", f"{kind!r} is not a filter", f"choose one of {', '.join(FILTERS)}")
+    if definition.get("form") not in (None, "covariance") and kind not in FORMED:
+        raise ModelError("form", f"the {kind} filter has none", f"remove it, or use {', '.join(FORMED)}")
+    builders = FILTERS
+    for section in ("robust", "adaptive"):
+        if definition.get(section) is not None:
+            builders = ROBUST
+            if kind not in ROBUST:
+                remedy = f"remove it, or use {', '.join(ROBUST)}"
+                raise ModelError(section, f"the {kind} filter has none", remedy)
+    return rounding(definition, fixed_lag(definition, builders[kind](definition, parameters)))
+
+
+Builder = Callable[[Definition, Mapping[str, Any]], Filter]
+
+FORMED: dict[str, Builder] = {
+    "linear": build_any_linear,
+    "extended": build_extended,
+    "unscented": build_unscented,
+    "cubature": build_cubature,
+}
+"""What builds each kind of filter that has a `form`."""
+
+FILTERS: dict[str, Builder] = {
+    **FORMED,
+    "rls": build_rls,
+    "lms": build_lms,
+    "nlms": build_nlms,
+    "imm": lambda definition, learned: build_imm(definition, build, learned),
+    "mmae": lambda definition, learned: build_mmae(definition, build, learned),
+    **dict.fromkeys(FAMILIES, build_mixture),
+}
+"""What builds each kind of filter. A new kind is one more entry."""
+
+
+def _robust_linear(definition: Definition, learned: Mapping[str, Any]) -> Filter:
+    plain = build_any_linear(definition, learned)
+    if isinstance(plain, GaussianFilter):
+        return robust_gaussian(plain, definition)
+    return build_robust_linear(definition, learned)
+
+
+ROBUST: dict[str, Builder] = {
+    "linear": _robust_linear,
+    "extended": lambda definition, learned: robust_gaussian(build_extended(definition, learned), definition),
+    "unscented": lambda definition, learned: robust_gaussian(
+        build_unscented(definition, learned), definition
+    ),
+    "cubature": lambda definition, learned: robust_gaussian(build_cubature(definition, learned), definition),
+    "imm": FILTERS["imm"],
+    "mmae": FILTERS["mmae"],
+}
+"""What builds a kind of filter with a section `robust` or `adaptive`."""

@@ -1,0 +1,1 @@
+"""Forecasts, scoring rules and diagnostics of a filter."""

@@ -1,0 +1,234 @@
+"""Is a filter consistent: are its innovations as large as it says, and without pattern?
+
+Reference: Bar-Shalom, Li and Kirubarajan (2001), section 5.4, for NIS, NEES and their bounds; Ljung and Box (1978).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import chdtrc, chdtri
+
+from kalman import flags
+from kalman.evaluation.forecast import check_measuring, variances
+from kalman.filters.measuring import bare, measured
+from kalman.filters.state_layout import BLOCK
+from kalman.linalg.entries import dot, minus, times
+from kalman.linalg.ldl import factor, whiten
+from kalman.run import Integers, KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run
+from kalman.types import Array, Filter, Rows
+
+
+class Consistency(NamedTuple):
+    """Of each of K keys: NIS per component (1 is expected), its bounds, and the components it is of (K,)."""
+
+    ratio: Array
+    low: Array
+    high: Array
+    components: Array
+
+    def outside(self) -> npt.NDArray[np.bool_]:
+        """Return which keys (K,) are outside their bounds; one without a component is not."""
+        return (self.ratio < self.low) | (self.ratio > self.high)
+
+
+class LjungBox(NamedTuple):
+    """Of each of K series: the statistic, its p-value (NaN where too short), values used (K,)."""
+
+    statistic: Array
+    p_value: Array
+    count: Integers
+
+
+class Running(NamedTuple):
+    """Exponentially weighted NIS of K keys: sums (K,) of NIS, of its components, and of NIS's variances."""
+
+    nis: Array
+    components: Array
+    variance: Array
+
+
+class Watch:
+    """Notes the normalised innovations while `run` or `smooth` goes through rows: what they are shown as `look`.
+
+    In a right model they are independent N(0, 1). Component i of a row is normalised given those before it in
+    the row.
+    """
+
+    def __init__(self, model: Filter, states: KeyStates, rows: SortedRows) -> None:
+        """Prepare for rows from where the keys stand. Raises ModelError where the filter cannot be judged."""
+        check_measuring(model)
+        self._model = model
+        self._kept = np.flatnonzero(~late_rows(states, rows))
+        self._rows = len(rows.key)
+        self._place = rounds(rows.key[self._kept]).place
+        self._found = np.full((model.measurements, len(self._kept)), np.nan)
+        self._waiting: list[Taken] = []
+        self._size = 0
+
+    def __call__(self, taken: Taken) -> None:
+        """Note one round."""
+        self._waiting.append(taken._replace(before=taken.before.copy()))
+        self._size += len(taken.rows.dt)
+        if self._size >= BLOCK:
+            self._work()
+
+    def _work(self) -> None:
+        """Work out the rounds that wait, all at once: rows do not care which others are in the same call."""
+        if not self._waiting:
+            return
+        before = np.concatenate([taken.before for taken in self._waiting], axis=1)
+        rows = Rows(
+            *(np.concatenate(parts, axis=-1) for parts in zip(*(t.rows for t in self._waiting), strict=True))
+        )
+        flag = np.concatenate([taken.step.flag for taken in self._waiting])
+        found, at = _normalised(self._model, before, rows, flag), 0
+        for place in (taken.place for taken in self._waiting):
+            width = place.stop - place.start
+            self._found[:, place] = found[:, at : at + width]
+            at += width
+        self._waiting, self._size = [], 0
+
+    def normalised(self) -> Array:
+        """Return the normalised innovations (m, N).
+
+        NaN where a component is missing or nothing was predicted (the state it sees is still diffuse), and
+        where a row is late or flagged.
+        """
+        self._work()
+        return among(self._found[:, self._place], self._kept, self._rows)
+
+
+def innovations(
+    model: Filter, states: KeyStates, rows: SortedRows, unit: float
+) -> tuple[KeyStates, Outputs, Array]:
+    """Return what `run` returns, and the normalised innovations (m, N) as `Watch` notes them."""
+    watch = Watch(model, states, rows)
+    states, outputs = run(model, states, rows, unit, watch)
+    return states, outputs, watch.normalised()
+
+
+def _normalised(model: Filter, before: Array, rows: Rows, flag: npt.NDArray[np.uint8]) -> Array:
+    """Return the normalised innovations (m, K) of one row for each key."""
+    y = rows.y
+    model, before = bare(model, before)
+    predicted, _ = model.step(before, rows._replace(y=np.full_like(y, np.nan)))
+    mean, covariance = measured(model, predicted, rows.u)
+    known = ~np.isnan(y) & np.isfinite(variances(covariance)) & (flag == flags.WELL)
+    with np.errstate(all="ignore"):  # what is not known is left out
+        factors = factor(list(covariance), list(known))
+        v = [np.where(has, a - b, 0.0) for a, b, has in zip(y, mean, known, strict=True)]
+        white = whiten(factors.L, v)
+        result = [times(a, np.sqrt(b)) for a, b in zip(white, factors.inverse, strict=True)]
+    return np.where(known, np.array(result), np.nan)
+
+
+def nees(mean: Array, covariance: Array, truth: Array) -> Array:
+    """Return the normalised estimation error squared (N,) of means (n, N), packed covariances and true states.
+
+    NaN where a variance is infinite; a direction without variance is left out.
+    """
+    known = np.isfinite(covariance).all(axis=0)
+    P = [np.where(known, a, 1.0 * (k in _diagonal(len(covariance)))) for k, a in enumerate(covariance)]
+    with np.errstate(all="ignore"):
+        factors = factor(P)
+        white = whiten(factors.L, [minus(a, b) for a, b in zip(truth, mean, strict=True)])
+        square = dot([times(a, a) for a in white], factors.inverse)
+    return np.where(known, square, np.nan)
+
+
+def mean_bounds(dimension: int, count: int | Array, probability: float = 0.95) -> tuple[Array, Array]:
+    """Return the bounds that the mean of `count` chi-squares of that dimension is between with a probability."""
+    degrees = np.asarray(count, float) * dimension
+    tail = 0.5 * (1.0 - probability)
+    with np.errstate(all="ignore"):
+        low, high = chdtri(degrees, 1.0 - tail), chdtri(degrees, tail)
+        return low * dimension / degrees, high * dimension / degrees
+
+
+def consistency(
+    key: Integers, nis: Array, components: Integers, keys: int, probability: float = 0.95
+) -> Consistency:
+    """Return how the NIS of each of K keys fits its chi-square distribution.
+
+    key, nis, components (N,): rows in any order; a row whose NIS is NaN does not count.
+    """
+    seen = np.isfinite(nis)
+    total = np.bincount(key[seen], nis[seen], minlength=keys)
+    degrees = np.bincount(key[seen], components[seen], minlength=keys).astype(float)
+    low, high = mean_bounds(1, degrees, probability)
+    with np.errstate(all="ignore"):
+        return Consistency(total / degrees, low, high, degrees)
+
+
+def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10) -> LjungBox:
+    """Return whether each key's series is correlated with itself up to a lag.
+
+    key (N,) non-decreasing; values (N,) in the order of time, of which NaN is skipped. The p-value is NaN where
+    a series has no more values than lags, or does not vary.
+
+    Reference: Ljung and Box (1978), equation 1.1; with the mean removed.
+    """
+    seen = np.isfinite(values)
+    key, values = key[seen], values[seen]
+    count = np.bincount(key, minlength=keys)
+    with np.errstate(all="ignore"):
+        away = values - (np.bincount(key, values, minlength=keys) / count)[key]
+        power = np.bincount(key, away * away, minlength=keys)
+        statistic = np.zeros(keys)
+        for lag in range(1, min(lags, len(key) - 1) + 1):
+            same = key[lag:] == key[:-lag]
+            product = np.bincount(key[lag:][same], (away[lag:] * away[:-lag])[same], minlength=keys)
+            statistic += np.where(count > lag, (product / power) ** 2 / (count - lag), 0.0)
+        statistic *= count * (count + 2.0)
+        p_value = np.where((count > lags) & (power > 0.0), chdtrc(lags, statistic), np.nan)
+    return LjungBox(np.where(np.isfinite(p_value), statistic, np.nan), p_value, count)
+
+
+def begin_running(keys: int) -> Running:
+    """Return the running NIS of keys that have no row yet."""
+    return Running(np.zeros(keys), np.zeros(keys), np.zeros(keys))
+
+
+def add_running(running: Running, nis: Array, components: Array, forgetting: float) -> Running:
+    """Return the running NIS of K keys after one row each; a row whose NIS is NaN changes nothing.
+
+    forgetting: what an older row's weight is multiplied by at each row, in (0, 1]: 0.95 looks back about 20 rows.
+    """
+    weight = [forgetting, forgetting, forgetting * forgetting]
+    added = [nis, components, 2.0 * np.asarray(components, float)]
+    seen = np.isfinite(nis)
+    return Running(*(np.where(seen, w * a + b, a) for w, a, b in zip(weight, running, added, strict=True)))
+
+
+def judge_running(running: Running, probability: float = 0.95) -> Consistency:
+    """Return the weighted NIS per component of each key, and its bounds.
+
+    A weighted sum of chi-squares is taken as a scaled chi-square of the same mean and variance
+    (Satterthwaite 1946).
+    """
+    with np.errstate(all="ignore"):
+        degrees = 2.0 * running.components**2 / running.variance
+        low, high = mean_bounds(1, degrees, probability)
+        return Consistency(running.nis / running.components, low, high, degrees)
+
+
+def running_consistency(
+    key: Integers, nis: Array, components: Integers, forgetting: float = 0.95, probability: float = 0.95
+) -> Consistency:
+    """Return the running NIS and its bounds after each of N rows, sorted by key and time, from each key's first."""
+    plan = rounds(key)
+    values, degrees = nis[plan.order], components[plan.order].astype(float)
+    state = begin_running(len(plan.keys))
+    after = np.empty((3, len(key)))
+    for part in plan.slices():
+        here = part.stop - part.start
+        moved = add_running(Running(*(a[:here] for a in state)), values[part], degrees[part], forgetting)
+        after[:, part] = moved
+        for whole, new in zip(state, moved, strict=True):
+            whole[:here] = new
+    return judge_running(Running(*after[:, plan.place]), probability)
+
+
+def _diagonal(size: int) -> set[int]:
+    return {i * (i + 3) // 2 for i in range(size)}

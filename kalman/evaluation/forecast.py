@@ -1,0 +1,95 @@
+"""Forecasts: what a filter expects of its keys' states and measurements at times to come."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+from kalman import flags
+from kalman.filters.linear import LinearFilter
+from kalman.filters.measuring import Measuring, bare, measured, silent
+from kalman.filters.robust.linear import RobustLinearFilter
+from kalman.filters.rounded import unrounded
+from kalman.linalg.packing import order_of, packed_index, packed_size
+from kalman.run import KeyStates
+from kalman.smoothers.cross_lag import CrossLagFilter
+from kalman.smoothers.fixed_lag import FixedLagFilter
+from kalman.types import Array, Filter, ModelError, Rows
+
+
+class Forecast(NamedTuple):
+    """What is expected of K keys at S times to come; covariances packed lower, infinite where nothing is known.
+
+    mean (n, S, K), covariance (n(n+1)/2, S, K) of the state
+    measurement_mean (m, S, K), measurement_covariance (m(m+1)/2, S, K), its noise included
+    flag (S, K) uint8 code of `kalman.flags`; a flagged time and those after it are NaN
+    """
+
+    mean: Array
+    covariance: Array
+    measurement_mean: Array
+    measurement_covariance: Array
+    flag: npt.NDArray[np.uint8]
+
+
+def check_measuring(model: Filter) -> None:
+    """Raise ModelError where the filter does not say what it expects to measure."""
+    if not isinstance(
+        unrounded(model), FixedLagFilter | CrossLagFilter | RobustLinearFilter | LinearFilter | Measuring
+    ):
+        raise silent()
+
+
+def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None) -> Forecast:
+    """Return what is expected of K keys after each of S steps from where they stand.
+
+    dt (S, K) time of each step in the model's unit, the first from the key's newest row; u (S, c, K) control
+    of each step. A key without rows stands at its initial distribution, before which nothing is predicted.
+    Raises ModelError where the model needs control that is not given.
+
+    Reference: Durbin and Koopman (2012), section 4.11: a forecast is the filter's output for missing rows.
+    """
+    steps, keys = dt.shape
+    if u is None:
+        if model.controls:
+            raise ModelError("control", "is not known for the time to come", "give the control of each step")
+        u = np.empty((steps, 0, keys))
+    model, values = bare(model, states.values)
+    n, m = len(model.states), model.measurements
+    result = Forecast(
+        np.full((n, steps, keys), np.nan),
+        np.full((packed_size(n), steps, keys), np.nan),
+        np.full((m, steps, keys), np.nan),
+        np.full((packed_size(m), steps, keys), np.nan),
+        np.zeros((steps, keys), np.uint8),
+    )
+    missing = np.full((m, keys), np.nan)
+    flag = np.zeros(keys, np.uint8)
+    for s in range(steps):
+        first = (states.count == 0) & (s == 0)
+        values, said = model.step(values, Rows(np.where(first, 0.0, dt[s]), first, missing, u[s]))
+        flag = np.where(flag == flags.WELL, said.flag, flag)
+        good = flag == flags.WELL
+        for kept, found in zip(
+            result, (*model.moments(values), *measured(model, values, u[s])), strict=False
+        ):
+            kept[:, s] = np.where(good, found, np.nan)
+        result.flag[s] = flag
+    return result
+
+
+def interval(mean: Array, variance: Array, probability: float) -> tuple[Array, Array]:
+    """Return the lower and upper bound that a normal value is between with this probability.
+
+    mean and variance of any one shape; an infinite variance has infinite bounds. Raises ValueError.
+    """
+    if not 0.0 < probability < 1.0:
+        raise ValueError(f"a probability is between 0 and 1, not {probability}")
+    half = ndtri(0.5 + 0.5 * probability) * np.sqrt(variance)
+    return mean - half, mean + half
+
+
+def variances(covariance: Array) -> Array:
+    """Return the diagonal (n, ...) of packed covariances (n(n+1)/2, ...)."""
+    return covariance[[packed_index(i, i) for i in range(order_of(len(covariance)))]]

@@ -1,0 +1,44 @@
+"""Carry states over to other coordinates: x' = T x + b + e, e ~ N(0, N), independent of x.
+
+Keeping, renaming, rescaling and dropping states (marginalising them) are rows of T with one number or none; a state
+that is added is a row of zeros with its mean in b and its variance in N.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.filters.recursions import congruence
+from kalman.linalg.entries import apply, plus
+from kalman.linalg.packing import lower, pack, unpack
+from kalman.models.checks import Numbers
+from kalman.types import Array
+
+
+class Affine(NamedTuple):
+    """T (n', n), b (n',), N (n', n') positive semidefinite."""
+
+    T: Numbers
+    b: tuple[float, ...]
+    N: Numbers
+
+    @property
+    def identity(self) -> bool:
+        """Tell if it changes nothing."""
+        n = len(self.b)
+        same = tuple(tuple(float(i == j) for j in range(n)) for i in range(n))
+        return self.T == same and not any(self.b) and not any(any(row) for row in self.N)
+
+
+def moved(mean: Array, covariance: Array, to: Affine) -> tuple[Array, Array]:
+    """Return mean (n', K) and full row-major covariance (n'*n', K) of x', from those of x.
+
+    Entries are worked out one by one, so that what is only kept or renamed keeps its bits.
+    """
+    keys = np.shape(mean)[1]
+    m = [plus(a, b) for a, b in zip(apply(to.T, list(mean)), to.b, strict=True)]
+    P = [plus(a, n) for a, n in zip(congruence(to.T, list(pack(covariance))), lower(to.N), strict=True)]
+    return (
+        np.array([np.broadcast_to(a, keys) for a in m]).reshape(len(m), keys),
+        unpack(np.array([np.broadcast_to(a, keys) for a in P]).reshape(len(P), keys)),
+    )

@@ -1,0 +1,283 @@
+"""Gaussian filters beyond the linear one in covariance form: extended, unscented, cubature; square roots, information.
+
+One step is two straight lines with the model's own functions called before each: what moved the state, then what was
+seen of it. `kalman.filters.gaussian_programs` writes the lines.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kalman import flags
+from kalman.filters import gaussian_programs as lines
+from kalman.filters.prediction import Prediction
+from kalman.filters.sigma_points import Rule
+from kalman.filters.state_layout import StateLayout, Target, in_blocks
+from kalman.filters.update import presence
+from kalman.linalg import cholesky
+from kalman.linalg.packing import pack, packed_index, packed_size, symmetric, unpack
+from kalman.linalg.program import Program
+from kalman.models.columns import Cell, Cells, numbers, used
+from kalman.models.functions import FunctionObservation, FunctionProcess
+from kalman.models.structure import Parameter, Structure
+from kalman.types import Array, Rows, Step
+
+FORMS = ("covariance", "square_root", "information")
+BLOCK = 1024
+"""Keys worked on at a time: points are many rows, and 1024 keys of them stay in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class GaussianFilter(StateLayout):
+    """A filter that keeps a mean and a covariance, or its factor, and takes the model's functions as the rule says.
+
+    rule        points of the unscented or cubature filter; None: first derivatives (linear and extended)
+    form        of the state and the update: covariance, square_root or information
+    parameters  all with their values: the process's and R
+    own         names of those that each key has for itself, in its state
+    mean, covariance (packed): the state at a key's first row
+    offset, noise_scale: of a measurement by a matrix; what R is multiplied by. These, H, R and the process may have
+                entries from columns
+    """
+
+    states: tuple[str, ...]
+    measurements: int
+    controls: int
+    process: Structure | FunctionProcess
+    observation: Cells | FunctionObservation
+    rule: Rule | None
+    form: str
+    parameters: tuple[Parameter, ...]
+    mean: tuple[float, ...]
+    covariance: tuple[float, ...]
+    own: tuple[str, ...] = ()
+    offset: tuple[Cell, ...] = ()
+    noise_scale: Cell = 1.0
+
+    @property
+    def fading(self) -> float:
+        """What the standard deviations that are carried on are multiplied by."""
+        return 1.0
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of each part of a key's state, in order."""
+        n = len(self.states)
+        second = "factor" if self.rooted else "covariance"
+        fields: dict[str, tuple[int, ...]] = {"mean": (n,), second: (packed_size(n),)}
+        if self.own:
+            fields["parameters"] = (len(self.pooled),)
+        return fields
+
+    @property
+    def rooted(self) -> bool:
+        """Whether the state has the factor of the covariance in its place."""
+        return self.form == "square_root"
+
+    @cached_property
+    def pooled(self) -> tuple[float, ...]:
+        """The values, as in `parameters` of the state, that a new key starts with."""
+        return tuple(value for p in self.parameters if p.name in self.own for value in numbers(p.value))
+
+    @cached_property
+    def constants(self) -> dict[str, Sequence[Cell]]:
+        """The parameters' values that all keys share unless they have their own."""
+        return {p.name: p.value for p in self.parameters}
+
+    @cached_property
+    def noisy(self) -> bool:
+        """Whether R is known to be positive definite."""
+        if "R" in self.own or used([self.noise_scale, self.constants["R"]]):
+            return False
+        R = np.array(symmetric(numbers(self.constants["R"])))
+        eigenvalues = np.linalg.eigvalsh(R)
+        return self.noise_scale != 0.0 and bool(eigenvalues.min() > 1e-12 * eigenvalues.max())
+
+    @cached_property
+    def seen_controls(self) -> list[int]:
+        """Controls that a row's measurement depends on, on a first row too."""
+        H = () if isinstance(self.observation, FunctionObservation) else self.observation
+        return sorted(used([H, self.constants["R"], self.offset, self.noise_scale]))
+
+    @property
+    def gaussian_size(self) -> int:
+        """Floats of the state that are its mean and covariance or factor."""
+        n = len(self.states)
+        return n + packed_size(n)
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        second = cholesky.cholesky(self.covariance).L if self.rooted else self.covariance
+        return np.repeat(np.array([*self.mean, *second, *self.pooled])[:, None], keys, axis=1)
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed lower covariance (n(n+1)/2, K)."""
+        if not self.rooted:
+            return super().moments(state)
+        return state[self.places["mean"]], np.array(cholesky.gram(list(state[self.places["factor"]])))
+
+    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
+        """Return mean (n, K), full row-major covariance (n*n, K) and the other fields, the factor among them."""
+        mean, covariance = self.moments(state)
+        others = [name for name in self.fields if name not in ("mean", "covariance")]
+        return mean, unpack(covariance), {name: state[self.places[name]] for name in others}
+
+    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
+        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        if not self.rooted:
+            return super().restore(mean, covariance, extras)
+        others = [np.asarray(extras[name], float) for name in list(self.fields)[1:]]
+        return np.concatenate([np.asarray(mean, float), *others])
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known."""
+        if not self.rooted:
+            return super().from_moments(mean, covariance)
+        state = self.initial(np.shape(mean)[1])
+        state[self.places["mean"]] = mean
+        with np.errstate(all="ignore"):
+            factor = cholesky.cholesky(list(pack(np.asarray(covariance, float)))).L
+        for place, entry in zip(range(*self.places["factor"].indices(self.size)), factor, strict=True):
+            state[place] = entry
+        return state
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and what the rows said."""
+        return in_blocks(state, rows, self.outputs, self._step_block, BLOCK)
+
+    def prediction(self, state: Array, rows: Rows) -> Prediction:
+        """Return mean, covariance and cross-covariance of the prediction from the states (size, K) before the rows."""
+        keys, n = state.shape[1], len(self.states)
+        with np.errstate(all="ignore"):
+            moved, _ = self._moved(state, rows)
+            out = np.empty((n + packed_size(n) + n * n, keys))
+            run_line(lines.cross_line(self), [*state, rows.dt, *rows.u, *moved], list(out))
+        return Prediction(out[:n], out[n : n + packed_size(n)], out[n + packed_size(n) :].reshape(n, n, keys))
+
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
+        """Return the mean (m, K) and packed covariance of a measurement of these states (size, K).
+
+        u (c, K): the control of the measurement's row, for entries that come from columns.
+        """
+        m, keys = self.measurements, state.shape[1]
+        with np.errstate(all="ignore"):
+            seen, place, _ = self._seen(state[: self.gaussian_size])
+            out = np.empty((m + packed_size(m), keys))
+            run_line(lines.measured_line(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out])
+        return out[:m], out[m:]
+
+    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+        first = rows.which_first()
+        prior, moved, sound = self._prior(state, rows, first)
+        seen, place, sound_there = self._seen(prior)
+        presents = presence(rows.y)
+        masks = [a for a in presents if a is not None]
+        checks = np.empty((3, state.shape[1]))
+        own = state[self.gaussian_size :]
+        target.state[self.gaussian_size :] = own
+        run_line(
+            lines.update_line(self, presents[0] is not None),
+            [*place, *own, *rows.u, *seen, *rows.y, *masks],
+            [*target.state[: self.gaussian_size], target.log_likelihood, target.nis, *checks],
+        )
+        total, innovation, sound_here = checks
+        sound = np.minimum(np.minimum(sound, sound_there), sound_here)
+        if np.isfinite(total).all() and (innovation > 0.0).all() and (sound >= 0.0).all():
+            return
+        target.leave(state, self._codes(rows, moved, seen, sound, innovation, total))
+
+    def _codes(
+        self,
+        rows: Rows,
+        moved: list[Array],
+        seen: list[Array],
+        sound: Array,
+        innovation: Array,
+        total: Array,
+    ) -> np.ndarray:
+        """Return a flag for each key."""
+        wrong = np.isinf(rows.y).any(axis=0) | ~np.isfinite(rows.dt) | ~_finite(seen)
+        wrong |= ~rows.first & ~_finite(moved)
+        if self.controls:
+            wrong |= ~np.isfinite(rows.u).all(axis=0) & ~rows.first
+            wrong |= ~np.isfinite(rows.u[self.seen_controls]).all(axis=0)
+        reasons = [wrong, innovation <= 0.0, sound < 0.0, ~np.isfinite(total)]
+        codes = [flags.NON_FINITE, flags.SINGULAR_INNOVATION, flags.NOT_PSD, flags.OVERFLOW]
+        return np.select(reasons, codes, flags.WELL).astype(np.uint8)
+
+    def _prior(
+        self, state: Array, rows: Rows, first: np.ndarray | bool
+    ) -> tuple[Array, list[Array], Array | float]:
+        """Return the state before the measurement (n + p, K), what the process's functions gave, and `sound`."""
+        if first is True:
+            return state[: self.gaussian_size], [], np.inf
+        moved, sound = self._moved(state, rows)
+        masks = [first] if isinstance(first, np.ndarray) else []
+        prior = np.empty((self.gaussian_size, state.shape[1]))
+        sound_after = np.empty(state.shape[1])
+        line = lines.predict_line(self, bool(masks))
+        run_line(line, [*state, rows.dt, *rows.u, *moved, *masks], [*prior, sound_after])
+        sound = np.minimum(sound, sound_after)
+        return prior, moved, np.where(rows.first, np.inf, sound) if masks else sound
+
+    def _moved(self, state: Array, rows: Rows) -> tuple[list[Array], Array | float]:
+        """Return what the process's functions say of the state, as rows, and `sound`."""
+        process = self.process
+        if not isinstance(process, FunctionProcess):
+            return [], np.inf
+        keys = state.shape[1]
+        sound: Array | float = np.inf
+        if self.rule is None:
+            x = np.ascontiguousarray(state[: len(self.states)])
+            value = process.value(x, rows.dt, rows.u)
+            slope = process.slope(x, rows.dt, rows.u, self._deviations(state))
+            moved = [*value, *slope.reshape(-1, keys)]
+        else:
+            x, _, sound = self._points(state)
+            times, controls = np.tile(rows.dt, self.rule.points), np.tile(rows.u, self.rule.points)
+            moved = [*process.value(x, times, controls).reshape(-1, keys)]
+        noise = process.noise(rows.dt)
+        return moved + ([] if noise is None else [*noise]), sound
+
+    def _seen(self, prior: Array) -> tuple[list[Array], list[Array], Array | float]:
+        """Return what the observation's functions say of the state, as rows; the state as the update takes it;
+        and `sound`."""
+        observation, n, keys = self.observation, len(self.states), prior.shape[1]
+        if not isinstance(observation, FunctionObservation):
+            return [], [*prior], np.inf
+        if self.rule is None:
+            x = np.ascontiguousarray(prior[:n])
+            slope = observation.slope(x, self._deviations(prior))
+            return [*observation.value(x), *slope.reshape(-1, keys)], [*prior], np.inf
+        x, L, sound = self._points(prior)
+        return [*observation.value(x).reshape(-1, keys)], [*prior[:n], *L], sound
+
+    def _points(self, state: Array) -> tuple[Array, Array, Array]:
+        """Return points (n, P K), the factor that they were drawn with (p, K), and `sound`."""
+        assert self.rule is not None
+        n, keys, many = len(self.states), state.shape[1], self.rule.points
+        drawn = np.empty((n * many, keys))
+        L, sound = np.empty((packed_size(n), keys)), np.empty((1, keys))
+        run_line(lines.points_line(self), list(state[: self.gaussian_size]), [*drawn, *L, *sound])
+        return drawn.reshape(n, many * keys), L, sound[0]
+
+    def _deviations(self, state: Array) -> Array:
+        """Return each state's standard deviation (n, K)."""
+        n = len(self.states)
+        second = state[n : self.gaussian_size]
+        if self.rooted:
+            packed = cholesky.gram(list(second))
+            return np.sqrt(np.array([packed[packed_index(i, i)] for i in range(n)]))
+        return np.sqrt(np.maximum(second[[packed_index(i, i) for i in range(n)]], 0.0))
+
+
+def run_line(line: Program, inputs: list[Array], outputs: list[Array]) -> None:
+    """Run a line on inputs (K,) into outputs (K,)."""
+    line(inputs, np.empty((line.buffers, len(outputs[0]))), outputs)
+
+
+def _finite(rows: list[Array]) -> Any:
+    return np.logical_and.reduce([np.isfinite(row) for row in rows]) if rows else np.True_

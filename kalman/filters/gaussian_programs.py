@@ -1,0 +1,367 @@
+"""The straight lines of a `GaussianFilter` between its model's functions: draw points, predict, update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kalman.filters import posterior, sigma_points
+from kalman.filters.posterior import Posterior
+from kalman.filters.recursions import choose, congruence
+from kalman.linalg import cholesky
+from kalman.linalg.cholesky import Factored
+from kalman.linalg.entries import Entry, Vector, apply, dot, minus, plus, times
+from kalman.linalg.packing import packed_size, symmetric
+from kalman.linalg.program import Program, Tape
+from kalman.models.columns import Column, numbers, psd, resolve, resolve_matrix, used
+from kalman.models.functions import FunctionObservation, FunctionProcess
+from kalman.models.structure import Values
+
+if TYPE_CHECKING:
+    from kalman.filters.gaussian import GaussianFilter
+
+
+@lru_cache(maxsize=64)
+def points_line(model: GaussianFilter) -> Program:
+    """Write the line from mean and covariance, or factor, to points, the factor, and whether there is one."""
+    assert model.rule is not None
+    tape = Tape()
+    state = tape.symbols(model.gaussian_size)
+    n = len(model.states)
+    L, sound = Factored(state[n:], 1.0) if model.rooted else cholesky.cholesky(state[n:])
+    drawn = sigma_points.points(model.rule, state[:n], L)
+    return Program(tape, state, [*(entry for row in drawn for entry in row), *L, sound])
+
+
+@lru_cache(maxsize=64)
+def predict_line(model: GaussianFilter, some_first: bool) -> Program:
+    """Write the line from state, dt, control, what the process's functions gave, and which keys are at their first
+    row, to mean and covariance, or factor, before the measurement, and whether there is one."""
+    tape = Tape()
+    inputs, state, predicted = _predicted(model, tape)
+    n = len(model.states)
+    m, S, sound = predicted.m, predicted.S, predicted.sound
+    u = inputs[model.size + 1 : model.size + 1 + model.controls]
+    sound = cholesky.every([sound, *model.process.guards(u)])
+    first: list[Any] = tape.symbols(1, boolean=True) if some_first else []
+    if first:
+        m, S = choose(first[0], state[:n], m), choose(first[0], state[n : model.gaussian_size], S)
+    return Program(tape, [*inputs, *first], [*m, *S, sound])
+
+
+@lru_cache(maxsize=64)
+def cross_line(model: GaussianFilter) -> Program:
+    """Write the line from what `predict_line` takes, without first rows, to predicted mean, packed covariance, and the
+    covariance of the state before with the predicted one, row by row."""
+    tape = Tape()
+    inputs, _, predicted = _predicted(model, tape)
+    P = cholesky.gram(predicted.S) if model.rooted else predicted.S
+    return Program(tape, inputs, [*predicted.m, *P, *(entry for row in predicted.cross() for entry in row)])
+
+
+class Predicted(NamedTuple):
+    """A prediction: mean, covariance or factor, `sound`, and what gives its covariance with the state before."""
+
+    m: list[Entry]
+    S: list[Entry]
+    sound: Entry
+    cross: Callable[[], list[list[Entry]]]
+
+
+def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any], Predicted]:
+    """Return the inputs of a prediction, the state among them, and the prediction."""
+    state, dt, u = tape.symbols(model.size), tape.symbol(), tape.symbols(model.controls)
+    n, rule = len(model.states), model.rule
+    m, S = state[:n], state[n : model.gaussian_size]
+    values = values_of(model, state)
+    inputs = [*state, dt, *u]
+    if not isinstance(model.process, FunctionProcess):
+        F, Q, c = model.process.transition(dt, u, values)
+        mean = [plus(a, b) for a, b in zip(apply(F, m), c, strict=True)]
+        after = _spread_on(model, _faded(model, S), F, Q)
+        return inputs, state, Predicted(mean, after, np.inf, lambda: _cross(model, S, F))
+    moved = tape.symbols(n + n * n if rule is None else n * rule.points)
+    noise = [] if model.process.q is None else tape.symbols(packed_size(n))
+    inputs += [*moved, *noise]
+    Q = noise or resolve(values["Q"], u)
+    Q = [times(scale, q) for q, scale in zip(Q, resolve([model.process.scale], u) * len(Q), strict=True)]
+    if rule is None:
+        F = _rows(moved[n:], n)
+        after = _spread_on(model, _faded(model, S), F, Q)
+        return inputs, state, Predicted(moved[:n], after, np.inf, lambda: _cross(model, S, F))
+    regressed = sigma_points.regress(rule, _rows(moved, rule.points))
+    after, sound = _spread_by_points(model, rule, regressed, Q)
+
+    def cross() -> list[list[Entry]]:
+        L = cholesky.rows_of(S if model.rooted else cholesky.cholesky(S).L)
+        return [[times(rule.scale, dot(row, slope)) for slope in regressed.slopes] for row in L]
+
+    return inputs, state, Predicted(regressed.mean, after, sound, cross)
+
+
+@lru_cache(maxsize=64)
+def update_line(model: GaussianFilter, missing: bool) -> Program:
+    """Write the line from the state before the measurement, the key's own parameters, what the observation's functions
+    gave, the measurement, and which components there are, to the state after it.
+
+    Outputs: mean and covariance or factor, log-likelihood, NIS, a number that is finite when all is well, the least
+    variance of an innovation, and whether there is a covariance.
+    """
+    tape = Tape()
+    n, count = len(model.states), model.measurements
+    place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
+    u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
+    values = values_of(model, [*place, *own])
+    y = tape.symbols(count)
+    masks: list[Any] = tape.symbols(count, boolean=True) if missing else []
+    here = sight(model, place, values, u, seen, y, masks or [None] * count)
+    said = here.update(here.R)
+    sound = cholesky.every([said.sound, *noise_guards(model, values, u)])
+    m_after = [plus(a, b) for a, b in zip(place[:n], said.change, strict=True)]
+    total: Any = said.log_likelihood
+    for entry in (*m_after, *said.S):
+        total = plus(total, entry)
+    outputs = [*m_after, *said.S, said.log_likelihood, said.nis, total, said.innovation, sound]
+    return Program(tape, [*place, *own, *u, *seen, *y, *masks], outputs)
+
+
+class Sight(NamedTuple):
+    """A measurement as it is seen: the innovation e, the noise R, what an update with some R gives; and
+
+    C: the covariance (packed) of the predicted measurement without its noise; H: how it depends on the state, to first
+    order, or as the points have it on average
+    """
+
+    e: list[Entry]
+    R: list[Entry]
+    update: Callable[[Vector], Posterior]
+    C: Callable[[], list[Entry]]
+    H: Callable[[], Any]
+
+
+def sight(
+    model: GaussianFilter,
+    place: list[Any],
+    values: Values,
+    u: list[Any],
+    seen: list[Any],
+    y: list[Any],
+    presents: Sequence[Any],
+) -> Sight:
+    """Return how a row sees the state `place`, mean and covariance or factor, as `update_line` takes them."""
+    n, count = len(model.states), model.measurements
+    m, S = place[:n], place[n:]
+    R = _noise(model, values, u)
+    if isinstance(model.observation, FunctionObservation) and model.rule is not None:
+        return _sight_of_points(model, S, seen, R, y, presents)
+    if not isinstance(model.observation, FunctionObservation):
+        written = resolve_matrix(model.observation, u)
+        e = _differences(y, _expected(model, written, m, u))
+        H = posterior.masked(written, presents)
+    else:
+        H = posterior.masked(_rows(seen[count:], n), presents)
+        e = _differences(y, seen[:count])
+    return Sight(
+        e,
+        R,
+        lambda noise: _by_form(model, S, H, noise, e, presents),
+        lambda: congruence(H, cholesky.gram(S) if model.rooted else S),
+        lambda: H,
+    )
+
+
+def noise_guards(model: GaussianFilter, values: Values, u: list[Any]) -> list[Entry]:
+    """Return entries that are zero or more where what the row's columns say of R is possible."""
+    guards = resolve([model.noise_scale], u) if isinstance(model.noise_scale, Column) else []
+    return [*guards, *([psd(resolve(values["R"], u))] if used(model.constants["R"]) else [])]
+
+
+@lru_cache(maxsize=64)
+def measured_line(model: GaussianFilter) -> Program:
+    """Write the line from the state, as `update_line` takes it, the key's own parameters, the control and what
+    the observation's functions gave, to the mean and packed covariance of a measurement."""
+    tape = Tape()
+    n, count = len(model.states), model.measurements
+    place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
+    u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
+    R = _noise(model, values_of(model, [*place, *own]), u)
+    m, S = place[:n], place[n:]
+    if isinstance(model.observation, FunctionObservation) and model.rule is not None:
+        mean, slopes, bends, shift = sigma_points.regress(model.rule, _rows(seen, model.rule.points))
+        square = model.rule.scale**2
+        spread = cholesky.square([[*a, *b] for a, b in zip(slopes, bends, strict=True)])
+        lost = [
+            times(model.rule.excess, times(shift[i], shift[j])) for i in range(count) for j in range(i + 1)
+        ]
+        spread = [minus(times(square, a), d) for a, d in zip(spread, lost, strict=True)]
+    else:
+        H = _rows(seen[count:], n) if seen else resolve_matrix(model.observation, u)  # type: ignore[arg-type]
+        mean = seen[:count] if seen else _expected(model, H, m, u)
+        spread = congruence(H, cholesky.gram(S) if model.rooted else S)
+    return Program(
+        tape, [*place, *own, *u, *seen], [*mean, *(plus(a, r) for a, r in zip(spread, R, strict=True))]
+    )
+
+
+def seen_width(model: GaussianFilter) -> int:
+    """Return how many rows the observation's functions give."""
+    n, count = len(model.states), model.measurements
+    if not isinstance(model.observation, FunctionObservation):
+        return 0
+    return count + count * n if model.rule is None else count * model.rule.points
+
+
+def _noise(model: GaussianFilter, values: Values, u: Vector) -> list[Entry]:
+    """Return packed R, scaled."""
+    (scale,) = resolve([model.noise_scale], u)
+    return [times(scale, r) for r in resolve(values["R"], u)]
+
+
+def _expected(model: GaussianFilter, H: Any, m: Vector, u: Vector) -> list[Entry]:
+    """Return H m + offset."""
+    offset = resolve(model.offset or (0.0,) * model.measurements, u)
+    return [plus(dot(row, m), a) for row, a in zip(H, offset, strict=True)]
+
+
+def _rows(entries: list[Any], width: int) -> list[list[Any]]:
+    return [entries[i : i + width] for i in range(0, len(entries), width)]
+
+
+def values_of(model: GaussianFilter, state: list[Any]) -> Values:
+    """Return the parameters' entries: the model's, and the key's own from its state."""
+    if not model.own:
+        return model.constants
+    rows = iter(state[model.places["parameters"]])
+    # an entry that the pooled matrix has as zero is zero for every key, and stays structure
+    own: dict[str, list[Any]] = {}
+    for p in model.parameters:
+        if p.name in model.own:
+            pairs = [(a, next(rows)) for a in numbers(p.value)]
+            own[p.name] = [0.0 if p.kind == "covariance" and a == 0.0 else row for a, row in pairs]
+    return {**model.constants, **own}
+
+
+def _spread_on(model: GaussianFilter, S: Vector, F: Any, Q: Vector) -> list[Entry]:
+    """Return F P F' + Q, or its factor from that of P."""
+    if not model.rooted:
+        return [plus(a, q) for a, q in zip(congruence(F, S), Q, strict=True)]
+    columns = list(zip(*cholesky.rows_of(S), strict=True))
+    moved = [[dot(row, column) for column in columns] for row in F]
+    return cholesky.triangle(_beside(moved, cholesky.rows_of(cholesky.cholesky(Q).L)))
+
+
+def _faded(model: GaussianFilter, S: Vector) -> Vector:
+    """Return the covariance, or its factor, that is carried on where memory fades."""
+    if model.fading == 1.0:
+        return S
+    return [times(model.fading if model.rooted else model.fading**2, a) for a in S]
+
+
+def _times(a: float, rows: Any) -> list[list[Entry]]:
+    return [[times(a, b) for b in row] for row in rows]
+
+
+def _cross(model: GaussianFilter, S: Vector, F: Any) -> list[list[Entry]]:
+    """Return P F'."""
+    P = symmetric(cholesky.gram(S) if model.rooted else S)
+    return [[dot(row, other) for row in F] for other in P]
+
+
+def _spread_by_points(
+    model: GaussianFilter, rule: sigma_points.Rule, regressed: sigma_points.Regressed, Q: Vector
+) -> tuple[list[Entry], Entry]:
+    """Return the covariance or its factor after the process's function, and `sound`."""
+    _, slopes, bends, shift = regressed
+    if model.fading != 1.0:
+        slopes, bends, shift = (
+            _times(model.fading, slopes),
+            _times(model.fading, bends),
+            *_times(model.fading, [shift]),
+        )
+    scale = rule.scale
+    noise = [times(1.0 / (scale * scale), q) for q in Q]
+    if not model.rooted and rule.excess == 0.0:
+        spread = cholesky.square([[*a, *b] for a, b in zip(slopes, bends, strict=True)])
+        return [times(scale * scale, plus(a, q)) for a, q in zip(spread, noise, strict=True)], np.inf
+    root = cholesky.rows_of(cholesky.cholesky(noise).L)
+    L = cholesky.triangle([[*a, *b, *q] for a, b, q in zip(slopes, bends, root, strict=True)])
+    L = [times(scale, a) for a in L]
+    sound: Entry = np.inf
+    if rule.excess:
+        L, sound = cholesky.downdate(L, [times(math.sqrt(rule.excess), d) for d in shift])
+    return L if model.rooted else cholesky.gram(L), sound
+
+
+def _by_form(model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, presents: Any) -> Posterior:
+    """Update with a measurement that is a line, in the model's form."""
+    if model.rooted:
+        return posterior.by_rotation(S, H, R, e, presents, model.noisy)
+    if model.form == "information":
+        return posterior.by_information(S, H, R, e, presents)
+    return posterior.by_variance(S, H, R, e, presents)
+
+
+def _sight_of_points(
+    model: GaussianFilter, L: Vector, seen: list[Any], R: Vector, y: Vector, presents: Any
+) -> Sight:
+    """Return how a row sees the state by what the observation gave at the points, drawn with the factor L.
+
+    In units of L the state is of unit variance and the slopes are its line; the bends are noise of the line.
+    """
+    n, rule = len(model.states), model.rule
+    assert rule is not None
+    values = _rows(seen, rule.points)
+    mean, slopes, bends, shift = sigma_points.regress(rule, posterior.masked(values, presents))
+    slopes = [[times(rule.scale, a) for a in row] for row in slopes]
+    square = rule.scale * rule.scale
+    bent = [times(square, a) for a in cholesky.square(bends)]
+    e = _differences(y, mean)
+    lost = [times(rule.excess, times(shift[i], shift[j])) for i in range(len(e)) for j in range(i + 1)]
+
+    def updated(noise: Vector) -> Posterior:
+        added = [plus(a, r) for a, r in zip(bent, noise, strict=True)]
+        if rule.excess == 0.0:
+            unit = [1.0 if i == j else 0.0 for i in range(n) for j in range(i + 1)]
+            said = posterior.by_rotation(unit, slopes, added, e, presents, model.noisy)
+        else:
+            spread = cholesky.square(slopes)
+            joint = [plus(a, minus(r, d)) for a, r, d in zip(spread, added, lost, strict=True)]
+            said = posterior.by_elimination(slopes, joint, e, presents)
+        after = cholesky.product(L, said.S)
+        return said._replace(
+            change=cholesky.apply(L, said.change), S=after if model.rooted else cholesky.gram(after)
+        )
+
+    def covariance() -> list[Entry]:
+        spread = [plus(a, b) for a, b in zip(cholesky.square(slopes), bent, strict=True)]
+        return spread if rule.excess == 0.0 else [minus(a, d) for a, d in zip(spread, lost, strict=True)]
+
+    return Sight(e, list(R), updated, covariance, lambda: _unrooted(slopes, L))
+
+
+def _unrooted(slopes: Any, L: Vector) -> list[list[Entry]]:
+    """Return H with H L = slopes; 0 for a state of which nothing is left open."""
+    n, rows = len(slopes[0]), cholesky.rows_of(L)
+    result: list[list[Entry]] = []
+    for slope in slopes:
+        h: list[Entry] = [0.0] * n
+        for j in reversed(range(n)):
+            rest = slope[j]
+            for k in range(j + 1, n):
+                rest = minus(rest, times(h[k], rows[k][j]))
+            open_ = np.greater(rows[j][j], 0.0)
+            h[j] = np.where(open_, np.divide(rest, np.where(open_, rows[j][j], 1.0)), 0.0)
+        result.append(h)
+    return result
+
+
+def _differences(y: Vector, expected: Vector) -> list[Entry]:
+    return [minus(a, b) for a, b in zip(y, expected, strict=True)]
+
+
+def _beside(a: Any, b: Any) -> list[list[Entry]]:
+    return [[*one, *other] for one, other in zip(a, b, strict=True)]

@@ -1,0 +1,324 @@
+"""The linear Kalman filter over many keys."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kalman import flags
+from kalman.filters.diffuse import covariance as diffuse_covariance
+from kalman.filters.diffuse import predict as predict_diffuse
+from kalman.filters.diffuse import rows_of
+from kalman.filters.recursions import choose, predict
+from kalman.filters.state_layout import StateLayout, Target, in_blocks
+from kalman.filters.update import Scalar, Updated, presence, update
+from kalman.linalg.entries import Entry, Matrix, Vector, minus, times
+from kalman.linalg.packing import packed_index, packed_size
+from kalman.linalg.program import Program, Symbol, Tape
+from kalman.models import definition as definitions
+from kalman.models.columns import Cell, Cells, Column, numbers, psd, resolve, resolve_matrix, used
+from kalman.models.structures import Parameter, Structure, Values
+from kalman.types import Array, Rows, Step
+
+
+class Parts(NamedTuple):
+    """A state's entries: mean, packed covariance, the diffuse part's factor or None, parameter values."""
+
+    m: Vector
+    P: Vector
+    A: Matrix | None
+    values: Values
+
+
+class Observed(NamedTuple):
+    """How a row's measurement depends on the state: y = H x + offset + v, v ~ N(0, R), as entries."""
+
+    H: Matrix
+    R: Vector
+    offset: Vector
+
+    def centred(self, y: Vector) -> list[Entry]:
+        """Return y - offset."""
+        return [minus(a, b) for a, b in zip(y, self.offset, strict=True)]
+
+
+@dataclass(frozen=True)
+class LinearFilter(StateLayout):
+    """A linear Gaussian model and its exact filter.
+
+    An entry of H, R, `offset` and of the process may be a Column, and is then each row's value of that control.
+
+    parameters    all of them with their values: the process's and R
+    own           names of those that each key has for itself, in its state
+    mean, covariance (packed), diffuse (factor, row-major, () when the start is proper): the state at a
+                  key's first row
+    offset        of the measurement, () for none
+    noise_scale   what R is multiplied by
+    """
+
+    states: tuple[str, ...]
+    measurements: int
+    controls: int
+    process: Structure
+    H: Cells
+    parameters: tuple[Parameter, ...]
+    mean: tuple[float, ...]
+    covariance: tuple[float, ...]
+    diffuse: tuple[float, ...] = ()
+    own: tuple[str, ...] = ()
+    offset: tuple[Cell, ...] = ()
+    noise_scale: Cell = 1.0
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of each part of a key's state, in order."""
+        n = len(self.states)
+        fields: dict[str, tuple[int, ...]] = {"mean": (n,), "covariance": (packed_size(n),)}
+        if self.diffuse:
+            fields["diffuse"] = (len(self.diffuse),)  # n rows, a column for each diffuse state
+        if self.own:
+            fields["parameters"] = (len(self.pooled),)
+        return fields
+
+    @cached_property
+    def pooled(self) -> tuple[float, ...]:
+        """The values, as in `parameters` of the state, that a new key starts with."""
+        return tuple(value for p in self.parameters if p.name in self.own for value in numbers(p.value))
+
+    @cached_property
+    def _constants(self) -> dict[str, Sequence[Cell]]:
+        return {p.name: p.value for p in self.parameters}
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        start = np.array([*self.mean, *self.covariance, *self.diffuse, *self.pooled])
+        return np.repeat(start[:, None], keys, axis=1)
+
+    def split(self, state: Sequence[Entry], diffuse: bool) -> Parts:
+        """Return the parts of a state (size rows); its diffuse part only where some key has one."""
+        places = self.places
+        values: Values = self._constants
+        if self.own:
+            rows = iter(state[places["parameters"]])
+            # an entry that the pooled matrix has as zero is zero for every key, and stays structure
+            own = {
+                p.name: [_structural(p, a, next(rows)) for a in numbers(p.value)]
+                for p in self.parameters
+                if p.name in self.own
+            }
+            values = {**values, **own}
+        return Parts(
+            state[places["mean"]],
+            state[places["covariance"]],
+            rows_of(state[places["diffuse"]], len(self.states)) if diffuse else None,
+            values,
+        )
+
+    def symbols(self, tape: Tape) -> tuple[list[Any], Any, list[Any], list[Any]]:
+        """Return what a step takes: state, dt, control, measurement."""
+        state, u, y = (tape.symbols(count) for count in (self.size, self.controls, self.measurements))
+        return state, tape.symbol(), u, y
+
+    def is_diffuse(self, state: Array) -> bool:
+        """Tell whether any key still has an undetermined state."""
+        return bool(self.diffuse) and bool(state[self.places["diffuse"]].any())
+
+    def predicted(self, parts: Parts, dt: Array, u: Vector, first: np.ndarray | bool) -> Parts:
+        """Return the parts just before the rows' measurements; first: all, none, or (K,) which keys."""
+        if first is True:
+            return parts
+        m, P, A, values = parts
+        transition = self.process.transition(dt, u, values)
+        m_next, P_next = predict(m, P, transition)
+        A_next = None if A is None else predict_diffuse(transition.F, A)
+        if first is not False:
+            m_next, P_next = choose(first, m, m_next), choose(first, P, P_next)
+            if A is not None and A_next is not None:
+                A_next = [choose(first, a, b) for a, b in zip(A, A_next, strict=True)]
+        return Parts(m_next, P_next, A_next, values)
+
+    def observed(self, u: Vector, values: Values) -> Observed:
+        """Return how the rows' measurements depend on the state."""
+        (scale,) = resolve([self.noise_scale], u)
+        return Observed(
+            resolve_matrix(self.H, u),
+            [times(scale, r) for r in resolve(values["R"], u)],
+            resolve(self.offset or (0.0,) * self.measurements, u),
+        )
+
+    def guard(self, u: Vector, values: Values, first: np.ndarray | bool) -> Entry | None:
+        """Return an entry that is zero or more where the columns give covariances; None where there is no need."""
+        guards: list[Entry] = [] if first is True else self.process.guards(u)
+        if isinstance(first, np.ndarray | Symbol):
+            guards = [np.where(first, 0.0, a) for a in guards]
+        if isinstance(self.noise_scale, Column):
+            guards += resolve([self.noise_scale], u)
+        if used(self._constants["R"]):
+            guards.append(psd(resolve(values["R"], u)))
+        if not guards:
+            return None
+        lowest = guards[0]
+        for a in guards[1:]:
+            lowest = np.minimum(lowest, a)
+        return lowest
+
+    @cached_property
+    def _seen(self) -> list[int]:
+        """Controls that a row's measurement depends on, on a first row too."""
+        return sorted(used([self.H, self._constants["R"], self.offset, self.noise_scale]))
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and what the rows said."""
+        return in_blocks(state, rows, self.outputs, self._step_block)
+
+    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+        presents = presence(rows.y)
+        first = rows.which_first()
+        diffuse = self.is_diffuse(state)
+        case = first if isinstance(first, bool) else None
+        program = step_program(self, presents[0] is not None, case, diffuse)
+        masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
+        buffers = np.empty((program.buffers, state.shape[1]))
+        checks = np.empty((2, state.shape[1]))
+        outputs = [*target.state, target.log_likelihood, target.nis, *checks]
+        program([*state, rows.dt, *rows.u, *rows.y, *masks], buffers, outputs)
+        if np.isfinite(checks[0]).all() and not (checks[1] < 0.0).any():
+            return
+        prior = self.predicted(self.split(list(state), diffuse), rows.dt, list(rows.u), first)
+        u, y = list(rows.u), list(rows.y)
+        seen = self.observed(u, prior.values)
+        updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
+        guard = self.guard(u, prior.values, first)
+        target.leave(state, self._judge(target.state, checks[0], prior.P, updated.scalars, rows, guard))
+
+    def _judge(
+        self,
+        after: Array,
+        total: Array,
+        P: Vector,
+        scalars: Sequence[Scalar],
+        rows: Rows,
+        guard: Entry | None,
+    ) -> np.ndarray:
+        """Return a flag for each key; a variance below zero by rounding becomes zero."""
+        not_psd = np.zeros(len(total), bool)
+        for i in range(len(self.states)):
+            variance = after[self.places["covariance"]][packed_index(i, i)]
+            not_psd |= variance < -1e-9 * np.abs(P[packed_index(i, i)])
+            np.maximum(variance, 0.0, out=variance)
+        singular = np.zeros(len(total), bool)
+        for scalar in scalars:
+            here = np.isfinite(scalar.weighing.S) & (scalar.weighing.S <= 0.0)
+            singular |= here if scalar.present is None else here & scalar.present
+        wrong = np.isinf(rows.y).any(axis=0) | ~np.isfinite(rows.dt)
+        if self.controls:
+            wrong |= ~np.isfinite(rows.u).all(axis=0) & ~rows.first
+            wrong |= ~np.isfinite(rows.u[self._seen]).all(axis=0)
+        impossible = np.zeros(len(total), bool) if guard is None else ~np.greater_equal(guard, 0.0)
+        reasons = [wrong, impossible, singular, ~np.isfinite(total), not_psd]
+        codes = [
+            flags.NON_FINITE,
+            flags.NOT_PSD,
+            flags.SINGULAR_INNOVATION,
+            flags.OVERFLOW,
+            flags.NOT_PSD,
+        ]
+        return np.select(reasons, codes, flags.WELL).astype(np.uint8)
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed lower covariance; what is still diffuse has infinite entries."""
+        mean, covariance = state[self.places["mean"]], state[self.places["covariance"]]
+        if self.is_diffuse(state):
+            packed = diffuse_covariance(rows_of(list(state[self.places["diffuse"]]), len(self.states)))
+            infinite = np.array([np.copysign(np.inf, part) for part in packed])
+            covariance = np.where(np.array(packed) == 0.0, covariance, infinite)
+        return mean, covariance
+
+
+def build_linear(definition: definitions.Definition, learned: Mapping[str, Any]) -> LinearFilter:
+    """Return the linear filter of a definition. Raises ModelError."""
+    states = definitions.names("states", definition.get("states"))
+    measurements = len(definitions.names("measurement", definition.get("measurement")))
+    controls = definitions.names("control", definition.get("control") or (), empty=True)
+    process = definitions.process(definition, len(states), controls)
+    H, R, offset, scale = definitions.observation(
+        definition.get("observation"), process, measurements, controls
+    )
+    all_parameters = definitions.parameters(process, R, learned)
+    own = ()
+    names, scope = definitions.learn_request(definition, all_parameters)
+    if scope != "pooled":
+        own = tuple(parameter.name for parameter in all_parameters if parameter.name in names)
+    start = definitions.initial(definition.get("initial"), len(states))
+    size = (states, measurements, len(controls))
+    return LinearFilter(*size, process, H, all_parameters, *start, own, offset, scale)
+
+
+class Traced(NamedTuple):
+    """One step on symbols: what goes into it (without and with the masks of which keys), and what came of it.
+
+    first: True, False, or the symbol of which keys are at their first row.
+    """
+
+    tape: Tape
+    state: list[Any]
+    dt: Any
+    u: list[Any]
+    inputs: list[Any]
+    masks: list[Any]
+    first: Any
+    parts: Parts
+    prior: Parts
+    seen: Observed
+    updated: Updated
+
+    def after(self, model: LinearFilter) -> list[Any]:
+        """Return the state's entries after the step."""
+        places = model.places
+        after = [*self.updated.m, *self.updated.P, *self.state[places["covariance"].stop :]]
+        if self.updated.A is not None:
+            after[places["diffuse"]] = [entry for row in self.updated.A for entry in row]
+        return after
+
+
+def traced(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, diffuse: bool) -> Traced:
+    """Return a step for the case at hand, as `step_program` has them."""
+    state, dt, u, y = model.symbols(tape)
+    is_first: Any = tape.symbol(boolean=True) if first is None else first
+    presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
+    parts = model.split(state, diffuse)
+    prior = model.predicted(parts, dt, u, is_first)
+    seen = model.observed(u, prior.values)
+    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
+    masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
+    return Traced(tape, state, dt, u, [*state, dt, *u, *y], masks, is_first, parts, prior, seen, updated)
+
+
+@lru_cache(maxsize=64)
+def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
+    """Return one step as a straight line, for the case at hand.
+
+    missing: some key lacks a component. first: all keys (True), none (False), or some (None) are at
+    their first row. diffuse: some key is. Outputs: the state's rows, log-likelihood, NIS, a number that is
+    finite when all is well, the lowest variance.
+    """
+    step = traced(model, Tape(), missing, first, diffuse)
+    updated = step.updated
+    after = step.after(model)
+    total = updated.log_likelihood
+    for entry in (*updated.m, *updated.P):
+        total = total + entry
+    lowest = updated.P[0]
+    for i in range(1, len(model.states)):
+        lowest = np.minimum(lowest, updated.P[packed_index(i, i)])
+    guard = model.guard(step.u, step.prior.values, step.first)
+    if guard is not None:
+        lowest = np.where(np.greater_equal(guard, 0.0) & np.isfinite(guard), lowest, -1.0)
+    outputs = [*after, updated.log_likelihood, updated.nis, total, lowest]
+    return Program(step.tape, [*step.inputs, *step.masks], outputs)
+
+
+def _structural(parameter: Parameter, pooled: float, row: Entry) -> Entry:
+    return 0.0 if parameter.kind == "covariance" and pooled == 0.0 else row

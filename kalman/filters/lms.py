@@ -1,0 +1,114 @@
+"""Least mean squares: coefficients that take a step down the gradient of each row's squared error.
+
+References: Haykin (2014), chapter 6 (LMS: w + mu u e) and chapter 7 (normalised LMS: w + mu u e / (epsilon + |u|^2)).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kalman.filters.program_filter import Line, LineFilter
+from kalman.filters.regression import regression, section
+from kalman.filters.update import LOG_2PI, Present
+from kalman.linalg.entries import Entry, Vector, dot, minus, over, plus, times
+from kalman.linalg.packing import packed_size
+from kalman.models import checks
+from kalman.models.columns import Cell, Cells, covariance, resolve, used
+from kalman.models.definition import Definition, names
+from kalman.types import Array, ModelError
+
+
+@dataclass(frozen=True)
+class LeastMeanSquares(LineFilter):
+    """LMS, or where `epsilon` is given its normalised form, of one measurement.
+
+    It knows nothing of its own certainty: the covariance is NaN. With the measurement's noise variance R, if that is
+    given, an error has the log-likelihood and NIS of N(0, R).
+    """
+
+    states: tuple[str, ...]
+    measurements: int
+    controls: int
+    H: Cells
+    offset: tuple[Cell, ...]
+    rate: float
+    epsilon: float | None
+    R: Cell | None
+    mean: tuple[float, ...]
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """The coefficients are all there is."""
+        return {"mean": (len(self.states),)}
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        return np.repeat(np.array(self.mean)[:, None], keys, axis=1)
+
+    def line(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> Line:
+        """Return what a row does: a step along h by the error of the prediction."""
+        h, (has,) = resolve(self.H[0], u), presents
+        error = minus(minus(y[0], resolve(self.offset, u)[0]), dot(h, state))
+        if has is not None:
+            error = np.where(has, error, 0.0)
+        step = times(self.rate, error)
+        if self.epsilon is not None:
+            step = over(step, plus(self.epsilon, dot(h, h)))
+        after = [plus(a, times(b, step)) for a, b in zip(state, h, strict=True)]
+        if self.R is None:
+            return Line(after, 0.0, np.nan, {})
+        (R,) = resolve([self.R], u)
+        nis = over(times(error, error), R)
+        score: Entry = -0.5 * (np.log(R) + nis + LOG_2PI)
+        if has is not None:
+            score, nis = np.where(has, score, 0.0), np.where(has, nis, np.nan)
+        return Line(after, score, nis, {})
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return coefficients (n, K) and NaN for their covariance."""
+        return state, np.full((packed_size(len(self.states)), state.shape[1]), np.nan)
+
+    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
+        """Return coefficients (n, K), NaN for their row-major covariance, and nothing else."""
+        return state, np.full((len(self.states) ** 2, state.shape[1]), np.nan), {}
+
+    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
+        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        return np.array(mean, float)
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Raise ModelError: how sure anybody was of the coefficients has no place in the state."""
+        raise ModelError(
+            "filter", "the filter keeps no covariance", "keep its coefficients, or learn them again"
+        )
+
+
+def build_lms(given: Definition, learned: Mapping[str, Any]) -> LeastMeanSquares:
+    """Return the LMS filter of a definition. Raises ModelError."""
+    return _build(given, "lms", ("step",), None)
+
+
+def build_nlms(given: Definition, learned: Mapping[str, Any]) -> LeastMeanSquares:
+    """Return the normalised LMS filter of a definition. Raises ModelError."""
+    options = section(given, "nlms", ("step", "epsilon"))
+    epsilon = checks.positive("nlms.epsilon", options.get("epsilon", 1e-6), zero=True)
+    return _build({**given, "nlms": {"step": 0.5, **options}}, "nlms", ("step", "epsilon"), epsilon)
+
+
+def _build(given: Definition, kind: str, known: Sequence[str], epsilon: float | None) -> LeastMeanSquares:
+    controls = names("control", given.get("control") or (), empty=True)
+    R = (given.get("observation") or {}).get("R")
+    variance = None if R is None else covariance("observation.R", R, 1, controls)[0]
+    found = regression({**given, "control": controls}, kind, ("R",), used(variance))
+    if found.measurements != 1:
+        raise ModelError("measurement", f"{found.measurements} are named", f"{kind} takes one")
+    step = checks.positive(f"{kind}.step", checks.needed(kind, section(given, kind, known), "step"))
+    if epsilon is not None and step >= 2.0:
+        raise ModelError(f"{kind}.step", f"{step!r} never settles", "write a number below 2")
+    initial = given.get("initial") or {}
+    checks.known("initial", initial, ("mean",))
+    n = len(found.states)
+    mean = checks.vector("initial.mean", initial.get("mean") or [0.0] * n, n)
+    return LeastMeanSquares(*found, step, epsilon, variance, mean)

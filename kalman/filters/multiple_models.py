@@ -1,0 +1,366 @@
+"""Several models of one system at once: interacting (IMM), or each for itself (MMAE).
+
+A mode is a filter of any kind that keeps mean and covariance. Each row goes through all modes; how well each
+had predicted it moves the modes' probabilities; the estimate is the mixture of theirs. In the IMM the system
+may change its mode from row to row, and each mode starts from its own mixture of all.
+
+References: Blom and Bar-Shalom (1988); Bar-Shalom, Li and Kirubarajan (2001), sections 11.6.2 (MMAE) and
+11.6.6 (IMM); Magill (1965).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kalman import flags
+from kalman.filters import mixture_moments
+from kalman.filters.measuring import measured
+from kalman.filters.mixture_moments import Moments, log_sum_exp, normalised
+from kalman.filters.recursions import choose
+from kalman.filters.state_layout import StateLayout, Target, in_blocks
+from kalman.filters.update import presence
+from kalman.linalg.entries import Entry, Vector, minus, plus
+from kalman.linalg.packing import packed_size
+from kalman.linalg.program import Program, Symbol, Tape
+from kalman.types import Array, Filter, Rows, Step
+
+SEVERAL = ("imm", "mmae")
+
+
+@dataclass(frozen=True)
+class MultipleModels(StateLayout):
+    """A mixture of filters over the same states.
+
+    names, modes   of the M modes; the first two fields of a mode's state are its mean and covariance
+    start          probabilities at a key's first row
+    floor          no probability goes below about this, so that a mode can come back
+    transition     row-stochastic, of one row to the next (IMM); None: the mode stays (MMAE)
+    window         rows with a measurement that the MMAE's probabilities are of; None: all
+
+    The state is the mixture's moments, the logs of the probabilities, with a window the log-likelihoods of its
+    rows for each mode (newest first), and the states of the modes.
+    """
+
+    names: tuple[str, ...]
+    modes: tuple[Filter, ...]
+    start: tuple[float, ...]
+    floor: float
+    transition: tuple[tuple[float, ...], ...] | None = None
+    window: int | None = None
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the states."""
+        return self.modes[0].states
+
+    @property
+    def measurements(self) -> int:
+        """Number of measured components."""
+        return self.modes[0].measurements
+
+    @property
+    def controls(self) -> int:
+        """Number of control inputs."""
+        return self.modes[0].controls
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of each part of a key's state, in order."""
+        n, M = len(self.states), len(self.modes)
+        fields: dict[str, tuple[int, ...]] = {
+            "mean": (n,),
+            "covariance": (packed_size(n),),
+            "log_probabilities": (M,),
+        }
+        if self.window is not None:
+            fields["recent"] = (self.window * M,)
+        for name, mode in zip(self.names, self.modes, strict=True):
+            fields |= {f"{name}.{field}": shape for field, shape in mode.fields.items()}
+        return fields
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """The probability of each mode after the row."""
+        return {"mode_probabilities": len(self.modes)}
+
+    @cached_property
+    def parts(self) -> list[slice]:
+        """Where the state of each mode is."""
+        at = self.places["recent" if self.window is not None else "log_probabilities"].stop
+        found: list[slice] = []
+        for mode in self.modes:
+            found.append(slice(at, at + mode.size))
+            at = found[-1].stop
+        return found
+
+    @property
+    def _gaussian(self) -> int:
+        """Entries of a mean and a packed covariance."""
+        n = len(self.states)
+        return n + packed_size(n)
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        state = np.zeros((self.size, keys))
+        with np.errstate(divide="ignore"):
+            logs = normalised([np.log(a) for a in self.start], self.floor)
+        state[self.places["log_probabilities"]] = np.array(logs)[:, None]
+        begun = [mode.initial(keys) for mode in self.modes]
+        for part, mode in zip(self.parts, begun, strict=True):
+            state[part] = mode
+        gaussians = [self._moments(list(mode)) for mode in begun]
+        mixed = mixture_moments.moments([np.exp(a) for a in logs], gaussians)
+        state[: self._gaussian] = np.array([*mixed.m, *mixed.P])
+        return state
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known.
+
+        Every mode has them, and the probabilities are those of a key's first row.
+        """
+        state = super().from_moments(mean, covariance)
+        for part, mode in zip(self.parts, self.modes, strict=True):
+            state[part] = mode.from_moments(mean, covariance)
+        return state
+
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
+        """Return the mean (m, K) and packed covariance of a measurement of these states (size, K)."""
+        weights = list(np.exp(state[self.places["log_probabilities"]]))
+        expected = [
+            Moments(*(list(a) for a in measured(mode, state[part], u)))
+            for mode, part in zip(self.modes, self.parts, strict=True)
+        ]
+        mixed = mixture_moments.moments(weights, expected)
+        return np.array(mixed.m), np.array(mixed.P)
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and what the rows said.
+
+        log-likelihood: of the mixture. NIS: of the mixture's innovation, with the mixture's covariance and the
+        probabilities before the row, so that it is the number of components on average. A mode that fails falls
+        to the floor (in a window: counts as `floor` times as likely as the best) and starts again from the
+        mixture of the others; where all fail the key is flagged as the first is.
+        """
+        return in_blocks(state, rows, self.outputs, self._step_block)
+
+    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+        presents, first = presence(rows.y), rows.which_first()
+        keys, M = state.shape[1], len(self.modes)
+        after, before, chances = target.state, state, state[self.places["log_probabilities"]]
+        if self.transition is not None and first is not True:
+            before, chances = self.mixed(state, first)
+        unmeasured = rows._replace(y=np.full_like(rows.y, np.nan))
+        predicted = rows._replace(first=np.ones(keys, bool))  # at a first row nothing is predicted
+        said = np.empty((M, keys))
+        failed, codes = np.empty((M, keys), bool), np.empty((M, keys), np.uint8)
+        expected: list[Array] = []
+        for j, (mode, part) in enumerate(zip(self.modes, self.parts, strict=True)):
+            moved, prediction = mode.step(before[part], unmeasured)
+            expected += measured(mode, moved, rows.u)
+            after[part], update = mode.step(moved, predicted)
+            codes[j] = np.where(prediction.flag != flags.WELL, prediction.flag, update.flag)
+            failed[j] = codes[j] != flags.WELL
+            said[j] = update.log_likelihood
+        failing = bool(failed.any())
+        program = close_program(self, presents[0] is not None, failing)
+        recent = state[self.places["recent"]] if self.window is not None else ()
+        gaussians = [after[part][: self._gaussian] for part in self.parts]
+        inputs = [*chances, *said, *recent, *(row for a in (*expected, *gaussians) for row in a), *rows.y]
+        masks = [*(failed if failing else ()), *(has for has in presents if has is not None)]
+        out = np.empty((M * self._gaussian if failing else 0, keys))
+        check = np.empty(keys)
+        front = self.parts[0].start
+        outputs = [
+            *after[:front],
+            target.log_likelihood,
+            target.nis,
+            *target.extra["mode_probabilities"],
+            check,
+            *out,
+        ]
+        program([*inputs, *masks], np.empty((program.buffers, keys)), outputs)
+        if failing:
+            for j, part in enumerate(self.parts):
+                after[part][: self._gaussian] = out[j * self._gaussian : (j + 1) * self._gaussian]
+        good = ~failed.all(axis=0)
+        if not (good.all() and np.isfinite(check).all()):
+            left = np.where(np.isfinite(check), flags.WELL, flags.OVERFLOW)
+            target.leave(state, np.where(good, left, codes[0]).astype(np.uint8))
+
+    def mixed(self, state: Array, first: Any) -> tuple[Array, Array]:
+        """Return the states with each mode's moments mixed, and the logs of the probabilities before the row."""
+        keys, M, size = state.shape[1], len(self.modes), self._gaussian
+        program = mix_program(self, isinstance(first, np.ndarray))
+        before, chances = state.copy(), np.empty((M, keys))
+        inputs = [*state[self.places["log_probabilities"]]]
+        inputs += [row for part in self.parts for row in state[part][:size]]
+        masks = [first] if isinstance(first, np.ndarray) else []
+        outputs = [*chances, *(row for part in self.parts for row in before[part][:size])]
+        program([*inputs, *masks], np.empty((program.buffers, keys)), outputs)
+        return before, chances
+
+    def _moments(self, entries: Sequence[Any]) -> Moments:
+        n = len(self.states)
+        return Moments(entries[:n], entries[n : self._gaussian])
+
+
+class Closed(NamedTuple):
+    """What the modes' updates come to; modes: where each goes on from, () where none failed."""
+
+    mixed: Moments
+    logs: list[Entry]
+    recent: list[Entry]
+    log_likelihood: Entry
+    nis: Entry
+    modes: list[Moments]
+
+
+def mixed(
+    transition: Sequence[Sequence[float]], logs: Vector, modes: Sequence[Moments]
+) -> tuple[list[Entry], list[Moments]]:
+    """Return each mode's log-probability before the row, and the moments that it starts from.
+
+    References: Bar-Shalom, Li and Kirubarajan (2001), equations 11.6.6-7 to 11.6.6-9.
+    """
+    chances: list[Entry] = []
+    result: list[Moments] = []
+    for j, own in enumerate(modes):
+        joint = [
+            (plus(float(np.log(row[j])), a), mode)
+            for row, a, mode in zip(transition, logs, modes, strict=True)
+            if row[j] > 0.0
+        ]
+        if not joint:  # no mode leads here
+            chances.append(-np.inf)
+            result.append(own)
+            continue
+        chances.append(log_sum_exp([a for a, _ in joint]))
+        if len(joint) == 1:
+            result.append(joint[0][1])
+            continue
+        weights = [np.exp(minus(a, chances[j])) for a, _ in joint]
+        result.append(mixture_moments.moments(weights, [mode for _, mode in joint]))
+    return chances, result
+
+
+def closed(
+    model: MultipleModels,
+    chances: Vector,
+    said: Vector,
+    failed: Sequence[Any] | None,
+    recent: Vector,
+    expected: Sequence[Moments],
+    modes: Sequence[Moments],
+    y: Vector,
+    presents: Sequence[Any],
+) -> Closed:
+    """Return what a row comes to, from each mode's probability before it and log-likelihood of it."""
+    # of the modes that did not fail: how likely each was
+    able = normalised(_without(failed, chances))
+    expectation = mixture_moments.moments([np.exp(a) for a in able], _only(failed, expected))
+    joint = [plus(a, b) for a, b in zip(chances, _without(failed, said), strict=True)]
+    log_likelihood = log_sum_exp(joint)
+    measured_any: Any = None
+    if presents[0] is not None:
+        measured_any = presents[0]
+        for has in presents[1:]:
+            measured_any = measured_any | has
+        log_likelihood = np.where(measured_any, log_likelihood, 0.0)
+    if model.window is None:
+        rows: list[Entry] = []
+        logs = normalised(joint, model.floor)
+    else:
+        if failed is not None:  # it stays in the window, and so must be finite
+            best: Entry = -np.inf
+            for a in _without(failed, said):
+                best = np.maximum(best, a)
+            least = plus(best, float(np.log(model.floor)))
+            said = [np.where(bad, least, a) for bad, a in zip(failed, said, strict=True)]
+        rows = [*said, *recent[: -len(said)]]
+        if measured_any is not None:
+            rows = choose(measured_any, rows, recent)
+        sums: list[Entry] = [float(np.log(a)) if a > 0.0 else -np.inf for a in model.start]
+        for j in range(len(said)):
+            for entry in rows[j :: len(said)]:
+                sums[j] = plus(sums[j], entry)
+        logs = normalised(sums, model.floor)
+    weights = [np.exp(a) for a in normalised(_without(failed, logs))]
+    whole = mixture_moments.moments(weights, _only(failed, modes))
+    again = [
+        Moments(choose(bad, whole.m, mode.m), choose(bad, whole.P, mode.P))
+        for bad, mode in zip(failed or (), modes, strict=False)
+    ]
+    return Closed(whole, logs, rows, log_likelihood, mixture_moments.nis(y, expectation, presents), again)
+
+
+def _without(failed: Sequence[Any] | None, logs: Vector) -> Vector:
+    """Return the logs, -inf for what failed."""
+    if failed is None:
+        return logs
+    return [np.where(bad, -np.inf, a) for bad, a in zip(failed, logs, strict=True)]
+
+
+def _only(failed: Sequence[Any] | None, parts: Sequence[Moments]) -> Sequence[Moments]:
+    """Return the moments, zeros for what failed, so that a weight of 0 leaves it out."""
+    if failed is None:
+        return parts
+    return [
+        Moments([np.where(bad, 0.0, a) for a in part.m], [np.where(bad, 0.0, a) for a in part.P])
+        for bad, part in zip(failed, parts, strict=True)
+    ]
+
+
+@lru_cache(maxsize=64)
+def mix_program(model: MultipleModels, some_first: bool) -> Program:
+    """Return the mixing before a row as a straight line; some_first: some keys are at their first row.
+
+    Outputs: the logs of the probabilities, then each mode's mean and covariance.
+    """
+    assert model.transition is not None
+    tape, M = Tape(), len(model.modes)
+    logs = tape.symbols(M)
+    entries = [tape.symbols(model._gaussian) for _ in range(M)]
+    chances, begun = mixed(model.transition, logs, [model._moments(a) for a in entries])
+    is_first: Any = tape.symbol(boolean=True) if some_first else None
+    if is_first is not None:
+        chances = choose(is_first, logs, chances)
+        begun = [
+            Moments(
+                choose(is_first, own[: len(part.m)], part.m), choose(is_first, own[len(part.m) :], part.P)
+            )
+            for own, part in zip(entries, begun, strict=True)
+        ]
+    inputs = [*logs, *(a for own in entries for a in own), *([is_first] if some_first else [])]
+    return Program(tape, inputs, [*chances, *(a for part in begun for a in (*part.m, *part.P))])
+
+
+@lru_cache(maxsize=64)
+def close_program(model: MultipleModels, missing: bool, failing: bool) -> Program:
+    """Return what follows the modes' updates as a straight line.
+
+    missing: some key lacks a component; failing: some mode failed. Outputs: the state up to the modes,
+    log-likelihood, NIS, probabilities, a number that is finite when all is well, and where some mode failed
+    each mode's mean and covariance.
+    """
+    tape, M, m = Tape(), len(model.modes), model.measurements
+    chances, said = tape.symbols(M), tape.symbols(M)
+    recent = tape.symbols((model.window or 0) * M)
+    expected = [Moments(tape.symbols(m), tape.symbols(packed_size(m))) for _ in range(M)]
+    modes = [model._moments(tape.symbols(model._gaussian)) for _ in range(M)]
+    y = tape.symbols(m)
+    failed = tape.symbols(M, boolean=True) if failing else None
+    presents: list[Any] = tape.symbols(m, boolean=True) if missing else [None] * m
+    end = closed(model, chances, said, failed, recent, expected, modes, y, presents)
+    total = end.log_likelihood
+    for entry in (*end.mixed.m, *end.mixed.P, *end.logs):
+        total = total + entry
+    inputs = [*chances, *said, *recent]
+    inputs += [a for part in (*expected, *modes) for a in (*part.m, *part.P)]
+    inputs += [*y, *(failed or ()), *(has for has in presents if isinstance(has, Symbol))]
+    outputs = [*end.mixed.m, *end.mixed.P, *end.logs, *end.recent, end.log_likelihood, end.nis]
+    outputs += [*(np.exp(a) for a in end.logs), total]
+    outputs += [a for part in end.modes for a in (*part.m, *part.P)]
+    return Program(tape, inputs, outputs)

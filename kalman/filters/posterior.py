@@ -1,0 +1,207 @@
+"""What a measurement does to a Gaussian, in the forms that a filter may carry or work in; on entries.
+
+Everywhere y = h x + v, v ~ N(0, R), and e = y - (its prediction): the mean is that of the change, to be added to the
+state's. Each component that a key lacks is left out exactly.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.filters.recursions import decorrelate
+from kalman.filters.update import LOG_2PI, Present, update
+from kalman.linalg import cholesky
+from kalman.linalg.cholesky import LOST, least
+from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
+from kalman.linalg.packing import order_of, packed_index, symmetric
+
+
+class Posterior(NamedTuple):
+    """The change of the mean, the covariance or factor S after it, and what the row said.
+
+    innovation  the least innovation variance of the components there are: not above zero where it is singular
+    sound       below zero where a covariance lost its sign
+    """
+
+    change: list[Entry]
+    S: list[Entry]
+    log_likelihood: Entry
+    nis: Entry
+    innovation: Entry
+    sound: Entry
+
+
+def by_variance(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
+    """Update a covariance, one scalar after another, each in Joseph's form."""
+    n = len(H[0])
+    updated = update([0.0] * n, P, None, H, R, e, presents)
+    after = list(updated.P)
+    sound: Entry = np.inf
+    for i in range(n):
+        at = packed_index(i, i)
+        sound = least(sound, plus(after[at], times(LOST, np.abs(P[at]))))
+        after[at] = np.maximum(after[at], 0.0)
+    seen = [(scalar.weighing.S, scalar.present) for scalar in updated.scalars]
+    innovation = cholesky.every([_there(S, has, 1.0) for S, has in seen])
+    return Posterior(list(updated.m), after, updated.log_likelihood, updated.nis, innovation, sound)
+
+
+def by_rotation(
+    L: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present], noisy: bool
+) -> Posterior:
+    """Update a factor, one scalar after another, each by rotations (`factors.condition`).
+
+    noisy: R is positive definite for every key, which spares some care.
+    """
+    change: list[Entry] = [0.0] * len(H[0])
+    said = Said()
+    noise = decorrelate(H, R, e, presents)
+    innovation: Entry = np.inf
+    for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
+        a = [_there(one, has, 0.0) for one in cholesky.transposed(L, h)]
+        v = _there(minus(z, dot(h, change)), has, 0.0)
+        L, gain, S, length = cholesky.condition(L, a, r, noisy)
+        unit = over(v, length)
+        change = [plus(m, times(k, unit)) for m, k in zip(change, gain, strict=True)]
+        said = said.add(S, times(unit, unit), has)
+        innovation = least(innovation, _there(S, has, 1.0))
+    return Posterior(change, list(L), said.score, said.total_nis(), innovation, 1.0)
+
+
+def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
+    """Update a covariance by the sum of what all components know: H' R^-1 H and H' R^-1 e.
+
+    Per component it costs n(n+1)/2 products, and none where H and R are constant and nothing is missing; the
+    covariance is touched once. With P = L L', W = H' R^-1 H and C C' = I + L' W L it is (L C'^-1)(L C'^-1)':
+    P may be singular, and no difference of variances is formed.
+
+    References: Anderson and Moore (1979), section 6.3; Kailath, Sayed and Hassibi (2000), section 9.5.
+    """
+    n = len(H[0])
+    noise = decorrelate(H, R, e, presents)
+    W: list[Entry] = [0.0] * (n * (n + 1) // 2)
+    b: list[Entry] = [0.0] * n
+    precisions: list[Entry] = []
+    for g, d, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
+        precision = _there(1.0 / d, has, 0.0)
+        precisions.append(precision)
+        told = times(_there(z, has, 0.0), precision)
+        W = [plus(w, times(times(g[i], g[j]), precision)) for w, (i, j) in zip(W, _pairs(n), strict=True)]
+        b = [plus(a, times(k, told)) for a, k in zip(b, g, strict=True)]
+    L, sound = cholesky.cholesky(P)
+    rows = cholesky.rows_of(L)
+    columns = list(zip(*rows, strict=True))
+    full = symmetric(W)
+    seen = [[dot(row, column) for row in full] for column in columns]  # L' W
+    inner = [plus(1.0 if i == j else 0.0, dot(columns[j], seen[i])) for i in range(n) for j in range(i + 1)]
+    C = cholesky.cholesky(inner).L
+    pulled = _forward(C, cholesky.transposed(L, b))
+    spread = [_forward(C, row) for row in rows]  # rows of L C'^-1
+    change = [dot(row, pulled) for row in spread]
+    unit = _backward(C, pulled)  # the change, in units of the prior's factor
+    nis, constants, count = dot(unit, unit), 0.0, 0.0
+    for g, d, z, has, precision in zip(noise.G, noise.d, noise.z, presents, precisions, strict=True):
+        left = _there(minus(z, dot(g, change)), has, 0.0)
+        nis = plus(nis, times(times(left, left), precision))
+        constants = plus(constants, _there(plus(_log(d), LOG_2PI), has, 0.0))
+        count = plus(count, _there(1.0, has, 0.0))
+    for i in range(n):
+        constants = plus(constants, times(2.0, np.log(C[packed_index(i, i)])))
+    said = Said(times(-0.5, plus(nis, constants)), nis, count)
+    return Posterior(change, cholesky.square(spread), said.score, said.total_nis(), 1.0, sound)
+
+
+def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
+    """Condition unit variances on components of covariance S (packed), whose covariances with them are G.
+
+    One scalar after another is eliminated from the joint covariance. What is left is factored; here, unlike in the
+    other forms, it may turn out not to be a covariance.
+    """
+    n, m = len(G[0]), len(G)
+    P: list[Entry] = [1.0 if i == j else 0.0 for i, j in _pairs(n)]
+    rows, joint, left = [list(row) for row in G], symmetric(S), list(e)
+    change: list[Entry] = [0.0] * n
+    said = Said()
+    innovation: Entry = np.inf
+    for i in range(m):
+        has, variance = presents[i], joint[i][i]
+        inverse = _there(over(1.0, variance), has, 0.0)
+        v = _there(left[i], has, 0.0)
+        c = [_there(a, has, 0.0) for a in rows[i]]
+        gain = [times(a, inverse) for a in c]
+        change = [plus(a, times(k, v)) for a, k in zip(change, gain, strict=True)]
+        P = [minus(p, times(gain[a], c[b])) for p, (a, b) in zip(P, _pairs(n), strict=True)]
+        said = said.add(variance, times(times(v, v), inverse), has)
+        innovation = least(innovation, _there(variance, has, 1.0))
+        for j in range(i + 1, m):
+            weight = times(_there(joint[j][i], has, 0.0), inverse)
+            left[j] = minus(left[j], times(weight, v))
+            rows[j] = [minus(a, times(weight, b)) for a, b in zip(rows[j], c, strict=True)]
+            for k in range(i + 1, j + 1):
+                joint[j][k] = joint[k][j] = minus(joint[j][k], times(weight, _there(joint[k][i], has, 0.0)))
+    L, sound = cholesky.cholesky(P)
+    return Posterior(change, L, said.score, said.total_nis(), innovation, sound)
+
+
+def masked(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[Entry]]:
+    """Return rows with zeros where a key lacks the component, so that nothing of it can be felt."""
+    return [
+        [a if isinstance(a, float) else _there(a, has, 0.0) for a in row]
+        for row, has in zip(rows, presents, strict=True)
+    ]
+
+
+class Said(NamedTuple):
+    """Log-likelihood, NIS, and the number of components that there were."""
+
+    score: Entry = 0.0
+    nis: Entry = 0.0
+    count: Entry = 0.0
+
+    def add(self, variance: Entry, square: Entry, has: Present) -> "Said":
+        """Add a component: its innovation's variance, and the innovation's square by the variance."""
+        score = times(-0.5, plus(plus(np.log(variance), square), LOG_2PI))
+        counts: Entry = 1.0
+        if has is not None:
+            score, square, counts = (np.where(has, a, 0.0) for a in (score, square, counts))
+        return Said(plus(self.score, score), plus(self.nis, square), plus(self.count, counts))
+
+    def total_nis(self) -> Entry:
+        """Return the NIS, NaN for keys that had nothing."""
+        if isinstance(self.count, float):
+            return self.nis
+        return np.where(np.greater(self.count, 0.0), self.nis, np.nan)
+
+
+def _there(a: Entry, has: Present, otherwise: float) -> Entry:
+    if has is None or (isinstance(a, float) and a == otherwise):
+        return a
+    return np.where(has, a, otherwise)
+
+
+def _log(a: Entry) -> Entry:
+    return float(np.log(a)) if isinstance(a, float) else np.log(a)
+
+
+def _pairs(n: int) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(n) for j in range(i + 1)]
+
+
+def _forward(C: Vector, b: Vector) -> list[Entry]:
+    """Solve C x = b for a packed lower triangle without zeros on its diagonal."""
+    x: list[Entry] = []
+    for i in range(len(b)):
+        known = dot(C[packed_index(i, 0) : packed_index(i, i)], x)
+        x.append(over(minus(b[i], known), C[packed_index(i, i)]))
+    return x
+
+
+def _backward(C: Vector, b: Vector) -> list[Entry]:
+    """Solve C' x = b."""
+    n = order_of(len(C))
+    x: list[Entry] = [0.0] * n
+    for i in reversed(range(n)):
+        known = dot([C[packed_index(k, i)] for k in range(i + 1, n)], x[i + 1 :])
+        x[i] = over(minus(b[i], known), C[packed_index(i, i)])
+    return x

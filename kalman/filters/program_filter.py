@@ -1,0 +1,82 @@
+"""Filters whose step is one straight line of arithmetic for all keys, whatever their dt and first rows."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kalman import flags
+from kalman.filters.state_layout import StateLayout, Target, in_blocks
+from kalman.filters.update import Present, presence
+from kalman.linalg.entries import Entry, Vector
+from kalman.linalg.program import Program, Symbol, Tape
+from kalman.types import Array, Rows, Step
+
+
+class Line(NamedTuple):
+    """What one row makes of a state: its entries after, log-likelihood, NIS, and extra outputs by name."""
+
+    state: Vector
+    log_likelihood: Entry
+    nis: Entry
+    extra: Mapping[str, Vector]
+
+
+class LineFilter(StateLayout):
+    """A filter that says in `line` what one row does; its steps, flags and blocks follow.
+
+    The key is flagged where an input or a result is not finite. A subclass is a frozen dataclass with `controls`
+    and `measurements`.
+    """
+
+    measurements: int
+    controls: int
+
+    def line(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> Line:
+        """Return what a row does, by arithmetic on entries; `presents` as in `kalman.filters.update.presence`."""
+        raise NotImplementedError
+
+    def codes(self, y: Array) -> npt.NDArray[np.uint8]:
+        """Flag (K,) measurements (m, K) that the filter cannot take, beside infinite ones."""
+        return np.zeros(y.shape[1], np.uint8)
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and what the rows said."""
+        return in_blocks(state, rows, self.outputs, self._step_block)
+
+    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+        presents = presence(rows.y)
+        program = _program(self, presents[0] is not None)
+        check = np.empty(state.shape[1])
+        extra = [row for name in self.outputs for row in target.extra[name]]
+        masks = [a for a in presents if a is not None]
+        buffers = np.empty((program.buffers, state.shape[1]))
+        program(
+            [*state, *rows.u, *rows.y, *masks],
+            buffers,
+            [*target.state, target.log_likelihood, target.nis, *extra, check],
+        )
+        wrong = np.isinf(rows.y).any(axis=0) | ~np.isfinite(rows.dt) | ~np.isfinite(rows.u).all(axis=0)
+        beyond = ~np.isfinite(check)
+        refused = self.codes(rows.y)
+        if wrong.any() or refused.any() or beyond.any():
+            causes = [wrong, refused != flags.WELL, beyond]
+            codes = np.select(causes, [flags.NON_FINITE, refused.astype(int), flags.OVERFLOW], flags.WELL)
+            target.leave(state, codes.astype(np.uint8))
+
+
+@lru_cache(maxsize=64)
+def _program(model: LineFilter, missing: bool) -> Program:
+    """Return the step as a straight line; `missing`: some key lacks a component."""
+    tape = Tape()
+    state, u, y = (tape.symbols(count) for count in (model.size, model.controls, model.measurements))
+    presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
+    after, log_likelihood, nis, extra = model.line(state, u, y, presents)
+    check = log_likelihood
+    for entry in after:
+        check = check + entry
+    said = [entry for name in model.outputs for entry in extra[name]]
+    masks = [a for a in presents if isinstance(a, Symbol)]
+    return Program(tape, [*state, *u, *y, *masks], [*after, log_likelihood, nis, *said, check])

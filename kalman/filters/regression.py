@@ -1,0 +1,59 @@
+"""What the regressions share: coefficients as states, regressors from columns, and how a definition says it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kalman.models import checks, columns, definition
+from kalman.models.definition import Definition
+from kalman.types import ModelError
+
+
+class Regression(NamedTuple):
+    """y = H b + offset: the coefficients' names, and H with its entries from the controls."""
+
+    states: tuple[str, ...]
+    measurements: int
+    controls: int
+    H: columns.Cells
+    offset: tuple[columns.Cell, ...]
+
+
+def regression(
+    given: Definition, kind: str, allowed: Sequence[str] = (), used: set[int] | None = None
+) -> Regression:
+    """Return the regression of a definition; `allowed` names what its observation may hold beside H and offset.
+
+    `used` are the controls that are used elsewhere.
+
+    Without H, the regressors are the control columns in their order, after 1.0 where there is one state more.
+    Raises ModelError.
+    """
+    if given.get("process") is not None:
+        raise ModelError("process", f"{kind} has none: its coefficients are not moved", "remove it")
+    states = definition.names("states", given.get("states"))
+    measurements = len(definition.names("measurement", given.get("measurement")))
+    controls = definition.names("control", given.get("control") or (), empty=True)
+    observation = given.get("observation") or {}
+    checks.known("observation", observation, ("H", "offset", *allowed))
+    H = observation.get("H")
+    if H is None:
+        row = [*([1.0] if len(states) == len(controls) + 1 else []), *controls]
+        if len(row) != len(states) or measurements != 1:
+            raise ModelError(
+                "observation.H",
+                f"is missing, and {len(controls)} control columns are not {len(states)} regressors",
+                "name a state for each control column (and one before them for the intercept), or write H",
+            )
+        H = [row]
+    cells = columns.matrix("observation.H", H, measurements, len(states), controls)
+    offset = observation.get("offset") or [0.0] * measurements
+    shifts = columns.vector("observation.offset", offset, measurements, controls)
+    definition.check_controls(controls, columns.used([cells, shifts]) | (used or set()))
+    return Regression(states, measurements, len(controls), cells, shifts)
+
+
+def section(given: Definition, kind: str, known: Sequence[str]) -> dict[str, Any]:
+    """Return the options in the section that is named after the filter. Raises ModelError."""
+    found = given.get(kind)
+    checks.known(kind, {} if found is None else found, known)
+    return {name: value for name, value in (found or {}).items() if value is not None}

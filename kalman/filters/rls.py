@@ -1,0 +1,256 @@
+"""Recursive least squares in square-root information form: one row of the QR factor's update after another.
+
+The state is the triangular factor R of the (discounted) normal equations with what it makes of the measurements,
+R b = z, and the residual sum of squares. A row is rotated into it by Givens rotations, so nothing is ever squared:
+the answer is as good as that of a QR decomposition of all rows, where the covariance form loses all digits.
+
+References: Golub and Van Loan (2013), section 6.5.3 (rows appended to a QR factorisation); Haykin (2014), chapters
+10 and 15 (forgetting, and the QR form); Brown, Durbin and Evans (1975) for the recursive residuals.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import gammaln
+
+from kalman.filters.program_filter import Line, LineFilter
+from kalman.filters.regression import regression, section
+from kalman.filters.update import Present
+from kalman.linalg.entries import Entry, Vector, minus, plus, times
+from kalman.linalg.packing import packed_size, symmetric, unpack
+from kalman.linalg.program import called
+from kalman.models import checks, definition
+from kalman.models.columns import Cell, Cells, resolve, resolve_matrix
+from kalman.models.definition import Definition
+from kalman.types import Array, ModelError
+
+ROUNDING = 1e-13
+"""What is left of a regressor below this part of what was rotated away is rounding: it tells nothing new."""
+
+
+@dataclass(frozen=True)
+class RecursiveLeastSquares(LineFilter):
+    """Least squares with forgetting: row k of N counts forgetting^(N - k).
+
+    A row in which nothing is measured changes nothing, forgetting included.
+    start   the state's numbers before the first row
+    """
+
+    states: tuple[str, ...]
+    measurements: int
+    controls: int
+    H: Cells
+    offset: tuple[Cell, ...]
+    forgetting: float
+    start: tuple[float, ...]
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """Rows of R from the diagonal on; z; the residual sum of squares; its degrees of freedom."""
+        n = len(self.states)
+        return {"root": (packed_size(n),), "rotated": (n,), "residual": (1,), "freedom": (1,)}
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        return np.repeat(np.array(self.start)[:, None], keys, axis=1)
+
+    def line(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> Line:
+        """Return what a row does: it is forgotten a little, then each measurement is rotated in.
+
+        The log-likelihood is that of a measurement given those before it, Student's t with the degrees of freedom
+        so far, as it is when neither coefficients nor variance are known at first; its t squared is the NIS. Both
+        begin with the first row that has a residual variance to be judged by.
+        """
+        n = len(self.states)
+        root = _rows(list(state[: self.places["root"].stop]), n)
+        z = list(state[self.places["rotated"]])
+        residual, freedom = state[-2], state[-1]
+        if self.forgetting < 1.0:
+            kept: Entry = self.forgetting
+            if presents[0] is not None:
+                some = presents[0]
+                for has in presents[1:]:
+                    some = some | has if has is not None else some
+                kept = np.where(some, kept, 1.0)
+            half = np.sqrt(kept)
+            root = [[times(a, half) for a in row] for row in root]
+            z = [times(a, half) for a in z]
+            residual, freedom = times(residual, kept), times(freedom, kept)
+        log_likelihood: Entry = 0.0
+        nis: Entry = 0.0
+        judged: Entry = 0.0
+        values = [minus(a, b) for a, b in zip(y, resolve(self.offset, u), strict=True)]
+        for h, value, has in zip(resolve_matrix(self.H, u), values, presents, strict=True):
+            row: list[Entry] = list(h)
+            if has is not None:
+                row = [np.where(has, a, 0.0) for a in row]
+                value = np.where(has, value, 0.0)
+            root, z, left, share, new = _rotated(root, z, row, value)
+            told = ~new if has is None else ~new & has
+            square = times(left, left)
+            known = told & np.greater(freedom, 0.0) & np.greater(residual, 0.0)
+            safe, degrees = np.where(known, residual, 1.0), np.where(known, freedom, 1.0)
+            (constant,) = called(_constant, 1, [degrees])
+            score = constant - 0.5 * np.log(safe) + np.log(share)
+            score = score - 0.5 * (degrees + 1.0) * np.log1p(square / safe)
+            log_likelihood = plus(log_likelihood, np.where(known, score, 0.0))
+            nis = plus(nis, np.where(known, square * degrees / safe, 0.0))
+            judged = plus(judged, np.where(known, 1.0, 0.0))
+            residual = residual + np.where(told, square, 0.0)
+            freedom = freedom + np.where(told, 1.0, 0.0)
+        nis = np.where(np.greater(judged, 0.0), nis, np.nan)
+        after = [a for i, row in enumerate(root) for a in row[i:]]
+        return Line([*after, *z, residual, freedom], log_likelihood, nis, {})
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return coefficients (n, K) and their packed covariance, s^2 (R' R)^-1.
+
+        s^2 is the residual sum of squares by its degrees of freedom. Variances are infinite where there is no s^2
+        yet, and where a coefficient is not determined; its value is then one of many that fit.
+        """
+        n = len(self.states)
+        root = _rows(list(state[self.places["root"]]), n)
+        with np.errstate(all="ignore"):
+            determined = [root[i][i] > 0.0 for i in range(n)]
+            divisors = [np.where(yes, root[i][i], 1.0) for i, yes in enumerate(determined)]
+            mean: list[Any] = [0.0] * n
+            inverse: list[list[Any]] = [[0.0] * n for _ in range(n)]
+            for i in reversed(range(n)):
+                rest = state[self.places["rotated"]][i]
+                for j in range(i + 1, n):
+                    rest = rest - root[i][j] * mean[j]
+                mean[i] = np.where(determined[i], rest / divisors[i], 0.0)
+                inverse[i][i] = np.where(determined[i], 1.0 / divisors[i], 0.0)
+                for j in range(i + 1, n):
+                    total = root[i][i + 1] * inverse[i + 1][j]
+                    for k in range(i + 2, j + 1):
+                        total = total + root[i][k] * inverse[k][j]
+                    inverse[i][j] = np.where(determined[i], -total / divisors[i], 0.0)
+            s2 = state[-2] / state[-1]
+            free = self._free(root, determined, divisors)
+            free = [a | ~(state[-1] > 0.0) for a in free]
+            packed: list[Any] = []
+            for i in range(n):
+                for j in range(i + 1):
+                    total = inverse[i][i] * inverse[j][i]
+                    for k in range(i + 1, n):
+                        total = total + inverse[i][k] * inverse[j][k]
+                    unknown = np.inf if i == j else 0.0
+                    packed.append(np.where(free[i] | free[j], unknown, s2 * total))
+        return np.array(mean), np.array(packed)
+
+    def _free(self, root: Any, determined: Any, divisors: Any) -> list[Array]:
+        """Return for each coefficient which keys' rows do not determine it: some null vector of R has it."""
+        n = len(root)
+        free = [np.zeros(determined[0].shape, bool) for _ in range(n)]
+        for u in range(n):
+            if determined[u].all():
+                continue
+            null: list[Any] = [0.0] * n
+            null[u] = 1.0
+            for i in reversed(range(u)):
+                rest = -root[i][u]
+                for j in range(i + 1, u):
+                    rest = rest - root[i][j] * null[j]
+                null[i] = np.where(determined[i], rest / divisors[i], 0.0)
+            for i in range(u + 1):
+                free[i] |= ~determined[u] & (np.abs(null[i]) > 1e-10)
+        return free
+
+    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
+        """Return mean (n, K), full row-major covariance (n*n, K), and all that the state is made of."""
+        mean, covariance = self.moments(state)
+        return mean, unpack(covariance), {name: state[place] for name, place in self.places.items()}
+
+    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
+        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Raise ModelError: the state also says of how many rows, and with what residual, they are."""
+        raise ModelError(
+            "filter",
+            "the filter keeps its rows' residual beside mean and covariance",
+            "let it see the rows again",
+        )
+
+
+def build_rls(given: Definition, learned: Mapping[str, Any]) -> RecursiveLeastSquares:
+    """Return the recursive least squares of a definition. Raises ModelError."""
+    found = regression(given, "rls")
+    options = section(given, "rls", ("forgetting", "delta"))
+    forgetting = checks.positive("rls.forgetting", options.get("forgetting", 1.0))
+    if forgetting > 1.0:
+        raise ModelError("rls.forgetting", f"{forgetting!r} is above one", "write 1.0, or a little less")
+    start = _start(given.get("initial"), options.get("delta"), len(found.states))
+    return RecursiveLeastSquares(*found, forgetting, start)
+
+
+def _start(initial: Any, delta: Any, n: int) -> tuple[float, ...]:
+    """Return the state before the first row: nothing known, or what `initial` or `delta` say of the coefficients."""
+    root, mean = np.zeros((n, n)), np.zeros(n)
+    if delta is not None:
+        if initial is not None:
+            raise ModelError("rls.delta", "there is an initial distribution too", "keep one of them")
+        root = np.sqrt(checks.positive("rls.delta", delta)) * np.eye(n)
+    elif initial is not None:
+        first, packed, factor = definition.initial(initial, n)
+        proper = np.flatnonzero(~np.array(factor).reshape(n, -1).any(axis=1)) if factor else np.arange(n)
+        block = np.array(symmetric(packed), float)[np.ix_(proper, proper)]
+        mean = np.array(first)
+        try:
+            inverse = np.linalg.inv(np.linalg.cholesky(block)) if len(proper) else block
+        except np.linalg.LinAlgError:
+            raise ModelError(
+                "initial.covariance", "it is singular", "write a positive definite one, or diffuse: true"
+            ) from None
+        root[np.ix_(proper, proper)] = np.linalg.qr(inverse, mode="r") if len(proper) else block
+        root *= np.where(np.diag(root) < 0.0, -1.0, 1.0)[:, None]
+    packed_root = [root[i, j] for i in range(n) for j in range(i, n)]
+    return tuple(float(a) for a in (*packed_root, *(root @ mean), 0.0, 0.0))
+
+
+def _rows(packed: list[Any], n: int) -> list[list[Any]]:
+    """Return the upper triangular matrix whose rows, from the diagonal on, are given one after another."""
+    rest = iter(packed)
+    return [[next(rest) if j >= i else 0.0 for j in range(n)] for i in range(n)]
+
+
+def _rotated(
+    root: list[list[Any]], z: list[Any], row: list[Any], value: Any
+) -> tuple[list[list[Any]], list[Any], Any, Any, Any]:
+    """Rotate one row (n entries) and its value into R and z.
+
+    Returns R, z, the recursive residual, by how much it is smaller than the prediction error (1 / sqrt(1 + h P h')),
+    and for which keys the row determined something new and so has no residual.
+    """
+    n = len(z)
+    root, z, row = [list(a) for a in root], list(z), list(row)
+    size: list[Any] = [np.abs(a) for a in row]
+    share: Any = 1.0
+    new: Any = None
+    for i in range(n):
+        diagonal = root[i][i]
+        empty = np.equal(diagonal, 0.0)
+        x = np.where(empty & np.less_equal(np.abs(row[i]), ROUNDING * size[i]), 0.0, row[i])
+        length = np.hypot(diagonal, x)
+        still = np.equal(length, 0.0)
+        divisor = np.where(still, 1.0, length)
+        c, s = np.where(still, 1.0, diagonal / divisor), x / divisor
+        fresh = empty & ~still
+        new = fresh if new is None else new | fresh
+        share = times(share, np.where(fresh, 1.0, c))
+        root[i][i] = length
+        for j in range(i + 1, n):
+            above = root[i][j]
+            size[j] = np.maximum(size[j], np.abs(s * above))
+            root[i][j], row[j] = c * above + s * row[j], c * row[j] - s * above
+        z[i], value = c * z[i] + s * value, c * value - s * z[i]
+    return root, z, value, share, new
+
+
+def _constant(freedom: Array) -> Array:
+    """Return the logarithm of the constant of Student's t for a sum of squares, (1, K)."""
+    return (gammaln(0.5 * (freedom + 1.0)) - gammaln(0.5 * freedom) - 0.5 * np.log(np.pi))[None]

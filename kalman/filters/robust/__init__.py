@@ -1,0 +1,1 @@
+"""Gates, Student-t and Huber updates, and adaptive noise."""

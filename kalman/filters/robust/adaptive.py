@@ -1,0 +1,197 @@
+"""Noise covariances that follow the innovations, key by key: R, Q, or the variances of a named structure.
+
+Each row says what its noise was. The noise e ~ N(0, X) has, given the innovation, a mean and a covariance,
+and so the second moment E[e e' | y]; the covariance moves towards it by a fixed rate,
+X' = (1 - rate) X + rate E[e e' | y]. That is a mean of positive semidefinite matrices, and stays one. At the
+true covariances it stays on average where it is, whatever F and H are. A component that is missing says no
+more of its noise than its correlation with the others does.
+
+For R it is the residual-based estimate e e' + H P H' with exponential weights. For Q, whose usual estimate
+K v v' K' is unbiased only in a steady state with F = I, it is a step of online EM on the filtered moments.
+What is adapted are the key's own parameters, which its state carries.
+
+References: Mohamed and Schwarz (1999); Akhlaghi, Zhou and Huang (2017); Cappe and Moulines (2009).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kalman.filters.robust.updates import Innovation, Surplus
+from kalman.filters.update import Present, Updated, update
+from kalman.linalg.entries import Entry, Matrix, Vector, dot, is_zero, plus, times
+from kalman.linalg.ldl import factor
+from kalman.linalg.packing import order_of, packed_index, packed_size, symmetric
+from kalman.models import checks, columns, structures
+from kalman.models.columns import Cell, Column
+from kalman.models.functions import FunctionProcess
+from kalman.models.structure import Transition
+from kalman.models.structures import Parameter, Structure
+from kalman.types import Array, ModelError
+
+
+class Scaled(NamedTuple):
+    """A parameter whose entries scale one independent part of Q, and that part's rank."""
+
+    name: str
+    rank: int
+
+
+class Adaptive(NamedTuple):
+    """What was asked for. A rate of 0.02 moves 2 % of the way a row, a memory of about 50 rows.
+
+    R, Q rates, None when fixed; whole: Q itself is the parameter; scaled: what else makes up Q.
+    """
+
+    R: float | None = None
+    Q: float | None = None
+    whole: bool = False
+    scaled: tuple[Scaled, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters that move."""
+        noise = ("Q",) if self.whole else tuple(part.name for part in self.scaled)
+        return (*(noise if self.Q is not None else ()), *(("R",) if self.R is not None else ()))
+
+
+def parse(definition: Any, process: Structure | FunctionProcess, R: Parameter, controls: int) -> Adaptive:
+    """Return the section `adaptive` of a definition. Raises ModelError."""
+    if definition is None:
+        return Adaptive()
+    checks.known("adaptive", definition, ("R", "Q"))
+    rates = {name: _rate(f"adaptive.{name}", definition.get(name)) for name in ("R", "Q")}
+    if rates["R"] is None and rates["Q"] is None:
+        raise ModelError("adaptive", "names nothing to adapt", "write a rate such as R: 0.02")
+    if rates["R"] is not None:
+        _check_pattern("observation.R", R.value)
+    if rates["Q"] is None:
+        return Adaptive(rates["R"])
+    if isinstance(process, FunctionProcess):
+        if process.q is not None:
+            remedy = "write Q as a matrix, or adapt R"
+            raise ModelError("adaptive.Q", "process.q says what the noise of each row is", remedy)
+        _check_pattern("process.Q", process.Q)
+        return Adaptive(rates["R"], rates["Q"], whole=True)
+    inner = process.inner if isinstance(process, structures.Scaled) else process
+    if isinstance(inner, structures.Explicit):
+        _check_pattern("process.Q", inner.Q)
+        return Adaptive(rates["R"], rates["Q"], whole=True)
+    parts = tuple(part for p in process.parameters if (part := scaled(process, p, controls)).rank)
+    if not parts:
+        raise ModelError("adaptive.Q", "the process has no noise that could be adapted", "remove it")
+    return Adaptive(rates["R"], rates["Q"], scaled=parts)
+
+
+def _rate(field: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    rate = checks.positive(field, value)
+    if rate >= 1.0:
+        raise ModelError(field, f"{rate!r} is not below 1", "write a rate such as 0.02")
+    return rate
+
+
+def _check_pattern(field: str, packed: Sequence[Cell]) -> None:
+    """Refuse columns, and zeros that a covariance could not keep while the entries around them move."""
+    if columns.used(packed):
+        raise ModelError(
+            field, "it comes from a column, and so cannot be adapted", "write numbers, or remove adaptive"
+        )
+    full = np.array(symmetric(packed))
+    if np.linalg.eigvalsh((full != 0.0).astype(float)).min() < -1e-9:
+        raise ModelError(
+            field,
+            "its zeros do not part it into blocks, so that it cannot be adapted",
+            "write zeros only between groups of components that have nothing to do with each other",
+        )
+
+
+def scaled(process: Structure, parameter: Parameter, controls: int) -> Scaled:
+    """Return the parameter with the rank of the part of Q that it scales, 0 when it is no such parameter."""
+    if columns.used(parameter.value):
+        return Scaled(parameter.name, 0)
+    dt, u = np.array([0.7]), [np.ones(1)] * controls
+    values = {p.name: columns.resolve(p.value, u) for p in process.parameters}
+    for tangent in process.tangents(parameter.name, dt, u, values):
+        if any(np.any(a) for a in (*tangent.c, *(a for row in tangent.F for a in row))):
+            return Scaled(parameter.name, 0)  # it moves the mean too
+    part = spread(process, parameter, dt, u, values)
+    full = np.array([[float(np.squeeze(a)) for a in row] for row in symmetric(part)])
+    return Scaled(parameter.name, int(np.linalg.matrix_rank(full)))
+
+
+def spread(
+    process: Structure, parameter: Parameter, dt: Array, u: Vector, values: Mapping[str, Sequence[Entry]]
+) -> Vector:
+    """Return the part of Q (packed) that the parameter's entries make, over dt."""
+    result: list[Entry] = [0.0] * packed_size(process.size)
+    tangents: list[Transition] = process.tangents(parameter.name, dt, u, values)
+    for value, tangent in zip(values[parameter.name], tangents, strict=True):
+        result = [plus(a, times(value, b)) for a, b in zip(result, tangent.Q, strict=True)]
+    return result
+
+
+def unscaled(scale: Cell, u: Vector, still: Present) -> tuple[Entry, Present]:
+    """Return 1 / scale of a row's noise, and which keys stay: those that do, and those without noise."""
+    if not isinstance(scale, Column):
+        return 1.0 / scale, still
+    (value,) = columns.resolve([scale], u)
+    none = np.less_equal(value, 0.0)
+    inverse = np.divide(1.0, np.where(none, 1.0, value))
+    return inverse, none if still is None else none | still
+
+
+def moved(X: Vector, scale: Vector, noise: Updated, rate: float, still: Present) -> list[Entry]:
+    """Return (1 - rate) X + rate E[e e' | y], packed; X where `still`. Structural zeros stay.
+
+    `noise` is e ~ N(0, prior) given the row, with prior_ij = X_ij / (scale_i scale_j).
+    """
+    m = noise.m
+    pairs = [(i, j) for i in range(len(m)) for j in range(i + 1)]
+    moments = [
+        times(plus(P, times(m[i], m[j])), times(scale[i], scale[j]))
+        for P, (i, j) in zip(noise.P, pairs, strict=True)
+    ]
+    mean = [
+        same if type(same) is float else plus(times(1.0 - rate, same), times(rate, moment))
+        for same, moment in zip(X, moments, strict=True)
+    ]
+    new = sound(mean)
+    return (
+        new
+        if still is None
+        else [a if type(a) is float else np.where(still, a, b) for a, b in zip(X, new, strict=True)]
+    )
+
+
+def sound(X: Vector) -> list[Entry]:
+    """Return X (packed) without what rounding took below zero; the same bits where it is well definite."""
+    n = order_of(len(X))
+    if n == 1:
+        return list(X)
+    L, d, _ = factor(X)
+    lost = [np.equal(d[i], 0.0) for i in range(n) if not is_zero(X[packed_index(i, i)])]
+    broken = lost[0]
+    for here in lost[1:]:
+        broken = broken | here
+    weighed = [[times(a, b) for a, b in zip(row, d, strict=True)] for row in L]
+    whole = [dot(weighed[i][: j + 1], L[j][: j + 1]) for i in range(n) for j in range(i + 1)]
+    return [a if type(a) is float else np.where(broken, b, a) for a, b in zip(X, whole, strict=True)]
+
+
+def given(X: Vector, H: Matrix, rest: Vector, v: Vector, presents: Sequence[Present]) -> Updated:
+    """Return the noise e ~ N(0, X) given the innovation v = H e + what else is in it, of covariance `rest`."""
+    return update([0.0] * len(symmetric(X)), X, None, H, rest, v, presents)
+
+
+def growth(part: Vector, rank: int, seen: Matrix, surplus: Surplus, rate: float) -> Entry:
+    """Return by what a parameter is multiplied that scales this part of Q (packed)."""
+    return plus(1.0, times(rate / rank, surplus.form(seen, part)))
+
+
+def through(innovation: Innovation, H: Matrix) -> list[list[Entry]]:
+    """Return W H: how each independent scalar of the innovation sees the state."""
+    columns = list(zip(*H, strict=True))
+    return [[dot(row, column) for column in columns] for row in innovation.W]

@@ -1,0 +1,172 @@
+"""Robust updates, fading memory and adaptive noise for the extended, unscented and cubature filters, and for the
+linear one in another form.
+
+The update is the plain filter's with another R (`kalman.filters.robust.updates`). What the linear filter reads off H is here the
+tangent, or what the points have in its place: the innovation's covariance without the noise is that of the measurement
+as the filter predicts it, and adaptive Q sees the state through the regression of the measurement on it.
+
+References: as in `kalman.filters.robust.updates` and `kalman.filters.robust.adaptive`; for points Karlgaard and Schaub (2007), and Arasaratnam,
+Haykin and Elliott (2007), equations 28-36, for the regression.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from kalman import flags
+from kalman.filters import gaussian_programs as lines
+from kalman.filters.gaussian import GaussianFilter, run_line
+from kalman.filters.robust import updates
+from kalman.filters.robust.adaptive import Adaptive
+from kalman.filters.robust.step import Look, adapted, gated, options_of, own_places, put, shown
+from kalman.filters.robust.updates import Robust
+from kalman.filters.state_layout import Target
+from kalman.filters.update import presence
+from kalman.linalg import cholesky
+from kalman.linalg.entries import Entry, Vector, plus, times
+from kalman.linalg.program import Program, Tape
+from kalman.models.columns import resolve
+from kalman.models.functions import FunctionProcess
+from kalman.types import Array, Rows
+
+
+@dataclass(frozen=True)
+class RobustGaussianFilter(GaussianFilter):
+    """A Gaussian filter whose update is robust, whose memory fades, or whose noise is adapted.
+
+    `own` has what is adapted too; learned: names of those of them that `with_parameters` gives.
+    The state is the plain filter's, with `gate` (2): rows gated so far, and rows gated since the last that was not.
+    """
+
+    robust: Robust = Robust()
+    adaptive: Adaptive = Adaptive()
+    learned: tuple[str, ...] = ()
+
+    @property
+    def fading(self) -> float:
+        """What the standard deviations that are carried on are multiplied by."""
+        return self.robust.fading
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of each part of a key's state, in order."""
+        return {**super().fields, **({"gate": (2,)} if self.robust.gate else {})}
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """With Student-t or Huber noise the weight that each component had; NaN where it was missing."""
+        return {"weights": self.measurements} if self.robust.noise else {}
+
+    @cached_property
+    def own_places(self) -> dict[str, slice]:
+        """Where each of the key's own parameters is in its state."""
+        start = self.places["parameters"].start if self.own else 0
+        return own_places(self.parameters, self.own, start)
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        plain = super().initial(keys)
+        return np.concatenate([plain, np.zeros((self.size - len(plain), keys))])
+
+    def with_parameters(self, state: Array, parameters: Array) -> Array:
+        """Return the state with each key's own learned parameters (d, K) in its field `parameters`."""
+        state = state.copy()
+        places = [range(self.own_places[name].start, self.own_places[name].stop) for name in self.learned]
+        state[[row for rows in places for row in rows]] = parameters
+        return state
+
+    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+        """Do one block; a gated row's key is flagged, its counters go on, and all else of its state is as before."""
+        prior, moved, sound = self._prior(state, rows, rows.which_first())
+        seen, place, sound_there = self._seen(prior)
+        presents = presence(rows.y)
+        masks = [a for a in presents if a is not None]
+        checks = np.empty((4, state.shape[1]))
+        own = state[self.gaussian_size :]
+        inputs = [*place, *own, rows.dt, rows.first, *rows.u, *seen, *rows.y, *masks]
+        said = target.extra.get("weights", ())
+        outputs = [*target.state, target.log_likelihood, target.nis, *checks, *said]
+        run_line(update_line(self, presents[0] is not None), inputs, outputs)
+        total, innovation, sound_here, kept_out = checks
+        sound = np.minimum(np.minimum(sound, sound_there), sound_here)
+        well = np.isfinite(total).all() and (innovation > 0.0).all() and (sound >= 0.0).all()
+        if well and not kept_out.any():
+            return
+        codes = self._codes(rows, moved, seen, sound, innovation, total)
+        nis, counters = target.nis.copy(), target.state[self.size - 2 :].copy()
+        outside = (kept_out > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
+        target.leave(state, np.where(outside, flags.GATED, codes).astype(np.uint8))
+        if outside.any():
+            target.nis[outside] = nis[outside]
+            target.state[self.size - 2 :, outside] = counters[:, outside]
+
+
+@lru_cache(maxsize=64)
+def update_line(model: RobustGaussianFilter, missing: bool) -> Program:
+    """Write the line of `kalman.filters.gaussian_programs.update_line`, which takes dt and the keys at their first row after the
+    key's own, with robust update and adaptive noise.
+
+    Outputs: the whole state, log-likelihood, NIS, a number that is finite when all is well, the least variance of an
+    innovation, whether there is a covariance, 1 where the row was gated, the weights.
+    """
+    tape = Tape()
+    n, count, options = len(model.states), model.measurements, model.robust
+    place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
+    dt, first = tape.symbol(), tape.symbol(boolean=True)
+    u, seen, y = tape.symbols(model.controls), tape.symbols(lines.seen_width(model)), tape.symbols(count)
+    masks: list[Any] = tape.symbols(count, boolean=True) if missing else []
+    presents = masks or [None] * count
+    state = [*place, *own]
+    values = lines.values_of(model, state)
+    here = lines.sight(model, place, values, u, seen, y, presents)
+    v, R, C = here.e, here.R, here.C()
+    innovation = updates.whiten(v, [plus(c, r) for c, r in zip(C, R, strict=True)], presents)
+    w: list[Entry] = []
+    weighed, nearer = R, innovation
+    if options.noise is not None:
+        w = updates.weights(options.noise, v, C, R, presents)
+        weighed = updates.weighted(R, w)
+        nearer = updates.whiten(v, [plus(c, r) for c, r in zip(C, weighed, strict=True)], presents)
+    said = here.update(weighed)
+    log_likelihood, nis = said.log_likelihood, said.nis
+    if options.noise is not None:
+        log_likelihood = updates.log_density(options.noise, innovation, presents)
+        nis = updates.total(updates.squares(innovation))
+        if missing:
+            nis = np.where(np.greater(updates.count(presents), 0.0), nis, np.nan)
+    after: list[Any] = [*(plus(a, b) for a, b in zip(place[:n], said.change, strict=True)), *said.S, *own]
+    if model.adaptive.names:
+        look = Look(v, C, here.H, weighed, w, presents, None, first)
+
+        def noise() -> Vector:
+            if not isinstance(model.process, FunctionProcess):
+                return model.process.transition(dt, u, values).Q
+            (scale,) = resolve([model.process.scale], u)
+            return [times(scale, q) for q in resolve(values["Q"], u)]
+
+        moves = adapted(model.adaptive, model, values, look, nearer, noise, dt, u)
+        for name, entries in moves.items():
+            put(after, model.own_places[name], entries)
+    total: Any = log_likelihood
+    for entry in after:
+        total = plus(total, entry)
+    outside: Any = 0.0
+    if options.gate is not None:
+        kept_out, after[model.places["gate"]] = gated(
+            options.gate, after[model.places["gate"]], nis, presents, None
+        )
+        outside = np.where(kept_out, 1.0, 0.0)
+    sound = cholesky.every([said.sound, *lines.noise_guards(model, values, u)])
+    outputs = [*after, log_likelihood, nis, total, said.innovation, sound, outside, *shown(w, presents)]
+    return Program(tape, [*place, *own, dt, first, *u, *seen, *y, *masks], outputs)
+
+
+def robust_gaussian(model: GaussianFilter, definition: Mapping[str, Any]) -> RobustGaussianFilter:
+    """Return a Gaussian filter with the sections `robust` and `adaptive` of its definition. Raises ModelError."""
+    options, moving = options_of(definition, model, model.measurements, model.controls)
+    own = tuple(p.name for p in model.parameters if p.name in moving.names or p.name in model.own)
+    plain = {field.name: getattr(model, field.name) for field in fields(model)}
+    return RobustGaussianFilter(**{**plain, "own": own}, robust=options, adaptive=moving, learned=model.own)

@@ -1,0 +1,277 @@
+"""The linear filter with robust updates, fading memory and adaptive noise, over many keys.
+
+It stands beside `LinearFilter`, whose step stays as short as it was, and is made of the same recursions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kalman import flags
+from kalman.filters.linear import LinearFilter, Parts, build_linear
+from kalman.filters.prediction import Prediction
+from kalman.filters.recursions import choose
+from kalman.filters.robust import updates
+from kalman.filters.robust.adaptive import Adaptive
+from kalman.filters.robust.step import Look, adapted, gated, options_of, own_places, put, shown
+from kalman.filters.robust.updates import Robust
+from kalman.filters.state_layout import StateLayout, Target, in_blocks
+from kalman.filters.update import Scalar, presence, update
+from kalman.linalg.entries import Entry, Vector, dot, minus, times
+from kalman.linalg.packing import packed_index, symmetric
+from kalman.linalg.program import Program, Symbol, Tape
+from kalman.models import definition as definitions
+from kalman.types import Array, ModelError, Rows, Step
+
+
+class Worked(NamedTuple):
+    """One step as it was worked out, in entries; gated is None where nothing can be."""
+
+    after: list[Entry]
+    log_likelihood: Entry
+    nis: Entry
+    gated: Any
+    weights: list[Entry]
+    prior: Parts
+    scalars: Sequence[Scalar]
+    guard: Entry | None
+
+
+@dataclass(frozen=True)
+class RobustLinearFilter(StateLayout):
+    """A linear model whose update is robust, whose memory fades, or whose noise is adapted.
+
+    base: the linear filter, with what is adapted among the parameters that each key has for itself;
+    learned: names of those of them that `with_parameters` gives.
+    The state is the base's, with `gate` (2): rows gated so far, and rows gated since the last that was not.
+    """
+
+    base: LinearFilter
+    robust: Robust
+    adaptive: Adaptive = Adaptive()
+    learned: tuple[str, ...] = ()
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the states."""
+        return self.base.states
+
+    @property
+    def measurements(self) -> int:
+        """Number of measured components."""
+        return self.base.measurements
+
+    @property
+    def controls(self) -> int:
+        """Number of control inputs."""
+        return self.base.controls
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of each part of a key's state, in order."""
+        return {**self.base.fields, **({"gate": (2,)} if self.robust.gate else {})}
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """With Student-t or Huber noise the weight that each component had; NaN where it was missing."""
+        return {"weights": self.measurements} if self.robust.noise else {}
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        counters = np.zeros((self.size - self.base.size, keys))
+        return np.concatenate([self.base.initial(keys), counters])
+
+    def with_parameters(self, state: Array, parameters: Array) -> Array:
+        """Return the state with each key's own learned parameters (d, K) in its field `parameters`."""
+        state = state.copy()
+        rows = [row for name in self.learned for row in self._rows(name)]
+        state[rows] = parameters
+        return state
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed lower covariance; what is still diffuse has infinite entries."""
+        return self.base.moments(state)
+
+    @cached_property
+    def _own(self) -> dict[str, slice]:
+        """Where each of the key's own parameters is in its state."""
+        start = self.places["parameters"].start if self.base.own else 0
+        return own_places(self.base.parameters, self.base.own, start)
+
+    def _rows(self, name: str) -> range:
+        return range(self._own[name].start, self._own[name].stop)
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and what the rows said.
+
+        A gated row's key is flagged, its counters go on, and all else of its state is as before; its NIS says
+        how far off the row was, its log-likelihood is NaN.
+        """
+        return in_blocks(state, rows, self.outputs, self._step_block)
+
+    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+        keys = state.shape[1]
+        presents, first = presence(rows.y), rows.which_first()
+        diffuse = self.base.is_diffuse(state)
+        case = first if isinstance(first, bool) else None
+        program = step_program(self, presents[0] is not None, case, diffuse)
+        masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
+        checks = np.empty((3, keys))
+        said = target.extra.get("weights", ())
+        outputs = [*target.state, target.log_likelihood, target.nis, *checks, *said]
+        program([*state, rows.dt, *rows.u, *rows.y, *masks], np.empty((program.buffers, keys)), outputs)
+        total, lowest, gated = checks
+        if np.isfinite(total).all() and not (lowest < 0.0).any() and not gated.any():
+            return
+        worked = self.worked(list(state), rows.dt, list(rows.u), list(rows.y), first, presents, diffuse)
+        codes = self.base._judge(target.state, total, worked.prior.P, worked.scalars, rows, worked.guard)
+        nis = target.nis.copy()
+        outside = (gated > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
+        counters = target.state[self.base.size :].copy()
+        target.leave(state, np.where(outside, flags.GATED, codes).astype(np.uint8))
+        target.nis[outside] = nis[outside]
+        target.state[self.base.size :, outside] = counters[:, outside]
+
+    def worked(
+        self,
+        state: Sequence[Entry],
+        dt: Array,
+        u: Vector,
+        y: Vector,
+        first: Any,
+        presents: Sequence[Any],
+        diffuse: bool,
+    ) -> Worked:
+        """Return one step, worked out in entries.
+
+        A key that is diffuse before the row takes it as the plain filter does: there is nothing yet that
+        could tell an outlier.
+        """
+        base, options = self.base, self.robust
+        parts = base.split(state[: base.size], diffuse)
+        prior = self._predicted(parts, dt, u, first)
+        m, P, A, values = prior
+        H, R, offset = base.observed(u, values)
+        undetermined = None
+        if parts.A is not None:
+            held = [np.not_equal(a, 0.0) for a in state[base.places["diffuse"]]]
+            undetermined = held[0]
+            for a in held[1:]:
+                undetermined = undetermined | a
+        y = [minus(a, b) for a, b in zip(y, offset, strict=True)]
+        mean, C = updates.measured(m, P, H)
+        v = [a - b for a, b in zip(y, mean, strict=True)]
+        innovation = updates.whiten(v, [a + r for a, r in zip(C, R, strict=True)], presents)
+        w: list[Entry] = []
+        weighed = R
+        nearer = innovation
+        if options.noise is not None:
+            w = updates.weights(options.noise, v, C, R, presents)
+            if undetermined is not None:
+                w = choose(undetermined, [1.0] * len(w), w)
+            weighed = updates.weighted(R, w)
+            nearer = updates.whiten(v, [a + r for a, r in zip(C, weighed, strict=True)], presents)
+        updated = update(m, P, A, H, weighed, y, presents)
+        log_likelihood, nis = updated.log_likelihood, updated.nis
+        if options.noise is not None:
+            score = updates.log_density(options.noise, innovation, presents)
+            plain = updates.total(updates.squares(innovation))
+            if presents[0] is not None:
+                plain = np.where(np.greater(updates.count(presents), 0.0), plain, np.nan)
+            if undetermined is None:
+                log_likelihood, nis = score, plain
+            else:
+                log_likelihood, nis = choose(undetermined, [log_likelihood, nis], [score, plain])
+        after = [*updated.m, *updated.P, *state[base.places["covariance"].stop :]]
+        if updated.A is not None:
+            after[base.places["diffuse"]] = [entry for row in updated.A for entry in row]
+        if self.adaptive.names:
+            look = Look(v, C, lambda: H, weighed, w, presents, undetermined, first)
+
+            def noise() -> Vector:
+                return base.process.transition(dt, u, values).Q
+
+            moves = adapted(self.adaptive, base, values, look, nearer, noise, dt, u)
+            for name, entries in moves.items():
+                put(after, self._own[name], entries)
+        kept_out = None
+        if options.gate is not None:
+            counters = state[self.places["gate"]]
+            kept_out, counters = gated(options.gate, counters, nis, presents, undetermined)
+            after = [*choose(kept_out, state[: base.size], after[: base.size]), *counters]
+        guard = base.guard(u, values, first)
+        weights = shown(w, presents)
+        return Worked(after, log_likelihood, nis, kept_out, weights, prior, updated.scalars, guard)
+
+    def prediction(self, state: Array, rows: Rows) -> Prediction:
+        """Return the prediction from the states (size, K) before the rows, for the smoother.
+
+        Raises ModelError where the start is diffuse.
+        """
+        if self.base.diffuse:
+            raise ModelError(
+                "initial.diffuse",
+                "a robust or adaptive filter with a diffuse start cannot be smoothed",
+                "give a mean and a covariance",
+            )
+        parts = self.base.split(list(state[: self.base.size]), False)
+        prior = self._predicted(parts, rows.dt, list(rows.u), False)
+        F = self.base.process.transition(rows.dt, list(rows.u), parts.values).F
+        cross = [[dot(row, to) for to in F] for row in symmetric(parts.P)]
+        shape = rows.dt.shape
+
+        def array(entries: Vector) -> Array:
+            return np.array([np.broadcast_to(a, shape) for a in entries])
+
+        return Prediction(array(prior.m), array(prior.P), np.array([array(row) for row in cross]))
+
+    def _predicted(self, parts: Parts, dt: Array, u: Vector, first: Any) -> Parts:
+        """Return the parts just before the measurement, P = alpha^2 F P F' + Q (Simon 2006, section 7.4)."""
+        if self.robust.fading == 1.0 or first is True:
+            return self.base.predicted(parts, dt, u, first)
+        alpha = self.robust.fading**2
+        wider = parts._replace(P=[times(alpha, a) for a in parts.P])
+        prior = self.base.predicted(wider, dt, u, first)
+        return prior if first is False else prior._replace(P=choose(first, parts.P, prior.P))
+
+
+@lru_cache(maxsize=64)
+def step_program(model: RobustLinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
+    """Return one step as a straight line; the cases are those of `kalman.filters.linear.step_program`.
+
+    Outputs: the state's rows, log-likelihood, NIS, a number that is finite when all is well, the lowest
+    variance, 1 where the row was gated, the weights.
+    """
+    tape = Tape()
+    base = model.base
+    state, u, y = (tape.symbols(count) for count in (model.size, model.controls, model.measurements))
+    dt = tape.symbol()
+    is_first: Any = tape.symbol(boolean=True) if first is None else first
+    presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
+    worked = model.worked(state, dt, u, y, is_first, presents, diffuse)
+    total = worked.log_likelihood
+    if worked.gated is not None:
+        total = np.where(worked.gated, 0.0, total)
+    for entry in worked.after[: base.size]:
+        total = total + entry
+    covariance = worked.after[base.places["covariance"]]
+    lowest = covariance[0]
+    for i in range(1, len(model.states)):
+        lowest = np.minimum(lowest, covariance[packed_index(i, i)])
+    if worked.guard is not None:
+        lowest = np.where(np.greater_equal(worked.guard, 0.0) & np.isfinite(worked.guard), lowest, -1.0)
+    gated = 0.0 if worked.gated is None else np.where(worked.gated, 1.0, 0.0)
+    masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
+    outputs = [*worked.after, worked.log_likelihood, worked.nis, total, lowest, gated, *worked.weights]
+    return Program(tape, [*state, dt, *u, *y, *masks], outputs)
+
+
+def build_robust_linear(definition: definitions.Definition, learned: Mapping[str, Any]) -> RobustLinearFilter:
+    """Return the linear filter of a definition with its sections `robust` and `adaptive`. Raises ModelError."""
+    base = build_linear(definition, learned)
+    options, moving = options_of(definition, base, base.measurements, base.controls)
+    own = tuple(p.name for p in base.parameters if p.name in moving.names or p.name in base.own)
+    return RobustLinearFilter(replace(base, own=own), options, moving, base.own)

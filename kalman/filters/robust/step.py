@@ -1,0 +1,156 @@
+"""What the robust and adaptive filters share: the gate's bookkeeping, and how the noise follows an innovation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from kalman.filters.recursions import choose
+from kalman.filters.robust import adaptive, updates
+from kalman.filters.robust.adaptive import Adaptive
+from kalman.filters.robust.updates import Gate, Huber, Innovation, Robust
+from kalman.linalg.entries import Entry, Matrix, Vector, minus, plus, times
+from kalman.linalg.packing import packed_index
+from kalman.models.columns import Cell
+from kalman.models.structure import Parameter, Values
+from kalman.types import Array, ModelError
+
+
+class Look(NamedTuple):
+    """What a row showed: innovation v, its covariance C + R with R as weighed by w (empty: not), H, and masks.
+
+    undetermined, first: which keys (K,) bool are still diffuse, are at their first row; None or False: none, True: all
+    """
+
+    v: Vector
+    C: Vector
+    H: Callable[[], Matrix]
+    R: Vector
+    w: Vector
+    presents: Sequence[Any]
+    undetermined: Any
+    first: Any
+
+
+class Noisy(Protocol):
+    """What a model says of its noise."""
+
+    @property
+    def states(self) -> tuple[str, ...]: ...
+    @property
+    def process(self) -> Any: ...
+    @property
+    def noise_scale(self) -> Cell: ...
+    @property
+    def parameters(self) -> tuple[Parameter, ...]: ...
+
+
+def own_places(parameters: Sequence[Parameter], own: Sequence[str], start: int) -> dict[str, slice]:
+    """Return where each of a key's own parameters is in its state, of which they begin at `start`."""
+    found: dict[str, slice] = {}
+    for p in parameters:
+        if p.name in own:
+            found[p.name] = slice(start, start + len(p.value))
+            start = found[p.name].stop
+    return found
+
+
+def gated(
+    gate: Gate, counters: Sequence[Entry], nis: Entry, presents: Sequence[Any], undetermined: Any
+) -> tuple[Any, list[Entry]]:
+    """Return which keys' rows the gate keeps out, and its counters (2) after the row."""
+    total, run = counters
+    observed = updates.count(presents)
+    outside = updates.beyond(gate, nis, observed)
+    if undetermined is not None:
+        outside = outside & ~undetermined
+    if gate.limit is not None:
+        outside = outside & np.less(run, float(gate.limit))
+    # a row without a measurement neither counts nor ends the run
+    quiet = 0.0 if isinstance(observed, float) else np.where(np.greater(observed, 0.0), 0.0, run)
+    return outside, [np.where(outside, total + 1.0, total), np.where(outside, run + 1.0, quiet)]
+
+
+def shown(weights: Vector, presents: Sequence[Any]) -> list[Entry]:
+    """Return weights as they are put out, NaN where a component is missing."""
+    return [a if has is None else np.where(has, a, np.nan) for a, has in zip(weights, presents, strict=False)]
+
+
+def adapted(
+    options: Adaptive,
+    model: Noisy,
+    values: Values,
+    look: Look,
+    innovation: Innovation,
+    Q: Callable[[], Vector],
+    dt: Array,
+    u: Vector,
+) -> dict[str, list[Entry]]:
+    """Return the covariances that a key has for itself, moved the way the innovation says.
+
+    innovation: with R as weighed; Q: of this row's prediction, where it is itself what is adapted.
+    """
+    v, C, H, R, w, presents, undetermined, first = look
+    found: dict[str, list[Entry]] = {}
+    if options.R is not None:
+        m = len(v)
+        identity = [[1.0 if i == j else 0.0 for j in range(m)] for i in range(m)]
+        noise = adaptive.given(R, identity, C, v, presents)
+        scale, still = adaptive.unscaled(model.noise_scale, u, undetermined)
+        roots = [np.sqrt(times(a, scale)) for a in w or [1.0] * m]
+        found["R"] = adaptive.moved(values["R"], roots, noise, options.R, still)
+    if options.Q is None or first is True:
+        return found
+    still = undetermined  # at a first row nothing was predicted, so that no process noise came in
+    if first is not False:
+        still = first if still is None else still | first
+    seen_by = H()
+    if options.whole:
+        n = len(model.states)
+        here = Q()
+        _, own = updates.measured([0.0] * n, here, seen_by)
+        rest = [minus(plus(c, r), q) for c, r, q in zip(C, R, own, strict=True)]
+        noise = adaptive.given(here, seen_by, rest, v, presents)
+        scale, unmoved = adaptive.unscaled(getattr(model.process, "scale", 1.0), u, still)
+        roots = [np.sqrt(scale)] * n
+        found["Q"] = adaptive.moved(values["Q"], roots, noise, options.Q, unmoved)
+    surplus = updates.surplus(innovation, presents)
+    seen = adaptive.through(innovation, seen_by)
+    parameters = {p.name: p for p in model.parameters}
+    for part in options.scaled:
+        spread = adaptive.spread(model.process, parameters[part.name], dt, u, values)
+        growth = adaptive.growth(spread, part.rank, seen, surplus, options.Q)
+        entries = [times(a, growth) for a in values[part.name]]
+        found[part.name] = entries if still is None else choose(still, values[part.name], entries)
+    return found
+
+
+def put(after: list[Entry], rows: slice, entries: Vector) -> None:
+    """Write entries into the rows of a state; a structural zero stays as it is."""
+    for row, entry in zip(range(rows.start, rows.stop), entries, strict=True):
+        if type(entry) is not float:
+            after[row] = entry
+
+
+def options_of(
+    definition: Mapping[str, Any], model: Noisy, measurements: int, controls: int
+) -> tuple[Robust, Adaptive]:
+    """Return the sections `robust` and `adaptive` of a definition for a model. Raises ModelError."""
+    options = updates.parse(definition.get("robust"), measurements)
+    R = next(p for p in model.parameters if p.name == "R")
+    if isinstance(options.noise, Huber):
+        for i in range(measurements):
+            if R.value[packed_index(i, i)] == 0.0 or model.noise_scale == 0.0:
+                raise ModelError(
+                    f"observation.R[{i}][{i}]",
+                    "a component without noise has no outliers to weigh",
+                    "write a positive variance, or remove robust.huber",
+                )
+    moving = adaptive.parse(definition.get("adaptive"), model.process, R, controls)
+    for field, scale, rate in (
+        ("observation", model.noise_scale, moving.R),
+        ("process", getattr(model.process, "scale", 1.0), moving.Q),
+    ):
+        if rate is not None and scale == 0.0:
+            raise ModelError(f"{field}.noise_scale", "there is no noise to adapt", "write a positive number")
+    return options, moving

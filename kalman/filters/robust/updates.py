@@ -1,0 +1,315 @@
+"""Measurement updates that an outlier cannot lead astray: gating, Student-t and Huber noise, fading memory.
+
+All of them look at the same three things, as entries: the innovation v = y - E[y], the covariance C of the
+predicted measurement without its noise, and the noise R. What they answer is another R, with which the usual
+update is done: so they serve every filter that has v, C and R, and its update stays one piece of code.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import gammaincinv
+
+from kalman.filters.recursions import decorrelate
+from kalman.filters.update import LOG_2PI, Present
+from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
+from kalman.linalg.packing import symmetric
+from kalman.models import checks
+from kalman.types import ModelError
+
+
+class Gate(NamedTuple):
+    """A row whose NIS is beyond its threshold is not applied.
+
+    thresholds of 1, 2, ... m observed components; after `limit` gated rows in a row the next is let in.
+    """
+
+    thresholds: tuple[float, ...]
+    limit: int | None
+
+
+class StudentT(NamedTuple):
+    """Measurement noise with the tails of a multivariate t of so many degrees of freedom and scale R."""
+
+    degrees: float
+    iterations: int
+
+
+class Huber(NamedTuple):
+    """Noise that is Gaussian up to `threshold` standard deviations and has Laplace's tails beyond."""
+
+    threshold: float
+    iterations: int
+
+
+class Robust(NamedTuple):
+    """What was asked for. fading: alpha, the predicted covariance is alpha^2 F P F' + Q."""
+
+    gate: Gate | None = None
+    noise: StudentT | Huber | None = None
+    fading: float = 1.0
+
+
+class Innovation(NamedTuple):
+    """An innovation made of independent scalars: z = W v, of variance d. A missing component has z 0, d 1."""
+
+    W: Matrix
+    d: Vector
+    z: Vector
+
+
+def parse(definition: Any, measurements: int) -> Robust:
+    """Return the section `robust` of a definition. Raises ModelError."""
+    if definition is None:
+        return Robust()
+    checks.known("robust", definition, ("gate", "student_t", "huber", "fading"))
+    if definition.get("student_t") is not None and definition.get("huber") is not None:
+        raise ModelError("robust.huber", "there is student_t too", "keep one of them")
+    fading = checks.number("robust.fading", definition.get("fading", 1.0))
+    if fading < 1.0:
+        raise ModelError("robust.fading", f"{fading!r} is below 1", "write 1 (no fading) or a little more")
+    noise: StudentT | Huber | None = None
+    if (section := definition.get("student_t")) is not None:
+        checks.known("robust.student_t", section, ("degrees", "iterations"))
+        degrees = checks.positive(
+            "robust.student_t.degrees", checks.needed("robust.student_t", section, "degrees")
+        )
+        noise = StudentT(degrees, _iterations("robust.student_t", section))
+    elif (section := definition.get("huber")) is not None:
+        checks.known("robust.huber", section, ("threshold", "iterations"))
+        threshold = checks.positive("robust.huber.threshold", section.get("threshold", 1.345))
+        noise = Huber(threshold, _iterations("robust.huber", section))
+    return Robust(_gate(definition.get("gate"), measurements), noise, fading)
+
+
+def _iterations(field: str, section: Mapping[str, Any]) -> int:
+    return checks.whole(f"{field}.iterations", section.get("iterations", 10), 1, 1000)
+
+
+def _gate(section: Any, measurements: int) -> Gate | None:
+    if section is None:
+        return None
+    checks.known("robust.gate", section, ("probability", "threshold", "limit"))
+    if ("probability" in section) == ("threshold" in section):
+        raise ModelError(
+            "robust.gate",
+            "needs a probability or a threshold, one of them",
+            "write such as probability: 0.99",
+        )
+    limit = section.get("limit")
+    if limit is not None:
+        limit = checks.whole("robust.gate.limit", limit, 1, 1_000_000)
+    if "threshold" in section:
+        return Gate((checks.positive("robust.gate.threshold", section["threshold"]),) * measurements, limit)
+    probability = checks.positive("robust.gate.probability", section["probability"])
+    if probability >= 1.0:
+        raise ModelError("robust.gate.probability", f"{probability!r} is not below 1", "write such as 0.99")
+    # the quantiles of chi-square with 1, 2, ... degrees of freedom
+    quantiles = tuple(2.0 * float(gammaincinv(k / 2, probability)) for k in range(1, measurements + 1))
+    return Gate(quantiles, limit)
+
+
+def whiten(v: Vector, S: Vector, presents: Sequence[Present]) -> Innovation:
+    """Return the innovation v (m) of covariance S (packed) as independent scalars, for any missing pattern."""
+    m = len(v)
+    identity = [[1.0 if i == j else 0.0 for j in range(m)] for i in range(m)]
+    _, d, W, z = decorrelate(identity, S, v, presents)
+    return Innovation(
+        W,
+        [a if has is None else np.where(has, a, 1.0) for a, has in zip(d, presents, strict=True)],
+        [a if has is None else np.where(has, a, 0.0) for a, has in zip(z, presents, strict=True)],
+    )
+
+
+def squares(innovation: Innovation) -> list[Entry]:
+    """Return z_i^2 / d_i, whose sum is the NIS; 0 where missing."""
+    return [over(times(z, z), d) for z, d in zip(innovation.z, innovation.d, strict=True)]
+
+
+class Surplus(NamedTuple):
+    """By how much v v' is larger than S, weighed: S^-1 v v' S^-1 - S^-1 = (W' p)(W' p)' - W' diag(q) W."""
+
+    p: list[Entry]
+    q: list[Entry]
+
+    def form(self, rows: Matrix, X: Vector) -> Entry:
+        """Return the trace of the surplus times X (packed), as seen by `rows` of the independent scalars."""
+        pulled = [dot(self.p, column) for column in zip(*rows, strict=True)]
+        return minus(
+            _form(pulled, X), total([times(q, _form(r, X)) for q, r in zip(self.q, rows, strict=True)])
+        )
+
+
+def surplus(innovation: Innovation, presents: Sequence[Present]) -> Surplus:
+    """Return the surplus of the measured components."""
+    pairs = zip(innovation.d, presents, strict=True)
+    return Surplus(
+        [over(z, d) for z, d in zip(innovation.z, innovation.d, strict=True)],
+        [_if(has, np.divide(1.0, d), 0.0) for d, has in pairs],
+    )
+
+
+def count(presents: Sequence[Present]) -> Entry:
+    """Return how many components each key has."""
+    return total([1.0 if has is None else np.where(has, 1.0, 0.0) for has in presents])
+
+
+def total(entries: Vector) -> Entry:
+    """Return the sum, added from the first to the last."""
+    result: Entry = 0.0
+    for entry in entries:
+        result = plus(result, entry)
+    return result
+
+
+def beyond(gate: Gate, nis: Entry, observed: Entry) -> Any:
+    """Return which keys' NIS is beyond the gate for the number of components observed."""
+    return np.greater(nis, _by_count(gate.thresholds, observed))
+
+
+def weights(
+    noise: StudentT | Huber, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]
+) -> list[Entry]:
+    """Return a weight in (0, 1+] for each component: the update is done with R_ij / sqrt(w_i w_j)."""
+    return (_student_t if isinstance(noise, StudentT) else _huber)(noise, v, C, R, presents)  # type: ignore[arg-type]
+
+
+def weighted(R: Vector, w: Vector) -> list[Entry]:
+    """Return R_ij / sqrt(w_i w_j), packed."""
+    full, roots = symmetric(R), [np.sqrt(a) for a in w]
+    return [
+        over(full[i][j], w[i] if i == j else times(roots[i], roots[j]))
+        for i in range(len(w))
+        for j in range(i + 1)
+    ]
+
+
+def log_density(noise: StudentT | Huber, innovation: Innovation, presents: Sequence[Present]) -> Entry:
+    """Return the log-density of the innovation, heavy in the tails as the noise is, with the scale S = C + R.
+
+    Student-t: the multivariate t of scale S. Huber: his least favourable density for each of the independent
+    scalars. Both are densities, so that models can be compared, and become Gaussian with the noise.
+    """
+    scale = total([_if(has, -0.5 * np.log(d), 0.0) for d, has in zip(innovation.d, presents, strict=True)])
+    observed = count(presents)
+    if isinstance(noise, StudentT):
+        nu = noise.degrees
+        sizes = range(1, len(presents) + 1)
+        constant = _by_count([_t_constant(nu, k) for k in sizes], observed)
+        tail = times(-0.5 * plus(observed, nu), np.log1p(total(squares(innovation)) / nu))
+        return _if_any(presents, plus(plus(constant, scale), tail), observed)
+    k = noise.threshold
+    inside = math.erf(k / math.sqrt(2.0))
+    outside = 2.0 / k * math.exp(-0.5 * k * k) / math.sqrt(2.0 * math.pi)
+    constant = -math.log(inside + outside) - 0.5 * LOG_2PI
+    losses: list[Entry] = []
+    for square, has in zip(squares(innovation), presents, strict=True):
+        far = k * np.sqrt(square) - 0.5 * k * k
+        losses.append(_if(has, minus(constant, np.where(np.greater(square, k * k), far, 0.5 * square)), 0.0))
+    return plus(scale, total(losses))
+
+
+def _student_t(noise: StudentT, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
+    """Return the expected precision of the noise, one for all components of a row.
+
+    y = H x + e, e ~ N(0, R / lambda), lambda ~ Gamma(nu / 2, nu / 2): coordinate ascent on the factorised
+    posterior of x and lambda, a fixed number of times from lambda = 1. E[e e'] is written by the innovation,
+    so that neither x nor an inverse of R is needed.
+
+    References: Piche, Sarkka and Hartikainen (2012), algorithm of the variational update; Agamennoni, Nieto
+    and Nebot (2012), section III.
+    """
+    observed, nu = count(presents), noise.degrees
+    precision: Entry = 1.0
+    for _ in range(noise.iterations):
+        scaled = R if type(precision) is float else [over(r, precision) for r in R]
+        innovation = whiten(v, _sum(C, scaled), presents)
+        # tr(R^-1 E[e e']) = count / lambda + tr(surplus R) / lambda^2
+        change = surplus(innovation, presents).form(innovation.W, R)
+        size = over(plus(observed, over(change, precision)), precision)
+        precision = over(plus(observed, nu), plus(size, nu))
+    return [precision] * len(v)
+
+
+def _huber(noise: Huber, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
+    """Return Huber's weight min(1, k / |e_i|) of each component's standardised residual e_i.
+
+    The start is what each component's weight would be if it were alone, in closed form; for one component
+    that is the answer. For several, iteratively reweighted least squares a fixed number of times. With
+    correlated noise each of R's entries is divided by the weights of both its components.
+
+    References: Huber (1964); Durovic and Kovacevic (1999); Karlgaard and Schaub (2007); for correlated noise
+    Yang, Song and Xu (2002).
+    """
+    m, k = len(v), noise.threshold
+    C_full, R_full = symmetric(C), symmetric(R)
+    w: list[Entry] = []
+    for i, has in enumerate(presents):
+        r = R_full[i][i]
+        needed = minus(times(np.abs(v[i]), np.sqrt(r)) / k, C_full[i][i])
+        w.append(_if(has, over(r, np.maximum(r, needed)), 1.0))
+    for _ in range(noise.iterations if m > 1 else 0):
+        scaled = weighted(R, w)
+        innovation = whiten(v, _sum(C, scaled), presents)
+        pull = surplus(innovation, presents).p
+        solved = [dot(column, pull) for column in zip(*innovation.W, strict=True)]  # S^-1 v
+        residual = [dot(row, solved) for row in symmetric(scaled)]
+        w = [
+            _if(has, over(k, np.maximum(k, over(np.abs(e), np.sqrt(R_full[i][i])))), 1.0)
+            for i, (e, has) in enumerate(zip(residual, presents, strict=True))
+        ]
+    return w
+
+
+def _form(row: Vector, matrix: Vector) -> Entry:
+    """Return row @ matrix @ row."""
+    return dot(row, [dot(other, row) for other in symmetric(matrix)])
+
+
+def _sum(a: Vector, b: Vector) -> list[Entry]:
+    return [plus(x, y) for x, y in zip(a, b, strict=True)]
+
+
+def _t_constant(nu: float, k: int) -> float:
+    """Return log of Gamma((nu + k) / 2) / Gamma(nu / 2) (nu pi)^(-k / 2), also where nu is very large."""
+    # the ratio of Gammas one half-step after another, each without the cancellation of two huge logarithms
+    steps = sum(_log_ratio((nu + i) / 2.0) for i in range(k))
+    return steps - 0.5 * k * math.log(nu * math.pi)
+
+
+def _log_ratio(x: float) -> float:
+    """Return log Gamma(x + 1/2) - log Gamma(x)."""
+    if x < 1e3:
+        return math.lgamma(x + 0.5) - math.lgamma(x)
+    # Stirling's series of the difference
+    return 0.5 * math.log(x) - 1.0 / (8.0 * x) + 1.0 / (192.0 * x**3)
+
+
+def _by_count(values: Sequence[float], observed: Entry) -> Entry:
+    """Return values[k - 1] for the keys with k components (the last for those with none)."""
+    if isinstance(observed, float):
+        return values[-1]
+    result: Entry = values[-1]
+    for k in range(1, len(values)):
+        result = np.where(np.equal(observed, float(k)), values[k - 1], result)
+    return result
+
+
+def _if(has: Present, yes: Entry, no: Entry) -> Entry:
+    return yes if has is None else np.where(has, yes, no)
+
+
+def _if_any(presents: Sequence[Present], yes: Entry, observed: Entry) -> Entry:
+    return yes if presents[0] is None else np.where(np.greater(observed, 0.0), yes, 0.0)
+
+
+def measured(m: Vector, P: Vector, H: Matrix) -> tuple[list[Entry], list[Entry]]:
+    """Return mean H m and covariance H P H' (packed) of the predicted measurement without its noise."""
+    full = symmetric(P)
+    C: list[Entry] = []
+    for i, h in enumerate(H):
+        seen = [dot(h, row) for row in full]
+        C += [dot(H[j], seen) for j in range(i + 1)]
+    return [dot(h, m) for h in H], C

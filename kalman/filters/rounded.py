@@ -1,0 +1,113 @@
+"""A state that is kept in 32 bits a number: half the room, and about seven digits.
+
+Everything is worked out in 64 bits; after each row the state is rounded. So what is stored is what the next row
+begins with: however rows are cut into calls and whatever is stored between them, no bit changes.
+
+The rounding is a part of 6e-8 of each number, of which a stable filter forgets the share that it forgets of anything:
+harmless where a mean is less than some 1e5 of its standard deviations, and where no correlation is within 1e-6 of one.
+Beyond that choose the square-root form, whose covariance stays one, or 64 bits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kalman import flags
+from kalman.filters.wrapping import Wrapping
+from kalman.models import checks
+from kalman.models.definition import Definition
+from kalman.types import Array, Filter, ModelError, Rows, Step
+
+DTYPES = {"float64": "<f8", "float32": "<f4"}
+
+
+@dataclass(frozen=True)
+class RoundedFilter(Wrapping):
+    """A filter whose state (size, K), still an array of float64, has numbers that float32 can hold."""
+
+    @property
+    def fields(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and shape of each part of a key's state, in order."""
+        return self.inner.fields
+
+    @property
+    def size(self) -> int:
+        """Number of floats in a key's state."""
+        return self.inner.size
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """The filter's."""
+        return self.inner.outputs
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        return rounded(self.inner.initial(keys))
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and what the rows said before it was rounded.
+
+        A state beyond float32 is an overflow: its key is flagged and left as it was.
+        """
+        after, said = self.inner.step(state, rows)
+        kept = rounded(after)
+        lost = ~np.isfinite(kept).all(axis=0) & np.isfinite(after).all(axis=0)
+        if not lost.any():
+            return kept, said
+        kept[:, lost] = state[:, lost]
+        return kept, Step(
+            np.where(lost, np.nan, said.log_likelihood),
+            np.where(lost, np.nan, said.nis),
+            np.where(lost, flags.OVERFLOW, said.flag).astype(np.uint8),
+            {name: np.where(lost, np.nan, values) for name, values in said.extra.items()},
+        )
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed lower covariance (n(n+1)/2, K)."""
+        return self.inner.moments(state)
+
+    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
+        """Return mean (n, K), full row-major covariance (n*n, K) and the other fields, each (d, K)."""
+        return self.inner.snapshot(state)
+
+    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
+        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        return self.inner.restore(mean, covariance, extras)
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known."""
+        return rounded(self.inner.from_moments(mean, covariance))
+
+    def with_parameters(self, state: Array, parameters: Array) -> Array:
+        """Return the state with each key's own learned parameters (d, K)."""
+        return rounded(self.inner.with_parameters(state, parameters))
+
+
+def rounded(state: Array) -> Array:
+    """Return numbers that float32 can hold, infinite where they are beyond it."""
+    with np.errstate(over="ignore"):
+        return state.astype(np.float32).astype(np.float64)
+
+
+def unrounded(model: Filter) -> Filter:
+    """Return the filter without the rounding; its states are those of the other."""
+    return model.inner if isinstance(model, RoundedFilter) else model
+
+
+def stored_as(model: Filter) -> str:
+    """Return the type, as NumPy writes it, that holds all bits of a filter's state."""
+    return DTYPES["float32" if isinstance(model, RoundedFilter) else "float64"]
+
+
+def rounding(definition: Definition, model: Filter) -> Filter:
+    """Return the filter with its state as the section `storage` of a definition wants it. Raises ModelError."""
+    section: Any = definition.get("storage")
+    if section is None:
+        return model
+    checks.known("storage", section, ("dtype",))
+    dtype = section.get("dtype", "float64")
+    if dtype not in DTYPES:
+        raise ModelError("storage.dtype", f"{dtype!r} is not known", f"choose {' or '.join(DTYPES)}")
+    return RoundedFilter(model) if dtype == "float32" else model

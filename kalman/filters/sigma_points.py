@@ -1,0 +1,109 @@
+"""Points that stand for a Gaussian, and what a function of the points says: unscented and cubature rules.
+
+The points are m, m + c L_i and m - c L_i, L_i being the columns of the covariance's factor. What a function does to
+them is a line and what bends away from it: with f0, f+ and f- its values,
+
+    b_i = (f+ + f-) / 2 - f0             the bend along column i
+    mean = f0 + sum b_i / c^2
+    a_i = (f+ - f-) / (2 c)              the slope along column i: the covariance with x is L a'
+    covariance = sum a_i a_i' + sum e_i e_i'
+    e_i = b_i / c - t sum_k b_k / c
+
+which is the weighted sum over the points, written without its weights. With alpha^2 kappa + beta n >= 0 it is a sum of
+squares, so positive semidefinite whatever the function is, also where the centre's weight is negative or, with a
+small alpha, a million times the others. With less than that a square is to be taken away, and may be too large.
+
+References: Julier and Uhlmann (2004), section III; Wan and van der Merwe (2000); cubature points: Arasaratnam and
+Haykin (2009); the part that a line leaves: Lefebvre, Bruyninckx and De Schutter (2002).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kalman.linalg.entries import Entry, Vector, dot, minus, plus, times
+from kalman.linalg.packing import packed_index
+
+
+class Rule(NamedTuple):
+    """Which points, and how their values are taken.
+
+    c       how many standard deviations out the points are
+    centre  whether the mean itself is a point
+    bend    t above
+    excess  the covariance is less by excess * d d', d = sum b_i / c^2; 0 where it is a sum of squares
+    """
+
+    n: int
+    c: float
+    centre: bool
+    bend: float
+    excess: float
+
+    @property
+    def scale(self) -> float:
+        """What slopes and bends are multiplied with: 1 / (2 c)."""
+        return 0.5 / self.c
+
+    @property
+    def points(self) -> int:
+        """Number of points."""
+        return 2 * self.n + self.centre
+
+
+def cubature(n: int) -> Rule:
+    """Return the third-degree spherical-radial rule: 2 n points of one weight."""
+    return Rule(n, math.sqrt(n), False, 1.0 / n, 0.0)
+
+
+def unscented(n: int, alpha: float, beta: float, kappa: float) -> Rule:
+    """Return the scaled unscented rule, lambda = alpha^2 (n + kappa) - n: 2 n + 1 points."""
+    c = alpha * math.sqrt(n + kappa)
+    excess = alpha * alpha - beta
+    kept = 1.0 - n * excess / (c * c)  # of the square of what all bends have in common
+    if kept < 0.0:
+        return Rule(n, c, True, 0.0, excess)
+    return Rule(n, c, True, (1.0 - math.sqrt(kept)) / n, 0.0)
+
+
+def points(rule: Rule, m: Vector, L: Vector) -> list[list[Entry]]:
+    """Return for each state its entries in all points: centre, those along the columns, those against them."""
+    result: list[list[Entry]] = []
+    for i in range(rule.n):
+        out = [times(rule.c, L[packed_index(i, k)]) if k <= i else 0.0 for k in range(rule.n)]
+        centre = [m[i]] if rule.centre else []
+        result.append([*centre, *[plus(m[i], a) for a in out], *[minus(m[i], a) for a in out]])
+    return result
+
+
+class Regressed(NamedTuple):
+    """What a function of r rows does to a Gaussian of n states.
+
+    mean (r); slopes 2 c a_i and bends 2 c e_i (r x n each), as they come without a multiplication; and the shift d
+    of the mean (r), for `excess`
+    """
+
+    mean: list[Entry]
+    slopes: list[list[Entry]]
+    bends: list[list[Entry]]
+    shift: list[Entry]
+
+
+def regress(rule: Rule, values: Sequence[Sequence[Entry]]) -> Regressed:
+    """Return mean, slopes and bends of a function, given its r rows of values at the points."""
+    n, ones = rule.n, [1.0] * rule.n
+    result = Regressed([], [], [], [])
+    for row in values:
+        ups, downs = row[rule.centre : rule.centre + n], row[rule.centre + n :]
+        bent = [plus(a, b) for a, b in zip(ups, downs, strict=True)]
+        if rule.centre:
+            twice = plus(row[0], row[0])
+            bent = [minus(a, twice) for a in bent]
+        summed = dot(ones, bent)
+        shift = times(0.5 / (rule.c * rule.c), summed)
+        common = times(rule.bend, summed)
+        result.mean.append(plus(row[0], shift) if rule.centre else shift)
+        result.slopes.append([minus(a, b) for a, b in zip(ups, downs, strict=True)])
+        result.bends.append([minus(a, common) for a in bent])
+        result.shift.append(shift)
+    return result

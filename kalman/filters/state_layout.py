@@ -1,0 +1,143 @@
+"""What filters share about their state: fields in their places, snapshots, and steps block by block.
+
+The state of K keys is one array (size, K). `fields` names its parts in order, each with its shape; a filter that
+inherits `StateLayout` declares them and gets the rest.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kalman import flags
+from kalman.linalg.packing import pack, unpack
+from kalman.types import Array, Rows, Step
+
+BLOCK = 4096
+"""Keys worked on at a time, so that the temporaries stay in the processor's cache (32 kB each).
+
+Measured at n=2, m=1, one thread: see docs/decisions/0002.
+"""
+
+
+class StateLayout:
+    """A state whose first two fields are `mean` (n) and `covariance` (packed lower triangle).
+
+    A filter that keeps something else in place of the covariance overrides `moments`, `snapshot` and `restore`.
+    """
+
+    @property
+    def fields(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and shape of each part of a key's state, in order."""
+        raise NotImplementedError
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        raise NotImplementedError
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """Nothing beyond mean and covariance."""
+        return {}
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Where each field is in a key's state."""
+        return places(self.fields)
+
+    @property
+    def size(self) -> int:
+        """Number of floats in a key's state."""
+        return list(self.places.values())[-1].stop
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed lower covariance (n(n+1)/2, K)."""
+        return state[self.places["mean"]], state[self.places["covariance"]]
+
+    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
+        """Return mean (n, K), full row-major covariance (n*n, K) and the other fields, each (d, K)."""
+        extras = {
+            name: state[place] for name, place in self.places.items() if name not in ("mean", "covariance")
+        }
+        return state[self.places["mean"]], unpack(state[self.places["covariance"]]), extras
+
+    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
+        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        others = [np.asarray(extras[name], float) for name in list(self.fields)[2:]]
+        return np.concatenate([np.asarray(mean, float), pack(np.asarray(covariance, float)), *others])
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known.
+
+        What else the state holds begins as that of a key without rows, but nothing of it is undetermined.
+        """
+        state = self.initial(np.shape(mean)[1])
+        state[self.places["mean"]] = mean
+        state[self.places["covariance"]] = pack(np.asarray(covariance, float))
+        if "diffuse" in self.places:
+            state[self.places["diffuse"]] = 0.0
+        return state
+
+    def with_parameters(self, state: Array, parameters: Array) -> Array:
+        """Return the state with each key's own parameters (p, K) in its field `parameters`."""
+        state = state.copy()
+        state[self.places["parameters"]] = parameters
+        return state
+
+
+def places(fields: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:
+    """Return where each field is in a key's state."""
+    found: dict[str, slice] = {}
+    at = 0
+    for name, shape in fields.items():
+        found[name] = slice(at, at + int(np.prod(shape)))
+        at = found[name].stop
+    return found
+
+
+class Target(NamedTuple):
+    """Where the results of one block of k keys are written: views of the whole call's arrays.
+
+    state (size, k); log_likelihood, nis (k,); flag (k,) uint8, zero so far; extra name -> (d, k)
+    """
+
+    state: Array
+    log_likelihood: Array
+    nis: Array
+    flag: npt.NDArray[np.uint8]
+    extra: dict[str, Array]
+
+    def leave(self, before: Array, codes: npt.NDArray[np.uint8]) -> None:
+        """Flag keys by `codes` (k,) and leave those whose code is not WELL at their state `before` (size, k)."""
+        self.flag[:] = codes
+        bad = codes != flags.WELL
+        self.state[:, bad] = before[:, bad]
+        for said in (self.log_likelihood, self.nis, *self.extra.values()):
+            said[..., bad] = np.nan
+
+
+def in_blocks(
+    state: Array,
+    rows: Rows,
+    outputs: Mapping[str, int],
+    work: Callable[[Array, Rows, Target], None],
+    block: int = BLOCK,
+) -> tuple[Array, Step]:
+    """Return the state (size, K) after the rows and what they said, worked out `block` keys at a time.
+
+    `work(state, rows, target)` does one block. NumPy's warnings are off: what goes wrong ends in a flag.
+    """
+    keys = state.shape[1]
+    after = np.empty(state.shape)
+    extra = {name: np.empty((width, keys)) for name, width in outputs.items()}
+    said = Step(np.empty(keys), np.empty(keys), np.zeros(keys, np.uint8), extra)
+    with np.errstate(all="ignore"):
+        for start in range(0, keys, block):
+            here = slice(start, min(start + block, keys))
+            part = Rows(rows.dt[here], rows.first[here], rows.y[:, here], rows.u[:, here])
+            views = {name: values[:, here] for name, values in extra.items()}
+            target = Target(after[:, here], said.log_likelihood[here], said.nis[here], said.flag[here], views)
+            work(state[:, here], part, target)
+    return after, said

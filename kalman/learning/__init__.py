@@ -1,0 +1,1 @@
+"""Learn parameters: maximum likelihood and EM, pooled, by group or per key."""

@@ -1,0 +1,142 @@
+"""Parameters as unconstrained numbers: the logarithm of a variance, the log-Cholesky factor of a covariance.
+
+A covariance is L L' with L_ii = exp(t_ii) and L_ij = exp(t_ii) t_ij: any t gives a covariance, and t_ij has
+no unit. A zero of the starting matrix stays zero. Everything works on numbers and on (K,) arrays alike.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from kalman.linalg.entries import Entry
+from kalman.linalg.packing import packed_index, symmetric
+from kalman.models.columns import numbers
+from kalman.models.structure import Parameter
+from kalman.types import ModelError
+
+
+def free_entries(parameter: Parameter) -> list[int]:
+    """Return the packed entries that have a free number, those that are not zero for good."""
+    if parameter.kind != "covariance":
+        return list(range(len(parameter.value)))
+    return [e for e, value in enumerate(parameter.value) if value != 0.0]
+
+
+def start(parameter: Parameter, field: str) -> list[float]:
+    """Return the free numbers of a parameter's value. Raises ModelError where it has none."""
+    entries = numbers(parameter.value)
+    if parameter.kind in ("real", "vector"):
+        return list(entries)
+    if parameter.kind == "bounded":
+        return [_unbounded(parameter, entries[0])]
+    if parameter.kind == "positive":
+        if entries[0] <= 0.0:
+            raise ModelError(field, "it starts at zero and cannot be learned", "start it above zero")
+        return [math.log(entries[0])]
+    full = np.array(symmetric(entries))
+    linked = full != 0.0
+    if not linked.any():
+        raise ModelError(
+            field, "it starts at zero and cannot be learned", "start it with variances above zero"
+        )
+    if ((linked.astype(int) @ linked.astype(int) > 0) & ~linked).any():
+        raise ModelError(
+            field,
+            "its zeros cannot be kept while it is learned",
+            "start with a full, a diagonal or a block-diagonal matrix",
+        )
+    varying = np.flatnonzero(np.diag(linked))
+    factor = np.zeros_like(full)
+    try:
+        factor[np.ix_(varying, varying)] = np.linalg.cholesky(full[np.ix_(varying, varying)])
+    except np.linalg.LinAlgError:
+        raise ModelError(
+            field, "it is singular and cannot be learned", "start with a positive definite matrix"
+        ) from None
+    result = []
+    for i in range(len(full)):
+        for j in range(i + 1):
+            if linked[i, j]:
+                result.append(math.log(factor[i, i]) if i == j else factor[i, j] / factor[i, i])
+    return [float(a) for a in result]
+
+
+def value(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
+    """Return the parameter's packed entries for its free numbers."""
+    if parameter.kind in ("real", "vector"):
+        return list(theta)
+    if parameter.kind == "bounded":
+        return [_bounded(parameter, theta[0])[0]]
+    if parameter.kind == "positive":
+        return [np.exp(theta[0])]
+    L = _factor(parameter, theta)
+    return [
+        sum((L[i][k] * L[j][k] for k in range(j + 1)), 0.0)
+        if parameter.value[packed_index(i, j)] != 0.0
+        else 0.0
+        for i in range(len(L))
+        for j in range(i + 1)
+    ]
+
+
+def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entry]) -> list[Entry]:
+    """Return the derivative by the free numbers, given that by the packed entries."""
+    if parameter.kind in ("real", "vector"):
+        return list(slope)
+    if parameter.kind == "bounded":
+        return [slope[0] * _bounded(parameter, theta[0])[1]]
+    if parameter.kind == "positive":
+        return [slope[0] * np.exp(theta[0])]
+    L = _factor(parameter, theta)
+    n = len(L)
+    by_factor: list[list[Entry]] = [[0.0 for _ in range(n)] for _ in range(n)]
+    for i in range(n):
+        for j in range(i + 1):
+            if parameter.value[packed_index(i, j)] != 0.0:  # (S L)_ij with S twice the symmetric derivative
+                terms = [(2.0 if i == k else 1.0) * slope[packed_index(i, k)] * L[k][j] for k in range(j, n)]
+                by_factor[i][j] = sum(terms, 0.0)
+    result: list[Entry] = []
+    for i in range(n):
+        for j in range(i + 1):
+            if parameter.value[packed_index(i, j)] == 0.0:
+                continue
+            if i == j:
+                result.append(sum((by_factor[i][k] * L[i][k] for k in range(i + 1)), 0.0))
+            else:
+                result.append(by_factor[i][j] * L[i][i])
+    return result
+
+
+def _bounded(parameter: Parameter, theta: Entry) -> tuple[Entry, Entry]:
+    """Return the number between the bounds for a free number, and its derivative."""
+    low, high = parameter.bounds or (None, None)
+    if low is None or high is None:
+        beyond = np.exp(theta)
+        return (
+            (high - beyond, -beyond) if low is None and high is not None else ((low or 0.0) + beyond, beyond)
+        )
+    share = 1.0 / (1.0 + np.exp(-theta))
+    return low + (high - low) * share, (high - low) * share * (1.0 - share)
+
+
+def _unbounded(parameter: Parameter, number: float) -> float:
+    low, high = parameter.bounds or (None, None)
+    if low is not None and high is not None:
+        return math.log((number - low) / (high - number))
+    return math.log(high - number if high is not None else number - (low or 0.0))
+
+
+def _factor(parameter: Parameter, theta: Sequence[Entry]) -> list[list[Entry]]:
+    n = len(symmetric(parameter.value))
+    number = dict(zip(free_entries(parameter), theta, strict=True))
+    L: list[list[Entry]] = [[0.0] * n for _ in range(n)]
+    for i in range(n):
+        own = number.get(packed_index(i, i))
+        if own is None:
+            continue
+        L[i][i] = np.exp(own)
+        for j in range(i):
+            if packed_index(i, j) in number:
+                L[i][j] = L[i][i] * number[packed_index(i, j)]
+    return L

@@ -1,0 +1,100 @@
+"""The information that rows hold about a linear filter's parameters, for every key."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from kalman import flags
+from kalman.filters.linear import LinearFilter, traced
+from kalman.filters.state_layout import BLOCK
+from kalman.filters.update import presence
+from kalman.linalg.program import Program, Tape
+from kalman.run import SortedRows, rounds
+from kalman.types import Array, Rows
+
+
+def information(
+    model: LinearFilter,
+    rows: SortedRows,
+    keys: int,
+    unit: float,
+    starts: Sequence[Array],
+    steps: Array,
+    inputs: Array,
+) -> Array:
+    """Return the information (p(p+1)/2, keys), packed, about p variables, summed over each key's rows.
+
+    starts: the state (size, keys) in which keys begin, at theta and then with each variable moved by its step, of
+    `steps` (p,); inputs: what the control ends with (e, p + 1) in each case.
+
+    Each innovation v ~ N(0, S) adds dv dv' / S + dS dS' / (2 S^2), differences in place of derivatives; its expectation
+    is Fisher's information, and it is never negative. Flagged rows add nothing, nor does what ends a diffuse start.
+
+    References: Engle and Watson (1981); Harvey (1989), section 3.4.5.
+    """
+    plan = rounds(rows.key)
+    time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
+    here, copies = len(plan.keys), len(starts)
+    values = np.stack([start[:, plan.keys] for start in starts], axis=1)
+    event_time, begun = np.zeros(here, np.int64), np.zeros(here, bool)
+    i, j = np.tril_indices(copies - 1)
+    total = np.zeros((len(i), here))
+    for part in plan.slices():
+        k = part.stop - part.start
+        first = ~begun[:k]
+        dt = np.where(first, 0, time[part] - event_time[:k]) / unit
+        own = np.repeat(inputs, k, axis=1)
+        many = Rows(
+            np.tile(dt, copies),
+            np.tile(first, copies),
+            np.tile(y[:, part], copies),
+            np.concatenate([np.tile(u[:, part], copies), own]),
+        )
+        before = values[:, :, :k].reshape(len(values), -1)
+        _, said = model.step(values[:, 0, :k], Rows(dt, first, y[:, part], many.u[:, :k]))
+        good = said.flag == flags.WELL
+        after, v, S = (a.reshape(-1, copies, k) for a in _moved(model, before, many))
+        with np.errstate(all="ignore"):
+            dv = (v[:, 1:] - v[:, :1]) / (steps[:, None] * np.sqrt(S[:, :1]))
+            dS = (S[:, 1:] - S[:, :1]) / (steps[:, None] * S[:, :1] * np.sqrt(2.0))
+            told = (dv[:, i] * dv[:, j] + dS[:, i] * dS[:, j]).sum(axis=0)
+        total[:, :k] += np.where(good, told, 0.0)
+        values[:, :, :k] = np.where(good, after, values[:, :, :k])
+        event_time[:k] = np.where(good, time[part], event_time[:k])
+        begun[:k] |= good
+    result = np.zeros((len(i), keys))
+    result[:, plan.keys] = total
+    return result
+
+
+def _moved(model: LinearFilter, state: Array, rows: Rows) -> tuple[Array, Array, Array]:
+    """Return the state after the rows, and v and S (m, K) of each scalar; 0 and 1 where there is none."""
+    size, m = len(state), model.measurements
+    result = np.empty((size + 2 * m, state.shape[1]))
+    for start in range(0, state.shape[1], BLOCK):
+        here = slice(start, min(start + BLOCK, state.shape[1]))
+        part = Rows(rows.dt[here], rows.first[here], rows.y[:, here], rows.u[:, here])
+        presents, first = presence(part.y), part.which_first()
+        case = first if isinstance(first, bool) else None
+        program = _program(model, presents[0] is not None, case, model.is_diffuse(state[:, here]))
+        masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
+        buffers = np.empty((program.buffers, here.stop - here.start))
+        with np.errstate(all="ignore"):  # flagged rows can go wrong, and they are left out
+            program([*state[:, here], part.dt, *part.u, *part.y, *masks], buffers, result[:, here])
+    return result[:size], result[size : size + m], result[size + m :]
+
+
+@lru_cache(maxsize=64)
+def _program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
+    """Return one step with its innovations as a straight line; the cases are those of `kalman.filters.linear.step_program`."""
+    step = traced(model, Tape(), missing, first, diffuse)
+    v, S = [], []
+    for scalar in step.updated.scalars:
+        innovation, variance = scalar.weighing.v, scalar.weighing.S
+        for absent in (None if scalar.present is None else ~scalar.present, scalar.weighing.diffuse):
+            if absent is not None:
+                innovation, variance = np.where(absent, 0.0, innovation), np.where(absent, 1.0, variance)
+        v.append(innovation)
+        S.append(variance)
+    return Program(step.tape, [*step.inputs, *step.masks], [*step.after(model), *v, *S])

@@ -1,0 +1,33 @@
+"""Which learner a model definition asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kalman.filters.multiple_models import SEVERAL
+from kalman.learning.em import Learner
+from kalman.learning.em_linear import expectation_maximisation
+from kalman.learning.maximum_likelihood import maximum_likelihood
+from kalman.learning.mixtures import mixture_learner
+from kalman.learning.modes import mode_learner
+from kalman.mixtures.families import FAMILIES
+from kalman.types import ModelError
+
+LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = {
+    **dict.fromkeys(FAMILIES, mixture_learner),
+    **dict.fromkeys(SEVERAL, mode_learner),
+}
+"""What learns for each kind of filter; the others learn by the exact gradient of the linear one."""
+
+
+def learnable(definition: Mapping[str, Any]) -> Learner:
+    """Return what a definition's `learn.parameters` asks for. Raises ModelError."""
+    method = (definition.get("learn") or {}).get("method") or "mle"
+    if method not in ("mle", "em"):
+        raise ModelError("learn.method", f"{method!r} is not known", "choose mle or em")
+    kind = definition.get("filter", "linear")
+    if kind in LEARNERS:
+        return LEARNERS[kind](definition)
+    found = maximum_likelihood(definition)
+    return expectation_maximisation(found) if method == "em" else found

@@ -1,0 +1,314 @@
+"""Maximum likelihood for the parameters that a model names: pooled over all keys, or for each key.
+
+The log-likelihood is the filter's own, its gradient exact (`kalman.learning.score`), its variables unconstrained
+(`kalman.learning.constraints`). The pooled maximum is found by scoring (`kalman.learning.scoring`), each key's by quasi-Newton steps.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kalman.building.registry import build
+from kalman.filters.linear import LinearFilter
+from kalman.learning import constraints
+from kalman.learning.bfgs import maximise_each
+from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample
+from kalman.learning.fisher_information import information
+from kalman.learning.lbfgs import fit
+from kalman.learning.score import score
+from kalman.learning.scoring import Point, covariance, finite, maximise
+from kalman.linalg.packing import symmetric
+from kalman.models import learned_entries
+from kalman.models.definition import learn_request, natural
+from kalman.models.learned_entries import is_chosen
+from kalman.models.structures import Parameter
+from kalman.run import SortedRows
+from kalman.types import Array, ModelError
+
+STEP = 1e-5
+"""By how much a free number is moved to see what the innovations tell about it."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a linear model learns by maximum likelihood, seen as free numbers theta (p,); a `kalman.learning.em.Learner`."""
+
+    definition: Mapping[str, Any]
+    names: tuple[str, ...]
+    scope: str
+    begin: Mapping[str, Any]
+    """Values to begin with in place of the written ones."""
+
+    @cached_property
+    def filter(self) -> LinearFilter:
+        """The filter with the written parameters."""
+        return _linear({**self.definition, "learn": None}, self.begin)
+
+    @cached_property
+    def own_names(self) -> tuple[str, ...]:
+        """Names of what is learned of the structure and R; the state of `each` holds it."""
+        return tuple(name for name in self.names if not is_chosen(name))
+
+    @cached_property
+    def _chosen(self) -> list[Parameter]:
+        return learned_entries.parameters(self.definition)
+
+    @cached_property
+    def entries_of_matrices(self) -> tuple[tuple[str, int, int], ...]:
+        """The entries of F and H that are learned: letter, row, column."""
+        found = [learned_entries.ENTRY.fullmatch(p.name) for p in self._chosen]
+        return tuple((a[1], int(a[2]), int(a[3])) for a in found if a is not None)
+
+    @cached_property
+    def each(self) -> LinearFilter:
+        """The model with its learned parameters in the state, one filter for whatever values are tried.
+
+        Entries of F and H come from the last columns of the control.
+        """
+        columns = [p.name for p in self._chosen if p.name not in learned_entries.INITIAL]
+        learn = {"parameters": list(self.own_names), "scope": "key"}
+        return _linear({**learned_entries.as_columns(self.definition, columns), "learn": learn}, self.begin)
+
+    @cached_property
+    def learned(self) -> tuple[Parameter, ...]:
+        """The parameters that are learned, with what keeps them valid: a structure's and R, then the chosen ones."""
+        wishes = {wish.name: wish for wish in learned_entries.wishes(self.definition)}
+        own = [
+            learned_entries.kept_to(p, wishes[p.name])
+            for p in self.filter.parameters
+            if p.name in self.own_names
+        ]
+        return (*own, *self._chosen)
+
+    @cached_property
+    def start(self) -> Array:
+        """Free numbers (p,) of the written parameters. Raises ModelError where one cannot be learned."""
+        return np.array([t for p in self.learned for t in constraints.start(p, _field(self.filter, p))])
+
+    @cached_property
+    def _spans(self) -> list[slice]:
+        ends = np.cumsum([0, *(len(constraints.free_entries(p)) for p in self.learned)]).tolist()
+        return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+    def entries(self, theta: Array) -> list[Any]:
+        """Return the packed entries of all learned parameters for theta (p,) or (p, K)."""
+        pairs = zip(self.learned, self._spans, strict=True)
+        return [a for p, span in pairs for a in constraints.value(p, list(theta[span]))]
+
+    def parameters(self, theta: Array) -> dict[str, Any]:
+        """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
+        pairs = zip(self.learned, self._spans, strict=True)
+        return {
+            p.name: natural(
+                p._replace(value=tuple(float(a) for a in constraints.value(p, theta[span].tolist())))
+            )
+            for p, span in pairs
+        }
+
+    def value_and_gradient(
+        self, theta: Array, rows: SortedRows, keys: int, unit: float
+    ) -> tuple[float, Array, int]:
+        """Return log-likelihood, its gradient (p,) by theta, and the number of rows, summed over keys.
+
+        The sums are exactly rounded, so that they do not depend on the order of the keys.
+        """
+        value, slopes, used = self.value_and_slopes(theta, rows, keys, unit)
+        return value, np.array(self.pulled(theta.tolist(), slopes), float), int(used.sum())
+
+    def with_inputs(self, theta: Array, rows: SortedRows) -> SortedRows:
+        """Return the rows as `each` takes them at theta."""
+        inputs = np.repeat(self._inputs(theta)[:, None], len(rows.key), axis=1)
+        return rows._replace(u=np.concatenate([rows.u, inputs]))
+
+    def value_and_slopes(
+        self,
+        theta: Array,
+        rows: SortedRows,
+        keys: int,
+        unit: float,
+        more: tuple[tuple[str, int, int], ...] = (),
+    ) -> tuple[float, list[float], np.ndarray]:
+        """Return log-likelihood, its derivatives by the packed entries of what is learned, each key's rows (keys,).
+
+        more: entries of F and H by which the last derivatives are.
+        """
+        begun = self.begun(theta, keys)
+        entries = (*self.entries_of_matrices, *more)
+        taken = self.with_inputs(theta, rows)
+        result = score(self.each, self.own_names, taken, keys, unit, begun, entries)
+        wanted = len(result.gradient) - len(more)
+        parts = [result.gradient[:wanted]]
+        parts += [result.mean] if "initial.mean" in self.names else []
+        parts += [result.covariance] if "initial.covariance" in self.names else []
+        parts.append(result.gradient[wanted:])
+        slopes = [math.fsum(row) for part in parts for row in part.tolist()]
+        return math.fsum(result.log_likelihood.tolist()), slopes, result.used
+
+    def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
+        """Return log-likelihood, a vector, and the number of rows, summed over keys.
+
+        The vector is the gradient (p,) and the packed information (p(p+1)/2), the sums exactly rounded.
+        """
+        value, gradient, used = self.value_and_gradient(theta, rows, keys, unit)
+        moved = [theta, *(theta + STEP * row for row in np.eye(len(theta)))]
+        states = [self.begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
+        inputs = np.stack([self._inputs(one) for one in moved], axis=1)
+        steps = np.full(len(theta), STEP)
+        told = information(self.each, rows, keys, unit, states, steps, inputs) if states else []
+        sums = [math.fsum(row) for row in np.asarray(told).tolist()]
+        return value, np.array([*gradient, *sums]), used
+
+    def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
+        """Return the theta of the greatest log-likelihood, found from the written parameters on."""
+        p = len(self.start)
+
+        def point(theta: Array) -> Point:
+            value, vector, used = evaluate(theta)
+            return Point(theta, value, vector[:p], np.array(symmetric(vector[p:].tolist())), used)
+
+        begin = point(self.start)
+        if not p:
+            return Fit(self.start, begin.value, 0, True)
+        if not finite(begin):
+            return fit(lambda theta: point(theta)[1:3], self.start, max_iterations)
+        best, iterations, converged = maximise(point, begin, self.limits, max_iterations)
+        spread = covariance(best.information)
+        errors = self.errors(best.theta, spread)
+        return Fit(best.theta, best.value, iterations, converged, covariance=spread, errors=errors)
+
+    @property
+    def limits(self) -> Array:
+        """How far one step may go in each free number: freely where it has a unit, else by a factor e^2."""
+        kinds = [p.kind for p in self.learned for _ in constraints.free_entries(p)]
+        return np.array([np.inf if kind in ("real", "vector") else 2.0 for kind in kinds])
+
+    def errors(self, theta: Array, covariance: Array) -> dict[str, Any]:
+        """Return the standard errors of the learned parameters by name, in their shape, by the delta method."""
+        result: dict[str, Any] = {}
+        for p, span in zip(self.learned, self._spans, strict=True):
+            free = list(theta[span])
+            slopes = np.array([constraints.pull_back(p, free, list(row)) for row in np.eye(len(p.value))])
+            spread = covariance[span, span]
+            with np.errstate(invalid="ignore"):  # 0 * inf, of an entry that does not move
+                variances = [sum(a * a * spread[i, i] for i, a in enumerate(row) if a) for row in slopes]
+                own = np.einsum("ki,ij,kj->k", slopes, np.where(np.isinf(spread), 0.0, spread), slopes)
+            errors = np.sqrt(np.where(np.isinf(variances), np.inf, np.maximum(own, 0.0)))
+            result[p.name] = natural(p._replace(value=tuple(errors.tolist())))
+        return result
+
+    def begun(self, theta: Array, keys: int) -> Array:
+        """Return the states (size, keys) of keys that have no row yet, at theta (p,), or (p, keys) for each key's."""
+        state = self.each.initial(keys)
+        for place, values in self._values(theta):
+            if place in self.each.places:
+                state[self.each.places[place]] = [np.broadcast_to(a, keys) for a in values]
+        return state
+
+    def _inputs(self, theta: Array) -> Array:
+        """Return what the control ends with at theta: the entries of F and H."""
+        return np.array([a for place, values in self._values(theta) if place == "" for a in values], float)
+
+    def _values(self, theta: Array) -> list[tuple[str, list[Any]]]:
+        """Return what is learned at theta, in order, and the field of the state where it is; "" for the control."""
+        entries = iter(self.entries(theta))
+        own = [next(entries) for p in self.learned if p.name in self.own_names for _ in p.value]
+        others = [(p.name, [next(entries) for _ in p.value]) for p in self._chosen]
+        return [
+            ("parameters", own),
+            *(
+                (name.removeprefix("initial.") if name in learned_entries.INITIAL else "", values)
+                for name, values in others
+            ),
+        ]
+
+    def pulled(self, theta: Any, slopes: Any) -> list[Any]:
+        """Return the derivatives by the free numbers, given those by the packed entries of what is learned."""
+        result: list[Any] = []
+        at = 0
+        for p, span in zip(self.learned, self._spans, strict=True):
+            width = len(p.value)
+            result += constraints.pull_back(p, list(theta[span]), list(slopes[at : at + width]))
+            at += width
+        return result
+
+    def fit_keys(
+        self,
+        rows: SortedRows,
+        keys: int,
+        unit: float,
+        pooled: Array,
+        *,
+        deviation: float = 1.0,
+        max_iterations: int = 50,
+    ) -> KeyFit:
+        """Return each key's own parameters, all keys at once.
+
+        A key's theta has a normal prior around the pooled one, with this standard deviation in each free
+        number (1.0: a variance within a factor e^2 either way, at 95 %), and the result is the mode of the
+        posterior. So a key without rows gets the pooled value, one with few rows stays near it.
+        """
+        middle = np.repeat(np.asarray(pooled, float)[:, None], keys, axis=1)
+
+        def objective(theta: Array, which: np.ndarray) -> tuple[Array, Array, np.ndarray]:
+            own = np.array([np.broadcast_to(a, len(which)) for a in self.entries(theta)])
+            part = _select(rows, which, keys)
+            begun = self.each.with_parameters(self.each.initial(len(which)), own)
+            result = score(self.each, self.own_names, part, len(which), unit, begun)
+            slopes = np.array(self.pulled(theta, result.gradient))
+            away = (theta - middle[:, which]) / deviation
+            penalty = sum((0.5 * a * a for a in away), np.zeros(len(which)))
+            return result.log_likelihood - penalty, slopes - away / deviation, result.used
+
+        found = maximise_each(objective, middle, deviation, max_iterations)
+        away = (found.theta - middle) / deviation
+        penalty = sum((0.5 * a * a for a in away), np.zeros(keys))
+        own = np.array([np.broadcast_to(a, keys) for a in self.entries(found.theta)])
+        return KeyFit(found.theta, own, found.value + penalty, found.used, found.converged)
+
+
+def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
+    """Return what is learned for a linear filter. Raises ModelError."""
+    model = _linear({**definition, "learn": None})
+    own, scope = learn_request(definition, model.parameters)
+    names = (*own, *(p.name for p in learned_entries.parameters(definition)))
+    wishes = {wish.name: wish for wish in learned_entries.wishes(definition) if wish.form is not None}
+    formed = [learned_entries.kept_to(p, wishes[p.name]) for p in model.parameters if p.name in wishes]
+    result = Learning(definition, names, scope, {p.name: natural(p) for p in formed})
+    _ = result.start  # what cannot be learned is said now, not on the cluster
+    return result
+
+
+def _select(rows: SortedRows, which: np.ndarray, keys: int) -> SortedRows:
+    """Return the rows of some keys (ascending), renumbered."""
+    if len(which) == keys:
+        return rows
+    number = np.full(keys, -1, np.int64)
+    number[which] = np.arange(len(which))
+    kept = np.flatnonzero(number[rows.key] >= 0)
+    return SortedRows(number[rows.key[kept]], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
+
+
+def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:
+    # a fixed lag or another form changes no likelihood; robust updates and adaptive noise do, and what is learned
+    # is the linear model
+    model = build(
+        {**definition, "smoothing": None, "robust": None, "adaptive": None, "form": None, "storage": None},
+        parameters,
+    )
+    if not isinstance(model, LinearFilter):
+        raise ModelError(
+            "learn.parameters",
+            f"nothing is learned for a filter of kind {definition.get('filter')}",
+            "remove learn, or use a linear filter",
+        )
+    return model
+
+
+def _field(model: LinearFilter, parameter: Parameter) -> str:
+    if is_chosen(parameter.name):
+        return parameter.name
+    return "observation.R" if parameter.name == "R" else f"process.{parameter.name}"

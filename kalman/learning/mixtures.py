@@ -1,0 +1,175 @@
+"""Learn a mixture from history: several starts, of which rows that were held out choose one, and batch EM from there.
+
+For single keys it is batch EM too, each key drawn towards the pooled mixture.
+References: Biernacki, Celeux and Govaert (2003) for short runs before a long one; Smyth (2000) for held-out likelihood.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample, climb
+from kalman.linalg.packing import symmetric
+from kalman.mixtures.batch import Sums, maximised, ordered, pooled, sums, usable, with_prior
+from kalman.mixtures.building import Request, least, request, split
+from kalman.mixtures.seeds import seeds
+from kalman.run import SortedRows
+from kalman.types import Array, ModelError
+
+SHORT = 15
+"""Iterations from each start before one is chosen."""
+STRENGTH = 20.0
+"""Rows that the pooled mixture counts for beside a key's own."""
+KEY_ITERATIONS = 50
+
+
+@dataclass(frozen=True)
+class MixtureLearner:
+    """Batch EM of a mixture. theta is `Components.flat`, (c,).
+
+    `evaluate` also takes several such thetas after a first number (1 + starts * c,): then some rows are held out
+    (every n-th of a bucket, n being that number), and the vector has for each theta first their log-likelihood and
+    number.
+    """
+
+    definition: Mapping[str, Any]
+
+    @cached_property
+    def _asked(self) -> Request:
+        return request(self.definition)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters that are learned."""
+        return self._asked.learn
+
+    @property
+    def scope(self) -> str:
+        """Return "pooled", or "key"."""
+        return self._asked.scope
+
+    @property
+    def _width(self) -> int:
+        asked = self._asked
+        return asked.count * (1 + asked.m + asked.family.spreads(asked.m))
+
+    def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
+        """Return log-likelihood, expected sufficient statistics and number of usable rows."""
+        asked, width = self._asked, self._width
+        rows = usable(asked, rows)
+        if len(theta) == width:
+            found = pooled(sums(asked, theta, rows, keys))
+            return float(found.log_likelihood), _vector(found), int(found.rows)
+        every = int(theta[0])
+        out = np.arange(len(rows.key)) % every == every - 1
+        kept, held = _part(rows, ~out), _part(rows, out)
+        vectors: list[Array] = []
+        values: list[float] = []
+        for one in theta[1:].reshape(-1, width):
+            judged = pooled(sums(asked, one, held, keys))
+            found = pooled(sums(asked, one, kept, keys))
+            vectors += [np.array([judged.log_likelihood, judged.rows]), _vector(found)]
+            values.append(float(found.log_likelihood))
+        return max(values), np.concatenate(vectors), len(kept.key)
+
+    def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int, tolerance: float = 1e-11) -> Fit:
+        """Return the mixture that batch EM ends at; where none is written, from the best of several starts.
+
+        Raises ModelError where no row can be learned from.
+        """
+        asked = self._asked
+        start, held_out = np.array(asked.start), None
+        if not asked.start:
+            y = usable(asked, _unsorted(sample())).y
+            if y.shape[1] == 0:
+                raise ModelError("measurement", "no row of a sample is possible", "choose another filter")
+            start, held_out = self._chosen(evaluate, seeds(asked, y, 1 if asked.count == 1 else asked.starts))
+        bounds = least(asked, start.tolist())
+        found = climb(evaluate, lambda a, b: self._step(a, b, bounds), start, max_iterations, tolerance)
+        return found if asked.start else found._replace(theta=ordered(asked, found.theta), held_out=held_out)
+
+    def _chosen(self, evaluate: Evaluate, starts: Array) -> tuple[Array, float | None]:
+        """Return what a short run makes of the starts (S, c): the one under which the rows held out are likeliest.
+
+        And the log-likelihood of such a row.
+        """
+        asked = self._asked
+        if len(starts) == 1 and asked.count == 1:
+            return starts[0], None
+        every = round(1.0 / asked.holdout) if asked.holdout else 2**53
+        bounds = [least(asked, start.tolist()) for start in starts]
+        held, own = self._trial(evaluate, every, starts)
+        for _ in range(SHORT):
+            starts = np.array(
+                [self._step(a, b, c) for a, b, c in zip(starts, own, bounds, strict=True)], float
+            )
+            held, own = self._trial(evaluate, every, starts)
+        if held[:, 1].min() == 0:
+            return starts[int(np.argmax(own[:, 0]))], None
+        scores = held[:, 0] / held[:, 1]
+        return starts[int(np.argmax(scores))], float(scores.max())
+
+    def _trial(self, evaluate: Evaluate, every: int, starts: Array) -> tuple[Array, Array]:
+        """Return for each start (S,) log-likelihood and number of the rows held out (S, 2), and the others' sums."""
+        _, vector, _ = evaluate(np.concatenate([[every], starts.ravel()]))
+        table = vector.reshape(len(starts), -1)
+        return table[:, :2], table[:, 2:]
+
+    def _step(self, theta: Array, vector: Array, bounds: tuple[float, ...]) -> Array:
+        return maximised(self._asked, theta, self._sums(vector), bounds)
+
+    def _sums(self, vector: Array) -> Sums:
+        k, m = self._asked.count, self._asked.m
+        cuts = [2, 2 + k, 2 + k + k * m]
+        first, weights, means, spreads = np.split(vector, cuts)
+        return Sums(first[0], first[1], weights, means, spreads)
+
+    def parameters(self, theta: Array) -> dict[str, Any]:
+        """Return the whole mixture by name, what was not learned too, as `kalman.build` takes it."""
+        mixture = split(self._asked, [float(a) for a in theta])
+        family = self._asked.family
+        found: dict[str, Any] = {"weights": mixture.weights, family.mean: mixture.means}
+        if family.spread:
+            found[family.spread] = [symmetric(a) for a in mixture.spreads]
+        return found
+
+    def fit_keys(self, rows: SortedRows, keys: int, unit: float, pooled: Array) -> KeyFit:
+        """Return each key's own mixture, the mode of a posterior in which the pooled one counts as `STRENGTH` rows.
+
+        So a key without rows gets the pooled mixture, one with few rows stays near it. Components keep their order.
+        """
+        asked = self._asked
+        rows = usable(asked, rows)
+        bounds = least(asked, pooled.tolist())
+        prior = np.asarray(pooled, float)
+        theta = np.repeat(prior[:, None], keys, axis=1)
+        found, moved = sums(asked, theta, rows, keys), np.zeros(keys)
+        for _ in range(KEY_ITERATIONS):
+            following = maximised(asked, theta, with_prior(asked, theta, found, prior, STRENGTH), bounds)
+            moved = np.abs(following[: asked.count] - theta[: asked.count]).max(axis=0)
+            theta = following
+            found = sums(asked, theta, rows, keys)
+        return KeyFit(theta, theta, found.log_likelihood, found.rows.astype(int), moved < 1e-4)
+
+
+def mixture_learner(definition: Mapping[str, Any]) -> MixtureLearner:
+    """Return what a definition's `learn` asks for. Raises ModelError."""
+    result = MixtureLearner(definition)
+    _ = result.names  # what is wrong is said now, not on the cluster
+    return result
+
+
+def _vector(found: Sums) -> Array:
+    return np.concatenate([[found.log_likelihood, found.rows], found.weights, found.means, found.spreads])
+
+
+def _part(rows: SortedRows, mask: np.ndarray) -> SortedRows:
+    return SortedRows(rows.key[mask], rows.time[mask], rows.y[:, mask], rows.u[:, mask])
+
+
+def _unsorted(y: Array) -> SortedRows:
+    zeros = np.zeros(y.shape[1], np.int64)
+    return SortedRows(zeros, zeros, np.asarray(y, float), np.empty((0, y.shape[1])))

@@ -1,0 +1,63 @@
+"""Positive semidefinite matrices as L D L', entry by entry along the keys: whiten and solve without LAPACK."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.linalg.entries import Entry, Matrix, Vector, minus, times
+from kalman.linalg.packing import order_of, packed_index
+
+NOTHING = 1e-13
+"""A pivot below this part of its variance is the rounding of zero."""
+
+
+class Factor(NamedTuple):
+    """P = L D L': L unit lower triangular (n x n), D's diagonal d (n), and 1 / d, 0 where d is zero."""
+
+    L: Matrix
+    d: Vector
+    inverse: Vector
+
+
+def factor(P: Vector, present: Sequence[np.ndarray | None] | None = None) -> Factor:
+    """Return the factors of a packed P; a component that is not `present` in a key is cut out of it."""
+    n = order_of(len(P))
+    L: list[list[Entry]] = [[1.0 if i == j else 0.0 for j in range(n)] for i in range(n)]
+    d: list[Entry] = []
+    inverse: list[Entry] = []
+    for i in range(n):
+        own = P[packed_index(i, i)]
+        has = None if present is None else present[i]
+        weighed: list[Entry] = []
+        for j in range(i):
+            a = P[packed_index(i, j)]
+            for k in range(j):
+                a = minus(a, times(weighed[k], L[j][k]))
+            weighed.append(a if has is None else np.where(has, a, 0.0))
+            L[i][j] = times(weighed[j], inverse[j])
+            own = minus(own, times(weighed[j], L[i][j]))
+        real = np.greater(own, NOTHING * np.abs(P[packed_index(i, i)]))
+        real = real if has is None else real & has
+        d.append(np.where(real, own, 0.0))
+        inverse.append(np.where(real, np.divide(1.0, own), 0.0))
+    return Factor(L, d, inverse)
+
+
+def whiten(L: Matrix, b: Vector) -> list[Entry]:
+    """Return L^-1 b."""
+    z: list[Entry] = []
+    for row, value in zip(L, b, strict=True):
+        for a, earlier in zip(row, z, strict=False):
+            value = minus(value, times(a, earlier))
+        z.append(value)
+    return z
+
+
+def solve(factors: Factor, b: Vector) -> list[Entry]:
+    """Return x with P x = b for b in P's range; a direction without variance is left out."""
+    x = [times(a, z) for a, z in zip(factors.inverse, whiten(factors.L, b), strict=True)]
+    for i in reversed(range(len(x))):
+        for k in range(i + 1, len(x)):
+            x[i] = minus(x[i], times(factors.L[k][i], x[k]))
+    return x

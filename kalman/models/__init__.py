@@ -1,0 +1,1 @@
+"""Model definitions: structures, entries from columns, functions of the user's, and their checks."""

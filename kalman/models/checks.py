@@ -1,0 +1,105 @@
+"""Checks of what a person wrote in a model definition, each ending in a ModelError that names the field."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from kalman.linalg.packing import lower
+from kalman.types import ModelError
+
+Numbers = tuple[tuple[float, ...], ...]
+
+
+def number(field: str, value: Any) -> float:
+    """Return a finite float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise ModelError(field, f"{value!r} is not a number", "write a number such as 1.0")
+    if not math.isfinite(value):
+        raise ModelError(field, f"{value!r} is not finite", "write a finite number")
+    return float(value)
+
+
+def positive(field: str, value: Any, *, zero: bool = False) -> float:
+    """Return a float above zero, or with `zero` at least zero."""
+    result = number(field, value)
+    if result < 0.0 or (result == 0.0 and not zero):
+        bound = "zero or more" if zero else "above zero"
+        raise ModelError(field, f"{result!r} is not {bound}", f"write a number {bound}")
+    return result
+
+
+def whole(field: str, value: Any, low: int, high: int) -> int:
+    """Return an integer within [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ModelError(field, f"{value!r} is not a whole number from {low} to {high}", "write one that is")
+    return value
+
+
+def vector(field: str, value: Any, size: int) -> tuple[float, ...]:
+    """Return `size` finite floats."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)) or len(value) != size:
+        found = f"{len(value)} entries" if isinstance(value, (list, tuple)) else repr(value)
+        raise ModelError(
+            field, f"{size} numbers are needed, found {found}", f"write a list of {size} numbers"
+        )
+    return tuple(number(f"{field}[{i}]", entry) for i, entry in enumerate(value))
+
+
+def matrix(field: str, value: Any, rows: int | None = None, columns: int | None = None) -> Numbers:
+    """Return a matrix as rows of finite floats; a size that is None is taken from the value."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    shape = f"{rows or 'n'} x {columns or 'n'}"
+    remedy = f"write a list of rows, {shape}, such as [[1.0, 0.0], [0.0, 1.0]]"
+    if (
+        not isinstance(value, (list, tuple))
+        or not value
+        or not all(isinstance(r, (list, tuple)) for r in value)
+    ):
+        raise ModelError(field, f"{value!r} is not a matrix", remedy)
+    rows = len(value) if rows is None else rows
+    columns = len(value[0]) if columns is None else columns
+    if len(value) != rows or any(len(row) != columns for row in value):
+        found = f"{len(value)} x {sorted({len(row) for row in value})}"
+        raise ModelError(field, f"{rows} x {columns} is needed, found {found}", remedy)
+    return tuple(vector(f"{field}[{i}]", row, columns) for i, row in enumerate(value))
+
+
+def covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
+    """Return the packed lower triangle of a covariance matrix (written as a number where size is 1)."""
+    if size == 1 and isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = [[value]]
+    full = np.array(matrix(field, value, size, size))
+    if not np.allclose(full, full.T, rtol=1e-10, atol=0.0):
+        raise ModelError(field, "it is not symmetric", "write the same number on both sides of the diagonal")
+    scale = np.sqrt(np.maximum(np.diag(full), 0.0))
+    unit = np.divide(full, np.outer(scale, scale), out=np.zeros_like(full), where=np.outer(scale, scale) > 0)
+    # a variance of zero allows no covariance; beyond that the correlations decide, whatever the units are
+    if (np.diag(full) < 0).any() or (full[unit == 0] != 0).any() or np.linalg.eigvalsh(unit).min() < -1e-10:
+        raise ModelError(
+            field, "it is not positive semidefinite", "write variances and covariances of real noise"
+        )
+    return tuple(float(a) for a in lower(full.tolist()))
+
+
+def known(field: str, value: Any, allowed: Iterable[str]) -> None:
+    """Raise unless `value` is a mapping with only the allowed keys."""
+    allowed = sorted(allowed)
+    if not isinstance(value, Mapping):
+        raise ModelError(
+            field, f"{value!r} is not a mapping", f"write the keys {', '.join(allowed)} under it"
+        )
+    for key in value:
+        if key not in allowed:
+            raise ModelError(f"{field}.{key}", "is not known here", f"known are {', '.join(allowed)}")
+
+
+def needed(field: str, value: Mapping[str, Any], key: str) -> Any:
+    """Return value[key], or raise that it is missing."""
+    if key not in value:
+        raise ModelError(f"{field}.{key}", "is missing", f"add {key} under {field}")
+    return value[key]

@@ -1,0 +1,314 @@
+"""Any linear model in continuous time, moved exactly by whatever time there is between two rows.
+
+References: Van Loan (1978), "Computing integrals involving the matrix exponential"; here by Taylor series of a short
+step and doublings of it, F(2h) = F(h) F(h), Q(2h) = Q(h) + F(h) Q(h) F(h)', which only ever add covariances.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, plus, times
+from kalman.linalg.packing import lower, packed_size, symmetric
+from kalman.linalg.program import called
+from kalman.models import checks, columns
+from kalman.models.columns import Cell, Cells, resolve, resolve_matrix
+from kalman.models.inputs import inputs, moved_by
+from kalman.models.structure import Parameter, Plain, Transition, Values, with_noise
+from kalman.types import Array
+
+ORDER = 16
+"""Terms of the series: over a step in which |A| h < 1/4 the next one is below rounding."""
+
+
+@dataclass(frozen=True)
+class Continuous(Plain):
+    """dx = (A x + B u + offset) dt + L dW, with `diffusion` = L L' a unit of time, u constant between two rows."""
+
+    A: Cells
+    diffusion: tuple[Cell, ...]
+    B: Cells | None = None
+    offset: tuple[Cell, ...] | None = None
+
+    @classmethod
+    def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
+        checks.known(field, definition, ("kind", "name", "A", "diffusion", "B", "offset"))
+        A = columns.matrix(f"{field}.A", checks.needed(field, definition, "A"), names=controls)
+        n = len(A)
+        A = columns.matrix(f"{field}.A", definition["A"], n, n, controls)
+        diffusion = columns.covariance(
+            f"{field}.diffusion", checks.needed(field, definition, "diffusion"), n, controls
+        )
+        return cls(A, diffusion, *inputs(field, definition, n, controls))
+
+    @property
+    def size(self) -> int:
+        return len(self.A)
+
+    @property
+    def controlled(self) -> bool:
+        return self.B is not None
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (Parameter("diffusion", "covariance", self.diffusion),)
+
+    def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
+        A, n = resolve_matrix(self.A, u), self.size
+        moved = moved_by(self.B, self.offset, n, u)
+        driven = not all(is_zero(a) for a in moved)
+        F, G, (Q,) = discretised(A, [resolve(values["diffusion"], u)], dt, driven)
+        return Transition(F, Q, apply(G, moved) if driven else [0.0] * n)
+
+    def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
+        size = packed_size(self.size)
+        units = [[float(i == e) for i in range(size)] for e in range(size)]
+        _, _, noises = discretised(resolve_matrix(self.A, u), units, dt, False)
+        return [with_noise(Q, self.size) for Q in noises]
+
+    def guards(self, u: Sequence[Entry]) -> list[Entry]:
+        return [columns.psd(resolve(self.diffusion, u))] if columns.used(self.diffusion) else []
+
+
+class Discretised(NamedTuple):
+    """exp(A t), the integral of exp(A s) over 0 < s < t, and that of exp(A s) D exp(A s)' (packed) for each D."""
+
+    F: Matrix
+    G: Matrix
+    Q: list[Vector]
+
+
+def discretised(A: Matrix, D: Sequence[Vector], dt: Entry, driven: bool) -> Discretised:
+    """Return what a time dt makes of dx = A x dt + noise of spectral density D, for each of several D (packed).
+
+    Where A is nilpotent by its zeros the series ends, and its sum is exact. Without `driven`, G is of no use.
+    """
+    n = len(A)
+    shape = _Shape(
+        tuple(tuple(not is_zero(a) for a in row) for row in A), tuple(_support(d) for d in D), driven
+    )
+    if not any(shape.reach_again[i][i] for i in range(n)):
+        return _polynomial(A, D, dt, n, driven)
+    rows = [a for row in A for a in row]
+    cells = [*rows, *(a for d in D for a in d)]
+    varying = [a for a in cells if not isinstance(a, float)]
+    plan = _Plan(shape, tuple(a if isinstance(a, float) else None for a in cells))
+    return shape.spread(called(plan, shape.count, [dt, *varying]))
+
+
+def _support(packed: Vector) -> tuple[bool, ...]:
+    return tuple(not is_zero(a) for a in packed)
+
+
+def _polynomial(A: Matrix, D: Sequence[Vector], dt: Entry, n: int, driven: bool) -> Discretised:
+    """Return the sum of the series where A^n = 0."""
+    identity = _identity(n)
+    F, G = identity, [[times(a, dt) for a in row] for row in identity]
+    power, time = identity, dt
+    for k in range(1, n):
+        power = [[times(a, 1.0 / k) for a in row] for row in _times(A, power)]
+        F = _matrix_plus(F, power, time)
+        time = times(time, dt)
+        if driven:
+            G = _matrix_plus(G, power, times(time, 1.0 / (k + 1)))
+    noises: list[Vector] = []
+    for d in D:
+        M, Q, time = list(d), [times(a, dt) for a in d], dt
+        for k in range(2, 2 * n):
+            M = [times(a, 1.0 / k) for a in _lyapunov(A, M)]
+            time = times(time, dt)
+            Q = [plus(q, times(a, time)) for q, a in zip(Q, M, strict=True)]
+        noises.append(Q)
+    return Discretised(F, G, noises)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Which entries of A (n x n) and of each D (packed) are not zero by structure, and so which results are not."""
+
+    A: tuple[tuple[bool, ...], ...]
+    D: tuple[tuple[bool, ...], ...]
+    driven: bool
+
+    @cached_property
+    def reach_again(self) -> list[list[bool]]:
+        """Which states a state depends on by a path of one step or more (Warshall)."""
+        n = len(self.A)
+        reach = [list(row) for row in self.A]
+        for k in range(n):
+            for i in range(n):
+                for j in range(n):
+                    reach[i][j] = reach[i][j] or (reach[i][k] and reach[k][j])
+        return reach
+
+    @cached_property
+    def kept(self) -> list[tuple[int, int]]:
+        """Where F and G are not structure."""
+        n = len(self.A)
+        return [(i, j) for i in range(n) for j in range(n) if self.reach_again[i][j] or (i == j)]
+
+    @cached_property
+    def noisy(self) -> list[list[int]]:
+        """Which packed entries of each Q are not zero."""
+        n = len(self.A)
+        reach = [[self.reach_again[i][j] or i == j for j in range(n)] for i in range(n)]
+        found: list[list[int]] = []
+        for d in self.D:
+            full = symmetric(d)
+            hit = lower(
+                [
+                    [
+                        any(full[k][m] and reach[i][k] and reach[j][m] for k in range(n) for m in range(n))
+                        for j in range(n)
+                    ]
+                    for i in range(n)
+                ]
+            )
+            found.append([e for e, yes in enumerate(hit) if yes])
+        return found
+
+    @property
+    def count(self) -> int:
+        """How many results are not structure."""
+        return len(self.kept) * (1 + self.driven) + sum(len(noisy) for noisy in self.noisy)
+
+    def spread(self, flat: Sequence[Entry]) -> Discretised:
+        """Return the results with their structure."""
+        n = len(self.A)
+        rest = iter(flat)
+        F, G = _identity(n), _identity(n)
+        for matrix in (F, G) if self.driven else (F,):
+            for i, j in self.kept:
+                matrix[i][j] = next(rest)
+        for i in range(n):
+            if not self.reach_again[i][i]:
+                F[i][i] = 1.0
+        noises: list[Vector] = []
+        for noisy in self.noisy:
+            Q: list[Entry] = [0.0] * packed_size(n)
+            for e in noisy:
+                Q[e] = next(rest)
+            noises.append(Q)
+        return Discretised(F, G, noises)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The series and its doublings as a function of dt (K,) and the entries that vary.
+
+    Matrices are arrays (n, n, K) here, or (n, n, 1) where nothing varies: this runs at every step, and a call of
+    NumPy for each of their entries would cost more than the arithmetic. It is elementwise along the keys all the same.
+    """
+
+    shape: _Shape
+    cells: tuple[float | None, ...]
+
+    def __call__(self, dt: Array, *varying: Array) -> Array:
+        """Return the results that are not structure, (count, K)."""
+        dt = np.asarray(dt, float)
+        if varying:
+            return self._work(dt, varying)
+        few, which = np.unique(dt, return_inverse=True)  # most fleets have few different pauses
+        return self._work(few, ())[:, which]
+
+    @cached_property
+    def _constant(self) -> "_Scaled | None":
+        return _scaled(*self._matrices(())) if all(a is not None for a in self.cells) else None
+
+    def _matrices(self, varying: Sequence[Array]) -> tuple[Array, Array]:
+        """Return A (n, n, K) and D (d, n, n, K)."""
+        rest = iter(varying)
+        cells = [np.atleast_1d(next(rest) if a is None else a) for a in self.cells]
+        n = len(self.shape.A)
+        size = packed_size(n)
+        D = [symmetric(cells[n * n + k * size :][:size]) for k in range(len(self.shape.D))]
+        width = max(len(a) for a in cells)
+        stacked = np.array([np.broadcast_to(a, width) for a in cells[: n * n]]).reshape(n, n, width)
+        return stacked, np.array([[[np.broadcast_to(a, width) for a in row] for row in d] for d in D])
+
+    def _work(self, dt: Array, varying: Sequence[Array]) -> Array:
+        unit, powers, noises = self._constant or _scaled(*self._matrices(varying))
+        t = np.ldexp(dt, unit)
+        doublings = np.where(np.isfinite(t), np.maximum(np.frexp(t)[1] + 2, 0), 0)
+        h = np.ldexp(t, -doublings)
+        F = _horner(powers, h)
+        G = _horner([p / (k + 1) for k, p in enumerate(powers)], h) * h
+        Q = _horner(noises, h) * h
+        for k in range(int(doublings.max(initial=0))):
+            more = k < doublings
+            Q = np.where(more, Q + _product(_product(F, Q), F.swapaxes(0, 1)), Q)
+            if self.shape.driven:
+                G = np.where(more, G + _product(F, G), G)
+            F = np.where(more, _product(F, F), F)
+        n = len(F)
+        matrices = (F, np.ldexp(G, -unit)) if self.shape.driven else (F,)
+        flat = [matrix[i, j] for matrix in matrices for i, j in self.shape.kept]
+        for q, noisy in zip(Q, self.shape.noisy, strict=True):
+            packed = [q[i, j] for i in range(n) for j in range(i + 1)]
+            flat += [packed[e] for e in noisy]
+        return np.array(flat)
+
+
+class _Scaled(NamedTuple):
+    """The series: the exponent of the unit of time, A^k / k! in it, and the terms of the noises / h, by powers of h."""
+
+    unit: Any
+    powers: list[Array]
+    noises: list[Array]
+
+
+def _scaled(A: Array, D: Array) -> _Scaled:
+    """Return the series in a unit of time in which |A| < 1, a power of two so that nothing is rounded."""
+    norm = A[:, 0] * 0.0
+    for column in np.abs(A).swapaxes(0, 1):
+        norm = norm + column
+    largest = norm[0]
+    for row in norm[1:]:
+        largest = np.maximum(largest, row)
+    unit = np.where(np.isfinite(largest), np.frexp(largest)[1], 0)
+    A, D = np.ldexp(A, -unit), np.ldexp(D, -unit)
+    powers = [np.broadcast_to(np.eye(len(A))[:, :, None], A.shape)]
+    for k in range(1, ORDER):
+        powers.append(_product(A, powers[-1]) / k)
+    noises = [D]
+    for k in range(2, ORDER + 1):
+        AM = _product(A, noises[-1])
+        noises.append((AM + AM.swapaxes(-3, -2)) / k)
+    return _Scaled(unit, powers, noises)
+
+
+def _horner(coefficients: Sequence[Array], h: Array) -> Array:
+    total = coefficients[-1]
+    for a in reversed(coefficients[:-1]):
+        total = total * h + a
+    return total
+
+
+def _product(A: Array, B: Array) -> Array:
+    """Return the product of matrices (..., n, n, K), each sum taken from the first to the last."""
+    total = A[..., :, 0, None, :] * B[..., None, 0, :, :]
+    for k in range(1, A.shape[-2]):
+        total = total + A[..., :, k, None, :] * B[..., None, k, :, :]
+    return total
+
+
+def _identity(n: int) -> list[list[Entry]]:
+    return [[float(i == j) for j in range(n)] for i in range(n)]
+
+
+def _times(A: Matrix, B: Matrix) -> list[list[Entry]]:
+    return [[dot(row, column) for column in zip(*B, strict=True)] for row in A]
+
+
+def _matrix_plus(A: Matrix, B: Matrix, scale: Entry) -> list[list[Entry]]:
+    """Return A + scale B."""
+    return [[plus(a, times(b, scale)) for a, b in zip(x, y, strict=True)] for x, y in zip(A, B, strict=True)]
+
+
+def _lyapunov(A: Matrix, M: Vector) -> list[Entry]:
+    """Return A M + M A', packed, of a packed symmetric M."""
+    AM = _times(A, symmetric(M))
+    return [plus(AM[i][j], AM[j][i]) for i in range(len(A)) for j in range(i + 1)]

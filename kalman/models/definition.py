@@ -1,0 +1,207 @@
+"""Read the parts that the definitions of several kinds of filters share; each mistake is named by its field."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from kalman.linalg.packing import packed_index, packed_size, symmetric
+from kalman.models import checks, columns, structures
+from kalman.models.inputs import noise_scale
+from kalman.models.learned_entries import is_chosen, wishes
+from kalman.models.structures import Parameter
+from kalman.types import ModelError
+
+Definition = Mapping[str, Any]
+
+
+class Parametric(Protocol):
+    """A process, as far as its parameters go."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]: ...
+
+
+def process(definition: Definition, states: int, controls: Sequence[str]) -> structures.Structure:
+    """Return the process of a definition, checked against its number of states and the names of its controls."""
+    found = structures.parse("process", definition.get("process"), controls)
+    if found.size != states:
+        raise ModelError(
+            "states", f"{states} named, but the process has {found.size}", f"name {found.size} states"
+        )
+    texts = set(_texts(definition.get("observation")))
+    named = {i for i, name in enumerate(controls) if name in texts}
+    if not definition.get("mode"):  # a control that one of several modes does not use may be another's
+        check_controls(() if found.controlled else controls, columns.used(found) | named)
+    return found
+
+
+def check_controls(controls: Sequence[str], used: set[int]) -> None:
+    """Raise ModelError unless every control is among the used ones."""
+    for i, name in enumerate(controls):
+        if i not in used:
+            raise ModelError(
+                "control",
+                f"the model does not use it: {name}",
+                "name it as an entry of a matrix, use a process with B, or remove it from control",
+            )
+
+
+def parameters(
+    process: Parametric, R: tuple[columns.Cell, ...], learned: Mapping[str, Any]
+) -> tuple[Parameter, ...]:
+    """Return the parameters of a process and R, with learned values in place of the written ones."""
+    all_parameters = tuple(
+        replaced(parameter, learned) for parameter in (*process.parameters, Parameter("R", "covariance", R))
+    )
+    unknown = set(learned) - {parameter.name for parameter in all_parameters}
+    if unknown:
+        raise ModelError(
+            f"parameters.{sorted(unknown)[0]}",
+            "the model has no such parameter",
+            f"it has {', '.join(p.name for p in all_parameters)}",
+        )
+    return all_parameters
+
+
+def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> tuple[tuple[str, ...], str]:
+    """Return the names to learn, in the order of the model's parameters, and the scope: pooled, group or key."""
+    learn = definition.get("learn")
+    if learn is None:
+        return (), "pooled"
+    if not isinstance(learn, Mapping):
+        raise ModelError("learn", f"{learn!r} is not a mapping", "write parameters under it, or remove it")
+    scope = learn.get("scope") or "pooled"
+    if scope not in ("pooled", "group", "key"):
+        raise ModelError("learn.scope", f"{scope!r} is not known", "choose pooled, group or key")
+    if (scope == "group") != bool(learn.get("by")):
+        remedy = "write both, such as scope: group, by: [region]"
+        raise ModelError("learn.by", "goes with scope: group, and the other way round", remedy)
+    asked = [wish for wish in wishes(definition) if not is_chosen(wish.name)]
+    wanted = [wish.name for wish in asked]
+    known = [parameter.name for parameter in parameters]
+    for name, field in zip(wanted, [wish.field for wish in asked], strict=True):
+        if name not in known:
+            raise ModelError(
+                field,
+                f"the model has no parameter {name!r}",
+                f"choose from {', '.join(known)}",
+            )
+    varying = {parameter.name for parameter in parameters if columns.used(parameter.value)}
+    for name, field in zip(wanted, [wish.field for wish in asked], strict=True):
+        if name in varying:
+            raise ModelError(
+                field,
+                f"{name} comes from a column",
+                "learn others, or write it as numbers and let the column be its noise_scale",
+            )
+    return tuple(name for name in known if name in wanted), scope
+
+
+def natural(parameter: Parameter) -> Any:
+    """Return a parameter's value as a definition writes it: a number, or rows of a matrix."""
+    if parameter.kind == "covariance":
+        return [[float(entry) for entry in row] for row in symmetric(columns.numbers(parameter.value))]
+    if parameter.kind == "vector":
+        return [float(entry) for entry in columns.numbers(parameter.value)]
+    return float(columns.numbers(parameter.value)[0])
+
+
+def replaced(parameter: Parameter, learned: Mapping[str, Any]) -> Parameter:
+    """Return the parameter with its learned value, if there is one."""
+    if parameter.name not in learned:
+        return parameter
+    field, value = f"parameters.{parameter.name}", learned[parameter.name]
+    if parameter.kind == "covariance":
+        size = len(symmetric(parameter.value))
+        return parameter._replace(value=checks.covariance(field, value, size))
+    if parameter.kind == "positive":
+        return parameter._replace(value=(checks.positive(field, value, zero=True),))
+    return parameter._replace(value=(checks.number(field, value),))
+
+
+def names(field: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
+    """Return a list of names, each named once."""
+    if isinstance(value, (list, tuple)) and (value or empty) and all(isinstance(v, str) and v for v in value):
+        for i, name in enumerate(value):
+            if name in value[:i]:
+                raise ModelError(f"{field}[{i}]", f"{name} is named twice", "name each once")
+        return tuple(value)
+    raise ModelError(field, f"{value!r} is not a list of names", "write a list such as [level]")
+
+
+class Observation(NamedTuple):
+    """How a definition says that the state is measured: H, packed R, offset (() for none), what scales R."""
+
+    H: columns.Cells
+    R: tuple[columns.Cell, ...]
+    offset: tuple[columns.Cell, ...]
+    noise_scale: columns.Cell
+
+
+def observation(
+    definition: Any, process: structures.Structure, measurements: int, controls: Sequence[str]
+) -> Observation:
+    """Return how the state is measured; entries may come from the controls."""
+    if isinstance(definition, Mapping) and definition.get("h") is not None:
+        raise ModelError(
+            "observation.h",
+            "this filter takes no function",
+            "write H, or choose filter: extended, unscented or cubature",
+        )
+    field = "observation"
+    checks.known(field, definition, ("H", "R", "offset", "noise_scale"))
+    n = process.size
+    if definition.get("H") is not None:
+        H = columns.matrix("observation.H", definition["H"], measurements, n, controls)
+    elif process.observes is not None and len(process.observes) == measurements:
+        H = process.observes
+    else:
+        raise ModelError(
+            "observation.H",
+            f"is missing, and the process does not say how {measurements} measurements see its {n} states",
+            f"write a matrix of {measurements} rows and {n} columns",
+        )
+    R = columns.covariance("observation.R", checks.needed(field, definition, "R"), measurements, controls)
+    offset = ()
+    if definition.get("offset") is not None:
+        offset = columns.vector("observation.offset", definition["offset"], measurements, controls)
+    return Observation(H, R, offset, noise_scale(field, definition, controls))
+
+
+def initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """Return mean, packed covariance and diffuse factor of the state at a key's first row."""
+    checks.known("initial", definition, ("mean", "covariance", "diffuse"))
+    diffuse = definition.get("diffuse")
+    flags = [diffuse or False] * n if diffuse is None or isinstance(diffuse, bool) else diffuse
+    if not isinstance(flags, (list, tuple)) or len(flags) != n or not all(isinstance(a, bool) for a in flags):
+        raise ModelError(
+            "initial.diffuse", f"{diffuse!r} is not true or false", f"write one, or a list of {n}"
+        )
+    if all(flags) and "mean" not in definition and "covariance" not in definition:
+        mean, covariance = (0.0,) * n, (0.0,) * packed_size(n)
+    else:
+        mean = checks.vector("initial.mean", checks.needed("initial", definition, "mean"), n)
+        covariance = checks.covariance(
+            "initial.covariance", checks.needed("initial", definition, "covariance"), n
+        )
+    if not any(flags):
+        return mean, covariance, ()
+    for i in range(n):
+        if flags[i] and any(covariance[packed_index(i, j)] != 0.0 for j in range(n)):
+            raise ModelError(
+                f"initial.covariance[{i}]",
+                "this state is diffuse and has a covariance too",
+                "write zeros in its row",
+            )
+    return mean, covariance, tuple(float(i == j) for i in range(n) for j in range(n) if flags[j])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a definition's part."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)

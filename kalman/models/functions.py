@@ -1,0 +1,239 @@
+"""A model's own functions: how the state moves, x' = f(x, dt, u) + w, and how it is seen, y = h(x) + v.
+
+x is (n, K), dt (K,), u (c, K): each function works on K keys at once, each by itself. What they give is checked
+when the model is built, at the initial mean.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kalman.linalg.entries import Entry
+from kalman.linalg.jacobian import numerical, numerical_steps
+from kalman.linalg.packing import packed_index
+from kalman.models import checks, columns
+from kalman.models.columns import Cell, Column, resolve
+from kalman.models.inputs import noise_scale
+from kalman.models.named import Named, find
+from kalman.models.structure import Parameter
+from kalman.types import Array, ModelError
+
+
+@dataclass(frozen=True)
+class FunctionProcess:
+    """x' = f(x, dt, u) + w, w ~ N(0, Q): once a row, dt being the time since the row before.
+
+    Q (packed) is the noise of each row, or q gives it for each dt as (n, n, K); `scale` multiplies it.
+    """
+
+    size: int
+    f: Named
+    jacobian: Named | None
+    Q: tuple[Cell, ...]
+    q: Named | None
+    scale: Cell = 1.0
+    controlled = True
+    observes = None
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Q, where it is a matrix."""
+        return () if self.q is not None else (Parameter("Q", "covariance", self.Q),)
+
+    def value(self, x: Array, dt: Array, u: Array) -> Array:
+        """Return f(x, dt, u) (n, K)."""
+        return called(self.f, (x, dt, u), (self.size,))
+
+    def slope(self, x: Array, dt: Array, u: Array, spread: Array) -> Array:
+        """Return the Jacobian of f by x (n, n, K), by differences where the model gives none.
+
+        spread (n, K): standard deviations, which the steps of the differences are fitted to.
+        """
+        n = self.size
+        if self.jacobian is not None:
+            return called(self.jacobian, (x, dt, u), (n, n))
+        repeat = numerical_steps(n)
+        times, controls = np.tile(dt, repeat), np.tile(u, repeat)
+        return numerical(lambda points: self.value(points, times, controls), x, spread, n)
+
+    def guards(self, u: Sequence[Entry]) -> list[Entry]:
+        """Return entries that are zero or more where what the row's columns say of the noise is possible."""
+        guards = resolve([self.scale], u) if isinstance(self.scale, Column) else []
+        return [*guards, *([columns.psd(resolve(self.Q, u))] if columns.used(self.Q) else [])]
+
+    def noise(self, dt: Array) -> Array | None:
+        """Return the packed Q of each key where it depends on dt."""
+        if self.q is None:
+            return None
+        full = called(self.q, (dt,), (self.size, self.size))
+        return np.array([full[i, j] for i in range(self.size) for j in range(i + 1)])
+
+
+@dataclass(frozen=True)
+class FunctionObservation:
+    """y = h(x) + v, of m measurements and n states."""
+
+    size: int
+    states: int
+    h: Named
+    jacobian: Named | None
+
+    def value(self, x: Array) -> Array:
+        """Return h(x) (m, K)."""
+        return called(self.h, (x,), (self.size,))
+
+    def slope(self, x: Array, spread: Array) -> Array:
+        """Return the Jacobian of h by x (m, n, K), by differences where the model gives none."""
+        if self.jacobian is not None:
+            return called(self.jacobian, (x,), (self.size, self.states))
+        return numerical(self.value, x, spread, self.size)
+
+
+def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tuple[int, ...]) -> Array:
+    """Return what a function gives as float64 (*shape, K). Raises ValueError where it has another shape."""
+    result = np.asarray(function(*arguments))
+    keys = arguments[0].shape[-1]
+    if shape == (1,) and result.shape == (keys,):
+        result = result[None]  # one measurement or state without its axis
+    if result.shape != (*shape, keys):
+        raise ValueError(f"it gives shape {result.shape} for {keys} keys where {(*shape, keys)} is needed")
+    if result.dtype.kind not in "fiu":
+        raise ValueError(f"it gives {result.dtype}, not numbers")
+    return np.asarray(result, np.float64)
+
+
+def parse_process(
+    definition: Mapping[str, Any], states: int, controls: Sequence[str], folder: str | None
+) -> FunctionProcess:
+    """Read a process of kind `function`. Raises ModelError."""
+    checks.known("process", definition, ("kind", "name", "f", "Q", "q", "jacobian", "noise_scale"))
+    f, jacobian, q = (_named("process", definition, key, folder) for key in ("f", "jacobian", "q"))
+    if f is None:
+        raise ModelError("process.f", "is missing", "name a function, such as f: my_module:move")
+    if (q is None) == (definition.get("Q") is None):
+        raise ModelError(
+            "process.Q",
+            "is missing" if q is None else "is given beside q",
+            f"write the noise of one row as a {states} x {states} matrix Q, or name a function q of dt",
+        )
+    Q = () if q is not None else columns.covariance("process.Q", definition["Q"], states, controls)
+    return FunctionProcess(states, f, jacobian, Q, q, noise_scale("process", definition, controls))
+
+
+def parse_observation(
+    definition: Mapping[str, Any], states: int, measurements: int, folder: str | None
+) -> FunctionObservation:
+    """Read an observation by a function h. Raises ModelError."""
+    checks.known("observation", definition, ("h", "R", "jacobian", "noise_scale"))
+    h, jacobian = (_named("observation", definition, key, folder) for key in ("h", "jacobian"))
+    assert h is not None
+    return FunctionObservation(measurements, states, h, jacobian)
+
+
+def _named(section: str, definition: Mapping[str, Any], key: str, folder: str | None) -> Named | None:
+    if definition.get(key) is None:
+        return None
+    find(definition[key], folder, f"{section}.{key}")
+    return Named(definition[key], folder)
+
+
+def check_process(
+    process: FunctionProcess, mean: tuple[float, ...], spread: tuple[float, ...], controls: int
+) -> None:
+    """Try a process at the initial mean, (n,), and a little beside it. Raises ModelError."""
+    x, sigma = _places(mean, spread)
+    dt = np.array([1.0, 0.5, 1.0])
+    u = np.zeros((controls, 3))
+    n = process.size
+    _check("process.f", process.f, (x, dt, u), (n,))
+    if process.jacobian is not None:
+        _check("process.jacobian", process.jacobian, (x, dt, u), (n, n))
+        numeric = FunctionProcess(n, process.f, None, process.Q, process.q).slope(x, dt, u, sigma)
+        value = process.value(x, dt, u)
+        _check_slope("process.jacobian", process.slope(x, dt, u, sigma), numeric, sigma, value)
+    if process.q is not None:
+        _check("process.q", process.q, (dt,), (n, n))
+        for key in range(len(dt)):
+            checks.covariance("process.q", called(process.q, (dt,), (n, n))[:, :, key], n)
+
+
+def check_observation(
+    observation: FunctionObservation, mean: tuple[float, ...], spread: tuple[float, ...]
+) -> None:
+    """Try an observation at the initial mean, (n,), and a little beside it. Raises ModelError."""
+    x, sigma = _places(mean, spread)
+    m, n = observation.size, observation.states
+    _check("observation.h", observation.h, (x,), (m,))
+    if observation.jacobian is not None:
+        _check("observation.jacobian", observation.jacobian, (x,), (m, n))
+        numeric = FunctionObservation(m, n, observation.h, None).slope(x, sigma)
+        _check_slope(
+            "observation.jacobian", observation.slope(x, sigma), numeric, sigma, observation.value(x)
+        )
+
+
+def deviations(covariance: tuple[float, ...], n: int) -> tuple[float, ...]:
+    """Return the standard deviations of a packed covariance."""
+    return tuple(float(np.sqrt(covariance[packed_index(i, i)])) for i in range(n))
+
+
+def _places(mean: tuple[float, ...], spread: tuple[float, ...]) -> tuple[Array, Array]:
+    """Return where functions are tried, (n, 3), the initial mean first, and the standard deviations there."""
+    m, sigma = np.array(mean)[:, None], np.array(spread)[:, None]
+    offsets = np.array([[0.0, 0.1, -0.07]]) * (1.0 + 0.1 * np.arange(len(m)))[:, None]
+    small = np.minimum(sigma, np.maximum(np.abs(m), 1.0))
+    return np.asarray(m + offsets * small, float), np.repeat(sigma, 3, axis=1)
+
+
+def _check(field: str, function: Named, arguments: tuple[Array, ...], shape: tuple[int, ...]) -> None:
+    """Check shape and finiteness, that each key is worked on by itself, and that the arguments are kept."""
+    copies = tuple(a.copy() for a in arguments)
+    keys = arguments[0].shape[-1]
+    try:
+        with np.errstate(all="ignore"):
+            whole = called(function, copies, shape)
+            each = [called(function, tuple(a[..., k : k + 1] for a in copies), shape) for k in range(keys)]
+    except ModelError:
+        raise
+    except ValueError as error:
+        needed = ", ".join(map(str, shape))
+        raise ModelError(field, f"{function.name}: {error}", f"return an array ({needed}, K)") from error
+    except Exception as error:
+        raise ModelError(
+            field,
+            f"{function.name} fails at the initial mean with {type(error).__name__}: {error}",
+            "it takes arrays whose last axis is the keys",
+        ) from error
+    if not all(np.array_equal(a, b) for a, b in zip(arguments, copies, strict=True)):
+        raise ModelError(field, f"{function.name} changes its arguments", "let it return new arrays")
+    if not np.isfinite(whole[..., 0]).all():
+        raise ModelError(
+            field,
+            f"{function.name} is not finite at the initial mean",
+            "start the state where the function is defined",
+        )
+    if not np.allclose(whole, np.concatenate(each, axis=-1), rtol=1e-9, atol=1e-12, equal_nan=True):
+        raise ModelError(
+            field,
+            f"{function.name} of several keys at once differs from that of each",
+            "let it act on each key by itself: elementwise along the last axis",
+        )
+
+
+def _check_slope(field: str, given: Array, numeric: Array, sigma: Array, value: Array) -> None:
+    """Compare Jacobians (r, n, K) in units of each state's standard deviation, of a function of value (r, K)."""
+    scale = np.where(sigma > 0.0, sigma, 1.0)[None]
+    a, b = given * scale, numeric * scale
+    size = np.maximum(np.abs(a), np.abs(b)).max(axis=1, keepdims=True)
+    rounding = 1e-10 * np.abs(value)[:, None]  # of the differences
+    wrong = ~(np.abs(a - b) <= 1e-5 * size + rounding) & np.isfinite(b)
+    wrong[..., 0] |= ~np.isfinite(given[..., 0])
+    if wrong.any():
+        i, j, k = (int(a) for a in np.argwhere(wrong)[0])
+        raise ModelError(
+            f"{field}",
+            f"entry [{i}][{j}] is {given[i, j, k]:.6g}, and by differences {numeric[i, j, k]:.6g}",
+            "mend it, or leave it out: then differences are used",
+        )

@@ -1,0 +1,120 @@
+"""Seasonal structures: dummies that take one step a row, and rotating waves that know the time."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from kalman.linalg.entries import Entry, times
+from kalman.linalg.packing import packed_size
+from kalman.models import checks
+from kalman.models.structure import Parameter, Plain, Transition, Values, block_diagonal, variance, with_noise
+from kalman.types import Array
+
+LONGEST = 366
+
+
+@dataclass(frozen=True)
+class SeasonalDummy(Plain):
+    """Seasons that sum to noise: g' = -(g_1 + ... + g_{s-1}) + w, w ~ N(0, variance), one step a row.
+
+    The states are the season of this row and of the s - 2 rows before it. The time between rows does not count,
+    so every row is a season: a season without a measurement is a row of missing ones.
+    References: Harvey (1989), equation 2.3.39; Durbin and Koopman (2012), section 3.2.2.
+    """
+
+    period: int
+    variance: float
+
+    @classmethod
+    def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
+        checks.known(field, definition, ("kind", "name", "period", "variance"))
+        period = checks.needed(field, definition, "period")
+        return cls(
+            checks.whole(f"{field}.period", period, 2, LONGEST), variance(field, definition, "variance")
+        )
+
+    @property
+    def size(self) -> int:
+        return self.period - 1
+
+    @property
+    def observes(self) -> checks.Numbers:
+        return (tuple(float(i == 0) for i in range(self.size)),)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (Parameter("variance", "positive", (self.variance,)),)
+
+    def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
+        n = self.size
+        F = [[-1.0] * n, *([float(j == i) for j in range(n)] for i in range(n - 1))]
+        return Transition(F, [values["variance"][0], *[0.0] * (packed_size(n) - 1)], [0.0] * n)
+
+    def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
+        n = self.size
+        return [with_noise([1.0, *[0.0] * (packed_size(n) - 1)], n)]
+
+
+@dataclass(frozen=True)
+class SeasonalTrigonometric(Plain):
+    """Waves of a period and its fractions, each a pair that turns with time: exact for any dt.
+
+    Harmonic j turns by 2 pi j dt / period, and each of its two states gains `variance` a unit of time. The state
+    is a pair for each harmonic: the wave now, and a quarter of it on.
+    References: Harvey (1989), equation 2.3.50, in continuous time as in his section 9.2.
+    """
+
+    period: float
+    variance: float
+    harmonics: int
+
+    @classmethod
+    def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
+        checks.known(field, definition, ("kind", "name", "period", "variance", "harmonics"))
+        return cls(
+            checks.positive(f"{field}.period", checks.needed(field, definition, "period")),
+            variance(field, definition, "variance"),
+            checks.whole(f"{field}.harmonics", definition.get("harmonics", 1), 1, LONGEST // 2),
+        )
+
+    @property
+    def size(self) -> int:
+        return 2 * self.harmonics
+
+    @property
+    def observes(self) -> checks.Numbers:
+        return ((1.0, 0.0) * self.harmonics,)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (
+            Parameter("period", "positive", (self.period,)),
+            Parameter("variance", "positive", (self.variance,)),
+        )
+
+    def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
+        noise = times(values["variance"][0], dt)
+        parts: list[Transition] = []
+        for angle in self._angles(dt, values):
+            cos, sin = np.cos(angle), np.sin(angle)
+            parts.append(Transition([[cos, sin], [-sin, cos]], [noise, 0.0, noise], [0.0, 0.0]))
+        return block_diagonal(parts)
+
+    def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
+        if name == "variance":
+            return [block_diagonal([with_noise([dt, 0.0, dt], 2)] * self.harmonics)]
+        parts: list[Transition] = []
+        period = values["period"][0]
+        for j, angle in enumerate(self._angles(dt, values), start=1):
+            slower = np.divide(-2.0 * math.pi * j * dt, period * period)
+            cos, sin = slower * np.cos(angle), slower * np.sin(angle)
+            parts.append(Transition([[-sin, cos], [-cos, -sin]], [0.0] * 3, [0.0, 0.0]))
+        return [block_diagonal(parts)]
+
+    def _angles(self, dt: Array, values: Values) -> list[Entry]:
+        turns = np.divide(dt, values["period"][0])
+        turned = np.subtract(turns, np.floor(turns))  # whole turns leave no rounding
+        return [2.0 * math.pi * j * turned for j in range(1, self.harmonics + 1)]

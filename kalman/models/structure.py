@@ -1,0 +1,113 @@
+"""What a process structure is: the nouns that every kind shares."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+from kalman.linalg.entries import Entry, Matrix, Vector
+from kalman.linalg.packing import packed_index, packed_size
+from kalman.models import checks
+from kalman.models.columns import Cell
+from kalman.types import Array
+
+
+class Transition(NamedTuple):
+    """x' = F x + c + w, w ~ N(0, Q): F (n x n entries), Q (packed lower entries), c (n entries)."""
+
+    F: Matrix
+    Q: Vector
+    c: Vector
+
+
+class Parameter(NamedTuple):
+    """A parameter of the model: its value as packed entries, and what keeps it valid.
+
+    kind "positive", "real" and "bounded" are one number, the last between its `bounds` (None: without); "vector" is
+    several; "covariance" is a packed lower triangle. A parameter with an entry from a column cannot be learned.
+    """
+
+    name: str
+    kind: str
+    value: tuple[Cell, ...]
+    bounds: tuple[float | None, float | None] | None = None
+
+
+Values = Mapping[str, Sequence[Any]]
+"""The packed entries of each parameter, by name."""
+
+
+class Structure(Protocol):
+    """What moves the state."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def controlled(self) -> bool: ...
+    @property
+    def observes(self) -> checks.Numbers | None: ...
+    @property
+    def parameters(self) -> tuple[Parameter, ...]: ...
+
+    @classmethod
+    def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
+        """Build it from a model definition; `controls` are the names of u. Raises ModelError."""
+        ...
+
+    def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
+        """Return F, Q, c of a step that takes dt (K,) under the control u."""
+        ...
+
+    def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
+        """Return the derivative of the transition by each packed entry of a parameter."""
+        ...
+
+    def guards(self, u: Sequence[Entry]) -> list[Entry]:
+        """Return entries that are zero or more where what the row's columns say of the noise is possible."""
+        ...
+
+
+class Plain:
+    """What holds for most structures: no control, no column, no measurement matrix of their own."""
+
+    @property
+    def controlled(self) -> bool:
+        return False
+
+    @property
+    def observes(self) -> checks.Numbers | None:
+        return None
+
+    def guards(self, u: Sequence[Entry]) -> list[Entry]:
+        return []
+
+
+def block_diagonal(parts: Sequence[Transition]) -> Transition:
+    """Return the transition of independent parts side by side."""
+    sizes = [len(part.c) for part in parts]
+    n = sum(sizes)
+    F: list[list[Entry]] = [[0.0] * n for _ in range(n)]
+    Q: list[Entry] = [0.0] * packed_size(n)
+    c: list[Entry] = []
+    for part, size in zip(parts, sizes, strict=True):
+        start = len(c)
+        for i in range(size):
+            for j in range(size):
+                F[start + i][start + j] = part.F[i][j]
+                if j <= i:
+                    Q[packed_index(start + i, start + j)] = part.Q[packed_index(i, j)]
+        c.extend(part.c)
+    return Transition(F, Q, c)
+
+
+def quiet(n: int) -> Transition:
+    """Return the derivative of a transition of n states that does not move."""
+    return Transition([[0.0] * n for _ in range(n)], [0.0] * packed_size(n), [0.0] * n)
+
+
+def with_noise(Q: Sequence[Entry], size: int) -> Transition:
+    """Return a derivative that is of the noise alone."""
+    return quiet(size)._replace(Q=list(Q))
+
+
+def variance(field: str, definition: Mapping[str, Any], name: str) -> float:
+    """Return a variance, zero or more, of a definition. Raises ModelError."""
+    return checks.positive(f"{field}.{name}", checks.needed(field, definition, name), zero=True)

@@ -1,0 +1,1 @@
+"""Fixed-interval and fixed-lag smoothing."""

@@ -1,0 +1,150 @@
+"""Fixed-lag smoothing of any filter that says how its state and the next go together (`kalman.smoothers.rts`).
+
+Beside the filter's state a key keeps, for each of its last `lag` rows, the state then, the prediction of the next one
+from it, and the gain between the two. A new row's state is taken back through them, which is fixed-interval smoothing
+of the rows so far: exact where the filter is, as good as its tangents or points elsewhere.
+
+References: as in `kalman.smoothers.rts`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from kalman import flags
+from kalman.filters.prediction import Prediction, Smoothable
+from kalman.filters.state_layout import BLOCK, StateLayout, Target, in_blocks
+from kalman.filters.wrapping import Wrapping
+from kalman.linalg.packing import packed_size, unpack
+from kalman.smoothers.rts import Link, gain, smoothed
+from kalman.types import Array, Filter, Rows, Step
+
+
+class SmoothableFilter(Filter, Smoothable, Protocol):
+    """A filter with a `prediction`."""
+
+
+@dataclass(frozen=True)
+class CrossLagFilter(Wrapping, StateLayout):
+    """A filter that also gives each row's state when `lag` more rows of its key have been applied."""
+
+    inner: SmoothableFilter
+    lag: int
+
+    @property
+    def _kept(self) -> dict[str, int]:
+        n = len(self.states)
+        p = packed_size(n)
+        return {"means": n, "covariances": p, "predictions": n, "predicted": p, "gains": n * n, "ages": 1}
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """The filter's fields, then those of the rows kept, each entry's `lag` values together, the newest first."""
+        lags = {f"lagged_{name}": (width * self.lag,) for name, width in self._kept.items()}
+        return {**self.inner.fields, **lags}
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """The filter's; state of the row `lag` rows before, its row-major covariance, time units since then."""
+        n = len(self.states)
+        return {**self.inner.outputs, "lagged_mean": n, "lagged_covariance": n * n, "lagged_age": 1}
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        return self._with_nothing_kept(self.inner.initial(keys))
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed covariance of the newest row's state."""
+        return self.inner.moments(state[: self.inner.size])
+
+    def prediction(self, state: Array, rows: Rows) -> Prediction:
+        """Return the filter's prediction from the states (size, K) before the rows."""
+        return self.inner.prediction(state[: self.inner.size], rows)
+
+    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
+        """Return mean (n, K), full row-major covariance (n*n, K) and the other fields, each (d, K)."""
+        mean, covariance, extras = self.inner.snapshot(state[: self.inner.size])
+        lags = {f"lagged_{name}": state[self.places[f"lagged_{name}"]] for name in self._kept}
+        return mean, covariance, {**extras, **lags}
+
+    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
+        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        lags = [np.asarray(extras[f"lagged_{name}"], float) for name in self._kept]
+        return np.concatenate([self.inner.restore(mean, covariance, extras), *lags])
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known."""
+        return self._with_nothing_kept(self.inner.from_moments(mean, covariance))
+
+    def with_parameters(self, state: Array, parameters: Array) -> Array:
+        """Return the state with each key's own learned parameters (d, K)."""
+        size = self.inner.size
+        return np.concatenate([self.inner.with_parameters(state[:size], parameters), state[size:]])
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and what the rows said."""
+        return in_blocks(state, rows, self.outputs, self._step_block, max(BLOCK // (self.lag + 1), 64))
+
+    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+        size, n = self.inner.size, len(self.states)
+        before = state[:size]
+        target.state[:size], said = self.inner.step(before, rows)
+        target.log_likelihood[:], target.nis[:] = said.log_likelihood, said.nis
+        for name, values in said.extra.items():
+            target.extra[name][:] = values
+        kept = self._pushed(state[size:], before, rows)
+        widths = list(self._kept.values())
+        links = np.split(kept, np.cumsum(widths)[:-1])
+        ages = links[-1][0]
+        mean, covariance = (list(a) for a in self.inner.moments(target.state[:size]))
+        for j in range(self.lag):
+            m, P, to, spread, G = (list(part[:, j]) for part in links[:-1])
+            link = Link(m, P, to, spread, [G[i * n : (i + 1) * n] for i in range(n)])
+            mean, covariance = smoothed(link, mean, covariance)
+        there = ages[-1] >= 0.0
+        well = said.flag == flags.WELL
+        for name, values in (
+            ("lagged_mean", np.array(mean)),
+            ("lagged_covariance", unpack(np.array(covariance))),
+            ("lagged_age", ages[-1]),
+        ):
+            target.extra[name][:] = np.where(there & well, values, np.nan)
+        flat = kept.reshape(-1, state.shape[1])
+        target.state[size:] = np.where(well, flat, state[size:])
+        target.flag[:] = said.flag
+        lost = well & ~(np.isfinite(flat).all(axis=0))
+        if lost.any():
+            codes = np.where(lost, flags.OVERFLOW, flags.WELL).astype(np.uint8)
+            target.leave(state, codes)
+            target.flag[:] = np.where(lost, flags.OVERFLOW, said.flag)
+
+    def _pushed(self, ring: Array, before: Array, rows: Rows) -> Array:
+        """Return what is kept (width, lag, K) after these rows: the states before them are the newest."""
+        old = ring.reshape(-1, self.lag, ring.shape[1])
+        first = rows.which_first()
+        if first is True:
+            return old
+        prediction = self.inner.prediction(before, rows)
+        m, P = self.inner.moments(before)
+        G = [np.broadcast_to(a, rows.dt.shape) for row in gain(prediction) for a in row]
+        new = np.empty_like(old)
+        new[:, 1:] = old[:, :-1]
+        new[:, 0] = [*m, *P, *prediction.mean, *prediction.covariance, *G, np.zeros(len(rows.dt))]
+        new[-1] = np.where(new[-1] >= 0.0, new[-1] + rows.dt, new[-1])
+        return new if first is False else np.where(first, old, new)
+
+    def _with_nothing_kept(self, inner: Array) -> Array:
+        state = np.concatenate([inner, np.zeros((self.size - len(inner), inner.shape[1]))])
+        state[self.places["lagged_ages"]] = -1.0
+        return state
+
+
+def checked(inner: Any, lag: int) -> CrossLagFilter:
+    """Return a filter with a lag. Raises ModelError where its prediction does."""
+    row = Rows(
+        np.zeros(1), np.zeros(1, bool), np.zeros((inner.measurements, 1)), np.zeros((inner.controls, 1))
+    )
+    inner.prediction(inner.initial(1), row)
+    return CrossLagFilter(inner, lag)

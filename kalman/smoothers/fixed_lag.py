@@ -1,0 +1,264 @@
+"""Fixed-lag smoothing in the stream: each row's state once more when some more rows of its key have come.
+
+Beside the filter's state a key keeps its last `lag` rows: for the j-th row before the newest the mean and
+covariance of the state then, given all rows so far, and its covariance C_j with the state now. They are the
+blocks of the augmented state (x_k, x_{k-1}, ..., x_{k-lag}) that a row changes: a transition makes C_j into
+C_j F', and a scalar measurement of the state now, of innovation v and variance S, moves the state then by the
+gain C_j h / S. Nothing is approximated, however the time steps vary and whatever is missing.
+
+References: Biswas and Mahalanabis (1972); Anderson and Moore (1979), section 7.3; the exact diffuse start as in
+Durbin and Koopman (2012), section 5.2, with the augmented state's factor of P_inf.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kalman import flags
+from kalman.filters.diffuse import covariance as outer
+from kalman.filters.diffuse import determine, measure
+from kalman.filters.linear import LinearFilter
+from kalman.filters.prediction import Smoothable
+from kalman.filters.state_layout import BLOCK, StateLayout, Target, in_blocks
+from kalman.filters.update import Scalar, presence, update
+from kalman.filters.wrapping import Wrapping
+from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
+from kalman.linalg.packing import packed_index, packed_size, symmetric, unpack
+from kalman.models import checks
+from kalman.models.definition import Definition
+from kalman.smoothers.cross_lag import checked
+from kalman.types import Array, Filter, ModelError, Rows, Step
+
+LONGEST = 500
+"""Rows that a key may keep at most."""
+
+
+class Lags(NamedTuple):
+    """The rows that K keys keep, the newest first; each entry is an array (lag, K).
+
+    m (n), V packed (p), C (n x n) with the state now, A (n x q) or None: as in `kalman.filters.linear.Parts`;
+    age (lag, K) time units since that row, below zero where there is none yet
+    """
+
+    m: Vector
+    V: Vector
+    C: Matrix
+    A: Matrix | None
+    age: Array
+
+
+@dataclass(frozen=True)
+class FixedLagFilter(Wrapping, StateLayout):
+    """A linear filter that also gives each row's state when `lag` more rows of its key have been applied."""
+
+    inner: LinearFilter
+    lag: int
+
+    @property
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """The linear filter's fields, then those of the rows kept, each entry's `lag` values together."""
+        n, q = len(self.states), len(self.inner.diffuse) // len(self.states)
+        kept = {"means": n, "covariances": packed_size(n), "crosses": n * n, "diffuses": n * q, "ages": 1}
+        lags = {f"lagged_{name}": (width * self.lag,) for name, width in kept.items() if width}
+        return {**self.inner.fields, **lags}
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """State of the row `lag` rows before, its row-major covariance, time units since then."""
+        n = len(self.states)
+        return {"lagged_mean": n, "lagged_covariance": n * n, "lagged_age": 1}
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        state = np.zeros((self.size, keys))
+        state[: self.inner.size] = self.inner.initial(keys)
+        state[self.places["lagged_ages"]] = -1.0
+        return state
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed covariance of the newest row's state."""
+        return self.inner.moments(state[: self.inner.size])
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and what the rows said."""
+        return in_blocks(state, rows, self.outputs, self._step_block, max(BLOCK // (self.lag + 1), 64))
+
+    def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
+        size = self.inner.size
+        target.state[:size], said = self.inner.step(state[:size], rows)
+        target.log_likelihood[:], target.nis[:] = said.log_likelihood, said.nis
+        lags = self._advanced(state, rows)
+        kept = [*lags.m, *lags.V, *(entry for row in lags.C for entry in row)]
+        if self.inner.diffuse:
+            nothing: list[Entry] = [0.0] * len(self.inner.diffuse)
+            kept += nothing if lags.A is None else [entry for row in lags.A for entry in row]
+        for place, entry in zip(range(size, self.size, self.lag), [*kept, lags.age], strict=True):
+            target.state[place : place + self.lag] = entry
+        mean, covariance = _oldest(lags)
+        there = lags.age[-1] >= 0.0
+        target.extra["lagged_mean"][:] = np.where(there, mean, np.nan)
+        target.extra["lagged_covariance"][:] = np.where(there, unpack(covariance), np.nan)
+        target.extra["lagged_age"][:] = np.where(there, lags.age[-1], np.nan)
+        finite = np.isfinite(target.state[size:]).all(axis=0)
+        if said.flag.any() or not finite.all():
+            overflow = np.where(finite, flags.WELL, flags.OVERFLOW).astype(np.uint8)
+            target.leave(state, np.where(said.flag == flags.WELL, overflow, said.flag))
+
+    def _advanced(self, state: Array, rows: Rows) -> Lags:
+        """Return the rows kept after these rows; the rows' own states are the first among those before them."""
+        linear, first, presents = self.inner, rows.which_first(), presence(rows.y)
+        lags = self._kept(state)
+        parts = linear.split(list(state[: linear.size]), lags.A is not None)
+        prior = linear.predicted(parts, rows.dt, list(rows.u), first)
+        if first is not True:
+            F = linear.process.transition(rows.dt, list(rows.u), parts.values).F
+            moved = _moved(_pushed(lags, parts.m, parts.P, parts.A), F, rows.dt)
+            lags = moved if first is False else _chosen(first, lags, moved)
+        seen = linear.observed(list(rows.u), prior.values)
+        updated = update(*prior[:3], seen.H, seen.R, seen.centred(list(rows.y)), presents)
+        for scalar, h, r in zip(updated.scalars, updated.noise.G, updated.noise.d, strict=True):
+            lags = _told(lags, scalar, h, r)
+        V = list(lags.V)
+        for k in (packed_index(i, i) for i in range(len(self.states))):
+            V[k] = np.maximum(V[k], 0.0)
+        return lags._replace(V=V)
+
+    def _kept(self, state: Array) -> Lags:
+        """Return the rows kept in a state (size, K); without diffuse parts where no key has any."""
+        n = len(self.states)
+        entries = {
+            name: list(state[place].reshape(-1, self.lag, state.shape[1]))
+            for name, place in self.places.items()
+            if name.startswith("lagged_")
+        }
+        A = None
+        if self.inner.diffuse and (
+            self.inner.is_diffuse(state) or state[self.places["lagged_diffuses"]].any()
+        ):
+            A = _as_rows(entries["lagged_diffuses"], n)
+        return Lags(
+            entries["lagged_means"],
+            entries["lagged_covariances"],
+            _as_rows(entries["lagged_crosses"], n),
+            A,
+            entries["lagged_ages"][0],
+        )
+
+
+def fixed_lag(definition: Definition, model: Filter) -> Filter:
+    """Return the filter as its definition's `smoothing` wants it. Raises ModelError."""
+    smoothing = definition.get("smoothing")
+    if smoothing is None:
+        return model
+    checks.known("smoothing", smoothing, ("lag",))
+    lag = checks.whole("smoothing.lag", checks.needed("smoothing", smoothing, "lag"), 1, LONGEST)
+    if isinstance(model, LinearFilter):
+        return FixedLagFilter(model, lag)
+    if not isinstance(model, Smoothable):
+        remedy = "remove smoothing, or use linear, extended, unscented or cubature"
+        raise ModelError("smoothing", "the filter's states cannot be smoothed", remedy)
+    return checked(model, lag)
+
+
+def _pushed(lags: Lags, m: Vector, P: Vector, A: Matrix | None) -> Lags:
+    """Return the rows kept with the state (m, P, A) as the newest and without the oldest."""
+
+    def push(old: Any, newest: Entry) -> Array:
+        result = np.empty_like(old)
+        result[1:], result[0] = old[:-1], newest
+        return result
+
+    return Lags(
+        [push(a, b) for a, b in zip(lags.m, m, strict=True)],
+        [push(a, b) for a, b in zip(lags.V, P, strict=True)],
+        _each(push, lags.C, symmetric(P)),
+        None if lags.A is None or A is None else _each(push, lags.A, A),
+        push(lags.age, 0.0),
+    )
+
+
+def _moved(lags: Lags, F: Matrix, dt: Array) -> Lags:
+    """Return the rows kept after a transition of the state now."""
+    C = [[np.broadcast_to(dot(f, row), lags.age.shape) for f in F] for row in lags.C]
+    return lags._replace(C=C, age=np.where(lags.age >= 0.0, lags.age + dt, lags.age))
+
+
+def _chosen(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
+    """Return `yes` for the keys at their first row, which have nothing to keep yet, else `no`."""
+
+    def choose(a: Any, b: Any) -> Array:
+        return np.where(first, a, b)
+
+    return Lags(
+        [choose(a, b) for a, b in zip(yes.m, no.m, strict=True)],
+        [choose(a, b) for a, b in zip(yes.V, no.V, strict=True)],
+        _each(choose, yes.C, no.C),
+        None if yes.A is None or no.A is None else _each(choose, yes.A, no.A),
+        choose(yes.age, no.age),
+    )
+
+
+def _told(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
+    """Return the rows kept after one scalar measurement of the state now."""
+    v, M, S, K, diffuse = scalar.weighing
+    n = len(M)
+    told = over(1.0, S)
+    if scalar.present is not None:
+        told = np.where(scalar.present, told, 0.0)
+    g = [dot(h, row) for row in lags.C]  # the covariance of the state then with the measurement
+    gain = [times(a, told) for a in g]
+    V = [minus(a, b) for a, b in zip(lags.V, _products(gain, g), strict=True)]
+    C = [
+        [minus(c, times(a, k)) for c, k in zip(row, K, strict=True)] for row, a in zip(lags.C, g, strict=True)
+    ]
+    A = lags.A
+    if A is not None and scalar.A is not None and diffuse is not None:
+        # the gain is A_j b / F_inf, b = A' h, and the update Joseph's, of which the other case is a short form
+        b = measure(scalar.A, h)[0]
+        proper = plus(dot(h, M), r)
+        infinite = [np.where(diffuse, times(dot(b, row), told), 0.0) for row in A]
+        for i in range(n):
+            left = minus(g[i], times(infinite[i], proper))
+            for j in range(n):
+                C[i][j] = np.where(
+                    diffuse, lags.C[i][j] - times(infinite[i], M[j]) - times(left, K[j]), C[i][j]
+                )
+            for j in range(i + 1):
+                k = packed_index(i, j)
+                V[k] = np.where(
+                    diffuse, lags.V[k] - times(infinite[i], g[j]) - times(left, infinite[j]), V[k]
+                )
+        gain = [np.where(diffuse, a, b) for a, b in zip(infinite, gain, strict=True)]
+        A = determine([*scalar.A, *A], [*h, *[0.0] * n], diffuse)[n:]
+    m = [plus(a, times(k, v)) for a, k in zip(lags.m, gain, strict=True)]
+    return Lags(m, V, C, A, lags.age)
+
+
+def _oldest(lags: Lags) -> tuple[Array, Array]:
+    """Return mean (n, K) and packed covariance of the oldest row kept, infinite where still undetermined."""
+    mean, covariance = np.array([a[-1] for a in _arrays(lags.m)]), np.array([a[-1] for a in _arrays(lags.V)])
+    if lags.A is not None:
+        infinite = np.array(outer([[a[-1] for a in _arrays(row)] for row in lags.A]))
+        covariance = np.where(infinite == 0.0, covariance, np.copysign(np.inf, infinite))
+    return mean, covariance
+
+
+def _products(a: Vector, b: Vector) -> list[Entry]:
+    """Return a b', packed."""
+    return [times(a[i], b[j]) for i in range(len(a)) for j in range(i + 1)]
+
+
+def _each(change: Any, a: Matrix, b: Matrix) -> list[list[Array]]:
+    """Return the entries of two matrices changed together."""
+    return [[change(x, y) for x, y in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
+
+
+def _as_rows(entries: Sequence[Array], n: int) -> list[list[Array]]:
+    width = len(entries) // n
+    return [list(entries[i * width : (i + 1) * width]) for i in range(n)]
+
+
+def _arrays(vector: Vector) -> list[Array]:
+    return [np.asarray(a) for a in vector]

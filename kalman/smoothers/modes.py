@@ -1,0 +1,319 @@
+"""Fixed-interval smoothing of several models: every row's state and mode given all rows of its key.
+
+Forwards the IMM tells of each mode j after a row: how likely it is, mu_j, and a state N(m_j, P_j). Backwards there is
+for each mode what all later rows say of its state, a function l_j(x) proportional to their likelihood. A pair of modes,
+j at a row and k at the next, is as likely as mu_j p_jk times the integral of N(x; m_j, P_j) l_k(x), where l_k has been
+taken back over the next row in mode k; its state is the product of the two. The pairs of one j are then merged to one
+Gaussian, as the filter merges its pairs, and what that is beside N(m_j, P_j) is l_j of this row.
+
+A function l is carried as two moments r (n) and N (n x n) about some N(m, P): given it too, the state has mean m + P r
+and covariance P - P N P. Nothing is inverted that a known state or a mode without noise makes singular, and a future
+without measurements (r = 0, N = 0) changes nothing. With one mode, or several that are the same, this is the smoother
+of Rauch, Tung and Striebel; with modes that never change it is theirs for each; with a state that is known it is the
+smoother of Hamilton's filter (Kim 1994).
+
+References: Helmick, Blair and Hoffman (1995), the pairs of a forward and a backward IMM; Fraser and Potter (1969), two
+filters for one model; Bryson and Frazier (1963), the moments r and N; Barber (2006), how such merges compare.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from kalman.filters.linear import LinearFilter
+from kalman.filters.multiple_models import MultipleModels
+from kalman.filters.prediction import Smoothable
+from kalman.linalg.packing import pack, packed_size, unpack
+from kalman.smoothers.linear import MomentSmoother
+from kalman.smoothers.rts import CrossSmoother
+from kalman.types import Array, ModelError, Rows
+
+
+class Told(NamedTuple):
+    """What later rows say of K keys' states in one mode: r (K, n), N (K, n, n)."""
+
+    r: Array
+    N: Array
+
+
+class Back(Protocol):
+    """Takes what later rows say of one mode's states back over a row."""
+
+    def __call__(self, before: Array, after: Array, rows: Rows, told: Told) -> Told:
+        """Return what the rows and all later ones say of the states before them; `told`: of those after them."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModeSmoother:
+    """The smoother of an IMM or MMAE. It carries for each mode its log-probability, r and packed N, given all rows."""
+
+    model: MultipleModels
+
+    @cached_property
+    def _backs(self) -> list[Back]:
+        return [_back_of(f"modes[{j}]", mode) for j, mode in enumerate(self.model.modes)]
+
+    @property
+    def _depth(self) -> int:
+        n = len(self.model.states)
+        return n + packed_size(n)
+
+    def begin(self, values: Array) -> Array:
+        """Return what is carried at the end: the modes as the filter left them, and nothing of any later row."""
+        M, keys = len(self.model.modes), values.shape[1]
+        logs = values[self.model.places["log_probabilities"]]
+        return np.concatenate([logs, np.zeros((M * self._depth, keys))])
+
+    def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed covariance (p, K) of the states after a row, given the later rows too."""
+        weights = np.exp(later[: len(self.model.modes)])
+        mean, covariance = _merged(weights, *self._given_all(after, later))
+        return mean.T, pack(_rows(covariance))
+
+    def extra(self, later: Array) -> dict[str, Array]:
+        """Return each mode's probability given all rows (M, K)."""
+        return {"mode_probabilities": np.exp(later[: len(self.model.modes)])}
+
+    def back(self, before: Array, rows: Rows, later: Array) -> Array:
+        """Return what is carried before the rows, when `later` is after them and `before` the states then."""
+        if rows.first.all():
+            return later
+        with np.errstate(all="ignore"):  # flagged rows and first ones can go wrong, and they are left out
+            earlier = self._earlier(before, rows, later)
+        return np.where(rows.first, later, earlier)
+
+    def _earlier(self, before: Array, rows: Rows, later: Array) -> Array:
+        model, M = self.model, len(self.model.modes)
+        mixed = before if model.transition is None else model.mixed(before, rows.which_first())[0]
+        after, _ = model.step(before, rows)
+        filtered = [self._gaussian(before, j) for j in range(M)]
+        logs = before[model.places["log_probabilities"]]
+        transition = np.eye(M) if model.transition is None else np.array(model.transition)
+        chances = np.full((M, M, before.shape[1]), -np.inf)  # of mode j now and k at the next row
+        pairs: dict[tuple[int, int], Told] = {}
+        for k, (part, back) in enumerate(zip(model.parts, self._backs, strict=True)):
+            told = self._told(later, k)
+            told = told._replace(N=_possible(told.N, self._gaussian(after, k)[1]))
+            told = back(mixed[part], after[part], rows, told)
+            origin = self._gaussian(mixed, k)
+            leading = np.flatnonzero(transition[:, k])
+            if not len(leading):  # the floor alone has kept it
+                continue
+            scores = np.empty((len(leading), before.shape[1]))
+            for at, j in enumerate(leading.tolist()):
+                pairs[j, k], evidence = _about(told, origin, filtered[j])
+                scores[at] = logs[j] + np.log(transition[j, k]) + evidence
+            scores = _floored(scores, logs[leading], float(np.log(model.floor)))
+            chances[leading, k] = later[k] + scores - np.logaddexp.reduce(scores, axis=0)
+        return self._merged_pairs(chances, pairs, logs)
+
+    def _merged_pairs(self, chances: Array, pairs: dict[tuple[int, int], Told], logs: Array) -> Array:
+        """Return what is carried, of how likely each pair is and what later rows say in it."""
+        M = len(self.model.modes)
+        total = np.logaddexp.reduce(chances, axis=1)
+        total = total - np.logaddexp.reduce(total, axis=0)
+        parts: list[Array] = []
+        for j in range(M):
+            some = [k for k in range(M) if (j, k) in pairs]
+            weights = np.exp(chances[j, some] - np.logaddexp.reduce(chances[j, some], axis=0))
+            weights = np.where(np.isfinite(weights), weights, 1.0 / len(some))
+            told = [pairs[j, k] for k in some]
+            r = _sum(weights, [one.r for one in told])
+            N = _sum(weights, [one.N - _square(one.r - r) for one in told])
+            parts += [r.T, pack(_rows(N))]
+        # a probability that has come to zero stays what the filter said: its logarithm must not be lost
+        return np.concatenate([np.where(np.isfinite(total), total, logs), *parts])
+
+    def _gaussian(self, state: Array, j: int) -> tuple[Array, Array]:
+        """Return mean (K, n) and covariance (K, n, n) of mode j in these states."""
+        n, part = len(self.model.states), state[self.model.parts[j]]
+        return part[:n].T, _matrices(part[n : n + packed_size(n)], n)
+
+    def _told(self, later: Array, j: int) -> Told:
+        n, at = len(self.model.states), len(self.model.modes) + j * self._depth
+        part = later[at : at + self._depth]
+        return Told(part[:n].T, _matrices(part[n:], n))
+
+    def _given_all(self, after: Array, later: Array) -> tuple[list[Array], list[Array]]:
+        """Return each mode's mean and covariance given all rows."""
+        means, covariances = [], []
+        for j in range(len(self.model.modes)):
+            m, P = self._gaussian(after, j)
+            r, N = self._told(later, j)
+            means.append(m + _apply(P, r))
+            covariances.append(_left(P, N))
+        return means, covariances
+
+
+def mode_smoother(model: MultipleModels) -> ModeSmoother:
+    """Return what smooths an IMM or an MMAE. Raises ModelError."""
+    if model.window is not None:
+        raise ModelError(
+            "mmae.window",
+            "the probabilities of a window's rows are not those of a mode given all rows",
+            "leave it out to smooth, or use filter: imm",
+        )
+    smoother = ModeSmoother(model)
+    for j, mode in enumerate(model.modes):
+        _back_of(f"modes[{j}]", mode)
+    return smoother
+
+
+def _back_of(field: str, mode: object) -> Back:
+    """Return what takes one mode back over a row, which is not its first. Raises ModelError."""
+    if isinstance(mode, LinearFilter):
+        smoother = MomentSmoother(mode)
+
+        def by_moments(before: Array, after: Array, rows: Rows, told: Told) -> Told:
+            n = len(mode.states)
+            later = np.concatenate([told.r.T, pack(_rows(told.N))])
+            earlier = smoother.back(before, rows._replace(first=np.zeros(len(rows.dt), bool)), later)
+            return _sound(earlier[:n].T, _matrices(earlier[n:], n))
+
+        return by_moments
+    if not isinstance(mode, Smoothable):
+        raise ModelError(f"{field}.filter", "its states cannot be smoothed", "choose another filter or form")
+    cross = CrossSmoother(mode)
+
+    def by_states(before: Array, after: Array, rows: Rows, told: Told) -> Told:
+        """By the smoothed states themselves, whose covariances must not be singular."""
+        m, P = mode.moments(after)
+        n = len(m)
+        full = _matrices(P, n)
+        mean, covariance = m.T + _apply(full, told.r), _left(full, told.N)
+        later = np.concatenate([mean.T, pack(_rows(covariance))])
+        earlier = cross.back(before, rows._replace(first=np.zeros(len(rows.dt), bool)), later)
+        m, P = mode.moments(before)
+        full = _matrices(P, n)
+        inverse = _inverse(full)
+        moved = _matrices(earlier[n:], n)
+        return _sound(_apply(inverse, earlier[:n].T - m.T), inverse @ (full - moved) @ inverse)
+
+    return by_states
+
+
+def _about(told: Told, origin: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Told, Array]:
+    """Return what is told about one Gaussian, `origin`, as told about another, and log of how likely that makes it.
+
+    The integral of the other times l, in units of that of the origin times l. With D = I + N (P' - P) it is
+    |D|^(-1/2) exp(d'r - d'N d / 2 + g'(P' - P) D^-1 g / 2), where d = m' - m and g = r - N d.
+    """
+    r, N = told
+    d, wider = other[0] - origin[0], other[1] - origin[1]
+    D = np.eye(r.shape[1]) + N @ wider
+    gap = _apply(N, d)
+    sign, size = np.linalg.slogdet(D)
+    D = np.where((sign > 0)[:, None, None], D, np.eye(r.shape[1]))
+    g: Any = np.linalg.solve(D, (r - gap)[..., None])[..., 0]
+    evidence = _dot(d, r) - 0.5 * _dot(d, gap) + 0.5 * _dot(_apply(wider, r - gap), g)
+    inside = np.linalg.solve(D, N)
+    evidence = evidence - 0.5 * np.where(sign > 0, size, 0.0)
+    return Told(g, 0.5 * (inside + inside.swapaxes(1, 2))), np.where(np.isfinite(evidence), evidence, 0.0)
+
+
+def _floored(scores: Array, logs: Array, floor: float) -> Array:
+    """Return log-scores (M, K), where one whose mode the filter has at the floor does not rise above it.
+
+    Such a mode may be far less likely than the floor says, by more than later rows speak for it. Where all are there,
+    scores stay.
+    """
+    low = logs <= floor
+    top = np.max(np.where(low, -np.inf, scores), axis=0)
+    return np.where(low & np.isfinite(top), np.minimum(scores, top + floor), scores)
+
+
+class Spectrum(NamedTuple):
+    """L' N L = V diag(values) V' for states of covariance P = L L': the shares of each direction's variance that later
+    rows take away. `out` is the inverse of L', 0 where P leaves nothing open."""
+
+    L: Array
+    out: Array
+    values: Array
+    V: Array
+
+    def inside(self, values: Array) -> Array:
+        """Return V diag(values) V'."""
+        return (self.V * values[:, None, :]) @ self.V.swapaxes(1, 2)
+
+
+def _spectrum(N: Array, P: Array) -> Spectrum:
+    good: Any = np.isfinite(N).all(axis=(1, 2)) & np.isfinite(P).all(axis=(1, 2))
+    sizes, axes = np.linalg.eigh(np.where(good[:, None, None], P, 0.0))
+    roots = np.sqrt(np.maximum(sizes, 0.0))
+    L = axes * roots[:, None, :]
+    is_open = roots > 1e-12 * roots[:, -1:]
+    out = axes * np.where(is_open, 1.0 / np.where(is_open, roots, 1.0), 0.0)[:, None, :]
+    return Spectrum(L, out, *np.linalg.eigh(L.swapaxes(1, 2) @ np.where(good[:, None, None], N, 0.0) @ L))
+
+
+def _possible(N: Array, P: Array) -> Array:
+    """Return N, told of states of covariance P, with the shares that a likelihood can have: from 0 to 1.
+
+    A merge of pairs that are far apart can be wider than the filter's state. That is right to say of this state, but no
+    likelihood is so, and the state before cannot be told of it.
+    """
+    found = _spectrum(N, P)
+    change: Any = np.clip(found.values, 0.0, 1.0) - found.values
+    if not change.any():
+        return N
+    changed = N + found.out @ found.inside(change) @ found.out.swapaxes(1, 2)
+    return np.where(change.any(axis=1)[:, None, None], changed, N)
+
+
+def _left(P: Array, N: Array) -> Array:
+    """Return P - P N P, which rounding does not make less than nothing."""
+    found = _spectrum(N, P)
+    over: Any = (found.values > 1.0).any(axis=1)
+    if not over.any():
+        return P - P @ N @ P
+    kept = found.L @ found.inside(np.maximum(1.0 - found.values, 0.0)) @ found.L.swapaxes(1, 2)
+    return np.where(over[:, None, None], kept, P - P @ N @ P)
+
+
+def _sound(r: Array, N: Array) -> Told:
+    """Return them, or nothing told where a mode that failed leaves no number."""
+    good: Any = np.isfinite(r).all(axis=1) & np.isfinite(N).all(axis=(1, 2))
+    return Told(np.where(good[:, None], r, 0.0), np.where(good[:, None, None], N, 0.0))
+
+
+def _merged(weights: Array, means: list[Array], covariances: list[Array]) -> tuple[Array, Array]:
+    """Return mean (K, n) and covariance (K, n, n) of a mixture with weights (M, K)."""
+    mean = means[0] + _sum(weights[1:], [m - means[0] for m in means[1:]])
+    return mean, _sum(weights, [P + _square(m - mean) for m, P in zip(means, covariances, strict=True)])
+
+
+def _sum(weights: Array, parts: list[Array]) -> Array:
+    total: Array = np.zeros(1)
+    for w, part in zip(weights, parts, strict=True):
+        total = total + w.reshape(-1, *[1] * (part.ndim - 1)) * part
+    return total
+
+
+def _inverse(P: Array) -> Array:
+    good: Any = np.isfinite(P).all(axis=(1, 2))
+    return np.linalg.pinv(np.where(good[:, None, None], P, 0.0), hermitian=True)
+
+
+def _apply(A: Array, x: Array) -> Array:
+    return (A @ x[..., None])[..., 0]
+
+
+def _dot(a: Array, b: Array) -> Array:
+    return (a * b).sum(axis=-1)
+
+
+def _square(x: Array) -> Array:
+    return x[:, :, None] * x[:, None, :]
+
+
+def _matrices(packed: Array, n: int) -> Array:
+    """Return packed (p, K) as (K, n, n)."""
+    return np.moveaxis(unpack(packed).reshape(n, n, -1), 2, 0)
+
+
+def _rows(matrices: Array) -> Array:
+    """Return (K, n, n) as full row-major (n*n, K)."""
+    return matrices.reshape(len(matrices), -1).T
