@@ -70,7 +70,7 @@ bench-quick: $(BENCH) ## The same in three minutes, for a look
 	$(BIN)/python -m benchmarks.run --quick
 
 bench-filters: $(BENCH) ## Measure the filters alone beside filterpy and simdkalman (two minutes, one thread)
-	$(BIN)/python -m benchmarks.filters
+	$(BIN)/python -m benchmarks.suites.filters
 
 lint: setup ## Check style, format and types
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.results import RESULTS, ROOT
-from benchmarks.work import DENSE, SCALE, Work
+from benchmarks.workloads.work import DENSE, SCALE, Work
 from jobs.offline.plots import ESTIMATE, MEASURED, SMOOTHED, STYLE
 
 if TYPE_CHECKING:

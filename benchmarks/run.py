@@ -16,12 +16,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import batch, equality, life, results, streaming
-from benchmarks.contenders import FILTERPY, FLOOR, LIMIT, OURS, PARTITIONS, ROW_API
-from benchmarks.data import CORES
-from benchmarks.memory import Peak
-from benchmarks.streaming import Share
-from benchmarks.work import ALL, DENSE, KINDS, QUICK, SCALE, Work
+from benchmarks import results
+from benchmarks.contenders import equality
+from benchmarks.contenders.contenders import FILTERPY, FLOOR, LIMIT, OURS, PARTITIONS, ROW_API
+from benchmarks.suites import batch, life, streaming
+from benchmarks.suites.streaming import Share
+from benchmarks.workloads.data import CORES
+from benchmarks.workloads.memory import Peak
+from benchmarks.workloads.work import ALL, DENSE, KINDS, QUICK, SCALE, Work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -247,7 +247,7 @@ class Demo:
         """Land a day's file of each model at the same time, and return the versions that have them."""
         import pyspark.sql  # noqa: F401 - now: of two threads that import it, one may find it half done
 
-        from demo.landing import land_day
+        from demo.land_day import land_day
 
         with ThreadPoolExecutor(len(models)) as pool:
             return list(

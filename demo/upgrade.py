@@ -102,7 +102,7 @@ def upgrade_and_roll_back(
         sent: rows that have been sent to the stream before them.
         say: told what is going on.
     """
-    from demo.landing import land_day
+    from demo.land_day import land_day
     from jobs import rollback, stream, upgrade
     from jobs.spark.session import spark_session
     from jobs.warehouse.delta import Warehouse

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from demo.broker import Broker
-    from tests.jobs.feeds import Feed
+    from tests.jobs.support.feeds import Feed
 
 ROOT = Path(__file__).resolve().parent.parent
 # Every JVM that a test starts, also in a process of its own. Tests move a few hundred rows: compiling plans to Java,
@@ -52,7 +52,7 @@ def models_dir() -> Path:
 def no_driver_is_left() -> Iterator[None]:
     """Kill the drivers that a test has started and, as it failed, not ended."""
     yield
-    started = sys.modules.get("tests.jobs.processes")
+    started = sys.modules.get("tests.jobs.support.processes")
     if started is not None:
         started.Driver.end_all()
 
@@ -98,7 +98,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.fixture
 def feed(broker: Broker, spark: SparkSession) -> Feed:
     """What makes, fills and reads the broker's topics."""
-    from tests.jobs.feeds import Feed
+    from tests.jobs.support.feeds import Feed
 
     return Feed(spark)
 

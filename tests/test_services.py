@@ -10,8 +10,8 @@ import pytest
 
 from demo.broker import Broker
 from demo.delta_log import rows_of
-from tests.airflow_api import Api
-from tests.services import Services, postgres_programs
+from tests.support.airflow_api import Api
+from tests.support.services import Services, postgres_programs
 
 pytestmark = [
     pytest.mark.soak,

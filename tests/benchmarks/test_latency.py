@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.latency import _latencies, most_sustained, table
-from benchmarks.steady import CALM, Commit, caught_up, commits, keeps_up, lags
+from benchmarks.suites.latency import _latencies, most_sustained, table
+from benchmarks.workloads.steady import CALM, Commit, caught_up, commits, keeps_up, lags
 
 
 def simulated(capacity: float, rate: float, start: float, batches: int) -> list[float]:

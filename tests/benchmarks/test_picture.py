@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.picture import Point, draw, points, short
 from benchmarks.results import RESULTS, results_of
-from benchmarks.work import DENSE, SCALE
+from benchmarks.workloads.work import DENSE, SCALE
 
 
 def document(*works: str) -> dict[str, Any]:

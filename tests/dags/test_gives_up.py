@@ -16,10 +16,10 @@ from jobs.supervision.driver_log import LeaseLog
 from jobs.supervision.driver_status import look
 from kalman_dags.stream_operator import StreamForeverOperator
 from kalman_dags.stream_trigger import GONE
-from tests.airflow_api import wait_for
 from tests.dags.test_stream_forever import deferred
 from tests.dags.test_supervisor import DAG, GENERATION, PATIENCE, Stream, running, whole
-from tests.jobs.pipeline import assert_as_the_filter_alone, random_rows, streaming
+from tests.jobs.support.pipeline import assert_as_the_filter_alone, random_rows, streaming
+from tests.support.airflow_api import wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 

@@ -1,7 +1,7 @@
 """A driver in Kubernetes: submitted by the launcher, killed there, followed by the next, stopped by request.
 
 The API server is the real one, with its rules of who may do what. Its pods are processes of this machine
-(`tests/kubernetes_node.py`).
+(`tests/support/kubernetes_node.py`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from jobs.supervision.driver_status import STARTING
 from kalman_dags.operator import KalmanOperator
-from tests.airflow_api import wait_for
 from tests.dags.conftest import ROOT
-from tests.dags.in_cluster import PATIENCE, ClusterStream, set_environment
-from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
-from tests.kubernetes_node import SUBMITTER, ApiServer, Node, Pod
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
+from tests.support.airflow_api import wait_for
+from tests.support.in_cluster import PATIENCE, ClusterStream, set_environment
+from tests.support.kubernetes_node import SUBMITTER, ApiServer, Node, Pod
 
 PROGRAMS = {name: shutil.which(os.environ.get(name) or "") or "" for name in ("KUBE_APISERVER", "ETCD")}
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from demo.delta_log import rows_of
-from tests.airflow_api import wait_for
 from tests.dags.conftest import FIRST_DAY, ROWS_A_DAY, Tiny
-from tests.dags.standalone import Airflow, standalone
+from tests.support.airflow_api import wait_for
+from tests.support.standalone import Airflow, standalone
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 

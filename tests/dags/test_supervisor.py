@@ -24,9 +24,9 @@ import pytest
 from demo.delta_log import rows_of
 from jobs.supervision.driver_log import STOPPED, Drive, LeaseLog
 from jobs.supervision.driver_status import processes
-from tests.airflow_api import wait_for
-from tests.dags.standalone import Airflow, standalone
-from tests.jobs.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
+from tests.jobs.support.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
+from tests.support.airflow_api import wait_for
+from tests.support.standalone import Airflow, standalone
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.spark.jars import optional_jars
-from tests.dags.in_cluster import ClusterStream, set_environment
+from tests.support.in_cluster import ClusterStream, set_environment
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 

@@ -15,7 +15,7 @@ from demo.kafka_feed import DEVICES, chunks, read, send_lines
 from demo.kafka_run import table
 from demo.ports import listens
 from jobs.spark.kafka import Bounds, bounds
-from tests.jobs.feeds import Feed
+from tests.jobs.support.feeds import Feed
 
 ROOT = Path(__file__).resolve().parents[2]
 

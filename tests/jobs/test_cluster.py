@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from demo.cluster import Cluster
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
-from tests.jobs.processes import Driver, files
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+from tests.jobs.support.processes import Driver, files
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

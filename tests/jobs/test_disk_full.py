@@ -17,8 +17,15 @@ from jobs.core.errors import FULL, RUN_FAILED, is_full
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests, store
 from jobs.warehouse.tables import measurements
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec, since
-from tests.jobs.processes import Driver
+from tests.jobs.support.pipeline import (
+    Pipeline,
+    assert_bit_equal,
+    ordered,
+    random_rows,
+    random_walk_spec,
+    since,
+)
+from tests.jobs.support.processes import Driver
 
 DISK = 24 * 2**20
 ROOM = (0, 12_288, 40_960)

@@ -14,8 +14,8 @@ from jobs.core.errors import ALREADY_RUNNING
 from jobs.lineage import generations
 from jobs.snapshots import manifests
 from jobs.warehouse.tables import QUARANTINE
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
-from tests.jobs.processes import Driver, files
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+from tests.jobs.support.processes import Driver, files
 
 pytestmark = pytest.mark.spark
 

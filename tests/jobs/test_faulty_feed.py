@@ -13,8 +13,8 @@ import yaml
 from demo.flights import COLUMNS, STREAM_FROM, load_flights, with_times
 from jobs import filter as offline
 from tests.conftest import ROOT
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered
-from tests.jobs.processes import Driver, files
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered
+from tests.jobs.support.processes import Driver, files
 
 MODEL = "aircraft_delay"
 DELAY = pd.Timedelta("24h")

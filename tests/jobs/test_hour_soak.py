@@ -25,8 +25,8 @@ import pytest
 
 from benchmarks.results import commit, machine
 from jobs.observability.progress_log import progress_of
-from tests.jobs.pipeline import Pipeline, random_walk_spec
-from tests.jobs.processes import Driver
+from tests.jobs.support.pipeline import Pipeline, random_walk_spec
+from tests.jobs.support.processes import Driver
 
 SECONDS = float(os.environ.get("KALMAN_SOAK_SECONDS") or 3600)
 RATE = int(os.environ.get("KALMAN_SOAK_RATE") or 1000)

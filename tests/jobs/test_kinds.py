@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs import export, migrate
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 pytestmark = pytest.mark.spark
 

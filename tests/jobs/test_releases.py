@@ -19,7 +19,7 @@ import yaml
 from jobs.lineage.live import live_estimates
 from jobs.snapshots.manifests import all_of
 from tests.fixtures.make_release import FOLDER, PLACE
-from tests.jobs.pipeline import Pipeline, assert_bit_equal, ordered
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered
 
 pytestmark = pytest.mark.spark
 

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import export
 from jobs import filter as filter_command
-from tests.jobs.pipeline import Pipeline, random_rows, random_walk_spec
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("filterpy", reason="comes with the extra `bench`")
 pytest.importorskip("simdkalman", reason="comes with the extra `bench`")
 
-from benchmarks.filters import check, works  # noqa: E402
+from benchmarks.suites.filters import check, works  # noqa: E402
 
 WORKS = {work.name: work for work in works()}
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 import kalman
 from kalman.filters.recursions import predict
-from tests.kalman.models import SIZES, random_definition, random_rows, same
-from tests.kalman.oracles import UNIT, full, textbook, transition_of
+from tests.kalman.support.models import SIZES, random_definition, random_rows, same
+from tests.kalman.support.oracles import UNIT, full, textbook, transition_of
 
 seeds = st.integers(0, 2**32 - 1)
 quick = settings(max_examples=30, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])

@@ -7,8 +7,8 @@ import pytest
 
 import kalman
 from kalman import flags
-from tests.kalman.models import SIZES, random_definition, random_rows, same
-from tests.kalman.oracles import UNIT, run_one
+from tests.kalman.support.models import SIZES, random_definition, random_rows, same
+from tests.kalman.support.oracles import UNIT, run_one
 
 CASES = [("explicit", 2, 2, 1, False), ("explicit", 3, 3, 0, True), *((k, 0, 2, 0, False) for k in SIZES)]
 

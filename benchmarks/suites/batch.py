@@ -1,0 +1,75 @@
+"""Batch filtering and learning as pretrain does them, next to a shuffle by key through Python of the same rows."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.contenders.contenders import PARTITIONS, limit
+from benchmarks.workloads.data import batch, fill
+from benchmarks.workloads.work import Work
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LEARNED = ["level_variance", "slope_variance", "R"]
+ITERATIONS = 3
+"""Steps of the optimiser in one measured search: what is told is rows a second of its evaluations, however many."""
+
+
+def compare(
+    spark: SparkSession, work: Work, batches: int, rounds: int, folder: Path
+) -> dict[str, list[float]]:
+    """Return rows a second, by contender, of filtering `batches` micro-batches' rows to each key's latest state.
+
+    Of learning, rows a second that go through an evaluation of the likelihood with its gradient.
+    """
+    import kalman
+    from jobs.encoding.keys import key_kind
+    from jobs.encoding.rows import row_format
+    from jobs.specs.model_spec import ModelSpec
+    from jobs.training.batch_filter import Batch, bucket_rows, final_states
+    from jobs.training.learning import Window, learn_pooled
+
+    rows = fill(work, folder) + sum(batch(work, folder, number) for number in range(1, batches + 1))
+    frame = spark.read.parquet(str(folder))
+    spec = work.spec
+    kernel = kalman.build(spec.definition(), {})
+    fmt = row_format(spec, key_kind(spec.key, frame.schema))
+    way = Batch(fmt, spec.unit_us)
+    learning = ModelSpec.model_validate(
+        {**spec.model_dump(by_alias=True), "learn": {"parameters": LEARNED, "max_iterations": ITERATIONS}}
+    )
+    assert learning.learn is not None
+    search = learning.learn
+
+    def packed() -> DataFrame:
+        return bucket_rows(frame, fmt, rows)
+
+    def through(made: DataFrame) -> int:
+        made.write.format("noop").mode("overwrite").save()
+        return rows
+
+    def learn() -> int:
+        said: list[str] = []
+        learn_pooled(packed(), learning.definition(), search, way, Window(), None, said.append)
+        return rows * len(said)
+
+    contenders: dict[str, Callable[[], int]] = {
+        "ours": lambda: through(final_states(packed(), kernel, way)),
+        "limit": lambda: through(limit(frame, work)),
+        "learning": learn,
+    }
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    spark.conf.set("spark.sql.shuffle.partitions", PARTITIONS)
+    for attempt in range(rounds + 1):  # the first warms up
+        for name, run in contenders.items():
+            began = time.perf_counter()
+            gone = run()
+            if attempt:
+                rates[name].append(gone / (time.perf_counter() - began))
+    shutil.rmtree(folder)
+    return rates

@@ -1,0 +1,132 @@
+"""Run contenders on a work in interleaved rounds, and take the time of each micro-batch from Spark's own progress."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.contenders.contenders import Contender
+from benchmarks.workloads.data import FILES, batch, fill
+from benchmarks.workloads.work import Work
+from jobs.spark.conf import suit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Measured(NamedTuple):
+    """What the measured micro-batches of one contender were.
+
+    seconds: of each; rows: of each.
+    """
+
+    seconds: list[float]
+    rows: int
+
+    @property
+    def rates(self) -> list[float]:
+        """Return rows a second of each micro-batch."""
+        return [self.rows / one for one in self.seconds]
+
+
+class Share(NamedTuple):
+    """How much of a comparison a contender takes part in.
+
+    measured: micro-batches that count, a round; rounds: at most so many, None for all; warm: each round begins with a
+    micro-batch that does not count (it loads the state). Slow contenders go without: what they lose by it is less
+    than a hundredth of a micro-batch of theirs.
+    """
+
+    contender: Contender
+    measured: int
+    rounds: int | None = None
+    warm: bool = True
+
+
+class Lane:
+    """One contender on one work: its input, its checkpoint and its times."""
+
+    def __init__(self, spark: SparkSession, work: Work, contender: Contender, folder: Path) -> None:
+        self.spark, self.work, self.contender = spark, work, contender
+        self.source, self.checkpoint, self.table = (
+            folder / name for name in ("source", "checkpoint", "estimates")
+        )
+        self.source.mkdir(parents=True)
+        self.seconds: list[float] = []
+
+    def run(self, files: Sequence[Path], measured: int) -> None:
+        """Take in these files, and keep the times of the last `measured` micro-batches."""
+        suit(self.spark, self.work.batch_rows)  # as the stream's own sink does
+        for file in files:
+            os.link(file, self.source / file.name)
+        schema = self.spark.read.parquet(str(self.source)).schema
+        reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES)
+        estimates = self.contender.build(reader.parquet(str(self.source)), self.work)
+        mode = "update" if self.contender.name == "floor" else "append"
+        writer = estimates.writeStream.format(self.work.sink).outputMode(mode).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(self.checkpoint)).start(
+            None if self.work.sink == "noop" else str(self.table)
+        )
+        query.awaitTermination()
+        problem = query.exception()
+        if problem is not None:
+            raise problem
+        progress = [one for one in query.recentProgress if one["numInputRows"]]
+        if len(progress) != len(files) // FILES:
+            raise RuntimeError(
+                f"{self.contender.name}: {len(files) // FILES} micro-batches, {len(progress)} reported"
+            )
+        if measured:
+            self.seconds += [one["durationMs"]["triggerExecution"] / 1000 for one in progress[-measured:]]
+
+
+def compare(
+    spark: SparkSession,
+    work: Work,
+    shares: Sequence[Share],
+    rounds: int,
+    folder: Path,
+) -> dict[str, Measured]:
+    """Run a work by several contenders in turn.
+
+    Each makes its state first, from one row a key. A round of a contender is a start from its checkpoint, a
+    micro-batch that is not measured (it loads the state and warms up), and those that are.
+
+    Args:
+        spark: the session.
+        work: what is done.
+        shares: who runs it, and how often.
+        rounds: how many.
+        folder: for data and checkpoints; emptied at the end.
+
+    Returns:
+        What was measured, by contender.
+    """
+    data = folder / "data"
+    fill(work, data)
+    lanes = [(Lane(spark, work, share.contender, folder / share.contender.name), share) for share in shares]
+    numbers = {share.contender.name: 1 for share in shares}
+    made: set[int] = set()
+    for lane, _ in lanes:
+        lane.run(_files(data, 0), 0)
+    for round_ in range(rounds):
+        for lane, share in lanes:
+            if share.rounds is not None and round_ >= share.rounds:
+                continue
+            first = numbers[lane.contender.name]
+            wanted = range(first, first + share.measured + share.warm)
+            numbers[lane.contender.name] = wanted.stop
+            for number in wanted:
+                if number not in made:
+                    batch(work, data, number)
+                    made.add(number)
+            lane.run([file for number in wanted for file in _files(data, number)], share.measured)
+    shutil.rmtree(folder)
+    return {lane.contender.name: Measured(lane.seconds, work.batch_rows) for lane, _ in lanes}
+
+
+def _files(data: Path, number: int) -> list[Path]:
+    return sorted(data.glob(f"{number:05d}-*.parquet"))

@@ -1,0 +1,59 @@
+"""Name the streaming works that are measured: how many keys, how many rows, which model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec
+
+MODELS = Path(__file__).parents[1] / "models"
+
+
+class Work(NamedTuple):
+    """One kind of micro-batch.
+
+    keys: how many keys have a state; rows: rows a key in a dense micro-batch; model: a spec in `benchmarks/models`;
+    text: keys are strings of 8 to 20 characters; touched: keys that a micro-batch has rows for, None for all of them;
+    sink: Spark's format that the estimates are written in, noop or delta.
+    """
+
+    name: str
+    keys: int
+    rows: int
+    model: str = "trend"
+    text: bool = False
+    touched: int | None = None
+    sink: str = "noop"
+
+    @property
+    def batch_rows(self) -> int:
+        """Return the rows of one measured micro-batch."""
+        return (self.keys if self.touched is None else self.touched) * self.rows
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Return the model's spec."""
+        return load_spec(str(MODELS / f"{self.model}.yaml"), MODELS, deep=True)
+
+
+DENSE = (
+    Work("dense_20k_x5", 20_000, 5),
+    Work("dense_200k_x5", 200_000, 5),
+    Work("dense_20k_x50", 20_000, 50),
+)
+DELTA = DENSE[1]._replace(name=f"{DENSE[1].name}_delta", sink="delta")
+SPARSE = Work("sparse_1k_of_2m", 2_000_000, 1, touched=1_000)
+TEXT = tuple(work._replace(name=f"{work.name}_text", text=True) for work in DENSE)
+KINDS = (
+    Work("wide_20k_x5", 20_000, 5, "wide"),
+    Work("imm_20k_x5", 20_000, 5, "imm"),
+    Work("unscented_20k_x5", 20_000, 5, "unscented"),
+)
+SCALE = tuple(
+    Work(f"scale_{keys // 1000}k", keys, 1, touched=10_000)
+    for keys in (10_000, 100_000, 1_000_000, 5_000_000)
+)
+ALL = (*DENSE, DELTA, *TEXT, SPARSE, *KINDS, *SCALE)
+QUICK = (DENSE[0], Work("sparse_1k_of_100k", 100_000, 1, touched=1_000))

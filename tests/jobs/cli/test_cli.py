@@ -1,0 +1,355 @@
+"""The command line: options anywhere, help at once, every error one clear line and the right exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from jobs import cli
+from jobs.core import errors
+from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.core.report import Report, counted, plain
+from jobs.core.settings import DEFAULT_MASTER, Settings
+from jobs.warehouse.quarantine import Choice
+
+ROOT = Path(__file__).resolve().parents[3]
+NILE = "river,at,volume\nnile,1871-01-01,1120\nnile,1872-01-01,1160\n"
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(cli.app, list(args))
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Put recorders in the place of the verbs that need Spark."""
+    calls: list[tuple[Any, ...]] = []
+    for name in (
+        "ingest",
+        "pretrain",
+        "stream",
+        "export",
+        "migrate",
+        "upgrade",
+        "promote",
+        "rollback",
+        "retire",
+        "maintain",
+        "report",
+        "status",
+        "stop",
+        "resume",
+        "quarantine",
+    ):
+
+        def run(settings: Settings, *args: Any, name: str = name, **options: Any) -> Report:
+            calls.append((name, settings, args, options))
+            return Report(lines=[f"did {name}"], data={"verb": name})
+
+        module = types.ModuleType(f"jobs.{name}")
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"jobs.{name}", module)
+    return calls
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def run(settings: Settings, *args: Any, **options: Any) -> Report:
+        raise error
+
+    module = types.ModuleType("jobs.status")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jobs.status", module)
+
+
+def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
+    assert call("ingest", "--model", "m", "--input", "a", "--input", "b*", "--history").exit_code == 0
+    assert call("pretrain", "--model", "m", "--to-version", "3", "--learn-from", "2013-01-01").exit_code == 0
+    assert (
+        call("stream", "--model", "m", "--trigger", "5", "--metrics-port", "9000", "--profile").exit_code == 0
+    )
+    assert call("export", "--model", "m", "--batch", "4").exit_code == 0
+    assert call("migrate", "--model", "m", "--snapshot", "s1", "--to", "2", "--dry-run").exit_code == 0
+    assert call("upgrade", "--model", "m", "--mode", "retrain", "--no-promote", "--needed").exit_code == 0
+    assert call("promote", "--model", "m", "--generation", "g2", "--behind").exit_code == 0
+    assert call("rollback", "--model", "m", "--last-state", "--dry-run").exit_code == 0
+    assert call("retire", "--model", "m", "--generation", "g2").exit_code == 0
+    assert call("maintain", "--model", "m", "--dry-run", "--estimates").exit_code == 0
+    assert call("report", "--model", "m", "--generation", "g2", "--against", "g1").exit_code == 0
+    assert call("status", "--alarm-after", "10m").exit_code == 0
+    assert call("stop", "--model", "m", "--skill", "--hold", "30min").exit_code == 0
+    assert call("resume", "--model", "m", "--monitor").exit_code == 0
+    assert call("resume", "--model", "m").exit_code == 0
+    assert call("quarantine", "list", "--model", "m", "--reason", "late", "--since", "2d").exit_code == 0
+    assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
+    assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
+    stream = {"adopt": None, "generation": None, "metrics_port": None, "metrics_file": None}
+    assert [(name, args, options) for name, _, args, options in verb] == [
+        ("ingest", ("m", ["a", "b*"]), {"trigger": "available-now", "history": True}),
+        (
+            "pretrain",
+            ("m",),
+            {
+                "to_version": 3,
+                "as_of": None,
+                "learn_from": "2013-01-01",
+                "learn_to": None,
+                "history": False,
+                "profile": False,
+            },
+        ),
+        ("stream", ("m",), {**stream, "trigger": "5", "metrics_port": 9000, "profile": True}),
+        ("export", ("m",), {"generation": None, "batch": 4, "needed": False, "profile": False}),
+        ("migrate", ("m",), {"snapshot": "s1", "to": 2, "dry_run": True, "profile": False}),
+        (
+            "upgrade",
+            ("m",),
+            {
+                "mode": "retrain",
+                "dry_run": False,
+                "promote": False,
+                "lose_state": False,
+                "needed": True,
+                "partitions": None,
+                "drain": False,
+            },
+        ),
+        ("promote", ("m",), {"generation": "g2", "behind": True}),
+        ("rollback", ("m",), {"to": None, "last_state": True, "dry_run": True}),
+        ("retire", ("m",), {"generation": "g2"}),
+        ("maintain", ("m",), {"dry_run": True, "estimates": True}),
+        ("report", ("m",), {"generation": "g2", "against": "g1"}),
+        ("status", (None,), {"watch": None, "alarm_after": "10m"}),
+        (
+            "stop",
+            ("m",),
+            {"hold": "30min", "restart": False, "wait": "10min", "needed": False, "what": "skill"},
+        ),
+        ("resume", ("m",), {"what": "monitor"}),
+        ("resume", ("m",), {"what": "stream"}),
+        ("quarantine", ("list", "m", Choice("late", "2d")), {}),
+        ("quarantine", ("replay", "m", Choice(ids=("a",))), {"edited": "f"}),
+        ("quarantine", ("discard", "m", Choice()), {"everything": True}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--json", "--warehouse", "/w", "--master=local[1]", "status", "--model", "m"],
+        ["status", "--model", "m", "--warehouse=/w", "--json", "--master", "local[1]"],
+        ["--warehouse", "/w", "status", "--json", "--model", "m", "--master", "local[1]"],
+    ],
+)
+def test_global_options_stand_before_or_after_the_verb(verb: list[tuple[Any, ...]], args: list[str]) -> None:
+    result = call(*args)
+    _, settings, given, _ = verb[0]
+    assert (settings.warehouse, settings.master, settings.json, given) == ("/w", "local[1]", True, ("m",))
+    assert json.loads(result.stdout) == {"verb": "status"}
+
+
+def test_settings_come_from_flags_then_environment_then_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WAREHOUSE", "MODELS", "MASTER", "JARS"):
+        monkeypatch.delenv(f"KALMAN_{name}", raising=False)
+    own = Settings.load()
+    assert (own.warehouse, own.models) == (str(Path.cwd() / "warehouse"), Path.cwd() / "models")
+    assert own.master == DEFAULT_MASTER == "local[*,4]" and not own.json
+    monkeypatch.setenv("KALMAN_WAREHOUSE", "hdfs://name/dir/")
+    monkeypatch.setenv("KALMAN_MODELS", "/m")
+    monkeypatch.setenv("KALMAN_JARS", "/jars")
+    assert Settings.load().warehouse == "hdfs://name/dir" and Settings.load().models == Path("/m")
+    assert Settings.load(models="/n").models == Path("/n") and Settings.load().jars == Path("/jars")
+
+
+def test_a_warehouse_where_commits_are_not_safe_is_refused(run_cli: Any) -> None:
+    done = run_cli("--warehouse", "s3a://bucket/dir", "status")
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: a warehouse in S3 is not supported (s3a://bucket/dir): Delta on S3")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["filtr"], "error: no such command 'filtr'"),
+        (["status", "--modle", "m"], "error: no such option: --modle"),
+        (["filter", "--model", "m"], "error: missing option '--input'"),
+        (["status", "--model"], "error: option '--model' requires an argument"),
+        (["--warehouse"], "error: option '--warehouse' requires an argument"),
+        (["pretrain", "--model", "m", "--to-version", "x"], "error: invalid value for '--to-version'"),
+        (["pretrain", "--model", "m", "--to-version", "-1"], "error: invalid value for '--to-version'"),
+        (["status", "extra"], "error: got unexpected extra argument"),
+    ],
+)
+def test_a_mistyped_command_is_one_line(verb: list[tuple[Any, ...]], args: list[str], said: str) -> None:
+    result = call(*args)
+    assert result.exit_code == 2 and not verb and not result.stdout
+    assert result.stderr.startswith(said) and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError("there is no table"), 2, "error: there is no table\n"),
+        (UserError("one\ntwo"), 2, "error: one\nerror: two\n"),
+        (UserError("another driver runs", ALREADY_RUNNING), 3, "error: another driver runs\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+    ],
+)
+def test_errors_of_a_verb(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    failing(monkeypatch, error)
+    result = call("status")
+    assert (result.exit_code, result.stderr, result.stdout) == (code, said, "")
+
+
+def test_a_models_error_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    import kalman
+
+    failing(monkeypatch, kalman.ModelError("process.Q", "is missing", "add it"))
+    result = call("status")
+    assert (result.exit_code, result.stderr) == (2, "error: process.Q: is missing; add it\n")
+
+
+def test_an_unexpected_error_is_one_line_and_its_traceback_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(errors.tempfile, "tempdir", str(tmp_path))
+    failing(monkeypatch, ZeroDivisionError("division\nby zero"))
+    result = call("status")
+    (log,) = tmp_path.iterdir()
+    expected = f"error: ZeroDivisionError: division (traceback in {log}; --debug shows it)\n"
+    assert (result.exit_code, result.stderr) == (RUN_FAILED, expected)
+    assert "Traceback (most recent call last)" in log.read_text() and "by zero" in log.read_text()
+    assert "Traceback (most recent call last)" in call("status", "--debug").stderr
+
+
+def test_a_report_is_lines_or_one_json_document(verb: list[tuple[Any, ...]]) -> None:
+    assert call("status").stdout == "did status\n"
+    assert json.loads(call("status", "--json").stdout) == {"verb": "status"}
+
+
+def test_what_is_counted_is_said_in_the_right_number() -> None:
+    assert [counted(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert counted(2, "micro-batch", "es") == "2 micro-batches"
+
+
+def test_json_says_what_it_cannot_say_as_null_or_text() -> None:
+    import numpy as np
+
+    data = {
+        "a": float("nan"),
+        "b": np.float64(1.5),
+        "c": np.arange(2),
+        "d": Path("x"),
+        5: (1, None),
+        "e": True,
+    }
+    assert plain(data) == {"a": None, "b": 1.5, "c": [0, 1], "d": "x", "5": [1, None], "e": True}
+
+
+def test_filter_and_schema_in_process(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text(NILE)
+    out = tmp_path / "out.csv"
+    models = ("--models", str(ROOT / "models"))
+    result = call(
+        "filter", "--model", "nile", "--input", str(tmp_path / "in.csv"), "--output", str(out), *models
+    )
+    assert result.exit_code == 0 and result.stdout.startswith("nile v1: 2 rows of 1 key in "), result.stderr
+    result = call(*models, "filter", "--model", "nil", "--input", "x.csv", "--output", str(out))
+    assert result.exit_code == 2 and "there is no model 'nil'; did you mean 'nile'?" in result.stderr
+    assert json.loads(call("schema").stdout) == json.loads(call("--json", "schema").stdout)
+
+
+# As programs
+
+
+def program(*args: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *args],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_help_is_fast_and_loads_no_numerics() -> None:
+    code = (
+        "import sys, time; start = time.perf_counter(); from jobs.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = ('numpy', 'pyarrow', 'pyspark', 'kalman', 'pydantic')\n"
+        "loaded = [name for name in heavy if name in sys.modules]\n"
+        "print(loaded, time.process_time(), file=sys.stderr)"
+    )
+    done = program("-c", code)
+    loaded, seconds = done.stderr.strip().rsplit(" ", 1)
+    assert loaded == "[]" and "pretrain" in done.stdout
+    assert float(seconds) < 1.0  # processor time, with room for a slow machine; 0.3 s here
+
+
+def test_a_verb_is_a_module_and_a_script(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text(NILE)
+    args = ["--model", "nile", "--input", str(tmp_path / "in.csv"), "--json"]
+    done = program("-m", "jobs.filter", *args, "--output", str(tmp_path / "a.csv"))
+    assert done.returncode == 0 and json.loads(done.stdout)["rows"] == 2, done.stderr
+    # as spark-submit runs it: jobs/ is the first folder on the path, and the project is installed
+    script = str(ROOT / "jobs" / "filter.py")
+    options = [*args, "--output", str(tmp_path / "b.csv"), "--models", str(ROOT / "models")]
+    done = program(script, *options, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0 and json.loads(done.stdout)["rows"] == 2, done.stderr
+    assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+
+
+def test_the_offline_command_needs_neither_pandas_nor_spark(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text(NILE)
+    code = (
+        "import sys; from jobs.filter import run; from jobs.core.settings import Settings\n"
+        f"run(Settings.load(), 'nile', {str(tmp_path / 'in.csv')!r}, {str(tmp_path / 'out.csv')!r})\n"
+        "print([name for name in ('pandas', 'pyspark') if name in sys.modules])"
+    )
+    done = program("-c", code)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_sigterm_ends_a_verb_tidily(tmp_path: Path) -> None:
+    # A named pipe keeps the reader waiting, so that the signal comes in mid-work.
+    os.mkfifo(tmp_path / "in.csv")
+    args = ["-m", "jobs.filter", "--model", "nile", "--input", str(tmp_path / "in.csv")]
+    process = subprocess.Popen(
+        [sys.executable, *args, "--output", str(tmp_path / "out.csv")],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pipe = os.open(tmp_path / "in.csv", os.O_WRONLY)  # returns once the command reads
+    os.write(pipe, NILE.encode())
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    os.close(pipe)
+    assert (process.returncode, stderr) == (143, "error: stopped by SIGTERM\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    # more than a pipe holds, so that the writer meets the closed end
+    code = (
+        "import sys, types; from jobs.core.report import Report; from jobs.cli import app\n"
+        "module = types.ModuleType('jobs.status'); module.run = lambda *_, **__: Report(lines=['x' * 99] * 9999)\n"
+        "sys.modules['jobs.status'] = module; app(['status'])"
+    )
+    command = f'{sys.executable} -c "{code}" | head -1'
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "x" * 99 + "\n", "")

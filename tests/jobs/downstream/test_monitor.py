@@ -1,0 +1,283 @@
+"""Monitoring of estimates: windows like those of the notebook's racks, alerts by rules, each exactly once."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from jobs import monitor
+from jobs.core.errors import UserError
+from jobs.downstream.rule_operator import KIND, Plan, rules_of, watch
+from jobs.downstream.rules import apply_rules, no_states
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import route_of
+from jobs.encoding.rows import RowFormat
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.monitor import Monitor
+from tests.jobs.specs.test_spec import NILE, refused
+from tests.jobs.support.feeds import Feed
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
+
+# The racks of the example: a reading of each every five minutes. An estimate is the reading itself (R = 0).
+RACKS: dict[str, Any] = {
+    "name": "rack",
+    "version": 1,
+    "key": ["rack"],
+    "time": "at",
+    "time_unit": "minute",
+    "measurement": ["temperature"],
+    "states": ["temperature"],
+    "process": {"kind": "random_walk", "variance": 1.0},
+    "observation": {"R": [[0.0]]},
+    "initial": {"mean": [0.0], "covariance": [[1.0e4]]},
+    "stream": {"partitions": 2},
+    "monitor": {
+        "watermark": "10min",
+        "by": ["rack"],
+        "windows": [{"size": "10min", "slide": "5min"}, {"size": "1h"}],
+        "rules": [
+            {"name": "warm", "kind": "level", "at_least": 100.0, "readings": 3},
+            {"name": "climbing", "kind": "level", "at_least": 100.0, "readings": 3, "rising": True},
+            {"name": "silent", "kind": "silence", "after": "30min"},
+            {"name": "odd", "kind": "nis", "at_least": 20.0, "readings": 1, "clear_readings": 2},
+        ],
+    },
+}
+READINGS = {
+    "rack1": [("08:01:01", 99.5), ("08:06:02", 100.5), ("08:11:03", 101.0), ("08:16:04", 102.0)],
+    "rack2": [("08:01:02", 99.5), ("08:06:04", 105.5), ("08:11:06", 104.0), ("08:16:08", 108.0)],
+}
+# What Spark's own sliding average of these readings is, by rack: the windows that begin at 07:55, 08:00, ...
+AVERAGES = {"rack1": [99.5, 100.0, 100.75, 101.5, 102.0], "rack2": [99.5, 102.5, 104.75, 106.0, 108.0]}
+
+
+def at(clock: str) -> datetime:
+    return datetime.fromisoformat(f"2017-06-02T{clock}+00:00")
+
+
+def readings(rows: dict[str, list[tuple[str, float]]]) -> pd.DataFrame:
+    flat = [(rack, at(clock), value) for rack, some in rows.items() for clock, value in some]
+    frame = pd.DataFrame.from_records(flat, columns=["rack", "at", "temperature"])
+    return frame.assign(at=frame["at"].dt.as_unit("us"))
+
+
+def seen(pipeline: Pipeline) -> list[tuple[str, str, str, str]]:
+    """Return the alerts as (rack, rule, status, time of the day), but for those of the rule `odd`."""
+    table = pipeline.warehouse.read("alerts/rack").filter("rule != 'odd'")
+    frame = table.orderBy("event_time", "rack", "rule").toPandas()
+    times = frame["event_time"].dt.strftime("%H:%M:%S")
+    return list(zip(frame["rack"], frame["rule"], frame["status"], times, strict=True))
+
+
+def forget_the_last_commit(pipeline: Pipeline) -> int:
+    """Undo the end of each stream's last micro-batch, as if the monitor had been killed just before it."""
+    undone = 0
+    for folder in Path(pipeline.settings.warehouse, "checkpoints").glob("monitor-*"):
+        last = max(int(path.name) for path in (folder / "commits").iterdir() if path.name.isdigit())
+        (folder / "commits" / str(last)).unlink()
+        (folder / "commits" / f".{last}.crc").unlink(missing_ok=True)
+        undone += 1
+    return undone
+
+
+@pytest.mark.spark
+def test_the_racks(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, RACKS)
+    pipeline.land(readings({"rack0": [("07:00:00", 90.0)]}))
+    with pytest.raises(UserError, match="model rack has no live estimates: start its stream"):
+        monitor.run(pipeline.settings, "rack")
+    pipeline.pretrain()
+    pipeline.land(readings(READINGS))
+    pipeline.stream()
+    done = monitor.run(pipeline.settings, "rack").data
+    assert (done["window_rows"], done["late"]) == (24, 0)
+    table = pipeline.warehouse.read("windows/rack").toPandas()
+    of_ten = table["size"] == "10min"
+    sliding = table.loc[of_ten].sort_values(["rack", "window_start"])
+    assert {rack: [float(m[0]) for m in some["mean"]] for rack, some in sliding.groupby("rack")} == AVERAGES
+    assert sliding["window_start"].min() == pd.Timestamp("2017-06-02 07:55")
+    assert set(table.loc[table["size"] == "1h", "rows"]) == {4}
+    warm = [
+        ("rack1", "climbing", "raised", "08:16:04"),
+        ("rack1", "warm", "raised", "08:16:04"),
+        ("rack2", "warm", "raised", "08:16:08"),
+    ]
+    assert seen(pipeline) == warm
+
+    # Killed before its last micro-batches counted as done, it does them again and changes nothing by that. Then a rack
+    # cools down, another is silent, and a reading of a third comes when its windows have ended.
+    pipeline.land(readings({"rack1": [("08:21:05", 98.0), ("08:51:00", 99.0), ("09:15:00", 99.0)]}))
+    pipeline.stream()
+    assert forget_the_last_commit(pipeline) == 2
+    monitor.run(pipeline.settings, "rack")
+    again = pipeline.warehouse.read("windows/rack").toPandas()
+    order, ended = ["size", "rack", "window_start"], pd.Timestamp("2017-06-02 08:20")
+    before, after = (
+        one.loc[one["window_end"] <= ended].sort_values(order, ignore_index=True) for one in (table, again)
+    )
+    pd.testing.assert_frame_equal(after, before)
+    assert set(again.loc[again["size"] == "1h", "rows"]) == {4, 6, 1}
+    pipeline.land(
+        readings({"rack3": [("08:02:00", 90.0), ("09:16:00", 90.0)], "rack2": [("09:16:00", 90.0)]})
+    )
+    pipeline.stream()
+    done = monitor.run(pipeline.settings, "rack").data
+    # 09:15 less ten minutes is behind the hour until 9 o'clock, and behind both of the sliding windows of 08:02.
+    assert done["late"] == 3
+    assert seen(pipeline) == [
+        *warm,
+        ("rack1", "climbing", "cleared", "08:21:05"),
+        ("rack1", "warm", "cleared", "08:21:05"),
+        ("rack3", "silent", "raised", "08:32:00"),
+        ("rack2", "silent", "raised", "08:46:08"),
+        ("rack2", "silent", "cleared", "09:16:00"),
+        ("rack2", "warm", "cleared", "09:16:00"),
+        ("rack3", "silent", "cleared", "09:16:00"),
+    ]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_alerts_are_sent_to_a_topic_at_least_once(feed: Feed, tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, {**RACKS, "monitor": {**RACKS["monitor"], "kafka": {"topic": "alarms"}}})
+    pipeline.land(readings({"rack0": [("07:00:00", 90.0)]}))
+    pipeline.pretrain()
+    pipeline.land(readings(READINGS))
+    pipeline.stream()
+    with pytest.raises(UserError, match="alarms"):  # there is no such topic yet
+        monitor.run(pipeline.settings, "rack")
+    feed.make("alarms")
+
+    def sent() -> list[tuple[str, str, str, str]]:
+        messages = feed.read("alarms")
+        values = [json.loads(value) for value in messages["value"]]
+        assert list(messages["key"]) == [value["rack"] for value in values]
+        of_rules = [value for value in values if value["rule"] != "odd"]
+        found = [(one["rack"], one["rule"], one["status"], one["event_time"][11:19]) for one in of_rules]
+        return sorted(found, key=lambda one: (one[3], one[0], one[1]))
+
+    monitor.run(pipeline.settings, "rack")
+    assert sent() == seen(pipeline) != []
+
+    # Killed before the micro-batch counted as done: it is in the table once, and once more in the topic.
+    once = seen(pipeline)
+    assert forget_the_last_commit(pipeline) == 2
+    monitor.run(pipeline.settings, "rack")
+    assert seen(pipeline) == once
+    assert sent() == [one for one in once for _ in range(2)]
+
+
+@pytest.mark.spark
+def test_windows_are_those_of_all_estimates_at_once(tmp_path: Path) -> None:
+    watched = {"watermark": "60d", "windows": [{"size": "6h", "slide": "2h"}]}
+    pipeline = Pipeline(tmp_path, random_walk_spec(monitor=watched, robust={"gate": {"probability": 0.8}}))
+    days = random_rows(3)
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    for day in days[1:]:
+        pipeline.land(day)
+        pipeline.stream()
+        monitor.run(pipeline.settings, "walk")
+    rows = pipeline.estimates()
+    found = pipeline.warehouse.read("windows/walk").toPandas().set_index("window_start").sort_index()
+    hours = rows["event_time"].dt.floor("2h")
+    expected = pd.concat([rows.assign(start=hours - pd.Timedelta(hours=h)) for h in (0, 2, 4)])
+    groups = expected.groupby("start")
+    assert found["rows"].to_dict() == groups.size().to_dict()
+    assert (
+        found["gated"].to_dict() == (expected["flags"] == "gated").groupby(expected["start"]).sum().to_dict()
+    )
+    assert found["gated"].sum() > 0
+    np.testing.assert_allclose(found["mean_nis"], groups["nis"].mean(), rtol=1e-12)
+    means = np.array(found["mean"].to_list())
+    stacked = pd.DataFrame(expected["mean"].to_list()).groupby(expected["start"].to_numpy()).mean()
+    np.testing.assert_allclose(means, stacked, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found["share_gated"], found["gated"] / found["rows"], rtol=1e-15)
+
+
+# Without Spark
+
+
+def test_a_buckets_states_are_those_of_its_keys_whoever_else_comes() -> None:
+    """Readings in packets, over several micro-batches in which keys are new, give what one pass over all gives."""
+    rule = {"name": "up", "kind": "level", "at_least": 1.0, "clear_below": 0.5, "readings": 2}
+    rules = rules_of(Monitor.model_validate({"rules": [rule]}))
+    fmt = RowFormat(KIND, "event_time", ("r0",), ())
+    plan = Plan(rules, fmt)
+    rng = np.random.default_rng(0)
+    names = np.array([f"k{number}" for number in range(30)])
+    routes = route_of(rng.integers(-(2**62), 2**62, 30))
+    number = rng.integers(0, 30, 600)
+    time, value = np.arange(600), rng.normal(0.5, 1.0, 600)
+    known, events = plan.layout.empty(), []
+    for start in range(0, 600, 50):
+        some = slice(start, start + 50)
+        code = number[some]
+        arrays = {"route": routes[code], "check": code, "time": time[some], "y": value[None, some]}
+        rows = Records(arrays, pa.array(names[code]))
+        parts = [fmt.layout.encode(rows.slice(a, b)) for a, b in ((0, 20), (20, 50))]
+        known, found = watch(plan, known, parts, 0)
+        assert known.text is not None
+        texts = known.text.to_pylist()
+        events += [
+            (texts[k], bool(r), int(t)) for k, r, t in zip(found.key, found.raised, found.time, strict=True)
+        ]
+    order = np.lexsort((time, number))
+    _, whole = apply_rules(rules, no_states(rules, 30), number[order], time[order], value[None, order])
+    expected = [
+        (names[k], bool(r), int(t)) for k, r, t in zip(whole.key, whole.raised, whole.time, strict=True)
+    ]
+    assert len(expected) > 50 and sorted(events) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({}, "monitor: watches nothing; give windows, rules, or both"),
+        ({"windows": [{"size": "10 parsecs"}]}, "monitor.windows[0].size: '10 parsecs' is not a duration"),
+        (
+            {"windows": [{"size": "5min", "slide": "1h"}]},
+            "monitor.windows[0].slide: is longer than the window",
+        ),
+        ({"windows": [{"size": "5min"}], "by": ["volume"]}, "monitor.by[0]: 'volume' is no key column"),
+        ({"rules": [{"name": "a", "kind": "level"}]}, "monitor.rules[0]: has no bound"),
+        ({"rules": [{"name": "a", "kind": "silence"}]}, "monitor.rules[0].after: is missing"),
+        (
+            {"rules": [{"name": "a", "kind": "nis", "at_least": 9.0, "state": "level"}]},
+            "state: is for kind: level",
+        ),
+        (
+            {"rules": [{"name": "a", "kind": "level", "at_least": 9.0, "state": "slope"}]},
+            "'slope' is no state",
+        ),
+        (
+            {"rules": [{"name": "a", "kind": "level", "at_least": 9.0, "clear_below": 10.0}]},
+            "is not within at_least",
+        ),
+        (
+            {"rules": [{"name": "a", "kind": "level", "at_most": 9.0, "rising": True}]},
+            "rising: needs at_least",
+        ),
+        (
+            {"rules": [{"name": "a", "kind": "nis", "at_least": 1.0}] * 2},
+            "monitor.rules[1].name: 'a' is named twice",
+        ),
+    ],
+)
+def test_a_section_that_means_nothing_is_refused(tmp_path: Path, section: dict[str, Any], said: str) -> None:
+    assert said in refused(tmp_path, {**NILE, "monitor": section})
+
+
+def test_what_is_watched_has_a_name_of_its_own() -> None:
+    one = ModelSpec.model_validate(RACKS).monitor
+    assert one is not None
+    other = one.model_copy(update={"watermark": "20min"})
+    assert one.definition("windows") != other.definition("windows")
+    assert one.definition("rules") == other.definition("rules")

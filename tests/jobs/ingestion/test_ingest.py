@@ -1,0 +1,98 @@
+"""Landing files: what fits is appended once, what does not is kept with its reason, and a refusal changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jobs import ingest, status
+from jobs.core.errors import UserError
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
+
+pytestmark = pytest.mark.spark
+
+BAD = """id,at,a,b,comment
+1,2024-03-01T00:00:00Z,1.5,2.5,fits
+2,yesterday,1,1,no time
+3,2024-03-01T00:00:00Z,many,1,no number
+4,2024-03-01T00:00:00Z,inf,1,infinite
+,2024-03-01T00:00:00Z,1,1,no key
+5,2024-03-01T00:00:00Z,,NA,"nothing measured, but fits"
+6,2024-03-01T00:00:00Z,1
+"""
+
+
+def test_rows_that_do_not_fit_are_kept_with_their_reason(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    path = tmp_path / "bad.csv"
+    path.write_text(BAD)
+    first = ingest.run(pipeline.settings, "walk", [str(path)])
+    assert (first.data["rows"], first.data["quarantined"]) == (2, 5)
+    kept = {row["reason"]: row for row in pipeline.warehouse.read("quarantine").collect()}
+    assert set(kept) == {
+        "time at: not a time",
+        "measurement a: not a number",
+        "measurement a: not finite",
+        "key id: missing",
+        "row: not as many fields as the header",
+    }
+    row = kept["measurement a: not a number"]
+    assert json.loads(row["payload"])["comment"] == "no number"
+    assert (row["model"], row["source"]) == ("walk", str(path))
+    again = ingest.run(pipeline.settings, "walk", [str(path)])
+    assert (again.data["rows"], again.data["quarantined"], again.data["files_landed_before"]) == (0, 0, 1)
+    assert pipeline.warehouse.read("quarantine").count() == 5
+    assert pipeline.warehouse.read("measurements/walk").count() == 2
+
+    (shown,) = status.run(pipeline.settings, "walk").data["models"]
+    assert shown["measurements"] == {"version": 1, "rows": 2, "quarantined": 5}
+
+
+def test_a_refusal_comes_before_anything_is_landed(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    good = random_rows(1)[0]
+    for bad, message in (
+        (good.rename(columns={"b": "c"}), "there is no column 'b'"),
+        (good.assign(a=True), "measurement column 'a' holds bool"),
+        (good.assign(at=1), "time column 'at' holds numbers \\(int64\\); set time_format"),
+    ):
+        with pytest.raises(UserError, match=message):
+            pipeline.land(good, bad)
+    for name in ("absent.csv", "*.csv", "notes.txt"):
+        (tmp_path / "notes.txt").touch()
+        with pytest.raises(UserError, match=r"no such file|unknown kind of file"):
+            ingest.run(pipeline.settings, "walk", [str(tmp_path / name)])
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(UserError, match="cannot be read"):
+        ingest.run(pipeline.settings, "walk", [str(tmp_path / "broken.parquet")])
+    assert not pipeline.warehouse.exists("measurements/walk")
+    assert not pipeline.warehouse.exists("quarantine")
+
+
+def test_late_rows_go_to_quarantine_once_or_are_applied(tmp_path: Path) -> None:
+    days = random_rows(3)
+    late = days[1].assign(at=days[0]["at"])  # older than every state of their keys, but for new keys
+    for policy in ("quarantine", "apply"):
+        pipeline = Pipeline(tmp_path / policy, random_walk_spec(late=policy))
+        pipeline.land(days[0])
+        pipeline.pretrain()
+        pipeline.land(days[1])
+        pipeline.land(late)
+        done = pipeline.stream()
+        assert done.data["rows"] + done.data["late"] == len(days[1]) + len(late)
+        assert len(pipeline.estimates()) == done.data["rows"]
+        if policy == "apply":
+            assert done.data["late"] == 0
+            continue
+        assert done.data["late"] > 100
+        rows = pipeline.warehouse.read("quarantine").collect()
+        assert len(rows) == done.data["late"]
+        row = rows[0]
+        assert row["reason"] == "late: older than the key's state"
+        assert (row["generation"], row["batch_id"]) == ("walk-g0001", 1)
+        payload = json.loads(row["payload"])
+        original = late[(late["id"] == payload["id"]) & (late["at"] == pd.Timestamp(payload["at"]))]
+        assert payload["a"] in [None if v != v else v for v in original["a"]]

@@ -1,0 +1,251 @@
+"""Quarantine: every rejected row kept with its reason; replayed after a fix at most once, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from jobs import ingest, quarantine
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import Report
+from jobs.ingestion import quarantine_replay
+from jobs.lineage import generations
+from jobs.snapshots import manifests, state_rows, store
+from jobs.warehouse.quarantine import Choice
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+from tests.jobs.support.processes import Driver, files
+
+pytestmark = pytest.mark.spark
+
+GERMAN = (
+    "id,at,a,b\n" + "".join(f"{i},{i + 1:02d}.03.2024,{i / 8},\n" for i in range(8)) + "9,2024-03-09,1,1\n"
+)
+
+
+def call(pipeline: Pipeline, action: str, choice: Choice | None = None, **options: Any) -> Report:
+    return quarantine.run(pipeline.settings, action, pipeline.name, choice, **options)
+
+
+def rejected(folder: Path) -> Pipeline:
+    """Return a pipeline with eight rows in quarantine, whose times the spec did not know how to read."""
+    pipeline = Pipeline(folder, random_walk_spec())
+    path = folder / "rows.csv"
+    path.write_text(GERMAN)
+    assert ingest.run(pipeline.settings, "walk", [str(path)]).data["quarantined"] == 8
+    return pipeline
+
+
+def mend(pipeline: Pipeline) -> None:
+    pipeline.write_spec(random_walk_spec(time_format="%d.%m.%Y"))
+
+
+def landed(pipeline: Pipeline) -> pd.DataFrame:
+    return pipeline.warehouse.read("measurements/walk").toPandas().sort_values("id", ignore_index=True)
+
+
+def statuses(pipeline: Pipeline) -> list[str | None]:
+    return [row["status"] for row in pipeline.warehouse.read("quarantine").collect()]
+
+
+def assert_all_landed(pipeline: Pipeline) -> None:
+    rows = landed(pipeline)
+    assert rows["id"].tolist() == list("012345679")
+    assert rows["a"].tolist() == [*(i / 8 for i in range(8)), 1.0]
+    assert rows["at"].dt.day.tolist() == list(range(1, 10))
+    assert set(statuses(pipeline)) == {"replayed"}
+
+
+def test_a_row_is_listed_mended_replayed_and_discarded(tmp_path: Path) -> None:
+    pipeline = rejected(tmp_path)
+    (reason,) = call(pipeline, "list").data["reasons"]
+    assert (reason["reason"], reason["held"], reason["replayed"]) == ("time at: not a time", 8, 0)
+    assert call(pipeline, "replay").data["reasons"] == {"time at: not a time": 8}  # nothing has been mended
+    assert statuses(pipeline) == [None] * 8
+
+    path = tmp_path / "mended.jsonl"
+    assert call(pipeline, "show", output=str(path)).data["rows"] == 8
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    first, second, third = lines[:3]
+    first["payload"] |= {"at": "2024-03-20T12:00:00Z", "a": 0.1}
+    second["payload"]["at"] = "never"
+    path.write_text("\n".join(json.dumps(line) for line in (first, second)))
+    done = call(pipeline, "replay", edited=str(path))
+    assert (done.data["landed"], done.data["reasons"]) == (1, {"time at: not a time": 1})
+    (row,) = pipeline.warehouse.read("measurements/walk").filter("a = 0.1").collect()
+    assert (str(row["id"]), row["b"], f"{row['at']:%F %H}") == (first["payload"]["id"], None, "2024-03-20 12")
+    with pytest.raises(UserError, match="1 rows of the file are not held"):
+        call(pipeline, "replay", edited=str(path))  # it has been replayed
+
+    assert call(pipeline, "discard", Choice(ids=(third["id"],))).data["discarded"] == 1
+    wrong = Choice(since="2999-01-01", reason="time")
+    assert call(pipeline, "discard", wrong).data["discarded"] == 0
+    with pytest.raises(UserError, match="say which rows to discard"):
+        call(pipeline, "discard")
+    shown = call(pipeline, "show", Choice(reason="time", since="1h"), limit=3).data["rows"]
+    assert len(shown) == 3 and third["id"] not in [one["id"] for one in shown]
+    assert call(pipeline, "discard", Choice(reason="time at")).data["discarded"] == 6
+    (reason,) = call(pipeline, "list").data["reasons"]
+    assert (reason["held"], reason["replayed"], reason["discarded"]) == (0, 1, 7)
+
+
+def fails(*args: Any, **options: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [pytest.param("the choice", marks=pytest.mark.slow), "landing"])
+def test_a_replay_that_ends_between_its_commits_is_ended_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    pipeline = rejected(tmp_path)
+    mend(pipeline)
+    with monkeypatch.context() as patch:
+        patch.setattr(quarantine_replay, "_end" if after == "the choice" else "_mark", fails)
+        for _ in range(2 if after == "landing" else 1):
+            with pytest.raises(KeyboardInterrupt):
+                call(pipeline, "replay")
+    assert len(landed(pipeline)) == (1 if after == "the choice" else 9)
+    assert set(statuses(pipeline)) == {"replaying"}
+    assert call(pipeline, "list").data["interrupted"] == 8
+    assert call(pipeline, "discard", everything=True).data["discarded"] == 0
+    pipeline.write_spec(random_walk_spec())  # what was chosen lands as it was chosen
+    done = call(pipeline, "replay")
+    assert (done.data["landed"], done.data["landed_of_interrupted"]) == (0, 8)
+    assert_all_landed(pipeline)
+    assert call(pipeline, "replay").data["landed"] == 0
+
+
+@pytest.mark.parametrize("commit", [pytest.param("quarantine", marks=pytest.mark.slow), "measurements/walk"])
+def test_a_replay_that_is_killed_is_ended_by_the_next(tmp_path: Path, commit: str) -> None:
+    pipeline = rejected(tmp_path)
+    mend(pipeline)
+    log = Path(pipeline.settings.warehouse, commit, "_delta_log")
+    before = len([name for name in files(log) if name.endswith(".json")])
+    driver = Driver(pipeline, "quarantine", "replay", "--model", "walk")
+    driver.wait_for(lambda: len([name for name in files(log) if name.endswith(".json")]) > before)
+    driver.kill()
+    call(pipeline, "replay")
+    assert_all_landed(pipeline)
+
+
+def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
+    days = random_rows(2)
+    late = days[1].assign(at=days[0]["at"] + pd.Timedelta(seconds=1))
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1], late)
+    refused = pipeline.stream().data["late"]
+    assert refused > 50
+    everything = pipeline.batch()
+    before = pipeline.warehouse.latest_version("measurements/walk")
+
+    pipeline.write_spec(random_walk_spec(late="apply"))
+    done = call(pipeline, "replay", Choice(reason="late"))
+    assert (done.data["landed"], done.data["late"]) == (refused, refused)
+    assert "come at the end" in done.lines[1]
+    streamed = pipeline.stream().data
+    assert (streamed["rows"], streamed["late"]) == (refused, 0)
+
+    # A batch pass has the rows themselves, in their places, and so has a stream that begins from it.
+    snapshot = pipeline.pretrain().data["snapshot"]
+    (made,) = [one for one in manifests.all_of(pipeline.warehouse) if one.snapshot_id == snapshot]
+    assert made.version == before + 1
+    assert made.rows == len(everything) == sum(map(len, (*days, late)))
+    again = pipeline.pretrain(to_version=before).data["snapshot"]
+    pipeline.land(days[1].assign(at=days[1]["at"] + pd.Timedelta(days=9)))
+    adopted = pipeline.stream(adopt=again).data
+    assert (adopted["began"], adopted["rows"], adopted["late"]) == (True, len(days[1]), 0)
+    # The old lineage's other late rows are nothing to the new one.
+    pipeline.warehouse.spark.sql(
+        f"UPDATE delta.`{pipeline.warehouse.path('quarantine')}` SET status = NULL WHERE status = 'replayed'"
+    )
+    stale = call(pipeline, "replay")
+    assert (stale.data["landed"], stale.data["reasons"]) == (0, {quarantine_replay.STALE: refused})
+
+
+def test_too_many_late_rows_fail_the_micro_batch_and_leave_all_as_it_was(tmp_path: Path) -> None:
+    days = random_rows(4)
+    pipeline = Pipeline(tmp_path, random_walk_spec(quarantine={"fail_above": 0.05}))
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1])
+    pipeline.stream()
+    estimated = pipeline.estimates()
+    pipeline.land(days[2].assign(at=days[0]["at"]))
+    pipeline.land(days[3])
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"micro-batch 1: \d+ of 150 rows would go to quarantine"
+        ) as error:
+            pipeline.stream()
+        assert error.value.exit_code == RUN_FAILED
+        assert_bit_equal(pipeline.estimates(), estimated)
+        assert not pipeline.warehouse.exists("quarantine")
+    live = generations.live(pipeline.warehouse, "walk")
+    assert live is not None and "quarantine.fail_above" in (live.last_error or "")
+
+    pipeline.write_spec(random_walk_spec())
+    done = pipeline.stream().data
+    assert done["late"] == pipeline.warehouse.read("quarantine").count() > 50
+    assert done["rows"] + done["late"] == 300
+    (held,) = call(pipeline, "list").data["reasons"]
+    assert held["held"] == done["late"]
+
+
+def test_a_file_with_too_many_bad_rows_is_not_landed(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec(quarantine={"fail_above": 0.5, "fail_from": 9}))
+    path = tmp_path / "rows.csv"
+    path.write_text(GERMAN)
+    assert ingest.run(pipeline.settings, "walk", [str(path)]).data["quarantined"] == 8  # fewer than fail_from
+    other = tmp_path / "more.csv"
+    other.write_text(GERMAN + "10,bad,1,1\n")
+    pipeline.write_spec(random_walk_spec(quarantine={"fail_above": 0.5}))
+    with pytest.raises(UserError, match=r"more.csv: 9 of 10 rows would go to quarantine"):
+        ingest.run(pipeline.settings, "walk", [str(other)])
+    assert (len(landed(pipeline)), len(statuses(pipeline))) == (1, 8)
+    assert ingest.run(pipeline.settings, "walk", [str(path)]).data["files_landed_before"] == 1
+
+
+def test_rows_of_a_key_with_a_broken_state_do_not_end_the_stream(tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    days = random_rows(3)
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(*days[1:])
+    (good,) = manifests.all_of(pipeline.warehouse)
+    key = str(days[1]["id"].mode()[0])
+    rows = state_rows.read_rows(pipeline.warehouse, good.snapshot_id, "walk").withColumn(
+        "mean",
+        F.when(F.col("key") == key, F.array(F.lit(float("nan")), F.lit(0.0))).otherwise(F.col("mean")),
+    )
+    store.write(pipeline.warehouse, replace(good, snapshot_id="broken"), rows)
+    done = pipeline.stream(adopt="broken")
+    of_key = sum(int((day["id"].astype(str) == key).sum()) for day in days[1:])
+    assert (done.data["bad_state"], done.data["late"]) == (of_key, 0)
+    assert f"quarantined {of_key} rows of keys whose state is not a number" in done.lines
+    expected = since(pipeline.batch(), days[1])
+    assert_bit_equal(pipeline.estimates(), expected.loc[expected["key"] != key].reset_index(drop=True))
+    (held,) = call(pipeline, "list").data["reasons"]
+    assert (held["reason"], held["held"]) == ("state: the key's state is not a number", of_key)
+
+
+def test_a_table_from_before_rows_had_an_id_is_brought_up_to_date(tmp_path: Path) -> None:
+    pipeline = rejected(tmp_path)
+    warehouse = pipeline.warehouse
+    old = warehouse.read("quarantine").drop("id", "status", "replay", "landing", "resolved_at")
+    rows = warehouse.spark.createDataFrame(old.toPandas(), old.schema)
+    writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    writer.save(warehouse.path("quarantine"))
+    path = tmp_path / "more.csv"
+    path.write_text(GERMAN + "10,bad,1,1\n")
+    assert ingest.run(pipeline.settings, "walk", [str(path)]).data["quarantined"] == 9
+    mend(pipeline)
+    assert call(pipeline, "replay").data["landed"] == 16
+    assert len({row["id"] for row in warehouse.read("quarantine").collect()}) == 17

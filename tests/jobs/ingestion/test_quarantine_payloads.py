@@ -1,0 +1,122 @@
+"""Rejected rows judged again: by today's spec, from texts, typed values and mended payloads. No Spark."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.core.errors import UserError
+from jobs.ingestion.requalify import NOT_AN_OBJECT, judge
+from jobs.quarantine import _read_edited
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.row_order import QuarantineLimit
+from jobs.warehouse.quarantine import refusal, too_many
+from tests.jobs.support.pipeline import random_walk_spec
+
+MARCH = int(datetime(2024, 3, 1, tzinfo=UTC).timestamp() * 1e6)
+
+
+def spec(**changes: Any) -> ModelSpec:
+    return ModelSpec.model_validate(random_walk_spec(**changes))
+
+
+def judged(payload: Any, key: str = "bigint", **changes: Any) -> tuple[str | None, Any]:
+    text = payload if isinstance(payload, str) else json.dumps(payload)
+    found = judge(spec(**changes), {"id": key}, [text])
+    landing = found.landings[0]
+    return found.reasons[0], None if landing is None else json.loads(landing)
+
+
+def test_texts_of_a_file_and_typed_values_land_the_same() -> None:
+    wanted = {"id": 7, "at": MARCH, "a": 0.1, "b": -2.0}
+    assert judged({"id": "7", "at": "2024-03-01", "a": " 0.1", "b": "-2", "more": "x"}) == (None, wanted)
+    assert judged({"id": 7, "at": "2024-03-01T01:00:00+01:00", "a": 0.1, "b": -2}) == (None, wanted)
+    assert judged({"id": 7.0, "at": "2024-03-01 00:00:00+00:00", "a": 0.1, "b": -2.0}) == (None, wanted)
+    assert judged({"id": 7, "at": "2024-03-01"}, key="string") == (None, {"id": "7", "at": MARCH})
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("bigint", 12345678901234567), ("string", "12345678901234567")])
+def test_a_row_lands_with_the_id_that_tells_its_repetitions(kind: str, wanted: Any) -> None:
+    by_id = spec(duplicates={"id": "message", "within": "1h"})
+    row = {"id": 7, "at": "2024-03-01"}
+    texts = [
+        json.dumps({**row, "message": one}) for one in (12345678901234567, "12345678901234567", None, "")
+    ]
+    found = judge(by_id, {"id": "bigint", "message": kind}, texts)
+    assert found.reasons == [None] * 4
+    landed = [json.loads(landing or "") for landing in found.landings]
+    assert [one.get("message") for one in landed] == [wanted, wanted, None, None]
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ({"id": "7", "at": "yesterday", "a": "1"}, "time at: not a time"),
+        ({"id": "x", "at": "2024-03-01"}, "key id: not a whole number"),
+        ({"at": "2024-03-01"}, "key id: missing"),
+        ({"id": 7, "at": "2024-03-01", "a": True}, "measurement a: not a number"),
+        ({"id": 7, "at": "2024-03-01", "a": [1]}, "measurement a: not a number"),
+        ({"id": 7, "at": "2024-03-01", "a": "inf"}, "measurement a: not finite"),
+        (
+            {"id": 7, "at": "2024-03-01", "a": 1, "_corrupt": "7,2024-03-01"},
+            "row: not as many fields as the header",
+        ),
+        ("no json", NOT_AN_OBJECT),
+        ("[1]", NOT_AN_OBJECT),
+        ("", NOT_AN_OBJECT),
+    ],
+)
+def test_what_still_does_not_fit_says_why(payload: Any, reason: str) -> None:
+    assert judged(payload) == (reason, None)
+
+
+def test_a_time_may_be_in_the_specs_format_or_written_out_by_the_stream() -> None:
+    form = {"time_format": "%d.%m.%Y"}
+    for text in ("01.03.2024", "2024-03-01T00:00:00.000000Z"):
+        assert judged({"id": 1, "at": text, "a": 1}, **form) == (None, {"id": 1, "at": MARCH, "a": 1.0})
+    assert judged({"id": 1, "at": "soon"}, **form)[0] == "time at: not a time"
+
+
+def test_rows_keep_their_places_and_numbers_every_bit() -> None:
+    values = [0.1 + 0.2, 1e-310, -1.7976931348623157e308, 123456789.123456789]
+    payloads = ["?", *(json.dumps({"id": i, "at": "2024-03-01", "a": v}) for i, v in enumerate(values)), "{}"]
+    found = judge(spec(), {"id": "bigint"}, payloads)
+    assert [one is None for one in found.reasons] == [False, True, True, True, True, False]
+    assert [json.loads(one)["a"] for one in found.landings[1:5] if one] == values
+
+
+@pytest.mark.parametrize(
+    ("rejected", "accepted", "fails"),
+    [(0, 0, False), (10, 90, False), (11, 89, True), (1, 0, False), (2, 0, True), (2, 18, False)],
+)
+def test_the_limit_is_a_part_of_the_rows_from_so_many_on(rejected: int, accepted: int, fails: bool) -> None:
+    limit = QuarantineLimit(fail_above=0.1, fail_from=2)
+    reasons = {"late": rejected} if rejected else {}
+    assert too_many(limit, reasons, accepted) is fails
+    assert not too_many(None, reasons, accepted)
+    if fails:
+        said = str(refusal(limit, reasons, accepted, "micro-batch 3"))
+        assert said.startswith(
+            f"micro-batch 3: {rejected} of {rejected + accepted} rows would go to quarantine"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"id": "a"}\n', "1: each line is a JSON object"),
+        ('{"id": "a", "payload": {}}\n\n{"id": "a", "payload": {}}\n', "3: row a is there twice"),
+        ("[]\n", "1: each line"),
+    ],
+)
+def test_a_file_of_mended_rows_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        _read_edited(str(path))
+    with pytest.raises(UserError, match="cannot be read"):
+        _read_edited(str(tmp_path / "absent.jsonl"))

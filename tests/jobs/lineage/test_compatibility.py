@@ -1,0 +1,222 @@
+"""What a stream may go on with: the rules for each field of a spec, and what is said where it may not. No Spark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.encoding.routing import blocks_for
+from jobs.lineage.compatibility import (
+    ALLOWED,
+    HAND_OVER,
+    MIGRATION,
+    REFUSED,
+    RULES,
+    Asked,
+    Made,
+    as_made,
+    blocks_of,
+    changes,
+    check,
+    judge,
+    row_rules,
+)
+from jobs.specs.loading import load_all
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.positions import delta_position, topic_position
+from tests.conftest import ROOT
+from tests.jobs.support.pipeline import random_walk_spec
+
+KAFKA = {"source": {"kind": "kafka", "topic": "readings"}}
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+STORED = {PROVIDER: "rocks", "spark.sql.shuffle.partitions": "2"}
+
+
+def spec(**changes: Any) -> ModelSpec:
+    return ModelSpec.model_validate(random_walk_spec(**changes))
+
+
+def made(of: ModelSpec | None = None, **facts: Any) -> Made:
+    of = of or spec()
+    position = (
+        delta_position("measurements/walk", 7, "t1")
+        if of.source is None
+        else topic_position(of.source.topic, {0: 7})
+    )
+    known: dict[str, Any] = {
+        "what": "walk-g0001",
+        "spec": of,
+        "fingerprint": of.fingerprint(),
+        "reached": position,
+        "keys": 60,
+        "table": position.get("id"),
+        "partitions": 2,
+        "blocks": blocks_of(of, 60, 2),
+        "stored": STORED,
+    }
+    return Made(**{**known, **facts})
+
+
+def asked(of: ModelSpec | None = None, **facts: Any) -> Asked:
+    known: dict[str, Any] = {"table": "t1", "newest": 9, "settings": {PROVIDER: "rocks"}}
+    return Asked(of or spec(), **{**known, **facts})
+
+
+def test_every_field_of_a_spec_has_a_rule() -> None:
+    fields = set(ModelSpec.model_fields)
+    named = {field for rule in RULES for field in rule.fields}
+    for section in ("stream", "source", "inputs"):
+        parts = ModelSpec.model_json_schema()["$defs"][section.capitalize()]["properties"]
+        fields = fields - {section} | {f"{section}.{part}" for part in parts}
+    assert fields - named == set(), "say in compatibility.RULES what a restart may do with these fields"
+    assert named - fields == set()
+    assert len(named) == sum(len(rule.fields) for rule in RULES), "a field has one rule"
+
+
+def test_the_guide_names_every_field_under_its_rule() -> None:
+    guide = (ROOT / "docs" / "streaming.md").read_text()
+    section = guide.split("## What may change between two starts")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    for rule in RULES:
+        (line,) = [line for line in lines if f"`{rule.fields[0]}`" in line]
+        assert re.findall(r"`([^`]+)`", line.split("|")[1]) == list(rule.fields)
+        assert line.split("|")[2].strip() == rule.verdict
+
+
+def test_what_a_spec_means_is_what_counts_for_migration() -> None:
+    (rule,) = [rule for rule in RULES if rule.verdict == MIGRATION]
+    changed = spec(version=2)
+    for one in (changed, spec(time_unit="hour"), spec(storage={"dtype": "float32"})):
+        assert one.fingerprint() != spec().fingerprint()
+        assert set(changes(spec(), one).values()) == {MIGRATION}
+        assert set(changes(spec(), one)) <= set(rule.fields)
+    again = spec(initial={"mean": [0, 0], "covariance": [[10, 0], [0, 1]]}, form="covariance")
+    assert set(changes(spec(), again).values()) == {ALLOWED}
+
+
+@pytest.mark.parametrize("path", ["models", "tests/dags/models"])
+def test_a_spec_that_a_manifest_has_kept_is_the_spec(path: str) -> None:
+    for one in load_all(ROOT / path):
+        kept = ModelSpec.model_validate_json(one.model_dump_json(by_alias=True))
+        assert kept.fingerprint() == one.fingerprint() and changes(kept, one) == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"quarantine": {"fail_above": 0.2}},
+        {"late": "apply"},
+        {"outputs": {"covariance": "diagonal"}},
+        {"stream": {"max_files_per_batch": 9, "partitions": 2, "keys_per_block": 8}},
+        {"description": "other", "airflow": {"owner": "us"}, "upgrade": {"rows": 5}},
+        {"time_zone": "Europe/Vienna", "missing_values": ["-"]},
+    ],
+)
+def test_what_is_allowed_takes_hold(change: dict[str, Any]) -> None:
+    new = spec(**change)
+    assert set(changes(spec(), new).values()) == {ALLOWED}
+    assert check(made(), asked(new)) == []
+    assert as_made(spec(), new) == new
+
+
+@pytest.mark.parametrize(
+    ("state", "now", "verdict", "said"),
+    [
+        (made(), asked(spec(version=2)), MIGRATION, "version 2 is deployed, and walk-g0001 goes on as version 1 until"),
+        (made(spec(version=3)), asked(), REFUSED, r"version 1, older than the version 3 of walk-g0001.*rollback"),
+        (made(), asked(spec(time_unit="hour")), REFUSED, r"under the same version 1 \(time_unit\).*raise its version"),
+        (made(spec(name="run")), asked(), REFUSED, "walk-g0001 holds the state of model run, not of walk"),
+        (made(fingerprint="0"), asked(), REFUSED, "walk-g0001 and the snapshot .* are not of one model.*--adopt"),
+        (made(), asked(spec(**KAFKA)), REFUSED, "to measurements version 7, and the spec reads topic readings now"),
+        (made(spec(**KAFKA)), asked(), REFUSED, "at 0:7, and the spec reads the measurements table now"),
+        (
+            made(spec(**KAFKA)),
+            asked(spec(source={"kind": "kafka", "topic": "other"})),
+            REFUSED,
+            "the spec reads topic other now. Put the topic back",
+        ),
+        (made(), asked(table="t2"), REFUSED, r"made anew since walk-g0001.*table t2 now, t1 then.*`pretrain`"),
+        (made(), asked(newest=6), REFUSED, "come to measurements version 7, and the table ends with version 6"),
+        (made(partitions=3), asked(), REFUSED, "has 2 state partitions and its row in `generations` says 3"),
+        (
+            made(),
+            asked(spec(stream={"partitions": 4, "keys_per_block": 8})),
+            HAND_OVER,
+            "wants 4 state partitions, and walk-g0001 keeps its 2 until `kalman-pipeline upgrade --model walk --mode r",
+        ),
+        (
+            made(),
+            asked(spec(stream={"expected_keys": 1600, "keys_per_block": 8})),
+            HAND_OVER,
+            "wants 100 blocks of keys in a partition, and walk-g0001 keeps its 4",
+        ),
+        (made(), asked(settings={PROVIDER: "heap"}), HAND_OVER, "providerClass is heap here, and .* keeps its rocks"),
+    ],
+)  # fmt: skip
+def test_what_is_not_allowed_is_said_with_what_to_do(
+    state: Made, now: Asked, verdict: str, said: str
+) -> None:
+    (found,) = judge(state, now)
+    assert found.verdict == verdict
+    assert re.search(said, found.said), found.said
+    if verdict == REFUSED:
+        with pytest.raises(UserError, match="the stream of walk cannot go on: ") as refused:
+            check(state, now)
+        assert refused.value.exit_code == INPUT_ERROR
+    else:
+        assert check(state, now) == [found.said]
+
+
+def test_a_snapshot_has_no_layout_and_an_old_one_no_table() -> None:
+    bare = made(
+        partitions=None, blocks=None, stored={}, table=None, reached=delta_position("measurements/walk", 7)
+    )
+    assert judge(bare, asked(spec(stream={"partitions": 9}), table="t2")) == []
+
+
+def test_a_generation_of_an_earlier_version_takes_its_limits_from_the_deployed_spec() -> None:
+    new = spec(version=2, stream={"max_files_per_batch": 5}, quarantine={"fail_above": 0.5}, late="apply")
+    found = as_made(spec(), new)
+    assert (found.version, found.late, found.stream, found.quarantine) == (
+        1,
+        "quarantine",
+        new.stream,
+        new.quarantine,
+    )
+    assert found.fingerprint() == spec().fingerprint()
+
+
+def test_what_decides_what_becomes_of_rows_is_told_from_the_rest() -> None:
+    plain = row_rules(spec())
+    assert set(plain) == {"late", "outputs", "order", "duplicates"}
+    assert row_rules(spec(quarantine={"fail_above": 0.5}, time_zone="Europe/Vienna")) == plain
+    topic = row_rules(spec(**KAFKA))
+    assert {"time_zone", "source.format", "source.whole_keys"} < set(topic)
+    assert row_rules(spec(source={**KAFKA["source"], "max_offsets_per_batch": 5})) == topic
+    assert row_rules(spec(**KAFKA, time_zone="Europe/Vienna")) != topic
+
+
+def test_blocks_are_for_the_keys_that_are_there_or_will_come() -> None:
+    assert [blocks_for(keys, 2, 8) for keys in (0, 1, 16, 17, 160)] == [1, 1, 1, 2, 10]
+    assert blocks_of(spec(stream={"expected_keys": 1000, "keys_per_block": 10}), 5, 4) == 25
+
+
+def test_the_table_of_rules_says_what_happens(tmp_path: Path) -> None:
+    assert {rule.verdict for rule in RULES} == {ALLOWED, MIGRATION, HAND_OVER, REFUSED}
+    assert all(rule.then for rule in RULES)
+
+
+def test_a_stream_takes_new_keys_from_the_next_hand_over_on() -> None:
+    plain = random_walk_spec()
+    wants = ModelSpec.model_validate({**plain, "stream": {**plain["stream"], "new_keys": "pretrained"}})
+    (said,) = check(made(takes_keys=False), asked(wants))
+    assert (
+        "walk-g0001 takes no new keys until `kalman-pipeline upgrade --model walk --mode repartition`" in said
+    )
+    for takes in (None, True):  # nothing has been fixed; it does
+        assert check(made(takes_keys=takes), asked(wants)) == []
+    assert check(made(takes_keys=True), asked()) == []

@@ -1,0 +1,113 @@
+"""A stream that is watched: progress in files and in its table, status with alarms, and a disk that refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jobs import status
+from jobs.observability import progress_log
+from jobs.observability.progress_log import Spool, Writer, progress_of
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """Return a pipeline whose stream ran twice over two micro-batches each, some rows late, with rows still to take."""
+    days = random_rows(6)
+    pipeline = Pipeline(tmp_path_factory.mktemp("watched"), random_walk_spec())
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1], days[2].assign(at=days[0]["at"]))
+    pipeline.stream(metrics_file=str(pipeline.folder / "walk.prom"))
+    pipeline.land(days[3], days[4])
+    pipeline.stream()
+    pipeline.land(days[5])
+    return pipeline
+
+
+def test_every_micro_batch_is_recorded_and_told(streamed: Pipeline) -> None:
+    rows = progress_of(streamed.warehouse, "walk").orderBy("batch_id").collect()
+    assert [(row["batch_id"], row["run"], row["rows"]) for row in rows] == [
+        (0, "1", 150),
+        (1, "1", 150),
+        (2, "2", 150),
+        (3, "2", 150),
+    ]
+    late = streamed.warehouse.read("quarantine").count()
+    assert [row["late"] for row in rows] == [0, late, 0, 0]
+    assert all(row["estimated"] + row["quarantined"] == row["rows"] for row in rows)
+    assert all(row["seconds"] > 0 and row["state_rows"] > 0 and row["durations"]["addBatch"] for row in rows)
+    assert [row["lag_rows"] for row in rows][-1] == 0
+    text = (streamed.folder / "walk.prom").read_text()
+    assert f'kalman_rows_total{{generation="walk-g0001",model="walk",outcome="late"}} {late}.0' in text
+
+    report = status.run(streamed.settings, "walk", alarm_after="1h")
+    (lineage,) = report.data["models"][0]["generations"]
+    assert (lineage["rows_behind"], lineage["progress"]["batch_id"]) == (150, 3)
+    assert 0 < lineage["seconds_behind"] < 3600
+    assert report.problems == []
+    (said,) = status.run(streamed.settings, "walk", alarm_after="1ms").problems
+    assert said.startswith("walk: walk-g0001 makes no progress: 150 rows have waited for")
+
+
+def test_progress_is_folded_into_its_table_once(streamed: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    warehouse = streamed.warehouse
+    mine = Spool(warehouse, "other")
+    shutil.copytree(Path(warehouse.path("_progress/walk")), mine.path)
+    with Path(mine.path, mine.names()[0]).open("a") as file:
+        file.write('{"batch_id": 99, "cut sh')  # a driver that was killed
+    before = [row["batch_id"] for row in progress_of(warehouse, "other").orderBy("batch_id").collect()]
+    assert before == [0, 1, 2, 3]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "_end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mine.fold()
+    assert not warehouse.exists(progress_log.table_of("other"))
+    folder = next(name for name in mine.names() if name.startswith("fold-"))
+    kept = Path(mine.path, folder)
+    shutil.copytree(kept, streamed.folder / folder)
+    assert mine.fold() == 0  # ends the one that was interrupted
+    shutil.copytree(streamed.folder / folder, kept)  # killed after the commit, before its files were removed
+    mine.fold()
+    assert [row["batch_id"] for row in warehouse.read("progress/other").orderBy("batch_id").collect()] == [
+        0,
+        1,
+    ]
+    after = [row["batch_id"] for row in progress_of(warehouse, "other").orderBy("batch_id").collect()]
+    assert after == before
+    newest = mine.newest("walk-g0001")
+    assert newest is not None and newest["batch_id"] == 3
+
+    monkeypatch.setattr(progress_log, "PART_BYTES", 10)
+    writer = Writer(mine, "walk-g0001", 3)
+    for batch in (4, 5, 6):
+        writer.write([{**newest, "batch_id": batch}])  # each fills a file, and the one before is folded
+    assert [row["batch_id"] for row in progress_of(warehouse, "other").orderBy("batch_id").collect()] == [
+        *range(7)
+    ]
+    assert warehouse.read("progress/other").count() == 6
+
+
+def interrupted(self: Spool, folder: str) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_disk_that_refuses_does_not_stop_the_stream(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    days = random_rows(3)
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(*days[1:])
+    Path(pipeline.settings.warehouse, "_progress").write_text("in the way")
+    done = pipeline.stream()
+    assert done.data["batches"] == 2
+    assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
+    assert "warning: progress could not be recorded" in capsys.readouterr().err

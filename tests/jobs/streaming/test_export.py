@@ -1,0 +1,83 @@
+"""A state exported from a running stream's checkpoint is the state that batch gives up to the same position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from jobs import export
+from jobs.core.errors import UserError
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+
+pytestmark = pytest.mark.spark
+
+STATE = ("key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras")
+
+
+def same_states(pipeline: Pipeline, found: str, expected: str) -> None:
+    """Check that two snapshots hold the same states, bit for bit."""
+    left, right = pipeline.snapshot(found), pipeline.snapshot(expected)
+    assert len(left) == len(right) > 0
+    for name in STATE:
+        assert list(left[name].map(plain)) == list(right[name].map(plain)), name
+
+
+def plain(value: Any) -> Any:
+    """Return a cell so that equal cells are equal: arrays as tuples, maps as sorted pairs."""
+    if isinstance(value, dict):
+        return tuple(sorted((name, tuple(numbers)) for name, numbers in value.items()))
+    return tuple(value) if hasattr(value, "__len__") and not isinstance(value, str) else value
+
+
+@pytest.mark.parametrize(
+    ("text", "initial"),
+    [
+        pytest.param(False, None, marks=pytest.mark.soak, id="integer"),
+        pytest.param(True, {"diffuse": True}, id="text"),
+    ],
+)
+def test_an_export_is_the_batch_up_to_its_position(
+    tmp_path: Path, text: bool, initial: dict[str, Any] | None
+) -> None:
+    changes: dict[str, Any] = {"initial": initial} if initial else {}
+    pipeline = Pipeline(tmp_path, random_walk_spec(**changes))
+    days = random_rows(5, rows=80, text=text)
+    pipeline.land(days[0])
+    before = pipeline.pretrain().data["snapshot"]
+    with pytest.raises(UserError, match="has no live generation"):
+        export.run(pipeline.settings, "walk")
+    pipeline.stream()  # there is nothing behind the snapshot yet: the generation waits
+    assert export.run(pipeline.settings, "walk").data["snapshot"] == before
+    pipeline.land(*days[1:4])
+    pipeline.stream()
+
+    last = export.run(pipeline.settings, "walk").data
+    assert (last["batch"], last["version"], last["made"]) == (2, 4, True)
+    same_states(pipeline, last["snapshot"], pipeline.pretrain(to_version=4).data["snapshot"])
+    again = export.run(pipeline.settings, "walk").data
+    assert (again["snapshot"], again["made"]) == (last["snapshot"], False)
+
+    earlier = export.run(pipeline.settings, "walk", batch=1).data
+    assert (earlier["batch"], earlier["version"]) == (1, 3)
+
+    # A new generation from the export goes on exactly behind it, with the bits that batch has there.
+    pipeline.land(days[4])
+    adopted = pipeline.stream(adopt=earlier["snapshot"]).data
+    assert adopted["began"] and adopted["rows"] == len(days[3]) + len(days[4])
+    expected = since(pipeline.batch(), days[3])
+    assert_bit_equal(pipeline.estimates(adopted["generation"]), expected)
+
+
+def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(random_rows(1)[0])
+    pipeline.pretrain()
+    pipeline.land(random_rows(2)[1].assign(at=lambda rows: rows["at"] + pd.Timedelta("1d")))
+    pipeline.stream()
+    with pytest.raises(UserError, match="has no micro-batch 7: its last committed one is 0"):
+        export.run(pipeline.settings, "walk", batch=7)
+    with pytest.raises(UserError, match=r"no generation walk-g0009 \(it has walk-g0001\)"):
+        export.run(pipeline.settings, "walk", generation="walk-g0009")

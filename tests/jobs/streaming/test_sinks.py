@@ -1,0 +1,265 @@
+"""The sinks beside the estimates: latest states, functions, a topic; what a crash between them leaves, and its end."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import kalman
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.encoding.estimates import EstimateFormat, _last_keeper
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.packets import Records
+from jobs.lineage.leases import Lease
+from jobs.lineage.live import live_latest
+from jobs.specs.sinks import Sinks
+from jobs.streaming.sinks.publishing import Publisher, targets_of
+from jobs.warehouse.delta import Warehouse
+from tests.jobs.support.pipeline import (
+    Pipeline,
+    assert_bit_equal,
+    ordered,
+    random_rows,
+    random_walk_spec,
+    since,
+)
+from tests.jobs.support.processes import Driver, files
+
+OWN_SINK = """
+import json, pathlib
+
+here = pathlib.Path(FOLDER)
+
+def take(rows, generation, batch_id):
+    if (here / "broken").exists() and batch_id == 1:
+        raise OSError("the shelf is full")
+    taken = [[row["key"], row["event_time"].isoformat(), row["mean"]] for row in rows.collect()]
+    with (here / "taken.jsonl").open("a") as file:
+        file.write(json.dumps([generation, batch_id, taken]) + "\\n")
+"""
+
+
+@pytest.mark.parametrize("integer", [True, False])
+def test_of_a_keys_rows_the_last_is_kept_also_where_a_packet_ends_among_them(integer: bool) -> None:
+    fmt = EstimateFormat(KeyKind(("id",), ("bigint" if integer else "string",), integer), 1, False, ())
+    rng = np.random.default_rng(integer)
+    key = np.repeat(rng.permutation(40), rng.integers(1, 6, 40))
+    n = len(key)
+    arrays: dict[str, Any] = {
+        "time": np.zeros(n, np.int64),
+        "mean": np.arange(n, dtype=float)[None],
+        "covariance": np.ones((1, n)),
+        "log_likelihood": np.zeros(n),
+        "nis": np.zeros(n),
+        "flag": np.zeros(n, np.uint8),
+    }
+    text = None if integer else pa.array([f"ü{one}" for one in key])
+    records = Records({**arrays, "key": key} if integer else arrays, text)
+    last = pd.Series(np.arange(n, dtype=float)).groupby(key, sort=False).last()
+    for cuts in ([], [1], [7, 8, 50], list(range(n))):
+        edges = [0, *(cut for cut in cuts if 0 < cut < n), n]
+        packets = [fmt.layout.encode(records.slice(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+        batches = [
+            pa.RecordBatch.from_arrays([pa.array(packets[i : i + 3], pa.binary())], ["payload"])
+            for i in range(0, len(packets), 3)
+        ]
+        kept = [
+            fmt.layout.decode(one.as_py())
+            for batch in _last_keeper(fmt)(iter(batches))
+            for one in batch.column("payload")
+        ]
+        found = [float(value) for one in kept for value in one.arrays["mean"][0]]
+        assert found == last.to_list()
+
+
+def sinks_spec(**sinks: Any) -> dict[str, Any]:
+    return random_walk_spec(sinks=sinks, outputs={"covariance": "diagonal"})
+
+
+def prepared(folder: Path, days: int, **sinks: Any) -> tuple[Pipeline, list[pd.DataFrame]]:
+    """Return a pipeline with one day in its snapshot, the others landed behind it, and a sink of its own."""
+    frames = random_rows(days, keys=30, rows=60)
+    pipeline = Pipeline(folder, sinks_spec(**sinks))
+    (folder / "models" / "shelf.py").write_text(OWN_SINK.replace("FOLDER", repr(str(folder / "models"))))
+    pipeline.land(frames[0])
+    pipeline.pretrain()
+    pipeline.land(*frames[1:])
+    return pipeline, frames
+
+
+def taken(pipeline: Pipeline) -> list[tuple[str, int, list[Any]]]:
+    file = pipeline.folder / "models" / "taken.jsonl"
+    return [tuple(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def assert_all_taken(pipeline: Pipeline, expected: pd.DataFrame) -> None:
+    """Check that the sink of our own has every estimate, and after what came twice nothing else."""
+    by_batch: dict[int, list[Any]] = {}
+    for _, batch, rows in taken(pipeline):
+        assert by_batch.setdefault(batch, rows) == rows
+    found = sorted((key, at, tuple(mean)) for rows in by_batch.values() for key, at, mean in rows)
+    wanted = zip(expected["key"], expected["event_time"], expected["mean"], strict=True)
+    assert found == sorted((key, at.isoformat(), mean) for key, at, mean in wanted)
+
+
+def assert_in_files(pipeline: Pipeline, expected: pd.DataFrame, folder: str, kind: str) -> None:
+    """Check that the files have every estimate once, and say of which micro-batch it is."""
+    schema = pipeline.warehouse.read("estimates/walk").schema
+    reader = pipeline.warehouse.spark.read.format(kind).schema(schema)
+    found = ordered(reader.load(pipeline.warehouse.path(folder)).toPandas())
+    assert_bit_equal(found, expected)
+    assert found["batch_id"].to_list() == pipeline.estimates()["batch_id"].to_list()
+
+
+def assert_latest(pipeline: Pipeline) -> None:
+    """Check that the latest states are the last of one batch pass over everything, of every key."""
+    everything = pipeline.batch()
+    last = everything.sort_values("event_time", kind="stable").groupby("key").tail(1).sort_values("key")
+    found = live_latest(pipeline.warehouse, "walk").toPandas().sort_values("key", ignore_index=True)
+    for name in ("key", "event_time"):
+        assert found[name].to_list() == last[name].to_list()
+    # Of rows of one time the table of one batch pass does not say which was the last: either may be it.
+    ties = everything.merge(last[["key", "event_time"]], on=["key", "event_time"])
+    possible = set(zip(ties["key"], ties["mean"], ties["covariance"], strict=True))
+    assert possible >= set(
+        zip(found["key"], found["mean"].map(tuple), found["covariance"].map(tuple), strict=True)
+    )
+
+
+@pytest.mark.spark
+def test_a_sink_that_fails_fails_its_micro_batch_and_the_retry_converges(tmp_path: Path) -> None:
+    pipeline, frames = prepared(
+        tmp_path, 3, latest=True, files={"folder": "handed", "format": "json"}, functions=["shelf:take"]
+    )
+    broken = tmp_path / "models" / "broken"
+    broken.touch()
+    with pytest.raises(
+        UserError, match="micro-batch 1 could not be handed on to shelf:take .*shelf is full"
+    ) as error:
+        pipeline.stream()
+    assert error.value.exit_code == RUN_FAILED
+    assert "its estimates are safe: mend shelf:take and start the stream again" in str(error.value)
+    assert set(pipeline.estimates()["batch_id"]) == {0, 1}
+    assert [(generation, batch) for generation, batch, _ in taken(pipeline)] == [("walk-g0001", 0)]
+    broken.unlink()
+    pipeline.stream()
+    expected = since(pipeline.batch(), frames[1])
+    assert_bit_equal(pipeline.estimates(), expected)
+    assert_all_taken(pipeline, expected)
+    assert [batch for _, batch, _ in taken(pipeline)] == [0, 1]
+    assert_latest(pipeline)
+    assert_in_files(pipeline, expected, "handed", "json")
+
+    # Without the sink the rows go, as nothing keeps them; with it again they are taken from the state.
+    more = random_rows(4, keys=30, rows=60)[3]
+    before = live_latest(pipeline.warehouse, "walk").toPandas()
+    pipeline.write_spec(sinks_spec(functions=["shelf:take"]))
+    pipeline.land(more)
+    pipeline.stream()
+    assert live_latest(pipeline.warehouse, "walk").isEmpty()
+    pipeline.write_spec(sinks_spec(latest=True))
+    pipeline.stream()
+    assert_latest(pipeline)
+    after = live_latest(pipeline.warehouse, "walk").toPandas()
+    assert set(before["key"]) <= set(after["key"]) and (after["batch_id"] == -1).all()
+
+
+def test_a_sink_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lone_shelf.py").write_text("def take(rows, generation, batch_id): ...")
+    for name, said in (
+        ("lone_shelf:give", "sinks.functions: module lone_shelf has no function give"),
+        ("no_shelf:take", "sinks.functions: there is no module no_shelf"),
+    ):
+        with pytest.raises(kalman.ModelError, match=said):
+            targets_of(cast(Warehouse, None), Sinks(functions=[name]), str(tmp_path))
+    with pytest.raises(ValueError, match="does not name a function; write module:function"):
+        Sinks(functions=["take"])
+
+
+class Recording:
+    """A sink that notes what it gets."""
+
+    name = "recording"
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, list[int]]] = []
+
+    def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
+        assert generation == "g"
+        self.got.append((batch_id, sorted(row["value"] for row in rows.collect())))
+
+
+@pytest.mark.spark
+def test_a_generation_that_becomes_live_hands_on_what_it_estimated_in_shadow(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    warehouse, sink = Warehouse(spark, str(tmp_path)), Recording()
+    drive = SimpleNamespace(status="shadow")
+    lease = cast(Lease, SimpleNamespace(generation=SimpleNamespace(generation="g", model="m"), drive=drive))
+
+    def begun(committed: int | None) -> Publisher:
+        made = Publisher(warehouse, lease, [sink])
+        made.begin(committed)
+        return made
+
+    def batch(number: int) -> DataFrame:
+        columns = "key string, event_time int, value int, generation string, batch_id bigint"
+        rows = [(f"k{value}", value, 10 * number + value, "g", number) for value in range(2)]
+        frame = spark.createDataFrame([*rows, ("k", 0, 99, "other", number)], columns)
+        warehouse.append(frame, "estimates/m")
+        return frame.filter("generation = 'g'")
+
+    publisher = begun(None)
+    publisher(batch(0), 0)
+    publisher(batch(1), 1)
+    assert sink.got == []
+    drive.status = "live"
+    publisher(None, 2)
+    assert sink.got == [(0, [0, 1]), (1, [10, 11])]
+    publisher(batch(3), 3)
+    begun(3)  # started again: nothing waits
+    assert sink.got[2:] == [(3, [30, 31])]
+    batch(4)  # estimated and committed, and killed before it was handed on
+    begun(4)
+    assert sink.got[3:] == [(4, [40, 41])]
+    Publisher(warehouse, lease, []).begin(4)  # the spec names it no more
+    batch(5)
+    begun(5)  # named again, it is new
+    assert sink.got[4:] == []
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+def test_drivers_killed_between_the_sinks_leave_all_of_them_whole(tmp_path: Path) -> None:
+    kills = 8
+    pipeline, frames = prepared(
+        tmp_path, kills + 3, latest=True, files={"folder": str(tmp_path / "handed")}, functions=["shelf:take"]
+    )
+    moments = random.Random(1)
+    log = tmp_path / "warehouse" / "estimates" / "walk" / "_delta_log"
+    checkpoint = tmp_path / "warehouse" / "checkpoints" / "walk-g0001"
+    for batch in range(kills):
+        driver = Driver(pipeline, "stream", "--model", "walk")
+        driver.wait_for(lambda batch=batch: str(batch) in files(checkpoint / "offsets"))
+        had = len(files(log))
+        driver.wait_for(
+            lambda had=had: len(files(log)) > had
+        )  # the estimates are written, the others not yet
+        time.sleep(moments.uniform(0.0, 1.0))
+        driver.kill(moments.random() < 0.5)
+    pipeline.stream()
+    expected = since(pipeline.batch(), frames[1])
+    assert_bit_equal(pipeline.estimates(), expected)
+    assert_all_taken(pipeline, expected)
+    assert_latest(pipeline)
+    assert_in_files(pipeline, expected, "../handed", "parquet")

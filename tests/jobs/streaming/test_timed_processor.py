@@ -1,0 +1,163 @@
+"""Spark's operator around a timed bucket, in Spark's own tester: state, timers, and a clock that the test drives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql.streaming.tws_tester import TwsTester
+
+from jobs.encoding.packet_kinds import ESTIMATES, EXPIRED, HELD, IDS, KEYS, ROWS, STATES, TAKEN, TICK, WAITING
+from jobs.encoding.packets import Records, concat
+from jobs.encoding.routing import route_of
+from jobs.encoding.rows import RowId
+from jobs.encoding.watermark_ticks import tick
+from jobs.state.plan import Plan
+from jobs.state.text_codec import stored_bytes
+from jobs.streaming.operators.processor import FilterProcessor
+from jobs.streaming.operators.timed_processor import TimedProcessor
+from jobs.streaming.operators.wrappers import TakesKeys
+from tests.jobs.support.timed import INTEGER, SECOND, Row, packet, plan_of
+
+BUCKET = 7
+
+
+def rows_and_tick(rows: list[Row], newest: int) -> pd.DataFrame:
+    packets = [(ROWS, packet(INTEGER, rows))] if rows else []
+    packets.append((TICK, tick(newest * SECOND)))
+    return pd.DataFrame(
+        {"kind": [kind for kind, _ in packets], "payload": [payload for _, payload in packets]}
+    )
+
+
+def counts(out: Any) -> dict[int, int]:
+    """Return the rows of each kind that were put out, without those of no rows."""
+    if len(out) == 0:
+        return {}
+    sums = out.groupby("kind")["rows"].sum()
+    return {int(kind): int(sums[kind]) for kind in (ESTIMATES, EXPIRED, WAITING) if sums.get(kind, 0)}
+
+
+def test_a_key_ends_when_its_timer_goes_off() -> None:
+    plan = plan_of(waits=False, idle=10 * SECOND, machine=True)
+    tester = TwsTester(TimedProcessor(plan), timeMode="ProcessingTime")
+    tester.setProcessingTime(100_000)
+    assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(1, 5, 0.0), Row(2, 5, 0.0)], 5))) == {
+        ESTIMATES: 2
+    }
+    assert counts(tester.setProcessingTime(106_000)) == {}
+    assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(2, 6, 0.0)], 6))) == {ESTIMATES: 1}
+    assert counts(tester.setProcessingTime(110_000)) == {}  # ten seconds are not longer than ten seconds
+    assert counts(tester.setProcessingTime(110_001)) == {EXPIRED: 1}
+    assert counts(tester.setProcessingTime(116_000)) == {}
+    assert counts(tester.setProcessingTime(300_000)) == {EXPIRED: 1}
+    assert tester.peekMapState("blocks", BUCKET) == {}
+    assert list(tester.handle.listTimers()) == []
+    assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(1, 7, 0.0)], 7))) == {ESTIMATES: 1}
+    assert len(list(tester.handle.listTimers())) == 1
+
+
+def test_what_waits_is_let_go_when_the_timer_goes_off() -> None:
+    plan = plan_of(delay=60 * SECOND, patience=10 * SECOND)
+    tester = TwsTester(TimedProcessor(plan), timeMode="ProcessingTime")
+    tester.setProcessingTime(100_000)
+    assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(1, 5, 0.0)], 5))) == {WAITING: 1}
+    tester.setProcessingTime(109_000)
+    assert counts(tester.testInPandas(BUCKET, rows_and_tick([], 9))) == {WAITING: 1}  # rows of another bucket
+    assert counts(tester.setProcessingTime(119_000)) == {}
+    assert counts(tester.setProcessingTime(119_001)) == {ESTIMATES: 1}
+    assert list(tester.handle.listTimers()) == []
+    assert counts(tester.setProcessingTime(500_000)) == {}
+
+
+def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
+    plan = plan_of(delay=10 * SECOND)
+    first = TwsTester(TimedProcessor(plan))
+    first.testInPandas(BUCKET, rows_and_tick([Row(1, 0, 1.0), Row(1, 15, 2.0), Row(2, 18, 3.0)], 20))
+    held = {name: list(first.peekMapState(name, BUCKET).values()) for name in ("blocks", "waiting")}
+    states = [plan.state.layout.encode(plan.state.decode(stored_bytes(value))) for (value,) in held["blocks"]]
+    assert plan.timing is not None
+    waiting = [
+        INTEGER.layout.encode(plan.timing.rows.decode(stored_bytes(value))) for (value,) in held["waiting"]
+    ]
+    assert (len(states), sum(INTEGER.layout.decode(packet).size for packet in waiting)) == (1, 2)
+    seeds = pd.DataFrame(
+        {"kind": [STATES] * len(states) + [ROWS] * len(waiting), "payload": [*states, *waiting]}
+    )
+    began = plan._replace(timing=plan.timing._replace(watermark=10 * SECOND, newest=20 * SECOND))
+    second = TwsTester(TimedProcessor(began), initialStatePandas=[(BUCKET, seeds)])
+    left: Any = first.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
+    right: Any = second.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
+    assert counts(left) == {ESTIMATES: 3}
+    pd.testing.assert_frame_equal(left, right)
+
+
+def test_ids_of_a_snapshot_are_taken_over() -> None:
+    fmt = INTEGER._replace(row_id=RowId("message", True, 50 * SECOND))
+    plan = plan_of(fmt, waits=False)
+    assert plan.timing is not None and plan.timing.ids is not None
+
+    def rows(*some: Row) -> pd.DataFrame:
+        newest = tick(max(row.time for row in some) * SECOND)
+        return pd.DataFrame({"kind": [ROWS, TICK], "payload": [packet(fmt, list(some)), newest]})
+
+    first = TwsTester(TimedProcessor(plan))
+    assert counts(first.testInPandas(BUCKET, rows(Row(1, 0, 1.0, 7), Row(2, 0, 1.0, 7)))) == {ESTIMATES: 2}
+    assert counts(first.testInPandas(BUCKET, rows(Row(1, 5, 1.0, 8)))) == {ESTIMATES: 1}
+    states = [
+        plan.state.layout.encode(plan.state.decode(stored_bytes(one)))
+        for (one,) in first.peekMapState("blocks", BUCKET).values()
+    ]
+    stored = plan.timing.ids
+    ids = [
+        stored.layout.encode(stored.decode(stored_bytes(one)))
+        for (one,) in first.peekMapState("remembered", BUCKET).values()
+    ]
+    kinds = [STATES] * len(states) + [IDS] * len(ids)
+    seeds = pd.DataFrame({"kind": kinds, "payload": [*states, *ids]})
+    second = TwsTester(TimedProcessor(plan), initialStatePandas=[(BUCKET, seeds)])
+    again = rows(Row(1, 20, 2.0, 8), Row(1, 21, 2.0, 9), Row(2, 30, 2.0, 7), Row(2, 81, 2.0, 7))
+    left, right = (one.testInPandas(BUCKET, again) for one in (first, second))
+    assert counts(left) == {ESTIMATES: 2}
+    pd.testing.assert_frame_equal(left, right)
+
+
+def states_of(plan: Plan, keys: list[int], at: int) -> bytes:
+    """Return a packet of states of keys whose newest row was at a time, at the level 4."""
+    n = len(keys)
+    values = plan.kernel.initial(n)
+    values[0] = 4.0
+    time = np.full(n, at * SECOND, np.int64)
+    arrays = {"event_time": time, "count": np.ones(n, np.int64), "log_likelihood": np.zeros(n)}
+    records = Records({"route": route_of(np.array(keys, np.int64)), **arrays, "values": values}, None)
+    return plan.state.layout.encode(records.take(np.argsort(records.arrays["route"])))
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["plain", "timed"])
+def test_new_keys_are_taken_before_their_rows_and_those_that_are_held_stay(timed: bool) -> None:
+    plan = plan_of(waits=False) if timed else plan_of()._replace(timing=None)
+    tester = TwsTester(TakesKeys(TimedProcessor(plan) if timed else FilterProcessor(plan)))
+
+    def batch(rows: list[Row], offered: list[int], at: int = 5) -> dict[int, int]:
+        frame = rows_and_tick(rows, at) if rows else pd.DataFrame({"kind": [], "payload": []})
+        if not timed:
+            frame = frame.loc[frame["kind"] == ROWS]
+        kinds = [*frame["kind"].astype(int), *([KEYS] if offered else [])]
+        payloads = [*frame["payload"], *([states_of(plan, offered, 1)] if offered else [])]
+        out = tester.testInPandas(BUCKET, pd.DataFrame({"kind": kinds, "payload": payloads}))
+        found: Any = out.groupby("kind")["rows"].sum().to_dict()
+        return {kind: int(found[kind]) for kind in (ESTIMATES, TAKEN, HELD) if found.get(kind)}
+
+    assert batch([Row(1, 5, 0.0)], []) == {ESTIMATES: 1}
+    # Of keys 1, 2 and 3 the first has begun; the rows of the micro-batch find the others there.
+    assert batch([Row(2, 6, 4.0)], [1, 2, 3], 6) == {ESTIMATES: 1, TAKEN: 2, HELD: 1}
+    assert batch([], [2, 3]) == {HELD: 2}
+    blocks = tester.peekMapState("blocks", BUCKET)
+    held = concat([plan.state.decode(stored_bytes(value[0])) for value in blocks.values()])
+    order = [int(np.flatnonzero(held.arrays["route"] == route_of(np.array([key])))[0]) for key in (1, 2, 3)]
+    assert held.size == 3
+    assert held.arrays["count"][order].tolist() == [1, 2, 1]
+    mean = plan.kernel.moments(np.ascontiguousarray(held.arrays["values"], np.float64))[0][0][order]
+    assert mean[1:] == pytest.approx([4.0, 4.0]) and abs(mean[0]) < 0.1

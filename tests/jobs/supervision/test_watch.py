@@ -1,0 +1,234 @@
+"""Which driver there is, and how the last one ended: from files and processes alone, without Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from jobs import resume, stop
+from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.core.settings import Settings
+from jobs.lineage import draining
+from jobs.supervision.driver_identity import Owner, machine, started_at
+from jobs.supervision.driver_log import Drive, Hold, Launch, LeaseLog
+from jobs.supervision.driver_status import ENDED, NONE, RUNNING, SILENT, STARTING, look
+from jobs.supervision.launcher import LAUNCH_VARIABLE, detach  # noqa: F401 - SCRIPT uses it
+from jobs.warehouse.files import Files, FsspecFiles, LocalFiles
+
+ROOT = Path(__file__).resolve().parents[3]
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> LeaseLog:
+    return LeaseLog.at(str(tmp_path), "tiny")
+
+
+def drive(epoch: int = 1, pid: int | None = None, host: str | None = None, **changes: object) -> Drive:
+    pid = pid or os.getpid()
+    at = started_at(pid) or 0.0
+    owner = Owner(host or machine(), pid, at, pid, at, "t")
+    made = Drive("tiny", "tiny-g0001", epoch, "live", owner, NOW, datetime.now(UTC))
+    return replace(made, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def wait_for(what: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", [LocalFiles, FsspecFiles])
+def test_small_files(tmp_path: Path, kind: type) -> None:
+    files: Files = kind(tmp_path if kind is LocalFiles else f"file://{tmp_path}")
+    assert files.read("a/b.json") is None and files.names("a") == []
+    files.remove("a/b.json")
+    files.write("a/b.json", b"1")
+    files.write("a/b.json", b"2")
+    files.write("a/a.json", b"")
+    assert files.read("a/b.json") == b"2" and files.names("a") == ["a.json", "b.json"]
+    files.remove("a/b.json")
+    assert files.names("a") == ["a.json"] and files.names("") == ["a"]
+
+
+def test_a_store_without_its_package_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot reach s3a://bucket/w/_leases/tiny without Spark: .*s3fs"):
+        LeaseLog.at("s3a://bucket/w", "tiny")
+
+
+def test_records_come_back_as_they_were(log: LeaseLog) -> None:
+    one, launch = drive(error="no"), Launch("t", "h", NOW, 1, 2.0, 3, 4.0, "log", "about", -9, NOW, "e")
+    for record in (one, launch):
+        log.write(record)
+    assert log.history("tiny-g0001") == [one] and log.launch("t") == launch
+    # A field of a later release is passed over, half a file is no record.
+    log.files.write(one.name, one.text().replace(b"{", b'{"later": 1, ', 1))
+    assert log.history("tiny-g0001") == [one]
+    log.files.write(one.name, one.text()[:30])
+    assert log.history("tiny-g0001") == []
+
+
+def test_the_log_forgets_old_drivers(log: LeaseLog) -> None:
+    for epoch in range(1, 8):
+        log.write(drive(epoch))
+        log.ask_to_stop(drive(epoch), "test")
+    log.prune("tiny-g0001", keep=2)
+    assert log.files.names("tiny-g0001") == [f"0000000{n}.{end}" for n in (6, 7) for end in ("json", "stop")]
+    assert log.overtaken("tiny-g0001", 6) and not log.overtaken("tiny-g0001", 7)
+
+
+def test_what_is_seen_of_a_driver(log: LeaseLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look(log).state == NONE
+    log.write(drive(1, ended_at=NOW, how="stopped"))
+    assert (look(log).state, look(log).how) == (ENDED, "stopped")
+    log.write(drive(2))
+    assert look(log).state == RUNNING
+    old = datetime.now(UTC) - timedelta(seconds=100)
+    log.write(drive(3, beat_at=old))
+    assert look(log).state == SILENT
+    log.write(drive(4, host="elsewhere"))
+    assert look(log).state == RUNNING
+    log.write(drive(5, host="elsewhere", beat_at=old))
+    assert look(log).state == ENDED and look(log).killed
+    gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    log.write(drive(6, pid=gone.pid))
+    assert look(log).state == RUNNING
+    gone.kill()
+    gone.wait()
+    assert look(log).state == ENDED and look(log).killed
+    assert look(log).text() == "the driver of tiny-g0001 was killed"
+    shadow = drive(1, generation="tiny-g0002", status="shadow")
+    log.write(shadow)
+    assert look(log).state == ENDED
+    log.write(replace(shadow, status="live"))  # promoted
+    assert look(log).state == RUNNING
+
+
+SCRIPT = f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from tests.jobs.supervision.test_watch import *
+log = LeaseLog.at(sys.argv[1], "tiny")
+one = replace(drive(), launch=os.environ[LAUNCH_VARIABLE])
+time.sleep(float(sys.argv[2]))
+log.write(one)
+print("error: it is full", flush=True)
+while sys.argv[3] == "stays" and not log.asked_to_stop(one):
+    time.sleep(0.05)
+log.write(replace(one, ended_at=datetime.now(UTC), how="stopped"))
+sys.exit(0 if sys.argv[3] == "stays" else int(sys.argv[3]))
+"""
+
+
+def launched(tmp_path: Path, seconds: float, what: str) -> Launch:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(seconds), what]
+    return detach(str(tmp_path), "tiny", command, os.environ, tmp_path / "logs" / "log", ROOT, "about")
+
+
+def test_a_launched_driver_is_seen_from_start_to_end(tmp_path: Path, log: LeaseLog) -> None:
+    launch = launched(tmp_path, 1.0, "1")
+    assert launch.pid is not None and os.getsid(launch.pid) not in (launch.pid, os.getsid(0))
+    sight = look(log)
+    assert (sight.state, sight.launch) == (STARTING, launch)
+    wait_for(lambda: (one := log.launch(launch.token)) and one.ended_at)
+    sight = look(log)
+    assert (sight.state, sight.exit_code, sight.error, sight.killed) == (ENDED, 1, "it is full", False)
+    assert sight.launch and sight.launch.about == "about" and 0.5 < sight.seconds < 60
+    assert sight.drive is not None
+    assert sight.text() == "the driver ended with exit code 1 (stopped): it is full"
+
+
+def test_a_launched_driver_that_is_killed(tmp_path: Path, log: LeaseLog) -> None:
+    launch = launched(tmp_path, 0.0, "stays")
+    wait_for(lambda: look(log).state == RUNNING)
+    assert launch.pid is not None
+    os.kill(launch.pid, signal.SIGKILL)
+    wait_for(lambda: (one := log.launch(launch.token)) and one.ended_at)
+    sight = look(log)
+    assert (sight.exit_code, sight.killed) == (-9, True)
+
+
+def test_a_driver_lives_on_without_what_launched_it(tmp_path: Path, log: LeaseLog) -> None:
+    launch = launched(tmp_path, 0.0, "stays")
+    wait_for(lambda: look(log).state == RUNNING)
+    assert launch.pid is not None
+    os.kill(os.getsid(launch.pid), signal.SIGKILL)
+    time.sleep(0.2)
+    sight = look(log)
+    assert sight.state == RUNNING and sight.drive
+    log.ask_to_stop(sight.drive, "test")
+    wait_for(lambda: look(log).state == ENDED)
+    assert look(log).how == "stopped" and not look(log).killed
+
+
+def test_a_driver_that_has_not_begun_is_stopped_by_sigterm(tmp_path: Path, log: LeaseLog) -> None:
+    launch = launched(tmp_path, 60.0, "stays")
+    log.ask_to_stop(launch, "test")
+    wait_for(lambda: look(log).state == ENDED)
+    assert look(log).exit_code == -signal.SIGTERM
+
+
+def test_a_command_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="could not be started: see .*log"):
+        detach(str(tmp_path), "tiny", [str(tmp_path / "absent")], os.environ, tmp_path / "log", ROOT)
+    assert "FileNotFoundError" in (tmp_path / "log").read_text()
+
+
+def test_stop_and_resume(tmp_path: Path) -> None:
+    settings = Settings.load(warehouse=str(tmp_path), models=ROOT / "models", quiet=True)
+    log = LeaseLog.at(str(tmp_path), "nile")
+    with pytest.raises(UserError, match="nothing drives the stream of nile") as caught:
+        stop.run(settings, "nile", restart=True, needed=True)
+    assert caught.value.exit_code == ALREADY_RUNNING and log.hold() is None
+    command = [sys.executable, "-c", SCRIPT.replace('"tiny"', '"nile"'), str(tmp_path), "0.5", "stays"]
+    detach(str(tmp_path), "nile", command, os.environ, tmp_path / "log", ROOT)
+    said = stop.run(settings, "nile")
+    assert said.data["stopped"] and said.data["held"] and look(log).state == ENDED
+    assert "Airflow does not start it again until `kalman-pipeline resume --model nile`" in said.lines
+    assert not stop.run(settings, "nile", hold="1h").data["stopped"]
+    held = log.hold()
+    assert held is not None and held.until is not None and timedelta(minutes=59) < held.until - NOW
+    assert resume.run(settings, "nile").data == {"model": "nile", "held": True}
+    assert resume.run(settings, "nile").data["held"] is False
+    log.put_hold(Hold("test", NOW, NOW))
+    assert log.hold() is None  # it has run out
+    with pytest.raises(UserError, match="--hold soon: 'soon' is not a duration"):
+        stop.run(settings, "nile", hold="soon")
+
+
+def test_a_stream_is_drained_and_let_go_on(
+    tmp_path: Path, log: LeaseLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "RENEW_SECONDS", 0.05)
+    launched(tmp_path, 0.5, "stays")
+    with pytest.raises(ValueError, match="it failed"):
+        with draining.drained(log, "an upgrade") as was:
+            assert was.driven and look(log).state == ENDED
+            held = log.hold()
+            assert held is not None and held.reason == "an upgrade" and held.until is not None
+            # Killed here, it would be held for some minutes and no longer.
+            assert timedelta(minutes=4) < held.until - datetime.now(UTC) <= draining.HOLD
+            wait_for(lambda: (now := log.hold()) is not None and now.until != held.until)
+            raise ValueError("it failed")
+    assert log.hold() is None
+
+    mine = Hold("a person", NOW)
+    log.put_hold(mine)
+    with draining.drained(log, "an upgrade") as was:
+        assert not was.driven
+    assert log.hold() == mine
+    log.put_hold(None)
+    with draining.drained(log, "an upgrade"):
+        log.put_hold(mine)  # a person stops it meanwhile
+        time.sleep(0.2)
+    assert log.hold() == mine

@@ -1,0 +1,226 @@
+"""Pretrain: positions and cuts, learning on Spark, snapshots that are found again, refused where they are damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import kalman
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.encoding.rows import order_rows
+from jobs.snapshots import manifests, store
+from kalman.learning.maximum_likelihood import maximum_likelihood
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
+
+pytestmark = pytest.mark.spark
+
+UNIT = 60e6
+
+
+def sorted_rows(frame: pd.DataFrame) -> tuple[kalman.SortedRows, int]:
+    """Return a frame's rows in the order in which they are applied, and the number of keys."""
+    _, code = np.unique(frame["id"], return_inverse=True)
+    time = frame["at"].astype("int64").to_numpy()
+    y = frame[["a", "b"]].to_numpy().T
+    order = order_rows(code, time, y)
+    rows = kalman.SortedRows(
+        code[order], time[order], np.ascontiguousarray(y[:, order]), np.empty((0, len(order)))
+    )
+    return rows, int(code.max()) + 1
+
+
+def learning_spec(**learn: Any) -> dict[str, Any]:
+    return random_walk_spec(learn={"parameters": ["level_variance", "R"], **learn})
+
+
+def test_pooled_learning_on_spark_finds_what_one_process_finds(tmp_path: Path) -> None:
+    frame = random_rows(1, keys=20, rows=400)[0]
+    pipeline = Pipeline(tmp_path, learning_spec())
+    pipeline.land(frame)
+    report = pipeline.pretrain()
+    assert report.data["converged"]
+
+    rows, keys = sorted_rows(frame)
+    problem = maximum_likelihood(pipeline.spec.definition())
+    direct = problem.fit(
+        lambda theta: problem.evaluate(theta, rows, keys, UNIT), lambda: np.empty((2, 0)), 100
+    )
+    assert report.data["log_likelihood"] == pytest.approx(direct.log_likelihood, rel=1e-12)
+    for name, value in problem.parameters(direct.theta).items():
+        # Sums over buckets round otherwise than one sum, and the maximum is flat to the square root of that. The
+        # level does not wander in these rows: its variance goes to 0, and where it stops on the way means nothing.
+        np.testing.assert_allclose(report.data["parameters"][name], value, rtol=1e-5, atol=1e-9)
+
+    # The snapshot is filtered with what was learned.
+    kernel = kalman.build(pipeline.spec.definition(), report.data["parameters"])
+    final, _ = kalman.run(kernel, kalman.initial_states(kernel, keys), rows, UNIT)
+    found = pipeline.snapshot(report.data["snapshot"])
+    order = [sorted(str(k) for k in set(frame["id"])).index(str(k)) for k in sorted(set(frame["id"]))]
+    np.testing.assert_array_equal(np.stack(list(found["mean"]))[order].T, kernel.moments(final.values)[0])
+
+
+def test_each_key_learns_its_own_and_the_stream_goes_on_with_them(tmp_path: Path) -> None:
+    days = random_rows(3, keys=12, rows=200)
+    pipeline = Pipeline(tmp_path, learning_spec(scope="key"))
+    pipeline.land(*days[:2])
+    report = pipeline.pretrain()
+    found = pipeline.snapshot(report.data["snapshot"])
+    own = np.array([extras["parameters"] for extras in found["extras"]])
+    assert len({tuple(row) for row in own}) == len(found)  # no two keys have learned the same
+    pipeline.land(days[2])
+    pipeline.stream()
+
+    # An independent pass: each key's rows of the last day, from its state and parameters in the snapshot.
+    kernel = kalman.build(pipeline.spec.definition(), report.data["parameters"])
+    estimates = pipeline.estimates()
+    for row in found.to_dict("records"):
+        mine = days[2].loc[days[2]["id"] == int(row["key"])]
+        if len(mine) == 0:
+            continue
+        rows, _ = sorted_rows(mine)
+        mean, covariance = np.array(row["mean"])[:, None], np.array(row["covariance"])[:, None]
+        extras = {name: np.array(value)[:, None] for name, value in dict(row["extras"]).items()}
+        values = kernel.restore(mean, covariance, extras)
+        time = np.array([pd.Timestamp(row["event_time"]).value // 1000])
+        count, total = np.array([row["state_index"]]), np.array([row["log_likelihood"]])
+        _, out = kalman.run(kernel, kalman.KeyStates(values, time, count, total), rows, UNIT)
+        streamed = estimates.loc[estimates["key"] == row["key"]]
+        assert sorted(streamed["log_likelihood"]) == sorted(out.log_likelihood)
+
+
+def test_the_same_inputs_give_the_same_snapshot(tmp_path: Path) -> None:
+    days = random_rows(3)
+    ids, sums = [], []
+    for folder in ("one", "other"):
+        pipeline = Pipeline(tmp_path / folder, learning_spec(window="1d", sample_keys=20, max_iterations=5))
+        pipeline.land(*days)
+        report = pipeline.pretrain()
+        ids.append(report.data["snapshot"])
+        manifest = manifests.find(pipeline.warehouse, ids[-1])
+        assert manifest is not None
+        sums.append((manifest.checksum, manifest.parameters))
+        assert pipeline.pretrain().data["snapshot"] == ids[-1]
+        assert len(manifests.all_of(pipeline.warehouse)) == 1
+    assert ids[0] == ids[1]
+    assert sums[0] == sums[1]
+
+
+def test_positions_and_cuts(tmp_path: Path) -> None:
+    days = random_rows(3)
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(*days)
+    second = pipeline.pretrain(
+        as_of="2024-03-03"
+    )  # files end at midnight: a version is "before the third day"
+    assert (second.data["version"], second.data["cut"], second.data["rows"]) == (2, None, 300)
+    noon = pipeline.pretrain(as_of="2024-03-02T12:00:00Z")  # in the middle of a file: history only
+    before = sum((day["at"] < pd.Timestamp("2024-03-02T12:00Z")).sum() for day in days)
+    assert (noon.data["version"], noon.data["rows"]) == (3, before)
+    assert noon.data["cut"] is not None
+    with pytest.raises(UserError, match="history before 2024-03-02 12:00 UTC only"):
+        pipeline.stream(adopt=noon.data["snapshot"])
+    assert (
+        pipeline.stream().data["snapshot"] == second.data["snapshot"]
+    )  # the newest one that a stream can start from
+
+
+def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    with pytest.raises(UserError, match="has no measurements"):
+        pipeline.pretrain()
+    with pytest.raises(UserError, match="has no measurements"):
+        pipeline.stream()
+    pipeline.land(random_rows(1)[0])
+    with pytest.raises(UserError, match="has versions 0 to 1"):
+        pipeline.pretrain(to_version=7)
+    with pytest.raises(UserError, match="is not a time"):
+        pipeline.pretrain(as_of="soon")
+    with pytest.raises(UserError, match="no snapshot that a stream can start from"):
+        pipeline.stream()
+    with pytest.raises(UserError, match="has no such snapshot"):
+        pipeline.stream(adopt="walk-v1-9-0")
+    with pytest.raises(UserError, match="--trigger never"):
+        pipeline.stream(trigger="never")
+    assert not (tmp_path / "warehouse" / "manifests").exists()
+    assert not (tmp_path / "warehouse" / "generations").exists()
+
+
+def test_a_damaged_snapshot_and_a_changed_model_are_refused(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(*random_rows(2))
+    first = pipeline.pretrain(to_version=1).data["snapshot"]
+    manifest = manifests.find(pipeline.warehouse, first)
+    assert manifest is not None
+    other = dataclasses.replace(manifest, checksum="0" * 16)
+    with pytest.raises(UserError, match="is damaged") as refused:
+        store.verify(pipeline.warehouse, other)
+    assert refused.value.exit_code == RUN_FAILED
+
+    pipeline.stream()
+    changed = random_walk_spec()
+    changed["process"]["level_variance"] = 0.7
+    pipeline.write_spec(changed)
+    with pytest.raises(
+        UserError, match="its spec has changed since walk-g0001 began, under the same version 1"
+    ):
+        pipeline.stream()
+    with pytest.raises(UserError, match="would mean something else"):
+        pipeline.stream(adopt=first)  # it is what the live generation began from
+    changed["version"] = 2
+    pipeline.write_spec(changed)
+    assert (
+        pipeline.stream().data["generation"] == "walk-g0001"
+    )  # by the spec that its snapshot keeps, until an upgrade
+    third = pipeline.spec.name + "-v1-2-none"
+    with pytest.raises(UserError, match=rf"no such snapshot \(it has {first}\)"):
+        pipeline.stream(adopt=third)
+    second = pipeline.pretrain().data["snapshot"]
+    assert pipeline.stream(adopt=second).data["generation"] == "walk-g0002"
+
+
+def test_each_group_learns_its_own_and_new_keys_of_the_stream_begin_with_it(tmp_path: Path) -> None:
+    """Groups of text keys on Spark: what one process finds; keys that the snapshot does not know join their group."""
+    learn = {"parameters": ["level_variance", "R"], "scope": "group", "by": ["region"], "max_iterations": 3}
+    pipeline = Pipeline(tmp_path, random_walk_spec(key=["id", "region"], learn=learn))
+    first, second = random_rows(2, keys=20, rows=300)
+    for frame in (first, second):
+        frame["region"] = np.array(["é a", 'b"', "c"])[frame["id"] % 3]
+    later = second.loc[
+        second["id"].isin(list(set(second["id"]) - set(first["id"]))) | (second["id"] % 2 == 0)
+    ]
+    pipeline.land(first.loc[first["region"] != "c"])
+    report = pipeline.pretrain()
+    groups = report.data["parameters"]["groups"]
+    assert groups["by"] == ["region"] and sorted(groups["values"]) == [['b"'], ["é a"]]
+    found = pipeline.snapshot(report.data["snapshot"])
+    wanted = {
+        name[0]: [own["level_variance"], *np.array(own["R"])[np.tril_indices(2)]]
+        for name, own in zip(groups["values"], groups["parameters"], strict=True)
+    }
+    definition = pipeline.spec.definition()
+    pooled = {name: value for name, value in report.data["parameters"].items() if name != "groups"}
+    for row in found.to_dict("records"):
+        region = json.loads(row["key"])[1]
+        assert list(row["extras"]["parameters"]) == wanted[region]
+
+    pipeline.land(later)
+    pipeline.stream()
+    estimates = pipeline.estimates()
+    known = set(found["key"])
+    for key in sorted(set(estimates["key"]) - known):
+        identity, region = json.loads(key)
+        own = dict(zip([name[0] for name in groups["values"]], groups["parameters"], strict=True)).get(
+            region, {}
+        )
+        kernel = kalman.build({**definition, "learn": None}, {**pooled, **own})
+        rows, keys = sorted_rows(later.loc[later["id"] == int(identity)])
+        _, out = kalman.run(kernel, kalman.initial_states(kernel, keys), rows, UNIT)
+        streamed = estimates.loc[estimates["key"] == key]
+        assert sorted(streamed["log_likelihood"]) == sorted(out.log_likelihood)
+    assert {json.loads(key)[1] for key in set(estimates["key"]) - known} == {'b"', "é a", "c"}

@@ -1,0 +1,225 @@
+"""Two versions compared: what is judged of each key, the verdict, and the page; on plain numbers, without Spark."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import chi2, norm
+
+from jobs.core.report import plain
+from jobs.specs.migration import Upgrade
+from jobs.specs.model_spec import ModelSpec
+from jobs.upgrades.comparison.content import Content, Shown, Sums, choose, measured_direction
+from jobs.upgrades.comparison.page import page
+from jobs.upgrades.comparison.statistics import SUMS, judge_keys
+from jobs.upgrades.comparison.verdict import judged, lines_of
+from tests.demo.test_report import page_of
+from tests.jobs.support.pipeline import random_walk_spec
+
+DAY = 86_400 * 1_000_000
+
+
+def sums(rng: np.random.Generator, count: int, rows: int, scale: float = 1.0, bias: float = 0.0) -> Sums:
+    """Return what a filter whose errors are `scale` times as wide as it says, and off by `bias`, comes to."""
+    n = rng.integers(rows // 2, rows, count).astype(float)
+    white = [scale * rng.normal(size=int(k)) + bias for k in n]
+    nis = np.array([float(w @ w) for w in white])
+    return Sums(
+        n, -0.5 * nis - n * np.log(2 * np.pi) / 2, nis, n, 0 * n, np.array([w.sum() for w in white]), n
+    )
+
+
+def content(**changes: Any) -> Content:
+    rng = np.random.default_rng(5)
+    names = [f"key {number} <&> ü" for number in range(300)]
+    keys = {"old": sums(rng, 300, 200, 1.25, 0.1), "new": sums(rng, 300, 200)}
+    keys["new"] = keys["new"]._replace(rows=keys["old"].rows)
+    course = {"old": sums(rng, 40, 900, 1.25, 0.1), "new": sums(rng, 40, 900)}
+    gain = (keys["new"].ll - keys["old"].ll) / keys["old"].rows
+    numbers = {
+        "keys": 300,
+        "rows": 45_000,
+        "log_likelihood_a_row": {"old": -1.7, "new": -1.42},
+        "nis_a_component": {"old": 1.56, "new": 1.002},
+        "nis_outside": {"old": 0.93, "new": 0.047},
+        "bias": {"old": 0.1, "new": 0.001},
+        "bias_outside": {"old": 0.3, "new": 0.05},
+        "flagged": {"old": 3, "new": 3},
+        "keys_better": int((gain > 0).sum()),
+        "keys_worse": int((gain < 0).sum()),
+        **changes,
+    }
+    limits = Upgrade(nis_outside=0.1)
+    time = 1_380_600_000_000_000 + np.arange(40) * DAY // 4
+    level = 150 + np.cumsum(rng.normal(size=40))
+    line = (time, level, np.full(40, 2.0))
+    shown = Shown("JFK <LAX>", "the most rows", "air_time", time, level + rng.normal(size=40), line, line)
+    about = {
+        "status": "live",
+        "snapshot": "s1",
+        "parent": None,
+        "created_at": datetime(2026, 1, 1, tzinfo=UTC),
+    }
+    return Content(
+        "walk",
+        "What wanders <and> more.",
+        {"generation": "walk-g0001", "version": 1, **about},
+        {"generation": "walk-g0002", "version": 2, **about},
+        judged(numbers, limits),
+        limits.model_dump(),
+        time,
+        course,
+        names,
+        keys,
+        gain,
+        [shown, shown._replace(key="rare", measured=np.full(40, np.nan))],
+    )
+
+
+def test_each_key_is_judged_by_its_chi_square_and_normal_bounds() -> None:
+    rng = np.random.default_rng(3)
+    count = 500
+    frame: dict[str, Any] = {"key": [str(number) for number in range(count)]}
+    for letter in "ab":
+        degrees = rng.integers(0, 60, count).astype(float)
+        parts = (degrees, rng.normal(size=count), rng.chisquare(np.maximum(degrees, 1)), degrees, 0 * degrees)
+        for name, values in zip(
+            SUMS, (*parts, rng.normal(size=count) * np.sqrt(degrees), degrees), strict=True
+        ):
+            frame[f"{letter}_{name}"] = values
+    frame["a_innovation"] = np.full(count, np.nan)  # the old one was not asked for its innovations
+    frame["a_components"] = np.full(count, np.nan)
+    found: Any = judge_keys(pd.DataFrame(frame))
+    for letter in "ab":
+        for row in found.to_dict("records"):
+            degrees, nis = row[f"{letter}_degrees"], row[f"{letter}_nis"]
+            if degrees == 0:
+                assert row[f"{letter}_nis_outside"] is None
+                continue
+            # The sum of so many components' NIS is chi-square with so many degrees.
+            p = chi2.cdf(nis, degrees)
+            assert row[f"{letter}_nis_outside"] == (not 0.025 <= p <= 0.975)
+    assert found["a_bias_outside"].isna().all()
+    for row in found[found["b_components"] > 0].to_dict("records"):
+        p = norm.cdf(row["b_innovation"] / np.sqrt(row["b_components"]))
+        assert row["b_bias_outside"] == (not 0.025 <= p <= 0.975)
+    gain = (found["b_ll"] - found["a_ll"]) / found["a_rows"]
+    assert ((found["gain"] == gain) | gain.isna()).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits", "said"),
+    [
+        ({}, {}, None),
+        ({"rows": 4}, {"rows": 5}, "only 4 rows to compare, of 5 wanted"),
+        ({"log_likelihood_a_row": {"old": -1.0, "new": -1.1}}, {}, "it predicts worse: 0.1 less"),
+        ({"log_likelihood_a_row": {"old": -1.0, "new": -1.1}}, {"loss": 0.2}, None),
+        ({"log_likelihood_a_row": {"old": -1.0, "new": float("nan")}}, {}, "it predicts worse: nan less"),
+        ({"flagged": {"old": 3, "new": 4}}, {}, "it flags 4 rows, the old one 3"),
+        ({"keys_worse": 150}, {"keys_worse": 0.4}, "predicts 50.0% of the keys worse, 40.0% allowed"),
+        ({"keys_worse": 150}, {"keys_worse": 0.5}, None),
+        (
+            {"nis_outside": {"old": 0, "new": 0.2}},
+            {"nis_outside": 0.1},
+            "the NIS of 20.0% of the keys is outside",
+        ),
+        ({"bias_outside": {"old": 0, "new": 0.2}}, {"bias_outside": 0.1}, "the mean innovation of 20.0%"),
+        (
+            {"bias_outside": {"old": 0, "new": None}},
+            {"bias_outside": 0.1},
+            "say `outputs: {innovation: true}`",
+        ),
+        ({"bias_outside": {"old": 0, "new": None}, "bias": {"old": None, "new": None}}, {}, None),
+        ({"unequal_rows": 0}, {}, None),
+        ({"unequal_rows": 2}, {}, "it is the same model, and 2 rows differ"),
+    ],
+)
+def test_the_verdict_follows_the_thresholds(changes: Any, limits: Any, said: str | None) -> None:
+    numbers = {**content().found.numbers, **changes}
+    found = judged(numbers, Upgrade(**limits))
+    assert found.good == (said is None)
+    assert lines_of(found)[-1].startswith("verdict: good" if said is None else "verdict: not good: ")
+    if said is not None:
+        assert said in found.reasons[0]
+
+
+def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "report.html"
+    path.write_text(page(content()), encoding="utf-8")
+    seen = page_of(path)
+    pictures = [attributes["src"] or "" for tag, attributes in seen.seen if tag == "img"]
+    assert len(pictures) == 4
+    assert all(source.startswith("data:image/png;base64,") for source in pictures)
+    assert not any("href" in attributes or tag in ("script", "link") for tag, attributes in seen.seen)
+    for said in (
+        "version 2 against 1",
+        "45,000",
+        "key 0 <&> ü"[:4],
+        "walk-g0001",
+        "What wanders <and> more.",
+    ):
+        assert said in seen.text
+    assert ("p", {"class": "verdict good"}) in seen.seen
+    worse = content(log_likelihood_a_row={"old": -1.0, "new": -2.0})
+    path.write_text(page(worse), encoding="utf-8")
+    seen = page_of(path)
+    assert ("p", {"class": "verdict bad"}) in seen.seen and "it predicts worse: 1 less" in seen.text
+
+
+def test_the_page_says_what_there_is_not_to_show(tmp_path: Path) -> None:
+    nothing = np.empty(0)
+    none = {"old": None, "new": None}
+    empty = content(
+        keys=0, rows=0, log_likelihood_a_row=none, nis_a_component=none, nis_outside=none, bias=none,
+        bias_outside=none, keys_better=0, keys_worse=0,
+    )._replace(
+        time=np.empty(0, np.int64), names=[], gain=nothing, shown=[],
+        course={side: Sums(*[nothing] * 7) for side in ("old", "new")},
+        keys={side: Sums(*[nothing] * 7) for side in ("old", "new")},
+    )  # fmt: skip
+    path = tmp_path / "report.html"
+    path.write_text(page(empty), encoding="utf-8")
+    assert "no row in common" in page_of(path).text
+    silent = content(bias=none, bias_outside=none)
+    path.write_text(page(silent), encoding="utf-8")
+    assert "outputs: {innovation: true}" in page_of(path).text
+
+
+def test_the_same_for_a_program() -> None:
+    data = json.loads(json.dumps(plain(content().data()), allow_nan=False))
+    assert data["good"] is True and data["numbers"]["rows"] == 45_000
+    assert data["thresholds"]["nis_outside"] == 0.1
+    best, worst = ([one["gain_a_row"] for one in data[f"keys_{which}"]] for which in ("best", "worst"))
+    assert best == sorted(best, reverse=True) and worst == sorted(worst) and best[0] > worst[0]
+    assert len(data["over_time"]["middle_us"]) == len(data["over_time"]["new"]["ll"]) == 40
+
+
+def test_the_keys_shown_are_the_busiest_and_the_extremes() -> None:
+    gain, rows = np.array([0.5, -9.0, 2.0, -1.0]), np.array([900.0, 2.0, 40.0, 60.0])
+    assert choose(gain, rows) == [(0, "the most rows"), (2, "gains most"), (3, "loses most")]
+    assert choose(np.array([0.5]), np.array([3.0])) == [(0, "the most rows, gains most, gains least")]
+    assert choose(np.empty(0), np.empty(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, [1.0, 0.0]),
+        (
+            {"observation": {"H": [["u", 0.0], [0.5, 1.0]], "R": [[1.0, 0.3], [0.3, 2.0]]}, "control": ["u"]},
+            None,
+        ),
+        ({"observation": {"R": [[1.0, 0.3], [0.3, 2.0]]}}, [1.0, 0.0]),
+        ({"observation": {"h": "m:f", "R": [[1.0, 0.3], [0.3, 2.0]]}, "filter": "unscented"}, None),
+    ],
+)
+def test_what_is_measured_of_the_state(changes: Any, wanted: list[float] | None) -> None:
+    found = measured_direction(ModelSpec.model_validate(random_walk_spec(**changes)))
+    assert (None if found is None else found.tolist()) == wanted

@@ -1,0 +1,160 @@
+"""A stream's state is laid out anew by one command, idle or running, and killed on the way."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import functions as F
+
+from jobs import rollback, upgrade
+from jobs.core.errors import INPUT_ERROR, RUN_FAILED, UserError
+from jobs.lineage import generations
+from jobs.lineage.compatibility import PARTITIONS
+from jobs.lineage.live import live_estimates
+from jobs.snapshots import manifests
+from jobs.warehouse.checkpoints import Checkpoint
+from tests.jobs.support.pipeline import (
+    Pipeline,
+    assert_bit_equal,
+    ordered,
+    random_rows,
+    random_walk_spec,
+    since,
+)
+from tests.jobs.support.processes import Driver, files
+
+pytestmark = pytest.mark.spark
+
+OTHER: dict[str, Any] = {"stream": {"max_files_per_batch": 1, "partitions": 3, "keys_per_block": 4}}
+
+
+def prepared(folder: Path, days: list[pd.DataFrame]) -> Pipeline:
+    """Return a pipeline with a day in its snapshot and a day in its stream."""
+    pipeline = Pipeline(folder, random_walk_spec())
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1])
+    pipeline.stream()
+    return pipeline
+
+
+def live(pipeline: Pipeline) -> pd.DataFrame:
+    return ordered(live_estimates(pipeline.warehouse, "walk").toPandas())
+
+
+def layout(pipeline: Pipeline, name: str) -> tuple[int, int, str | None]:
+    """Return a generation's partitions and blocks, and the partitions that its checkpoint says."""
+    one = generations.named(pipeline.warehouse, "walk", name)
+    return (
+        one.partitions,
+        one.blocks,
+        Checkpoint(pipeline.warehouse, one.checkpoint).settings().get(PARTITIONS),
+    )
+
+
+def test_a_stream_is_laid_out_anew_and_back(tmp_path: Path) -> None:
+    days = random_rows(4, rows=60)
+    pipeline = prepared(tmp_path, days)
+    # What is allowed takes hold at the next start; another layout waits, and the stream goes on.
+    pipeline.write_spec(random_walk_spec(quarantine={"fail_above": 0.9}, **OTHER))
+    pipeline.land(days[2])
+    went_on = pipeline.stream().data
+    assert (went_on["generation"], went_on["rows"], len(went_on["notes"])) == ("walk-g0001", len(days[2]), 2)
+    assert "the spec wants 3 state partitions, and walk-g0001 keeps its 2" in went_on["notes"][0]
+
+    with pytest.raises(UserError, match="--partitions 5: the spec of walk says stream.partitions: 3"):
+        upgrade.run(pipeline.settings, "walk", mode="repartition", partitions=5)
+    with pytest.raises(UserError, match="--partitions is for --mode repartition"):
+        upgrade.run(pipeline.settings, "walk", partitions=3)
+    assert upgrade.run(pipeline.settings, "walk", mode="repartition", dry_run=True).data["dry_run"]
+    done = upgrade.run(pipeline.settings, "walk", mode="repartition").data
+    assert (done["generation"], done["retired"], done["partitions"]) == ("walk-g0002", "walk-g0001", 3)
+    assert done["blocks"] > 1
+    again = upgrade.run(pipeline.settings, "walk", mode="repartition").data
+    assert (again["generation"], again["upgraded"]) == ("walk-g0002", False)
+
+    pipeline.land(days[3])
+    went_on = pipeline.stream().data
+    assert (went_on["generation"], went_on["rows"], went_on["notes"]) == ("walk-g0002", len(days[3]), [])
+    assert layout(pipeline, "walk-g0001") == (2, layout(pipeline, "walk-g0001")[1], "2")
+    assert layout(pipeline, "walk-g0002") == (3, done["blocks"], "3")
+    expected = since(pipeline.batch(), days[1])
+    assert_bit_equal(live(pipeline), expected)
+
+    assert rollback.run(pipeline.settings, "walk").data["generation"] == "walk-g0001"
+    assert len(pipeline.stream().data["notes"]) == 2
+    assert_bit_equal(live(pipeline), expected)
+
+    # What it may not go on with, and has not touched.
+    generations.update(pipeline.warehouse, F.col("generation") == "walk-g0001", {"partitions": F.lit(5)})
+    with pytest.raises(UserError, match="has 2 state partitions and its row in `generations` says 5"):
+        pipeline.stream()
+    generations.update(pipeline.warehouse, F.col("generation") == "walk-g0001", {"partitions": F.lit(2)})
+    shutil.rmtree(tmp_path / "warehouse" / "measurements" / "walk")
+    pipeline.land(days[0])
+    with pytest.raises(
+        UserError, match="the measurements table has been made anew since walk-g0001"
+    ) as refused:
+        pipeline.stream()
+    assert refused.value.exit_code == INPUT_ERROR
+    assert_bit_equal(live(pipeline), expected)
+
+
+# After which file the hand-over is killed: table, and how many commits more than before.
+MOMENTS = {
+    "the export's rows": ("snapshots/_delta_log", 1),
+    "the export": ("manifests/_delta_log", 1),
+    "the new generation": ("generations/_delta_log", 1),
+}
+
+
+@pytest.mark.soak  # as an upgrade is killed, at the same steps, in test_upgrade_faults
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_hand_over_killed_after(tmp_path: Path, moment: str) -> None:
+    days = random_rows(3, rows=60)
+    pipeline = prepared(tmp_path, days)
+    where, more = MOMENTS[moment]
+    folder = Path(pipeline.settings.warehouse, where)
+    before = commits(folder)
+    pipeline.write_spec(random_walk_spec(**OTHER))
+    driver = Driver(pipeline, "upgrade", "--model", "walk", "--mode", "repartition")
+    driver.wait_for(lambda: commits(folder) >= before + more)
+    driver.kill()
+    upgrade.run(pipeline.settings, "walk", mode="repartition")
+    known = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
+    assert known == {"walk-g0001": "retired", "walk-g0002": "live"}
+    assert len(manifests.all_of(pipeline.warehouse, "walk")) == 2
+    pipeline.land(days[2])
+    assert pipeline.stream().data["rows"] == len(days[2])
+    assert layout(pipeline, "walk-g0002")[::2] == (3, "3")
+    assert_bit_equal(live(pipeline), since(pipeline.batch(), days[1]))
+
+
+def commits(folder: Path) -> int:
+    """Return how many commits a Delta log has."""
+    return sum(name.endswith(".json") for name in files(folder))
+
+
+@pytest.mark.soak
+def test_a_running_stream_is_laid_out_anew_in_shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    days = random_rows(5, rows=60)
+    pipeline = prepared(tmp_path, days)
+    monkeypatch.setenv("KALMAN_LEASE_SECONDS", "6")
+    driver = Driver(pipeline, "stream", "--model", "walk", "--trigger", "1")
+    done_batches = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001", "commits")
+    pipeline.land(days[2])
+    driver.wait_for(lambda: "1" in files(done_batches))
+    pipeline.land(days[3])
+    pipeline.write_spec(random_walk_spec(**OTHER))
+    done = upgrade.run(pipeline.settings, "walk", mode="repartition").data
+    assert (done["generation"], done["promoted"], done["partitions"]) == ("walk-g0002", True, 3)
+    assert done["comparison"]["unequal_rows"] == 0
+    assert driver.finish() == RUN_FAILED, driver.said()
+    assert "it was retired, or taken over" in driver.said()
+    pipeline.land(days[4])
+    assert pipeline.stream().data["generation"] == "walk-g0002"
+    assert_bit_equal(live(pipeline), since(pipeline.batch(), days[1]))

@@ -1,0 +1,163 @@
+"""Learning for groups of keys: each group as if it were alone, drawn towards all of them."""
+
+import numpy as np
+import pytest
+
+import kalman
+from kalman.learning import learners, maximum_likelihood
+from kalman.learning.groups import GroupLearning, group_learning
+from kalman.models.groups import begin_states
+from tests.kalman.learning.test_learning import level, simulated
+from tests.kalman.support.models import random_definition, random_rows, same
+from tests.kalman.support.oracles import UNIT
+
+BY_GROUP = {"scope": "group", "by": ["region"]}
+
+
+def of_group(rows, group, g):
+    number = np.cumsum(group == g) - 1
+    mask = group[rows.key] == g
+    return kalman.SortedRows(number[rows.key[mask]], rows.time[mask], rows.y[:, mask], rows.u[:, mask])
+
+
+def fit_all(learn: GroupLearning, rows, group, pooled, groups):
+    """Evaluate as buckets of rows do: the groups asked for, and nothing of the others."""
+    asked = []
+
+    def evaluate(theta, which):
+        asked.append(len(which))
+        place = np.full(groups, -1)
+        place[which] = np.arange(len(which))
+        kept = place[group] >= 0
+        number = np.cumsum(kept) - 1
+        mask = kept[rows.key]
+        part = kalman.SortedRows(number[rows.key[mask]], rows.time[mask], rows.y[:, mask], rows.u[:, mask])
+        return learn.evaluate(theta, place[group[kept]], part, int(kept.sum()), UNIT)
+
+    return learn.fit(evaluate, pooled, groups, 100), asked
+
+
+@pytest.mark.parametrize("kind", ["explicit", "local_linear_trend", "ornstein_uhlenbeck"])
+def test_groups_add_up_their_keys_to_the_bit(kind):
+    """Against the pooled evaluation of each group's keys alone."""
+    rng = np.random.default_rng([3, len(kind)])
+    names = {
+        "explicit": ["Q"],
+        "local_linear_trend": ["slope_variance"],
+        "ornstein_uhlenbeck": ["rate", "mean"],
+    }
+    parameters = [*names[kind], "R", "initial.mean", "initial.covariance"]
+    definition = random_definition(rng, kind, 2, 2)
+    rows = random_rows(rng, definition, 11, 8)
+    group = rng.permutation([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 2])
+    learn = maximum_likelihood.maximum_likelihood(
+        {**definition, "learn": {"parameters": parameters, **BY_GROUP}}
+    )
+    theta = learn.start[:, None] + 0.1 * rng.normal(size=(len(learn.start), 3))
+    value, vector, used = GroupLearning(learn).evaluate(theta, group, rows, 11, UNIT)
+    for g in range(3):
+        alone = of_group(rows, group, g)
+        expected = learn.evaluate(theta[:, g], alone, int((group == g).sum()), UNIT)
+        assert (value[g], used[g]) == (expected[0], expected[2])
+        p = len(theta)
+        # the free numbers' own functions may round otherwise over many groups than for one
+        np.testing.assert_allclose(vector[:p, g], expected[1][:p], rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(vector[p:, g], expected[1][p:], rtol=1e-7, atol=1e-8)
+
+
+def test_each_group_gets_what_it_would_alone():
+    rng = np.random.default_rng(21)
+    keys = 30
+    rows, _, _ = simulated(rng, keys, 60)
+    group = np.repeat([0, 1, 2], [5, 10, 15])[rng.permutation(keys)]
+    y = rows.y * np.array([1.0, 4.0, 0.3])[group[rows.key]]
+    rows = rows._replace(y=y)
+    learn = maximum_likelihood.maximum_likelihood(
+        level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 1.0)
+    )
+    pooled = learn.fit(lambda theta: learn.evaluate(theta, rows, keys, UNIT), lambda: rows.y, 100)
+    found, asked = fit_all(group_learning(learn), rows, group, pooled.theta, 3)
+    assert found.converged.all() and found.used.tolist() == [300, 600, 900] and len(asked) < 15
+    for g in range(3):
+        alone = of_group(rows, group, g)
+
+        def objective(theta, alone=alone, members=group == g):
+            value, gradient, used = learn.value_and_gradient(theta, alone, int(members.sum()), UNIT)
+            away = theta - pooled.theta
+            return value - 0.5 * away @ away, gradient - away, used
+
+        expected = maximum_likelihood.fit(objective, pooled.theta)
+        np.testing.assert_allclose(found.theta[:, g], expected.theta, atol=2e-5)
+        away = found.theta[:, g] - pooled.theta
+        value = found.log_likelihood[g] - 0.5 * away @ away
+        assert value == pytest.approx(expected.log_likelihood, rel=1e-11)
+        errors = found.errors[g]
+        assert errors is not None and 0.0 < errors["R"][0][0] < 0.3 * found.parameters[g]["R"][0][0]
+
+
+def test_groups_do_not_see_each_other_and_a_bad_one_stays_at_the_pooled_values():
+    rng = np.random.default_rng(22)
+    keys = 12
+    rows, _, _ = simulated(rng, keys, 30)
+    group = np.arange(keys) % 4
+    y = rows.y.copy()
+    y[:, group[rows.key] == 2] = np.nan  # nothing measured
+    rows = rows._replace(y=y)
+    learn = group_learning(learners.learnable(level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 1.0)))
+    pooled = np.array([0.2, -0.3])
+    found, _ = fit_all(learn, rows, group, pooled, 4)
+    same(found.theta[:, 2], pooled)
+    some = np.array([1, 3])
+    kept = np.isin(group, some)
+    number = np.cumsum(kept) - 1
+    mask = kept[rows.key]
+    part = kalman.SortedRows(number[rows.key[mask]], rows.time[mask], rows.y[:, mask], rows.u[:, mask])
+    alone, _ = fit_all(learn, part, np.searchsorted(some, group[kept]), pooled, 2)
+    np.testing.assert_allclose(alone.theta, found.theta[:, some], rtol=1e-12)
+
+
+def test_keys_begin_with_what_their_group_has_learned():
+    definition = {
+        **level({"parameters": ["R", "initial.mean", "initial.covariance"], **BY_GROUP}, 1.0, 2.0),
+        "initial": {"mean": [0.0], "covariance": [[1.0]]},
+    }
+    pooled = {"R": [[3.0]], "initial.mean": [1.0], "initial.covariance": [[2.0]]}
+    own = {"R": [[5.0]], "initial.mean": [7.0], "initial.covariance": [[4.0]]}
+    learned = {**pooled, "groups": {"by": ["region"], "values": [["a"]], "parameters": [own]}}
+    states = begin_states(kalman.build, definition, learned)
+    assert states.T.tolist() == [[7.0, 4.0, 5.0], [1.0, 2.0, 3.0]]
+    same(kalman.build(definition, learned).initial(1)[:, 0], states[:, 1])
+    for other in ({**BY_GROUP, "by": ["country"]}, {"scope": "key"}):
+        with pytest.raises(kalman.ModelError, match="learned by region"):
+            kalman.build(
+                {**level({"parameters": ["R"], **other})}, {"R": [[1.0]], "groups": learned["groups"]}
+            )
+
+
+@pytest.mark.parametrize(
+    ("learn", "field"),
+    [
+        ({"parameters": ["R"], "scope": "group"}, "learn.by"),
+        ({"parameters": ["R"], "by": ["region"]}, "learn.by"),
+        ({"parameters": ["H[0][0]"], **BY_GROUP}, "learn.scope"),
+        ({"parameters": ["R"], "method": "em", **BY_GROUP}, "learn.method"),
+        ({"parameters": ["R"], "scope": "tribe"}, "learn.scope"),
+    ],
+)
+def test_what_a_group_cannot_learn_is_said(learn, field):
+    definition = level(learn)
+    definition["observation"]["H"] = [[1.0]]
+    with pytest.raises(kalman.ModelError) as error:
+        learners.learnable(definition)
+    assert error.value.field == field
+
+
+def test_a_mixture_is_not_learned_by_group():
+    definition = {
+        "filter": "poisson_mixture",
+        "measurement": ["count"],
+        "mixture": {"components": 2},
+        "learn": {"parameters": ["weights", "rates"], **BY_GROUP},
+    }
+    with pytest.raises(kalman.ModelError, match="not learned by group"):
+        learners.learnable(definition)

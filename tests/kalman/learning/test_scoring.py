@@ -1,0 +1,152 @@
+"""The pooled maximum in few evaluations, and standard errors."""
+
+import numpy as np
+import pytest
+import yaml
+from statsmodels.tsa.statespace.structural import UnobservedComponents
+
+import kalman
+from kalman.learning import maximum_likelihood, scoring
+from tests.kalman.learning.test_learning import NILE, level, series
+from tests.kalman.support.models import same
+from tests.kalman.support.oracles import UNIT
+
+HOUR = 3_600_000_000.0
+
+
+def counted(learn, rows, keys, unit=UNIT):
+    seen = []
+
+    def evaluate(theta):
+        seen.append(theta)
+        return learn.evaluate(theta, rows, keys, unit)
+
+    return learn.fit(evaluate, lambda: np.empty((1, 0)), 100), len(seen)
+
+
+def delays(rng, keys):
+    """Rows as `models/aircraft_delay.yaml` has them: two values drawn back to their means, correlated noise."""
+    definition = yaml.safe_load(open("models/aircraft_delay.yaml"))
+    length = 40
+    rate, variance, mean = np.array([[0.045, 0.006], [390.0, 100.0], [13.0, -6.0]])
+    noise = np.linalg.cholesky(definition["observation"]["R"])
+    dt = np.exp(rng.normal(1.5, 1.0, (length, keys)))
+    x, y = np.empty((length, keys, 2)), np.empty((length, keys, 2))
+    for t in range(length):
+        kept = np.exp(-rate * dt[t][:, None]) if t else np.zeros((keys, 2))
+        x[t] = (x[t - 1] - mean) * kept if t else 0.0
+        x[t] += mean + rng.normal(size=(keys, 2)) * np.sqrt(variance * (1.0 - kept**2))
+        y[t] = np.stack([x[t, :, 0], x[t].sum(axis=1)], axis=1) + rng.normal(size=(keys, 2)) @ noise.T
+    y[rng.random(y.shape) < 0.04] = np.nan
+    time = (np.cumsum(dt, axis=0) * HOUR).astype(np.int64)
+    key = np.repeat(np.arange(keys), length)
+    rows = kalman.SortedRows(
+        key, time.T.ravel(), y.transpose(2, 1, 0).reshape(2, -1), np.empty((0, len(key)))
+    )
+    return definition, rows
+
+
+def test_few_evaluations():
+    """L-BFGS-B, which sees gradients alone, has not arrived after a hundred."""
+    definition, rows = delays(np.random.default_rng(1), 150)
+    learn = maximum_likelihood.maximum_likelihood(definition)
+    found, evaluations = counted(learn, rows, 150, HOUR)
+    assert found.converged and evaluations <= 8
+    rough = maximum_likelihood.maximum_likelihood(
+        {
+            **definition,
+            "process": {
+                "kind": "sum",
+                "parts": [
+                    {"name": "departure", "kind": "ornstein_uhlenbeck", "rate": 0.2, "variance": 100.0},
+                    {"name": "air", "kind": "ornstein_uhlenbeck", "rate": 0.02, "variance": 20.0},
+                ],
+            },
+            "observation": {"H": [[1.0, 0.0], [1.0, 1.0]], "R": [[500.0, 100.0], [100.0, 500.0]]},
+        }
+    )
+    again, evaluations = counted(rough, rows, 150, HOUR)
+    assert again.converged and evaluations <= 25
+    assert again.log_likelihood == pytest.approx(found.log_likelihood, abs=1e-5)
+    assert found.covariance is not None
+    distance = (again.theta - found.theta) / np.sqrt(np.diag(found.covariance))
+    assert np.abs(distance).max() < 0.01
+    # the truth is within four standard errors or so
+    errors, values = dict(found.errors or {}), learn.parameters(found.theta)
+    for name, truth in (("departure.mean", 13.0), ("departure.variance", 390.0), ("air.mean", -6.0)):
+        assert abs(values[name] - truth) < 4.5 * errors[name]
+
+
+def test_nile_to_all_published_digits_and_its_standard_errors():
+    """Durbin and Koopman (2012), section 2.10; statsmodels' information matrix, which is Harvey's too."""
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}))
+    found, evaluations = counted(learn, NILE, 1)
+    values = learn.parameters(found.theta)
+    assert found.converged and evaluations <= 12
+    assert values["R"][0][0] == pytest.approx(15098.53, rel=2e-6)
+    assert values["variance"] == pytest.approx(1469.18, rel=4e-6)
+    assert found.log_likelihood == pytest.approx(-633.464564, abs=5e-7)
+    errors = dict(found.errors or {})
+    model = UnobservedComponents(NILE.y[0], "llevel", use_exact_diffuse=True)  # type: ignore[arg-type]
+    told = model.observed_information_matrix([values["R"][0][0], values["variance"]]) * 100
+    expected = np.sqrt(np.diag(np.linalg.inv(told)))
+    np.testing.assert_allclose([errors["R"][0][0], errors["variance"]], expected, rtol=1e-3)
+
+
+def test_errors_of_independent_values():
+    """y ~ N(0, R) throughout: the error of the variance R is R sqrt(2 / N)."""
+    rng = np.random.default_rng(3)
+    definition = {
+        "states": ["x", "z"],
+        "measurement": ["a", "b"],
+        "process": {"kind": "explicit", "F": np.eye(2).tolist(), "Q": np.zeros((2, 2)).tolist()},
+        "observation": {"H": np.eye(2).tolist(), "R": [[2.0, 0.0], [0.0, 3.0]]},
+        "initial": {"mean": [0.0, 0.0], "covariance": np.zeros((2, 2)).tolist()},
+        "learn": {"parameters": ["R"]},
+    }
+    y = rng.normal(size=(2, 60))
+    y[1, 40:] = np.nan
+    rows = kalman.SortedRows(np.repeat(np.arange(3), 20), np.arange(60), y, np.empty((0, 60)))
+    learn = maximum_likelihood.maximum_likelihood(definition)
+    found, _ = counted(learn, rows, 3)
+    R, errors = learn.parameters(found.theta)["R"], dict(found.errors or {})["R"]
+    np.testing.assert_allclose(np.diag(R), [np.mean(y[0] ** 2), np.mean(y[1, :40] ** 2)], rtol=1e-6)
+    np.testing.assert_allclose(np.diag(errors), np.diag(R) * np.sqrt([2 / 60, 2 / 40]), rtol=1e-4)
+    assert errors[0][1] == 0.0
+
+
+def test_a_variance_of_zero_is_left_after_a_while():
+    rng = np.random.default_rng(4)
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 0.5, 2.0))
+    found, evaluations = counted(learn, series(10.0 + rng.normal(size=200)[::-1]), 1)
+    assert found.converged and evaluations < 40
+    assert learn.parameters(found.theta)["variance"] < 2e-3
+
+
+def test_evaluation_does_not_depend_on_the_order_of_keys_and_adds_up():
+    definition, rows = delays(np.random.default_rng(2), 12)
+    rows.y[0, 77] = np.inf  # flagged, and left out of everything
+    learn = maximum_likelihood.maximum_likelihood(definition)
+    theta = learn.start + 0.1
+    whole = learn.evaluate(theta, rows, 12, HOUR)
+    assert whole[2] == len(rows.key) - 1 and len(whole[1]) == 9 + 45
+    turned = np.argsort(-rows.key, kind="stable")
+    other = kalman.SortedRows(11 - rows.key[turned], rows.time[turned], rows.y[:, turned], rows.u[:, turned])
+    same(
+        [np.asarray(a) for a in learn.evaluate(theta, other, 12, HOUR)],
+        [np.asarray(a) for a in whole],
+    )
+    parts = []
+    for some in (rows.key < 5, rows.key >= 5):
+        key = rows.key[some] - rows.key[some].min()
+        part = kalman.SortedRows(key, rows.time[some], rows.y[:, some], rows.u[:, some])
+        parts.append(learn.evaluate(theta, part, int(key.max()) + 1, HOUR))
+    np.testing.assert_allclose(sum(part[1] for part in parts), whole[1], rtol=1e-12)
+
+
+def test_what_says_nothing_has_no_error():
+    found = scoring.covariance(np.array([[4.0, 0.0], [0.0, 0.0]]))
+    np.testing.assert_array_equal(found, [[0.25, 0.0], [0.0, np.inf]])
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 2.0))
+    assert learn.errors(learn.start, found)["variance"] == pytest.approx(1.0)
+    assert learn.errors(learn.start, found)["R"] == [[np.inf]]

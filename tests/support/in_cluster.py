@@ -1,0 +1,91 @@
+"""A stream whose drivers the launcher submits to a cluster, and what the clusters' tests do with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.delta_log import rows_of
+from jobs.supervision.driver_log import STOPPED, Drive, LeaseLog
+from jobs.supervision.driver_status import Sight, look, processes
+from jobs.supervision.stopping import ask
+from kalman_dags.launchers import ClusterLauncher, Work, about, launcher
+from tests.dags.conftest import ROOT
+from tests.jobs.support.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
+from tests.support.airflow_api import wait_for
+
+PATIENCE = 300.0
+
+
+def set_environment(
+    monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, connection: dict[str, Any], **variables: str
+) -> None:
+    """Let tasks of a pipeline submit to a cluster: by this connection, and with these variables besides."""
+    for name, value in {
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),
+        "KALMAN_WAREHOUSE": pipeline.settings.warehouse,
+        "KALMAN_MODELS": str(pipeline.settings.models),
+        "PYTHONPATH": str(ROOT),
+        **variables,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+
+
+class ClusterStream:
+    """A stream with a day of history and four more to take in, the first two of them landed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.frames = random_rows(5)
+        self.pipeline = Pipeline(folder, random_walk_spec())
+        self.pipeline.land(self.frames[0])
+        self.pipeline.pretrain()
+        self.pipeline.land(*self.frames[1:3])
+        self.root = self.pipeline.settings.warehouse
+        self.log = LeaseLog.at(self.root, "walk")
+
+    def start(self) -> Sight:
+        """Submit a driver, and return what is to be seen of it right after."""
+        chosen = launcher()
+        assert isinstance(chosen, ClusterLauncher)
+        chosen.start(self.root, Work("walk", 2.0), about(seconds=2.0))
+        return look(self.log)
+
+    def drives(self) -> list[Drive]:
+        """Return who has driven it, in order."""
+        return self.log.history("walk-g0001")
+
+    def estimates(self) -> list[dict[str, Any]]:
+        """Return its estimates so far."""
+        return rows_of(Path(self.root, "estimates", "walk"))
+
+    def take_in(self, days: int) -> None:
+        """Wait until it has estimates of so many days; the history is the first of them."""
+        count = sum(len(frame) for frame in self.frames[1:days])
+        wait_for(lambda: len(self.estimates()) >= count, PATIENCE, f"{count} estimates")
+
+    def kill(self, seconds: float) -> None:
+        """Kill its first driver, and wait so long until that is seen."""
+        (first,) = self.drives()
+        for pid in processes(first.owner):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not look(self.log).driven, seconds, "its end being seen")
+
+    def land_rest(self) -> None:
+        """Land the days that are still to come."""
+        self.pipeline.land(*self.frames[3:])
+
+    def stop(self) -> None:
+        """Ask its second driver to stop, and check that it did so, and that the first was killed."""
+        ask(self.log, look(self.log), "by the test")
+        wait_for(lambda: self.drives()[-1].ended_at, PATIENCE, "the driver's end")
+        assert [one.how for one in self.drives()] == [None, STOPPED]
+
+    def compare(self) -> None:
+        """Check that the estimates of both drivers together are those of the filter alone."""
+        assert_as_the_filter_alone(self.pipeline, self.estimates(), self.frames)

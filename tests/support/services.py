@@ -1,0 +1,201 @@
+"""Run the services of docker-compose.yml as processes of this machine, with the same commands and settings.
+
+What a container would give them is put in their place: a name of a host becomes the loopback address with a free port,
+a volume becomes a folder, and `.env` is filled in. PostgreSQL is Debian's, Kafka is the broker of the demo.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from demo.ports import free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240.0
+PORTS = ("postgres", "api", "scheduler", "master", "master_page", "worker_log", "trigger_log")
+
+
+def postgres_programs() -> Path | None:
+    """Return the folder of PostgreSQL's server programs; None where it is not installed."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    on_path = shutil.which("initdb")
+    return found[-1].parent if found else Path(on_path).parent if on_path else None
+
+
+class Services:
+    """The services, each a process with a log in `folder`; `models` is what is mounted."""
+
+    def __init__(self, folder: Path, models: Path, kafka: str) -> None:
+        self.folder = folder
+        self.warehouse = folder / "warehouse"
+        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self.address = f"http://127.0.0.1:{self.ports['api']}"
+        self.home = folder / "airflow"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for made in (self.warehouse, folder / "logs", self.home):
+            made.mkdir(parents=True)
+        secrets = {
+            "POSTGRES_PASSWORD": "secret",
+            "AIRFLOW_JWT_SECRET": "0123456789abcdef" * 4,
+            "AIRFLOW_FERNET_KEY": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",
+            "AIRFLOW_ADDRESS": self.address,
+        }
+        text = re.sub(
+            r"(?<!\$)\$\{([A-Z_]+)[^}]*\}",
+            lambda match: secrets[match[1]],
+            (ROOT / "docker-compose.yml").read_text(),
+        )
+        here = {
+            "@postgres/": f"@127.0.0.1:{self.ports['postgres']}/",
+            "api-server:8080": f"127.0.0.1:{self.ports['api']}",
+            "localhost:8080": f"127.0.0.1:{self.ports['api']}",
+            "localhost:8974": f"127.0.0.1:{self.ports['scheduler']}",
+            "localhost:8081": f"127.0.0.1:{self.ports['master_page']}",
+            '--port, "8080"': f'--port, "{self.ports["api"]}"',
+            "spark://spark-master:7077": f"spark://127.0.0.1:{self.ports['master']}",
+            'spark-master", "port": 7077': f'127.0.0.1", "port": {self.ports["master"]}',
+            '--host, spark-master, --port, "7077", --webui-port, "8081"': (
+                f'--host, 127.0.0.1, --port, "{self.ports["master"]}", --webui-port, "{self.ports["master_page"]}"'
+            ),
+            "kafka:9092": kafka,
+            "/tmp/pools.json": str(folder / "pools.json"),
+            "/tmp/spark": str(folder / "spark"),
+            "FOLDER: /logs": f"FOLDER: {folder / 'logs'}",
+        }
+        for word, instead in here.items():
+            assert word in text, word
+            text = text.replace(word, instead)
+        self.services: dict[str, Any] = yaml.safe_load(text)["services"]
+        # What the image's own ENV and the volumes say.
+        self.image = {
+            "AIRFLOW_HOME": str(self.home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+            "KALMAN_WAREHOUSE": str(self.warehouse),
+            "KALMAN_MODELS": str(models),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            # Every container has these to itself.
+            "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_PORT": str(self.ports["scheduler"]),
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(self.ports["worker_log"]),
+            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(self.ports["trigger_log"]),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+
+    def start(self) -> None:
+        """Start everything in the order of the file, and wait for each one's own health check."""
+        self._start_postgres()
+        self._run("prepare").wait(PATIENCE)
+        assert self._processes[-1].returncode == 0, self.log("prepare")
+        for name in ("spark-master", "spark-worker", "api-server", "scheduler", "dag-processor", "triggerer"):
+            for _ in range(self.services[name].get("deploy", {}).get("replicas", 1)):
+                process = self._run(name)
+            # A worker's page has the port that the master's has, each in a container of its own.
+            if name != "spark-worker":
+                self._await_health(name, process)
+
+    def stop(self) -> None:
+        """End everything."""
+        for process in reversed(self._processes):
+            if process.poll() is None:
+                family = psutil.Process(process.pid).children(recursive=True)
+                process.send_signal(signal.SIGINT)
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                for one in family:
+                    try:
+                        one.kill()
+                    except psutil.NoSuchProcess:
+                        continue
+                process.wait()
+
+    def log(self, name: str) -> str:
+        """Return what a service said."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-5000:]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Return the environment of a service: none of Airflow's settings of this machine gets in."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "KALMAN"))}
+        return {**kept, **self.services[name].get("environment", {}), **self.image}
+
+    def _start_postgres(self) -> None:
+        programs = postgres_programs()
+        assert programs is not None
+        data = self.folder / "postgres"
+        data.mkdir()
+        user: list[str] = []
+        if os.geteuid() == 0:  # the server refuses to run as root
+            user = ["runuser", "-u", "postgres", "--"]
+            shutil.chown(data, "postgres")
+            for parent in data.parents:
+                if parent.stat().st_uid == 0 and parent != Path("/"):
+                    parent.chmod(parent.stat().st_mode | 0o011)
+        create = [*user, programs / "initdb", "-D", data, "-U", "airflow", "--auth", "trust"]
+        subprocess.run(create, check=True, capture_output=True, cwd="/")
+        port = str(self.ports["postgres"])
+        server = [
+            *user,
+            str(programs / "postgres"),
+            "-D",
+            str(data),
+            "-p",
+            port,
+            "-h",
+            "127.0.0.1",
+            "-k",
+            str(data),
+        ]
+        self._spawn("postgres", server, dict(os.environ), "/")
+        self._await(
+            "postgres",
+            self._processes[-1],
+            lambda: _succeeds(
+                [str(programs / "pg_isready"), "-h", "127.0.0.1", "-p", port], dict(os.environ)
+            ),
+        )
+        address = ["-h", "127.0.0.1", "-p", port, "-U", "airflow", "airflow"]
+        subprocess.run([programs / "createdb", *address], check=True)
+
+    def _run(self, name: str) -> subprocess.Popen[bytes]:
+        return self._spawn(name, self.services[name]["command"], self.environment(name), ROOT)
+
+    def _spawn(
+        self, name: str, command: list[str], environment: dict[str, str], where: Path | str
+    ) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=where, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self._processes.append(process)
+        return process
+
+    def _await_health(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        kind, *command = self.services[name]["healthcheck"]["test"]
+        assert kind == "CMD"
+        self._await(name, process, lambda: _succeeds(command, self.environment(name)))
+
+    def _await(self, name: str, process: subprocess.Popen[bytes], healthy: Any) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not healthy():
+            assert process.poll() is None, f"{name} ended: {self.log(name)}"
+            assert time.monotonic() < deadline, f"{name} is not healthy: {self.log(name)}"
+            time.sleep(1)
+
+
+def _succeeds(command: list[str], environment: dict[str, str]) -> bool:
+    done = subprocess.run(command, env=environment, capture_output=True, stdin=subprocess.DEVNULL)
+    return done.returncode == 0

@@ -1,0 +1,96 @@
+"""Airflow as `make airflow` starts it, with all of its parts, and what is to be seen of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.dags.conftest import ROOT
+from tests.support.airflow_api import Api, wait_for
+
+SCRIPT = [sys.executable, str(ROOT / "scripts" / "airflow-standalone")]
+
+
+class Airflow(Api):
+    """A running Airflow and its API."""
+
+    def __init__(self, environment: dict[str, str], home: Path, script: subprocess.Popen[bytes]) -> None:
+        super().__init__(f"http://127.0.0.1:{environment['KALMAN_AIRFLOW_PORT']}", self.password)
+        self.environment, self.home, self.script = environment, home, script
+
+    def password(self) -> str:
+        """Return the password that Airflow has made for its user."""
+        made = self.home / "simple_auth_manager_passwords.json.generated"
+        return json.loads(made.read_text())["admin"]
+
+    def said(self) -> str:
+        """Return what the script has printed."""
+        return (self.home / "said.txt").read_text()
+
+    def command(self, *words: str) -> str:
+        """Run an airflow command in the same environment."""
+        done = subprocess.run([*SCRIPT, *words], env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def processes(self) -> dict[int, str]:
+        """Return the commands of everything that was started by this Airflow and still runs."""
+        found = {}
+        for one in psutil.process_iter(["pid", "status", "cmdline"]):
+            try:
+                ours = one.environ().get("KALMAN_AIRFLOW_HOME") == str(self.home)
+            except psutil.Error:
+                continue
+            if ours and one.pid != self.script.pid and one.info["status"] != psutil.STATUS_ZOMBIE:
+                found[one.pid] = " ".join(one.info["cmdline"] or [])[:200]
+        return found
+
+
+@contextmanager
+def standalone(home: Path, environment: Mapping[str, str]) -> Iterator[Airflow]:
+    """Start Airflow by the script, in `home`, and stop it by SIGTERM."""
+    # The settings of the tests' other Airflow must not reach this one, as a user's must not.
+    given = {
+        **os.environ,
+        **environment,
+        "KALMAN_AIRFLOW_HOME": str(home),
+        "KALMAN_AIRFLOW_PORT": str(_free_ports(4)),
+    }
+    with (home / "said.txt").open("w") as out:
+        process = subprocess.Popen(SCRIPT, env=given, stdout=out, stderr=subprocess.STDOUT)
+    airflow = Airflow(given, home, process)
+    try:
+
+        def ready() -> bool:
+            assert process.poll() is None, airflow.said()
+            return "Ctrl-C stops Airflow" in airflow.said()
+
+        wait_for(ready, 400, "Airflow")
+        yield airflow
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of so many ports in a row that nobody uses."""
+    for first in range(18080, 30000, count):
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for offset, one in enumerate(sockets):
+                one.bind(("127.0.0.1", first + offset))
+            return first
+        except OSError:
+            continue
+        finally:
+            for one in sockets:
+                one.close()
+    raise AssertionError("no free ports")
