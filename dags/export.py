@@ -11,15 +11,15 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import family
+from kalman_dags import dag_defaults
 from kalman_dags.operator import KalmanOperator
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that exports one model's state."""
     with DAG(
-        schedule=family.at_times(spec.airflow.export.schedule),
-        **family.arguments(
+        schedule=dag_defaults.at_times(spec.airflow.export.schedule),
+        **dag_defaults.arguments(
             "export",
             spec,
             __doc__,
@@ -46,5 +46,5 @@ def build(spec: ModelSpec) -> DAG:
     return dag
 
 
-for one in family.specs():
+for one in dag_defaults.specs():
     build(one)

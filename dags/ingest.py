@@ -12,7 +12,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import family
+from kalman_dags import dag_defaults
 from kalman_dags.operator import KalmanOperator
 
 
@@ -21,8 +21,8 @@ def build(spec: ModelSpec) -> DAG:
     path = spec.airflow.ingest.path
     empty = f"empty: {path}" if path else "the spec has no airflow.ingest.path, so it must be given"
     with DAG(
-        schedule=family.intervals(spec.airflow.ingest.schedule),
-        **family.arguments(
+        schedule=dag_defaults.intervals(spec.airflow.ingest.schedule),
+        **dag_defaults.arguments(
             "ingest",
             spec,
             __doc__,
@@ -51,10 +51,10 @@ def build(spec: ModelSpec) -> DAG:
                 "--input": "{% if params.input %}{{ params.input }}{% else %}" + (path or "") + "{% endif %}",
             },
             flags=["{{ '--history' if params.history else '' }}"],
-            outlets=[family.measurements(spec.name)],
+            outlets=[dag_defaults.measurements(spec.name)],
         )
     return dag
 
 
-for one in family.specs():
+for one in dag_defaults.specs():
     build(one)

@@ -13,15 +13,15 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import family
+from kalman_dags import dag_defaults
 from kalman_dags.operator import KalmanOperator
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that tidies up behind one model."""
     with DAG(
-        schedule=family.at_times(spec.airflow.maintain.schedule),
-        **family.arguments(
+        schedule=dag_defaults.at_times(spec.airflow.maintain.schedule),
+        **dag_defaults.arguments(
             "maintain",
             spec,
             __doc__,
@@ -53,5 +53,5 @@ def build(spec: ModelSpec) -> DAG:
     return dag
 
 
-for one in family.specs():
+for one in dag_defaults.specs():
     build(one)

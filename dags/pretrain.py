@@ -14,7 +14,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import family
+from kalman_dags import dag_defaults
 from kalman_dags.operator import KalmanOperator
 
 
@@ -28,9 +28,9 @@ def build(spec: ModelSpec) -> DAG:
     window = spec.learn and spec.learn.window_us
     before = f"{spec.learn.window} before the cut" if spec.learn and window else "the beginning"
     with DAG(
-        schedule=family.intervals(spec.airflow.pretrain.schedule),
-        user_defined_macros={"as_of": family.as_of, "learn_from": family.learn_from},
-        **family.arguments(
+        schedule=dag_defaults.intervals(spec.airflow.pretrain.schedule),
+        user_defined_macros={"as_of": dag_defaults.as_of, "learn_from": dag_defaults.learn_from},
+        **dag_defaults.arguments(
             "pretrain",
             spec,
             __doc__,
@@ -63,10 +63,10 @@ def build(spec: ModelSpec) -> DAG:
                 "--learn-from": f"{{{{ learn_from(params, dag_run, {window}) }}}}",
                 "--learn-to": "{{ params.learn_to or '' }}",
             },
-            outlets=[family.snapshots(spec.name)],
+            outlets=[dag_defaults.snapshots(spec.name)],
         )
     return dag
 
 
-for one in family.specs():
+for one in dag_defaults.specs():
     build(one)

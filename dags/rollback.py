@@ -15,7 +15,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import family
+from kalman_dags import dag_defaults
 from kalman_dags.operator import KalmanOperator
 
 
@@ -23,7 +23,7 @@ def build(spec: ModelSpec) -> DAG:
     """Make the DAG that rolls one model's stream back."""
     with DAG(
         schedule=None,
-        **family.arguments(
+        **dag_defaults.arguments(
             "rollback",
             spec,
             __doc__,
@@ -48,10 +48,10 @@ def build(spec: ModelSpec) -> DAG:
             verb="rollback",
             options={"--model": spec.name, "--to": "{{ params.to or '' }}"},
             flags=["{{ '--last-state' if params.last_state else '' }}"],
-            outlets=[family.estimates(spec.name)],
+            outlets=[dag_defaults.estimates(spec.name)],
         )
     return dag
 
 
-for one in family.specs():
+for one in dag_defaults.specs():
     build(one)

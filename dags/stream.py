@@ -18,13 +18,13 @@ from datetime import timedelta
 from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import family
+from kalman_dags import dag_defaults
 from kalman_dags.operator import KalmanOperator
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that drives one model's stream."""
-    snapshots, cron = family.snapshots(spec.name), spec.airflow.stream.schedule
+    snapshots, cron = dag_defaults.snapshots(spec.name), spec.airflow.stream.schedule
     schedule = (
         AssetOrTimeSchedule(timetable=CronTriggerTimetable(cron, timezone="UTC"), assets=[snapshots])
         if cron
@@ -32,14 +32,16 @@ def build(spec: ModelSpec) -> DAG:
     )
     with DAG(
         schedule=schedule,
-        **family.arguments(
+        **dag_defaults.arguments(
             "stream",
             spec,
             __doc__,
             f"Continue the estimates of {spec.name} from its snapshot or checkpoint",
             timeout=timedelta(days=1),
             retries=5,
-            trigger=family.trigger("process", " (the execution timeout), then again by retry or schedule"),
+            trigger=dag_defaults.trigger(
+                "process", " (the execution timeout), then again by retry or schedule"
+            ),
             adopt=Param(
                 None,
                 type=["null", "string"],
@@ -58,12 +60,12 @@ def build(spec: ModelSpec) -> DAG:
                 "--adopt": "{{ params.adopt or '' }}",
             },
             finish_on_kill=True,
-            pool=family.pool("stream", spec.name),
-            outlets=[family.estimates(spec.name)],
+            pool=dag_defaults.pool("stream", spec.name),
+            outlets=[dag_defaults.estimates(spec.name)],
         )
     return dag
 
 
-for one in family.specs():
+for one in dag_defaults.specs():
     if not one.airflow.stream.continuous:
         build(one)

@@ -16,15 +16,15 @@ A run watches for an hour; the next one finds the driver running.
 
 from __future__ import annotations
 
-from kalman_dags import drivers, family
+from kalman_dags import continuous, dag_defaults
 
 # Airflow takes for DAGs only files that have both words in them: airflow, dag.
 
-for one in family.kept_running("stream"):
-    drivers.for_ever(
+for one in dag_defaults.kept_running("stream"):
+    continuous.for_ever(
         one,
         "stream",
         __doc__,
         f"Keep the estimates of {one.name} up to date, for ever",
-        outlets=[family.estimates(one.name)],
+        outlets=[dag_defaults.estimates(one.name)],
     )

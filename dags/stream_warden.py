@@ -13,20 +13,20 @@ from typing import Any
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, CronTriggerTimetable
 
-from jobs.supervision.driver_log import LeaseLog
-from jobs.supervision.driver_status import log_name, look
+from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_status import driver_status, log_name
 from jobs.supervision.stopping import ask
-from kalman_dags import family
+from kalman_dags import dag_defaults
 from kalman_dags.operator import place
 
 
 def stop_paused(ti: Any) -> None:
     """Ask every driver to end that Airflow started and whose DAG is paused."""
     for verb, model in kept_running():
-        if not ti.get_dag(family.dag_id(f"{verb}_forever", model)).is_paused:
+        if not ti.get_dag(dag_defaults.dag_id(f"{verb}_forever", model)).is_paused:
             continue
-        log = LeaseLog.at(place("KALMAN_WAREHOUSE", "warehouse"), log_name(verb, model))
-        sight = look(log)
+        log = DriverLog.at(place("KALMAN_WAREHOUSE", "warehouse"), log_name(verb, model))
+        sight = driver_status(log)
         if sight.driven and sight.launch is not None:
             ask(log, sight, "its DAG is paused")
             print(f"{model}: the DAG of its {verb} is paused; {sight.text()}, and was asked to end")
@@ -34,15 +34,15 @@ def stop_paused(ti: Any) -> None:
 
 def kept_running() -> Iterator[tuple[str, str]]:
     """Yield verb and model of everything that DAGs keep running for ever."""
-    for verb in family.DRIVEN:
-        yield from ((verb, spec.name) for spec in family.kept_running(verb))
+    for verb in dag_defaults.DRIVEN:
+        yield from ((verb, spec.name) for spec in dag_defaults.kept_running(verb))
 
 
 if any(kept_running()):
     with DAG(
-        family.WARDEN,
+        dag_defaults.WARDEN,
         schedule=CronTriggerTimetable("* * * * *", timezone="UTC"),
-        start_date=family.START,
+        start_date=dag_defaults.START,
         catchup=False,
         max_active_runs=1,
         is_paused_upon_creation=False,

@@ -30,7 +30,7 @@ from airflow.providers.standard.operators.python import BranchPythonOperator, Sh
 from airflow.sdk import DAG, Param, chain
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import family
+from kalman_dags import dag_defaults
 from kalman_dags.operator import KalmanOperator
 
 BLUE_GREEN = "blue-green"
@@ -55,7 +55,7 @@ def _without_a_driver(spec: ModelSpec) -> dict[str, Any]:
     """
     if spec.airflow.stream.continuous:
         return {"flags": ["--drain"]}
-    return {"pool": family.pool("stream", spec.name)}
+    return {"pool": dag_defaults.pool("stream", spec.name)}
 
 
 def _approval(spec: ModelSpec) -> ApprovalOperator:
@@ -71,8 +71,8 @@ def _approval(spec: ModelSpec) -> ApprovalOperator:
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that upgrades one model's stream."""
     with DAG(
-        schedule=family.at_times(spec.airflow.upgrade.schedule),
-        **family.arguments(
+        schedule=dag_defaults.at_times(spec.airflow.upgrade.schedule),
+        **dag_defaults.arguments(
             "upgrade",
             spec,
             __doc__,
@@ -124,14 +124,14 @@ def build(spec: ModelSpec) -> DAG:
             verb="upgrade",
             kafka=spec.speaks_to_kafka,
             options=common,
-            outlets=[family.estimates(spec.name)],
+            outlets=[dag_defaults.estimates(spec.name)],
         )
         replace = KalmanOperator(
             task_id="replace",
             verb="upgrade",
             kafka=spec.speaks_to_kafka,
             options=common,
-            outlets=[family.estimates(spec.name)],
+            outlets=[dag_defaults.estimates(spec.name)],
             **_without_a_driver(spec),
         )
         gate = [] if spec.upgrade.automatic else [_approval(spec)]
@@ -139,5 +139,5 @@ def build(spec: ModelSpec) -> DAG:
     return dag
 
 
-for one in family.specs():
+for one in dag_defaults.specs():
     build(one)

@@ -47,12 +47,12 @@ def run(
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
     """
     from jobs.lineage.generations import live, named
-    from jobs.spark.conf import glance_conf
+    from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
     started = time.monotonic()
     name = load_spec(model, settings.models).name
-    spark = spark_session(settings, f"export {name}", glance_conf())
+    spark = spark_session(settings, f"export {name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     if needed and generation is None and live(warehouse, name) is None:
         raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)

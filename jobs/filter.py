@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jobs.core.errors import UserError
-from jobs.core.report import Report, counted
+from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.encoding import arrow
 from jobs.ingestion.csv_parquet import read
@@ -91,7 +91,7 @@ def _report(
         "seconds": round(seconds, 3),
     }
     lines = [
-        f"{spec.name} v{spec.version}: {counted(data['rows'], 'row')} of {counted(data['keys'], 'key')} "
+        f"{spec.name} v{spec.version}: {plural(data['rows'], 'row')} of {plural(data['keys'], 'key')} "
         f"in {seconds:.2f} s -> {output}",
         f"log-likelihood {data['log_likelihood']:.6f}"
         + ("" if ratio is None else f", NIS per measured component {ratio:.3f} (1 is expected)"),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from jobs import ingest
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
-from jobs.core.report import Report, counted
+from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.ingestion import folder_watch
@@ -44,7 +44,7 @@ def run(
     Raises:
         UserError: a file cannot be read or lacks a column; nothing has been landed then.
     """
-    from jobs.spark.conf import glance_conf
+    from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
     spec = load_spec(model, settings.models)
@@ -58,7 +58,7 @@ def run(
     files = find_files(list(inputs))
     schemas = [file_schema(spec, path) for path in files]
     small = sum(file_size(path) for path in files) < SMALL_BYTES
-    spark = spark_session(settings, f"ingest {spec.name}", glance_conf() if small else None)
+    spark = spark_session(settings, f"ingest {spec.name}", short_command_conf() if small else None)
     warehouse = Warehouse(spark, settings.warehouse)
     key_types = prepare(warehouse, spec, schemas[0])
     landed: list[Landed] = []
@@ -79,12 +79,12 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
     quarantined = sum(reasons.values())
     before = sum(1 for one in landed if one.version is None and one.rows)
     what = " of history" if history else ""
-    lines = [f"landed {counted(rows, 'row')}{what} of {counted(len(new), 'file')} for {spec.name}"]
+    lines = [f"landed {plural(rows, 'row')}{what} of {plural(len(new), 'file')} for {spec.name}"]
     if before:
-        lines.append(f"{counted(before, 'file')} had been landed before and changed nothing")
+        lines.append(f"{plural(before, 'file')} had been landed before and changed nothing")
     if quarantined:
         lines.append(
-            f"quarantined {counted(quarantined, 'row')}: "
+            f"quarantined {plural(quarantined, 'row')}: "
             + "; ".join(f"{n:,} {r}" for r, n in sorted(reasons.items()))
         )
     if history and spec.stream.new_keys != PRETRAINED:
@@ -144,11 +144,11 @@ def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None) -> Re
     quarantined = sum(landing.reasons.values())
     where = ", ".join(f"{number}:{offset}" for number, offset in sorted(offsets.items()))
     lines = [
-        f"landed {counted(landing.rows, 'message')} of topic {spec.source.topic} for {spec.name}, up to {where}"
+        f"landed {plural(landing.rows, 'message')} of topic {spec.source.topic} for {spec.name}, up to {where}"
     ]
     if quarantined:
         told = "; ".join(f"{count:,} {reason}" for reason, count in sorted(landing.reasons.items()))
-        lines.append(f"quarantined {counted(quarantined, 'message')}: {told}")
+        lines.append(f"quarantined {plural(quarantined, 'message')}: {told}")
     lines.append(f"the measurements table is at version {version}")
     return Report(
         lines,

@@ -32,12 +32,14 @@ def run(settings: Settings, model: str, dry_run: bool = False, estimates: bool =
     Raises:
         UserError: another command has just changed the model's generations, or a table refuses.
     """
-    from jobs.spark.conf import glance_conf
+    from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
     started = time.monotonic()
     spec = load_spec(model, settings.models)
-    warehouse = Warehouse(spark_session(settings, f"maintain {spec.name}", glance_conf()), settings.warehouse)
+    warehouse = Warehouse(
+        spark_session(settings, f"maintain {spec.name}", short_command_conf()), settings.warehouse
+    )
     with Progress(f"maintain {spec.name}", None, quiet=settings.quiet) as progress:
         work = Maintenance(warehouse, spec, dry_run, estimates or spec.retention.estimates, progress.note)
         work.run()

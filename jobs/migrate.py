@@ -45,13 +45,13 @@ def run(
         UserError: no such snapshot or version, no way between the versions, or keys that would come out wrong.
     """
     from jobs.migration.versions import known_versions
-    from jobs.spark.conf import glance_conf
+    from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
 
     started = time.monotonic()
     spec = load_spec(model, settings.models, deep=True)
-    spark = spark_session(settings, f"migrate {spec.name}", glance_conf())
+    spark = spark_session(settings, f"migrate {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     target = spec.version if to is None else to
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:

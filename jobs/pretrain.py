@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
-from jobs.core.report import Report, counted
+from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.observability.verb_profile import profiled
 from jobs.specs import sections
@@ -117,12 +117,12 @@ def _report(
     if manifest.cut is not None:
         place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
     lines = [
-        f"snapshot {manifest.snapshot_id}: {counted(manifest.key_count, 'key')}, "
-        f"{counted(manifest.rows, 'row')}, {place}"
+        f"snapshot {manifest.snapshot_id}: {plural(manifest.key_count, 'key')}, "
+        f"{plural(manifest.rows, 'row')}, {place}"
     ]
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
     if waiting:
-        lines.append(f"waiting for the watermark: {counted(waiting, 'row')}")
+        lines.append(f"waiting for the watermark: {plural(waiting, 'row')}")
     if learned is not None:
         values = ", ".join(
             f"{name} = {json.dumps(_rounded(value, 6))}" + _error(learned, name)

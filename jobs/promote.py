@@ -20,13 +20,15 @@ def run(settings: Settings, model: str, generation: str | None = None, behind: b
     Raises:
         UserError: there is no such shadow, or it is behind.
     """
-    from jobs.lineage import switching
-    from jobs.spark.conf import glance_conf
+    from jobs.lineage import promotion
+    from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
     name = load_spec(model, settings.models).name
-    warehouse = Warehouse(spark_session(settings, f"promote {name}", glance_conf()), settings.warehouse)
-    live, retired = switching.promote(warehouse, name, generation, behind)
+    warehouse = Warehouse(
+        spark_session(settings, f"promote {name}", short_command_conf()), settings.warehouse
+    )
+    live, retired = promotion.promote(warehouse, name, generation, behind)
     lines = [f"generation {live.generation} of version {live.model_version} is live"]
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.core.errors import UserError
-from jobs.core.report import Report, counted
+from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
 from jobs.warehouse import quarantine
@@ -50,7 +50,7 @@ def run(
     """
     from pyspark.sql import functions as F
 
-    from jobs.spark.conf import glance_conf
+    from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
     spec = load_spec(model, settings.models)
@@ -58,7 +58,7 @@ def run(
     if action == "discard" and choice.all and not everything:
         raise UserError("say which rows to discard: --reason, --since or --id, or --all for every held one")
     mended = None if edited is None else _read_edited(edited)
-    spark = spark_session(settings, f"quarantine {spec.name}", glance_conf())
+    spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     if not quarantine.ready(warehouse):
         return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
@@ -158,7 +158,7 @@ def _written(model: str, ordered: DataFrame, path: Path) -> Report:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error
     hint = f"kalman-pipeline quarantine replay --model {model} --edited {path}"
     return Report(
-        [f"wrote {counted(count, 'row')} to {path}", f"mend the payloads there, then: {hint}"],
+        [f"wrote {plural(count, 'row')} to {path}", f"mend the payloads there, then: {hint}"],
         {"model": model, "rows": count, "output": str(path)},
     )
 
@@ -171,17 +171,17 @@ def _discard(warehouse: Warehouse, model: str, meant: Column) -> Report:
         values = {"status": F.lit(DISCARDED), "resolved_at": F.current_timestamp()}
         quarantine.update(warehouse, meant, values)
     return Report(
-        [f"discarded {counted(count, 'row')} of {model}: they stay, marked, until `maintain` removes them"],
+        [f"discarded {plural(count, 'row')} of {model}: they stay, marked, until `maintain` removes them"],
         {"model": model, "discarded": count},
     )
 
 
 def _replayed(model: str, late: str, outcome: Outcome) -> Report:
-    lines = [f"landed {counted(outcome.landed, 'row')} of {model}"]
+    lines = [f"landed {plural(outcome.landed, 'row')} of {model}"]
     if outcome.version is not None:
         lines[0] += f", up to version {outcome.version} of its measurements"
     if outcome.ended:
-        lines.append(f"landed {counted(outcome.ended, 'row')} of a replay that had been interrupted")
+        lines.append(f"landed {plural(outcome.ended, 'row')} of a replay that had been interrupted")
     if outcome.late:
         again = " (late: quarantine refuses them again)" if late == "quarantine" else ""
         lines.append(
@@ -190,7 +190,7 @@ def _replayed(model: str, late: str, outcome: Outcome) -> Report:
     stay = sum(outcome.reasons.values())
     if stay:
         said = "; ".join(f"{count:,} {reason}" for reason, count in sorted(outcome.reasons.items()))
-        lines.append(f"quarantine keeps {counted(stay, 'row')} that still did not fit: {said}")
+        lines.append(f"quarantine keeps {plural(stay, 'row')} that still did not fit: {said}")
     return Report(
         lines,
         {

@@ -14,8 +14,8 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
+from jobs.upgrades.comparison.decision import lines_of
 from jobs.upgrades.comparison.report import written
-from jobs.upgrades.comparison.verdict import lines_of
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates
 
@@ -35,12 +35,14 @@ def run(settings: Settings, model: str, generation: str | None = None, against: 
     Raises:
         UserError: there are no two generations to compare.
     """
-    from jobs.spark.conf import glance_conf
+    from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
     started = time.monotonic()
     spec = load_spec(model, settings.models)
-    warehouse = Warehouse(spark_session(settings, f"report {spec.name}", glance_conf()), settings.warehouse)
+    warehouse = Warehouse(
+        spark_session(settings, f"report {spec.name}", short_command_conf()), settings.warehouse
+    )
     with Progress(f"report {spec.name}", None, quiet=settings.quiet) as progress:
         new, old = _pair(warehouse, spec.name, generation, against)
         progress.note(f"comparing {new.generation} with {old.generation}")

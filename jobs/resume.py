@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
-from jobs.supervision.driver_log import LeaseLog
+from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import log_name
 
 
@@ -15,7 +15,7 @@ def run(settings: Settings, model: str, what: str = "stream") -> Report:
     `stop` has put it there, or Airflow, which has given up: then its next driver is as good as the first.
     """
     name = load_spec(model, settings.models).name
-    log = LeaseLog.at(settings.warehouse, log_name(what, name))
+    log = DriverLog.at(settings.warehouse, log_name(what, name))
     held = log.hold()
     log.put_hold(None)
     line = f"the {what} of {name} may run again" if held else f"the {what} of {name} was not held"

@@ -19,13 +19,13 @@ def run(settings: Settings, model: str, generation: str | None = None) -> Report
     Raises:
         UserError: it is the live generation, there is no such shadow, or there are several.
     """
-    from jobs.lineage import switching
-    from jobs.spark.conf import glance_conf
+    from jobs.lineage import promotion
+    from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
     name = load_spec(model, settings.models).name
-    warehouse = Warehouse(spark_session(settings, f"retire {name}", glance_conf()), settings.warehouse)
-    retired, now = switching.retire(warehouse, name, generation)
+    warehouse = Warehouse(spark_session(settings, f"retire {name}", short_command_conf()), settings.warehouse)
+    retired, now = promotion.retire(warehouse, name, generation)
     which = f"generation {retired.generation} of version {retired.model_version}"
     lines = [f"{which} is retired" if now else f"{which} was retired before: nothing was changed"]
     if now:

@@ -38,22 +38,24 @@ def run(
     Raises:
         UserError: there is no generation to go back to, or no way back for the state.
     """
-    from jobs.spark.conf import glance_conf
+    from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
     if dry_run and not last_state:
         raise UserError("--dry-run is for --last-state: without it no state changes")
     spec = load_spec(model, settings.models, deep=last_state)
-    warehouse = Warehouse(spark_session(settings, f"rollback {spec.name}", glance_conf()), settings.warehouse)
+    warehouse = Warehouse(
+        spark_session(settings, f"rollback {spec.name}", short_command_conf()), settings.warehouse
+    )
     if last_state:
         return _with_the_last_state(settings, warehouse, spec, to, dry_run)
     return _from_its_checkpoint(warehouse, spec, to)
 
 
 def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) -> Report:
-    from jobs.lineage import generations, switching
+    from jobs.lineage import generations, promotion
 
-    live, retired = switching.roll_back(warehouse, spec.name, to)
+    live, retired = promotion.roll_back(warehouse, spec.name, to)
     lines = [
         f"generation {live.generation} of version {live.model_version} is live again, at "
         f"{said(generations.position_of(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` takes it on "
@@ -68,10 +70,10 @@ def _with_the_last_state(
     settings: Settings, warehouse: Warehouse, spec: ModelSpec, to: str | None, dry_run: bool
 ) -> Report:
     from jobs.migration.apply import table_of
-    from jobs.upgrades.carry_back import carry_back
+    from jobs.upgrades.reverse_migration import reverse_migration
 
     with Progress(f"rollback {spec.name}", None, quiet=settings.quiet) as progress:
-        done = carry_back(warehouse, spec, to, dry_run, progress.note)
+        done = reverse_migration(warehouse, spec, to, dry_run, progress.note)
     live, retired = done.live, done.retired
     data = {
         **_data(spec, live, retired),

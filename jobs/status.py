@@ -39,11 +39,11 @@ def run(
     Raises:
         UserError: the model is unknown, or the duration is none.
     """
-    from jobs.spark.conf import glance_conf
+    from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
     after = None if alarm_after is None else _duration(alarm_after)
-    spark = spark_session(settings, "status", glance_conf())
+    spark = spark_session(settings, "status", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
 
     def look() -> Report:

@@ -11,8 +11,8 @@ from jobs.core.settings import Settings
 from jobs.core.times import duration_us
 from jobs.specs.loading import load_spec
 from jobs.supervision.driver_identity import machine
-from jobs.supervision.driver_log import Hold, LeaseLog
-from jobs.supervision.driver_status import Sight, log_name, look, resume_command
+from jobs.supervision.driver_log import DriverLog, Hold
+from jobs.supervision.driver_status import DriverStatus, driver_status, log_name, resume_command
 from jobs.supervision.stopping import end_driver, is_there
 
 
@@ -41,17 +41,17 @@ def run(
     """
     name = load_spec(model, settings.models).name
     longest = _duration("--wait", wait)
-    log = LeaseLog.at(settings.warehouse, log_name(what, name))
+    log = DriverLog.at(settings.warehouse, log_name(what, name))
     if not restart:
         until = None if hold is None else datetime.now(UTC) + _duration("--hold", hold)
         log.put_hold(Hold(f"stopped by {getpass.getuser()} on {machine()}", datetime.now(UTC), until))
-    if needed and not is_there(look(log)):
+    if needed and not is_there(driver_status(log)):
         raise UserError(f"nothing drives the {what} of {name}", ALREADY_RUNNING)
     was = end_driver(log, longest, "by command")
     return _report(name, what, was, log)
 
 
-def _report(name: str, what: str, was: Sight, log: LeaseLog) -> Report:
+def _report(name: str, what: str, was: DriverStatus, log: DriverLog) -> Report:
     held = log.hold()
     lines = [f"the {what} of {name} has stopped" if was.driven else f"nothing drove the {what} of {name}"]
     if held is not None:

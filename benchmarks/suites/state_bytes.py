@@ -18,8 +18,8 @@ from jobs.encoding.keys import KeyKind
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import block_of, route_of
 from jobs.encoding.rows import keyed_rows, row_format
-from jobs.state.advance import advance
 from jobs.state.block_format import state_format
+from jobs.state.filter_step import filter_step
 from jobs.state.text_codec import to_text
 from kalman import build
 
@@ -43,7 +43,7 @@ def block_bytes(work: Work, times: str) -> tuple[float, float, float]:
             "y": rng.normal(size=(len(fmt.measurement), len(ids))),
         }
         keyed = keyed_rows(Records(arrays, None), fmt)
-        known = advance(kernel, state.layout, known, keyed, spec.unit_us).records
+        known = filter_step(kernel, state.layout, known, keyed, spec.unit_us).records
     block = block_of(known.arrays["route"], -(-KEYS // KEYS_A_BLOCK))
     bounds = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(block)]
     blocks = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmarks.contenders.contenders import Contender
 from benchmarks.workloads.data import FILES, batch, fill
 from benchmarks.workloads.work import Work
-from jobs.spark.conf import suit
+from jobs.spark.conf import set_codegen_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +59,7 @@ class Lane:
 
     def run(self, files: Sequence[Path], measured: int) -> None:
         """Take in these files, and keep the times of the last `measured` micro-batches."""
-        suit(self.spark, self.work.batch_rows)  # as the stream's own sink does
+        set_codegen_for(self.spark, self.work.batch_rows)  # as the stream's own sink does
         for file in files:
             os.link(file, self.source / file.name)
         schema = self.spark.read.parquet(str(self.source)).schema

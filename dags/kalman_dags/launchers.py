@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowException
 from jobs.core.errors import RUN_FAILED
 from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
-from jobs.supervision.driver_log import Launch, LeaseLog
+from jobs.supervision.driver_log import DriverLog, LaunchRecord
 from jobs.supervision.driver_status import log_name
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach, new_token
 from kalman_dags.operator import CONNECTION, ROOT, KalmanHook, application, spark_environment
@@ -42,7 +42,7 @@ class Work(NamedTuple):
 class Launcher(Protocol):
     """Start a driver and return once it is in the log of drivers."""
 
-    def start(self, root: str, work: Work, about: str) -> Launch:
+    def start(self, root: str, work: Work, about: str) -> LaunchRecord:
         """Start a driver on the warehouse at `root`; its launch remembers what it is about."""
         ...
 
@@ -65,7 +65,7 @@ class ProcessLauncher:
 
     master: str
 
-    def start(self, root: str, work: Work, about: str) -> Launch:
+    def start(self, root: str, work: Work, about: str) -> LaunchRecord:
         """Start `kalman-pipeline VERB` detached from the task; it finds the jars that it needs by itself."""
         environment = {**os.environ, **spark_environment(), "KALMAN_MASTER": self.master}
         # The driver is none of Airflow's processes: what these have for themselves is not for it.
@@ -84,12 +84,12 @@ class ClusterLauncher:
     into the log of drivers, where it also finds the request to end.
     """
 
-    def start(self, root: str, work: Work, about: str) -> Launch:
+    def start(self, root: str, work: Work, about: str) -> LaunchRecord:
         """Submit the driver and write its launch down."""
         token = new_token()
-        log = LeaseLog.at(root, work.name)
+        log = DriverLog.at(root, work.name)
         hook = self.hook(root, work, token)
-        launch = Launch(token, "cluster", log.next_time(), about=about)
+        launch = LaunchRecord(token, "cluster", log.next_time(), about=about)
         log.write(launch)
         try:
             hook.submit(application(work.verb))

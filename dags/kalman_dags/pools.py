@@ -6,7 +6,7 @@ import json
 import sys
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags.family import driven, pool, specs
+from kalman_dags.dag_defaults import driven, pool, specs
 
 
 def pools(models: list[ModelSpec]) -> dict[str, dict[str, object]]:

@@ -18,8 +18,16 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from jobs.core import clock
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.supervision import crash_count
-from jobs.supervision.driver_log import CAUGHT_UP, LOST, STOPPED, Hold, LeaseLog
-from jobs.supervision.driver_status import ENDED, NONE, SILENT, Sight, look, processes, resume_command
+from jobs.supervision.driver_log import CAUGHT_UP, LOST, STOPPED, DriverLog, Hold
+from jobs.supervision.driver_status import (
+    ENDED,
+    NONE,
+    SILENT,
+    DriverStatus,
+    driver_status,
+    processes,
+    resume_command,
+)
 from jobs.supervision.launcher import tail
 from jobs.supervision.stopping import ask
 from kalman_dags.launchers import Work, about, launcher
@@ -100,7 +108,7 @@ class StreamForeverOperator(BaseOperator):
     def on_kill(self) -> None:
         """Ask a driver that this task is just starting to end."""
         log = self._log()
-        ask(log, look(log), "its task was killed")
+        ask(log, driver_status(log), "its task was killed")
 
     def _drive(self, failures: int, until: str) -> NoReturn:
         """Watch the driver that there is, or start one."""
@@ -124,12 +132,12 @@ class StreamForeverOperator(BaseOperator):
         try:
             started = launcher().start(self._root, self._work, about(seconds=self.seconds))
         except UserError as error:
-            self._count(Sight(ENDED, error=error.message))
+            self._count(DriverStatus(ENDED, error=error.message))
             raise AirflowException(error.message) from error
         self.log.info("Started a driver: process %s on %s, log %s", started.pid, started.host, started.log)
         self._watch(failures, until)
 
-    def _after(self, sight: Sight, failures: int, until: str) -> NoReturn:
+    def _after(self, sight: DriverStatus, failures: int, until: str) -> NoReturn:
         """Decide what follows a driver that is gone."""
         self.log.info("%s", sight.text())
         if sight.state == NONE:
@@ -146,7 +154,7 @@ class StreamForeverOperator(BaseOperator):
             raise AirflowException(f"{failures} drivers in a row have failed, the last: {sight.text()}")
         self._wait(min(MAX_DELAY, FIRST_DELAY * 2 ** (failures - 1)), failures, until)
 
-    def _meant(self, sight: Sight) -> bool:
+    def _meant(self, sight: DriverStatus) -> bool:
         """Tell if a driver ended as it should: it was asked to, its generation was retired, or it says so itself."""
         if sight.state == SILENT:
             return False
@@ -158,7 +166,7 @@ class StreamForeverOperator(BaseOperator):
             return asked or sight.how in (LOST, STOPPED, CAUGHT_UP)
         return asked or sight.how == LOST or sight.exit_code == 0
 
-    def _count(self, sight: Sight) -> None:
+    def _count(self, sight: DriverStatus) -> None:
         """Count a crash, and give up where it is one too many."""
         log = self._log()
         number = crash_count.count(self._root, log, sight.text(), sight.seconds)
@@ -179,7 +187,7 @@ class StreamForeverOperator(BaseOperator):
     def _begun_anew(self) -> str:
         return f"`{resume_command(self.verb, self.model)}`, or by clearing this task"
 
-    def _kill(self, sight: Sight) -> None:
+    def _kill(self, sight: DriverStatus) -> None:
         """End a driver of this machine that gives no sign of life; its next one goes on from the checkpoint."""
         assert sight.drive is not None
         for pid in processes(sight.drive.owner):
@@ -203,19 +211,19 @@ class StreamForeverOperator(BaseOperator):
         )
         raise AssertionError("deferring raises")
 
-    def _show_log(self, sight: Sight) -> None:
+    def _show_log(self, sight: DriverStatus) -> None:
         if sight.launch is not None and sight.launch.log:
             self.log.info("The end of %s:\n%s", sight.launch.log, tail(Path(sight.launch.log)))
 
     def _until(self) -> str:
         return (datetime.now(UTC) + WATCH).isoformat()
 
-    def _look(self) -> Sight:
-        return look(self._log())
+    def _look(self) -> DriverStatus:
+        return driver_status(self._log())
 
-    def _log(self) -> LeaseLog:
+    def _log(self) -> DriverLog:
         try:
-            return LeaseLog.at(self._root, self._work.name)
+            return DriverLog.at(self._root, self._work.name)
         except UserError as error:
             raise AirflowFailException(error.message) from error
 

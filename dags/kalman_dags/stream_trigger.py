@@ -9,8 +9,8 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from jobs.supervision.driver_log import LeaseLog
-from jobs.supervision.driver_status import look
+from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_status import driver_status
 from jobs.supervision.stopping import ask
 
 PATH = "dags.kalman_dags.stream_trigger.StreamTrigger"
@@ -65,8 +65,8 @@ class StreamTrigger(BaseTrigger):
 
     def told(self) -> str | None:
         """Return what there is to tell now."""
-        log, now = LeaseLog.at(self.root, self.model), datetime.now(UTC)
-        sight = look(log)
+        log, now = DriverLog.at(self.root, self.model), datetime.now(UTC)
+        sight = driver_status(log)
         over = WATCHED if now >= datetime.fromisoformat(self.until) else None
         if self.due is None:
             return over if sight.driven else GONE
@@ -75,8 +75,8 @@ class StreamTrigger(BaseTrigger):
         return over if now < datetime.fromisoformat(self.due) or log.hold() is not None else DUE
 
     def _stop(self) -> None:
-        log = LeaseLog.at(self.root, self.model)
+        log = DriverLog.at(self.root, self.model)
         hold = log.hold()
         if hold is not None and hold.crashes is not None:
             log.put_hold(None)
-        ask(log, look(log), "its task was cleared, or marked")
+        ask(log, driver_status(log), "its task was cleared, or marked")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 
-def counted(number: int, what: str, ending: str = "s") -> str:
+def plural(number: int, what: str, ending: str = "s") -> str:
     """Return how many there are of something: `1 row`, `2,000 rows`."""
     return f"{number:,} {what}" + ("" if number == 1 else ending)
 

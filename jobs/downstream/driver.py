@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from jobs.core import clock
 from jobs.core.errors import first_line
 from jobs.downstream.queries import VERBS, Query, lease_log, queries_of, query_of
-from jobs.lineage.generations import taken
+from jobs.lineage.generations import stream_taken_error
 from jobs.observability.lag import table_lag
 from jobs.supervision.crash_count import QUERIES
-from jobs.supervision.driver_identity import SIGN_SECONDS, Owner
-from jobs.supervision.driver_log import CAUGHT_UP, FAILED, STOPPED, Drive
+from jobs.supervision.driver_identity import LIVENESS_SECONDS, DriverIdentity
+from jobs.supervision.driver_log import CAUGHT_UP, FAILED, STOPPED, DriverRecord
 from jobs.supervision.driver_status import LIVE, resume_command
 from jobs.supervision.launcher import LAUNCH_VARIABLE
 from jobs.warehouse.checkpoints import Checkpoint
@@ -130,19 +130,23 @@ def held(warehouse: Warehouse, spec: ModelSpec, verb: str, stop: threading.Event
     log = lease_log(warehouse, verb, spec.name)
     before = log.last(verb)
     if before is not None and before.ended_at is None and before.owner.alive_after_waiting(before.beat_at):
-        raise taken(spec.name, f"process {before.owner.pid} on {before.owner.host} runs it", verb)
+        raise stream_taken_error(
+            spec.name, f"process {before.owner.pid} on {before.owner.host} runs it", verb
+        )
     jvm: Any = warehouse.spark._jvm
-    owner = Owner.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
+    owner = DriverIdentity.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
     epoch = 1 if before is None else before.epoch + 1
     launch = os.environ.get(LAUNCH_VARIABLE)
     rules = {QUERIES: [query.name for query in queries_of(spec, verb)]}
-    drive = Drive(log.model, verb, epoch, LIVE, owner, log.next_time(), clock.now(), launch, rules=rules)
+    drive = DriverRecord(
+        log.model, verb, epoch, LIVE, owner, log.next_time(), clock.now(), launch, rules=rules
+    )
     log.write(drive)
     log.prune(verb)
     done = threading.Event()
 
     def sign() -> None:
-        while not done.wait(SIGN_SECONDS):
+        while not done.wait(LIVENESS_SECONDS):
             try:
                 log.write(replace(drive, beat_at=clock.now()))
                 if log.asked_to_stop(drive) is not None or log.overtaken(verb, epoch):

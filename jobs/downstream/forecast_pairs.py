@@ -29,14 +29,14 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-FOUND = """
+SCORED_SCHEMA = """
     key string, generation string, model_version int, made_at bigint, event_time bigint, horizon int,
     measurement int, mean double, variance double, lower double, upper double, actual double, error double,
     inside boolean, crps double, log_score double
 """
 SHIFT = -MIN_US
 """Added to times that a watermark is on: Spark's begins at 1970, and what is before that would be late."""
-_NAMES = [part.split()[0] for part in FOUND.split(",")]
+_NAMES = [part.split()[0] for part in SCORED_SCHEMA.split(",")]
 _LEFT_OUT = ("form", "smoothing", "storage")
 """What of a definition changes how a state is kept, and not what is forecast from it."""
 
@@ -206,7 +206,7 @@ def scored(pairs: DataFrame, plan: Plan) -> DataFrame:
         "covariance",
         MEASURED,
     )
-    return pairs.select(*columns).mapInArrow(_scorer(plan), FOUND)
+    return pairs.select(*columns).mapInArrow(_scorer(plan), SCORED_SCHEMA)
 
 
 def _scorer(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -72,13 +72,13 @@ class ForecastScorer(LiveQueries):
         """
         from jobs.downstream.forecast_pairs import Plan, check_spec, forecaster_of
         from jobs.lineage import generations
-        from jobs.lineage.live import chain
+        from jobs.lineage.live import live_lineage
         from jobs.snapshots import manifests
         from jobs.spark.user_functions import ship
 
         known = {one.generation: one for one in generations.all_of(self.warehouse, self.spec.name)}
         kernels: dict[str, Any] = {}
-        for place, link in enumerate(chain(self.warehouse, self.spec.name)):
+        for place, link in enumerate(live_lineage(self.warehouse, self.spec.name)):
             manifest = manifests.record(self.warehouse, known[link.generation].snapshot_id)
             if manifest is None:
                 continue

@@ -18,7 +18,7 @@ from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.tables import alerts, forecast_skill, windows
 
 if TYPE_CHECKING:
-    from jobs.supervision.driver_log import LeaseLog
+    from jobs.supervision.driver_log import DriverLog
 
 MONITOR, SKILL = "monitor", "skill"
 VERBS = (MONITOR, SKILL)
@@ -113,12 +113,12 @@ def forget(warehouse: Warehouse, query: Query) -> int:
     return warehouse.delete(query.table, F.col("definition") == query.definition)
 
 
-def lease_log(warehouse: Warehouse, verb: str, model: str) -> LeaseLog:
+def lease_log(warehouse: Warehouse, verb: str, model: str) -> DriverLog:
     """Return the log of drivers of a model's stream, monitor or skill."""
-    from jobs.supervision.driver_log import LeaseLog
+    from jobs.supervision.driver_log import DriverLog
     from jobs.supervision.driver_status import log_name
 
-    return LeaseLog.of(warehouse, log_name(verb, model))
+    return DriverLog.of(warehouse, log_name(verb, model))
 
 
 def _prefix(verb: str, part: str, model: str) -> str:

@@ -231,7 +231,7 @@ class Alerts:
         from pyspark.sql import functions as F
 
         from jobs.encoding.keys import columns_of
-        from jobs.streaming.sinks.publishing import Topic, with_target
+        from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
 
         events = events.persist()
         try:
@@ -257,8 +257,8 @@ class Alerts:
                 rows.coalesce(1), table, (self.application, batch_id), {"mergeSchema": "true"}
             )
             if self.monitor.kafka is not None:
-                topic = Topic(self.monitor.kafka.topic)
-                with_target(topic.name, batch_id, lambda: topic.write(rows, "", batch_id))
+                topic = KafkaSink(self.monitor.kafka.topic)
+                naming_the_sink(topic.name, batch_id, lambda: topic.write(rows, "", batch_id))
         finally:
             events.unpersist()
         self.raised += counts.get(True, 0)

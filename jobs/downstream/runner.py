@@ -79,12 +79,12 @@ class LiveQueries:
 
     def run(self, progress: Progress) -> None:
         """Run the queries to their end; begin them again when another generation has become the live one."""
-        from jobs.lineage.live import chain
+        from jobs.lineage.live import live_lineage
 
         while not self.stop.is_set():
             # Before the generations are read, so that no later change is overlooked.
             seen = self.warehouse.latest_version(GENERATIONS) if self.warehouse.exists(GENERATIONS) else -1
-            links = chain(self.warehouse, self.spec.name)
+            links = live_lineage(self.warehouse, self.spec.name)
             if not links or not self.warehouse.exists(estimates(self.spec.name)):
                 raise UserError(
                     f"model {self.spec.name} has no live estimates: start its stream with `kalman-pipeline stream "

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.progress import Progress
-from jobs.core.report import Report, counted
+from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.files import Files, hadoop_files
@@ -235,12 +235,12 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float) 
 
 def _report(spec: ModelSpec, totals: Totals, seconds: float) -> Report:
     quarantined = sum(totals.reasons.values())
-    lines = [f"landed {counted(totals.rows, 'row')} of {counted(totals.files, 'file')} for {spec.name}"]
+    lines = [f"landed {plural(totals.rows, 'row')} of {plural(totals.files, 'file')} for {spec.name}"]
     if quarantined:
         told = "; ".join(f"{count:,} {reason}" for reason, count in sorted(totals.reasons.items()))
-        lines.append(f"quarantined {counted(quarantined, 'row')}: {told}")
+        lines.append(f"quarantined {plural(quarantined, 'row')}: {told}")
     if totals.refused:
-        lines.append(f"quarantined {counted(totals.refused, 'whole file')}")
+        lines.append(f"quarantined {plural(totals.refused, 'whole file')}")
     return Report(
         lines,
         {

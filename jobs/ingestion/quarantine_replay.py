@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from jobs.core.errors import UserError
 from jobs.ingestion.requalify import judge
-from jobs.lineage import late_copies
+from jobs.lineage import replayed_late_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse import quarantine
 from jobs.warehouse.delta import Warehouse
@@ -88,8 +88,8 @@ def _judged(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: Da
     """Return id, landing and the reason why a row cannot be replayed, null if it can."""
     from pyspark.sql import functions as F
 
-    chains = late_copies.lineages(warehouse, spec.name)
-    ours = late_copies.refused_by_all(chains, F.col("generation"), F.col("batch_id"))
+    chains = replayed_late_rows.lineages(warehouse, spec.name)
+    ours = replayed_late_rows.refused_by_all(chains, F.col("generation"), F.col("batch_id"))
     stale = _measured() & ~ours
     judged = rows.select("id", "payload", stale.alias("stale")).mapInArrow(
         _judge(spec, key_types), "id string, stale boolean, reason string, landing string"
@@ -171,14 +171,14 @@ def _land(
 
     columns = {name: "double" for name in spec.columns} | key_types | {spec.time: "bigint"}
     schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
-    origin = late_copies.origin(identity) if copies else F.lit(f"quarantine:{identity}")
+    origin = replayed_late_rows.origin(identity) if copies else F.lit(f"quarantine:{identity}")
     parsed = rows.select(F.from_json("landing", schema).alias("row"), origin.alias("_origin"))
     time = F.col(f"row.`{spec.time}`")
     count, first, last = parsed.agg(F.count("*"), F.min(time), F.max(time)).collect()[0]
     if not count:
         return 0
     if copies:
-        late_copies.announce(warehouse, identity, spec.name, count)
+        replayed_late_rows.announce(warehouse, identity, spec.name, count)
     frame = parsed.select(
         *(
             (F.timestamp_micros(time) if name == spec.time else F.col(f"row.`{name}`")).alias(name)

@@ -98,7 +98,7 @@ _SPLIT = ("stream", "source", "inputs")
 _RULE_OF = {field: rule for rule in RULES for field in rule.fields}
 
 
-class Made(NamedTuple):
+class BuiltWith(NamedTuple):
     """What a state was made with.
 
     what: the generation or snapshot, in words; reached: the position that its rows are reflected up to; table: the id
@@ -119,7 +119,7 @@ class Made(NamedTuple):
     takes_keys: bool | None = None
 
 
-class Asked(NamedTuple):
+class Deployed(NamedTuple):
     """What is asked for now: the deployed spec, the measurements table as it is, and the session's settings."""
 
     spec: ModelSpec
@@ -135,18 +135,18 @@ class Finding(NamedTuple):
     said: str
 
 
-def judge(made: Made, asked: Asked) -> list[Finding]:
+def differences(made: BuiltWith, asked: Deployed) -> list[Finding]:
     """Return what differs between what a state was made with and what is asked for now, but for what is allowed."""
     return [finding for check in _CHECKS for finding in check(made, asked)]
 
 
-def check(made: Made, asked: Asked) -> list[str]:
+def check(made: BuiltWith, asked: Deployed) -> list[str]:
     """Return what a person should know of differences that wait for an upgrade or a hand-over.
 
     Raises:
         UserError: the stream may not go on; a line for each reason.
     """
-    found = judge(made, asked)
+    found = differences(made, asked)
     refused = [one.said for one in found if one.verdict == REFUSED]
     if refused:
         raise UserError("\n".join(f"the stream of {asked.spec.name} cannot go on: {one}" for one in refused))
@@ -161,7 +161,7 @@ def changes(made: ModelSpec, asked: ModelSpec) -> dict[str, str]:
     return {name: _verdict(name, same) for name in names}
 
 
-def as_made(made: ModelSpec, asked: ModelSpec) -> ModelSpec:
+def spec_to_run(made: ModelSpec, asked: ModelSpec) -> ModelSpec:
     """Return the spec that a state goes on with: the deployed one, or its own where that is of another version.
 
     How a stream takes in its rows, and when it fails, is always as the deployed one says.
@@ -212,7 +212,7 @@ def blocks_of(spec: ModelSpec, keys: int, partitions: int) -> int:
     return blocks_for(max(keys, spec.stream.expected_keys or 0), partitions, spec.stream.keys_per_block)
 
 
-def made_generation(warehouse: Warehouse, generation: Generation, manifest: Manifest) -> Made:
+def generation_built_with(warehouse: Warehouse, generation: Generation, manifest: Manifest) -> BuiltWith:
     """Return what a generation was made with: its row, its snapshot's spec, and what its checkpoint says."""
     from jobs.lineage.generations import position_of
     from jobs.warehouse.checkpoints import Checkpoint
@@ -220,7 +220,7 @@ def made_generation(warehouse: Warehouse, generation: Generation, manifest: Mani
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     stored, sources = checkpoint.settings(), checkpoint.sources()
     reached = position_of(warehouse, generation)
-    return Made(
+    return BuiltWith(
         what=generation.generation,
         spec=manifest.model_spec(),
         fingerprint=generation.fingerprint,
@@ -234,9 +234,9 @@ def made_generation(warehouse: Warehouse, generation: Generation, manifest: Mani
     )
 
 
-def made_snapshot(manifest: Manifest) -> Made:
+def snapshot_built_with(manifest: Manifest) -> BuiltWith:
     """Return what a snapshot was made with."""
-    return Made(
+    return BuiltWith(
         what=f"snapshot {manifest.snapshot_id}",
         spec=manifest.model_spec(),
         fingerprint=manifest.fingerprint,
@@ -246,7 +246,7 @@ def made_snapshot(manifest: Manifest) -> Made:
     )
 
 
-def asked_now(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] = {}) -> Asked:
+def deployed(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] = {}) -> Deployed:
     """Return what is asked for now, with the session's values of the settings that a checkpoint has stored."""
     from pyspark.errors import PySparkException
 
@@ -260,7 +260,7 @@ def asked_now(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] =
                 settings[name] = str(warehouse.spark.conf.get(name))
             except PySparkException:  # this Spark does not know it
                 continue
-    return Asked(spec, warehouse.table_id(table), warehouse.latest_version(table), settings)
+    return Deployed(spec, warehouse.table_id(table), warehouse.latest_version(table), settings)
 
 
 def _fields(spec: ModelSpec) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def _verdict(name: str, same: bool) -> str:
     return ALLOWED if same and verdict == MIGRATION else verdict  # `form: covariance` is what none is, say
 
 
-def _meaning(made: Made, asked: Asked) -> Iterator[Finding]:
+def _meaning(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
     name, old, new = asked.spec.name, made.spec.version, asked.spec.version
     if made.spec.name != name:
         yield Finding(REFUSED, f"{made.what} holds the state of model {made.spec.name}, not of {name}")
@@ -321,7 +321,7 @@ def _meaning(made: Made, asked: Asked) -> Iterator[Finding]:
         )
 
 
-def other_source(made: Made, spec: ModelSpec) -> str | None:
+def other_source(made: BuiltWith, spec: ModelSpec) -> str | None:
     """Return what is wrong if a spec reads another source than the one that a state reflects rows of."""
     source = spec.source
     if made.reached["source"] != spec.source_kind:
@@ -339,14 +339,14 @@ def other_source(made: Made, spec: ModelSpec) -> str | None:
     return None
 
 
-def _source(made: Made, asked: Asked) -> Iterator[Finding]:
+def _source(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
     # Under a higher version it goes on with its own spec, which has its own source.
     other = None if asked.spec.version > made.spec.version else other_source(made, asked.spec)
     if other is not None:
         yield Finding(REFUSED, other)
 
 
-def _table(made: Made, asked: Asked) -> Iterator[Finding]:
+def _table(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
     if made.reached["source"] != DELTA:
         return
     name = asked.spec.name
@@ -366,7 +366,7 @@ def _table(made: Made, asked: Asked) -> Iterator[Finding]:
         )
 
 
-def _layout(made: Made, asked: Asked) -> Iterator[Finding]:
+def _layout(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
     if made.partitions is None or made.blocks is None:
         return
     name, wish = asked.spec.name, asked.spec.stream
@@ -395,7 +395,7 @@ def _layout(made: Made, asked: Asked) -> Iterator[Finding]:
         )
 
 
-def _new_keys(made: Made, asked: Asked) -> Iterator[Finding]:
+def _new_keys(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
     if asked.spec.stream.new_keys == PRETRAINED and made.takes_keys is False:
         yield Finding(
             HAND_OVER,
@@ -404,7 +404,7 @@ def _new_keys(made: Made, asked: Asked) -> Iterator[Finding]:
         )
 
 
-def _store(made: Made, asked: Asked) -> Iterator[Finding]:
+def _store(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
     for setting, value in asked.settings.items():
         stored = made.stored.get(setting)
         if stored is not None and stored != value:
@@ -415,7 +415,7 @@ def _store(made: Made, asked: Asked) -> Iterator[Finding]:
             )
 
 
-_CHECKS: tuple[Callable[[Made, Asked], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[BuiltWith, Deployed], Iterator[Finding]], ...] = (
     _meaning,
     _source,
     _table,

@@ -15,7 +15,7 @@ from jobs.warehouse.quarantine import TABLE
 from jobs.warehouse.tables import estimates
 
 
-def damage_of(warehouse: Warehouse, generation: Generation) -> str | None:
+def find_damage(warehouse: Warehouse, generation: Generation) -> str | None:
     """Return what is wrong with a generation's checkpoint, None if nothing is."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     found = checkpoint.damage()
@@ -37,15 +37,15 @@ def refuse_damaged(warehouse: Warehouse, generation: Generation) -> None:
     Raises:
         UserError: it says what is damaged, and from which snapshot to go on.
     """
-    found = damage_of(warehouse, generation)
+    found = find_damage(warehouse, generation)
     if found is not None:
         raise UserError(
-            f"the checkpoint of {generation.generation} is damaged: {found}. {way_on(warehouse, generation)}",
+            f"the checkpoint of {generation.generation} is damaged: {found}. {recovery_hint(warehouse, generation)}",
             RUN_FAILED,
         )
 
 
-def way_on(warehouse: Warehouse, generation: Generation) -> str:
+def recovery_hint(warehouse: Warehouse, generation: Generation) -> str:
     """Return how to go on without a generation's checkpoint.
 
     That is from its newest export, or the snapshot that it began from: of these alone it is known behind which of its

@@ -105,7 +105,7 @@ def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generati
     return found
 
 
-def reached(warehouse: Warehouse, generation: Generation) -> int:
+def progress_rank(warehouse: Warehouse, generation: Generation) -> int:
     """Return how far a generation has come: a version of the measurements, or the sum of a topic's offsets."""
     return rank(position_of(warehouse, generation))
 
@@ -229,14 +229,14 @@ def _commit(
         .whenMatchedUpdate(f"s.action = '{REMOVED}'", {"status": F.lit(REMOVED)})
         .whenNotMatchedInsert("s.action = 'begin'", {**columns, "created_at": F.current_timestamp()})
     )
-    with one_of_two(model), warehouse.lock("generations"):
+    with conflict_as_taken(model), warehouse.lock("generations"):
         now = {one.generation: one.status for one in all_of(warehouse, model)}
         if now != {one.generation: one.status for one in known}:
-            raise taken(model, "another command has just changed its generations")
+            raise stream_taken_error(model, "another command has just changed its generations")
         merge.execute()
 
 
-def taken(model: str, who: str, what: str = "stream") -> UserError:
+def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:
     """Return the refusal of a driver that came second; what: the stream, or what follows it."""
     return UserError(
         f"the {what} of {model} is taken: {who}; one driver at a time, so this one stops", ALREADY_RUNNING
@@ -244,14 +244,14 @@ def taken(model: str, who: str, what: str = "stream") -> UserError:
 
 
 @contextmanager
-def one_of_two(model: str) -> Iterator[None]:
+def conflict_as_taken(model: str) -> Iterator[None]:
     """Turn the conflict of two commits into the refusal of the later one."""
     from delta.exceptions import DeltaConcurrentModificationException
 
     try:
         yield
     except DeltaConcurrentModificationException as error:
-        raise taken(model, "another driver has just changed its generations") from error
+        raise stream_taken_error(model, "another driver has just changed its generations") from error
 
 
 def update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None:

@@ -20,10 +20,18 @@ from typing import Any
 
 from jobs.core import clock
 from jobs.core.errors import UserError
-from jobs.lineage.generations import LIVE, SHADOW, Generation, all_of, one_of_two, taken, update
+from jobs.lineage.generations import (
+    LIVE,
+    SHADOW,
+    Generation,
+    all_of,
+    conflict_as_taken,
+    stream_taken_error,
+    update,
+)
 from jobs.spark.job_labels import label
-from jobs.supervision.driver_identity import HEARTBEAT_SECONDS, SIGN_SECONDS, Owner
-from jobs.supervision.driver_log import Drive, LeaseLog
+from jobs.supervision.driver_identity import HEARTBEAT_SECONDS, LIVENESS_SECONDS, DriverIdentity
+from jobs.supervision.driver_log import DriverLog, DriverRecord
 from jobs.supervision.launcher import LAUNCH_VARIABLE
 from jobs.warehouse.delta import Warehouse
 
@@ -39,8 +47,8 @@ class Lease:
     """
 
     generation: Generation
-    log: LeaseLog
-    drive: Drive
+    log: DriverLog
+    drive: DriverRecord
     taken_over: bool
     lost: threading.Event = field(default_factory=threading.Event)
 
@@ -52,7 +60,7 @@ class Lease:
 
 
 def acquire(
-    warehouse: Warehouse, generation: Generation, owner: Owner, rules: dict[str, Any] | None = None
+    warehouse: Warehouse, generation: Generation, owner: DriverIdentity, rules: dict[str, Any] | None = None
 ) -> Lease:
     """Write `owner` into the generation's lease, then into the log of drivers.
 
@@ -71,7 +79,7 @@ def acquire(
 
     from jobs.lineage.compatibility import refuse_half_written
 
-    log = LeaseLog.of(warehouse, generation.model)
+    log = DriverLog.of(warehouse, generation.model)
     before = next((one for one in log.drives() if one.generation == generation.generation), None)
     refuse_if_driven(generation)
     if before is not None and before.ended_at is None and before.owner.alive_after_waiting(before.beat_at):
@@ -80,7 +88,7 @@ def acquire(
         refuse_half_written(warehouse, generation, before and before.rules, rules)
     mine = F.col("generation") == generation.generation
     same = F.col("epoch") == generation.epoch
-    with one_of_two(generation.model):
+    with conflict_as_taken(generation.model):
         update(
             warehouse,
             mine & same & F.col("status").isin(LIVE, SHADOW),
@@ -93,25 +101,27 @@ def acquire(
         )
     now = next(one for one in all_of(warehouse, generation.model) if one.generation == generation.generation)
     if now.owner != owner.text():
-        raise taken(generation.model, f"another driver has just taken generation {generation.generation}")
+        raise stream_taken_error(
+            generation.model, f"another driver has just taken generation {generation.generation}"
+        )
     launch = os.environ.get(LAUNCH_VARIABLE)
-    beat = clock.now()
-    drive = Drive(
-        now.model, now.generation, now.epoch, now.status, owner, log.next_time(), beat, launch, rules=rules
+    renew = clock.now()
+    drive = DriverRecord(
+        now.model, now.generation, now.epoch, now.status, owner, log.next_time(), renew, launch, rules=rules
     )
     log.write(drive)
     log.prune(now.generation)
     return Lease(now, log, drive, _may_still_write(generation, before))
 
 
-def _may_still_write(generation: Generation, before: Drive | None) -> bool:
+def _may_still_write(generation: Generation, before: DriverRecord | None) -> bool:
     """Tell if the driver before this one may wake up and go on: it said no end, and is not of this machine.
 
     One of this machine was seen to be gone.
     """
     if before is not None and before.epoch == generation.epoch:
         return before.ended_at is None and not before.owner.here
-    holder = Owner.parse(generation.owner)
+    holder = DriverIdentity.parse(generation.owner)
     return holder is not None and not holder.here
 
 
@@ -121,19 +131,19 @@ def refuse_if_driven(generation: Generation) -> None:
     Raises:
         UserError: it names that driver.
     """
-    holder = Owner.parse(generation.owner)
+    holder = DriverIdentity.parse(generation.owner)
     if holder is not None and holder.alive_after_waiting(generation.heartbeat):
         raise _driven(generation, holder)
 
 
-def _driven(generation: Generation, holder: Owner) -> UserError:
-    return taken(
+def _driven(generation: Generation, holder: DriverIdentity) -> UserError:
+    return stream_taken_error(
         generation.model,
         f"process {holder.pid} on {holder.host} drives generation {generation.generation}",
     )
 
 
-def beat(warehouse: Warehouse, generation: Generation) -> Generation | None:
+def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
     """Renew the heartbeat and return the generation as it is now; None if the lease is no longer this driver's."""
     from pyspark.sql import functions as F
 
@@ -172,18 +182,18 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
     """Renew the lease from a thread of its own; a lease that was lost, or a request in the log, stops the stream."""
     done = threading.Event()
 
-    def renew() -> None:
+    def keep_renewing() -> None:
         due = time.monotonic() + HEARTBEAT_SECONDS
-        while not done.wait(SIGN_SECONDS):
+        while not done.wait(LIVENESS_SECONDS):
             try:
                 if lease.overtaken():
                     stop.set()
                     return
-                sign(lease, stop)
+                report_alive(lease, stop)
                 if time.monotonic() >= due:
                     due = time.monotonic() + HEARTBEAT_SECONDS
                     label(warehouse.spark, f"{lease.generation.generation}: heartbeat")
-                    now = beat(warehouse, lease.generation)
+                    now = renew(warehouse, lease.generation)
                     if now is None:
                         lease.lost.set()
                         stop.set()
@@ -192,7 +202,7 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
             except Exception:  # one that fails must not end the stream; the next one tells
                 continue
 
-    thread = threading.Thread(target=renew, name="heartbeat", daemon=True)
+    thread = threading.Thread(target=keep_renewing, name="heartbeat", daemon=True)
     thread.start()
     try:
         yield
@@ -201,7 +211,7 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
         thread.join()
 
 
-def sign(lease: Lease, stop: threading.Event) -> None:
+def report_alive(lease: Lease, stop: threading.Event) -> None:
     """Give a sign of life in the log of drivers, and stop if somebody asked for it there."""
     lease.drive = replace(lease.drive, beat_at=clock.now())
     lease.log.write(lease.drive)
@@ -236,7 +246,9 @@ def stream_lock(
                 if time.monotonic() >= deadline:
                     handle.seek(0)
                     holder = handle.read().strip() or "unknown"
-                    raise taken(model, f"process {holder} of this machine drives it", what) from error
+                    raise stream_taken_error(
+                        model, f"process {holder} of this machine drives it", what
+                    ) from error
                 time.sleep(LOCK_POLL_SECONDS)
         handle.seek(0)
         handle.truncate()

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-class Link(NamedTuple):
+class LineageSegment(NamedTuple):
     """A generation whose estimates count, up to a micro-batch; None: all of them."""
 
     generation: str
     last_batch: int | None
 
 
-def chain(warehouse: Warehouse, model: str) -> list[Link]:
+def live_lineage(warehouse: Warehouse, model: str) -> list[LineageSegment]:
     """Return the generations whose estimates are the live ones, the live generation first; none if there is none."""
     known = {one.generation: one for one in generations.all_of(warehouse, model)}
     at = next((one for one in known.values() if one.status == generations.LIVE), None)
     last: int | None = None
-    links: list[Link] = []
+    links: list[LineageSegment] = []
     while at is not None and all(link.generation != at.generation for link in links):
-        links.append(Link(at.generation, last))
+        links.append(LineageSegment(at.generation, last))
         last = at.parent_batch
         at = None if at.parent is None else known.get(at.parent)
     return links
@@ -47,7 +47,7 @@ def is_live(warehouse: Warehouse, model: str) -> Column:
     from pyspark.sql import functions as F
 
     condition = F.lit(False)
-    for link in chain(warehouse, model):
+    for link in live_lineage(warehouse, model):
         mine = F.col("generation") == link.generation
         condition = condition | (
             mine if link.last_batch is None else mine & (F.col("batch_id") <= link.last_batch)
@@ -55,7 +55,7 @@ def is_live(warehouse: Warehouse, model: str) -> Column:
     return condition
 
 
-def settled(rows: DataFrame) -> DataFrame:
+def latest_corrections(rows: DataFrame) -> DataFrame:
     """Leave out estimates that a later micro-batch of their generation has corrected (`order.kind: replay`).
 
     Of a generation's rows of one key and event time those of the newest micro-batch count, where any is corrected.

@@ -23,7 +23,7 @@ _CHANGE = (
 )
 
 
-def carried(rows: DataFrame, way: Migration) -> DataFrame:
+def apply_migration(rows: DataFrame, way: Migration) -> DataFrame:
     """Carry the rows of a snapshot over: the same columns, with the new version's states."""
 
     from jobs.snapshots.state_rows import STATE_ROWS, typed_states

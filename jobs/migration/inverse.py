@@ -11,7 +11,7 @@ import numpy as np
 
 from jobs.core.errors import UserError
 from jobs.migration.versions import Step, path_between
-from jobs.specs.migration import Origin, Transform, Way
+from jobs.specs.migration import Origin, StateMapSpec, Transform
 from jobs.specs.model_spec import ModelSpec
 
 SINGULAR = 1e6
@@ -29,7 +29,7 @@ def path_back(known: dict[int, ModelSpec], last: int, first: int) -> list[Step]:
     return [Step(step.new, step.old, way_back(step)) for step in reversed(there)]
 
 
-def way_back(step: Step) -> Way:
+def way_back(step: Step) -> StateMapSpec:
     """Return how the states of the newer version of a step become those of the older one again.
 
     Raises:
@@ -49,11 +49,11 @@ def way_back(step: Step) -> Way:
     if rules.function is not None:
         raise _no_inverse(step, f"what migrate.function ({rules.function}) does cannot be turned round")
     if rules.transform is not None:
-        return Way(transform=_inverse(step, rules.transform))
+        return StateMapSpec(transform=_inverse(step, rules.transform))
     return _by_names(step)
 
 
-def _by_names(step: Step) -> Way:
+def _by_names(step: Step) -> StateMapSpec:
     """Return the inverse of a way by the names of states."""
     old, new = step.old, step.new
     origins = {} if new.migrate is None else new.migrate.states
@@ -81,7 +81,7 @@ def _by_names(step: Step) -> Way:
         if (newer, origin.scale, origin.offset) != (name, 1.0, 0.0):
             scale, offset = 1.0 / origin.scale, -origin.offset / origin.scale
             back[name] = Origin.model_validate({"from": newer, "scale": scale, "offset": offset})
-    return Way(states=back, drop=added)
+    return StateMapSpec(states=back, drop=added)
 
 
 def _inverse(step: Step, there: Transform) -> Transform:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
-from jobs.migration.apply import carried, change_of
+from jobs.migration.apply import apply_migration, change_of
 from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
-from jobs.migration.state_map import kept_in_unit, leg_of, migration
-from jobs.spark.conf import suited
+from jobs.migration.state_map import kept_in_unit, migration, state_map_of
+from jobs.spark.conf import codegen_for
 from jobs.spark.job_labels import labelled
 from jobs.warehouse.delta import Warehouse
 
@@ -44,10 +44,10 @@ def migrate(
     steps = path_between({**known, source.model_version: source.model_spec()}, source.model_version, target)
     if not steps:
         raise UserError(f"snapshot {source.snapshot_id} is of version {target} already")
-    return along(warehouse, source, steps, parameters_after(steps, source.parameters), dry_run, told)
+    return migrate_along(warehouse, source, steps, parameters_after(steps, source.parameters), dry_run, told)
 
 
-def along(
+def migrate_along(
     warehouse: Warehouse,
     source: Manifest,
     steps: list[Step],
@@ -73,7 +73,7 @@ def along(
     doing = f"migrate {spec.name}"
     with labelled(warehouse.spark, doing, "check every key"):
         rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
-        with suited(warehouse.spark, source.key_count):
+        with codegen_for(warehouse.spark, source.key_count):
             change = change_of(rows, way)
     if change["wrong"]:
         raise UserError(
@@ -82,7 +82,7 @@ def along(
             f"no room: nothing was written",
             RUN_FAILED,
         )
-    states = carried(rows, way)
+    states = apply_migration(rows, way)
     rekey = rekey_of(warehouse, steps, way.target)
     if rekey is not None:
         if source.waiting is not None and source.waiting["rows"]:
@@ -189,7 +189,7 @@ def parameters_after(steps: list[Step], learned: dict[str, Any]) -> dict[str, An
         rules = step.new.migrate
         policy = rules and rules.parameters
         if policy is None:
-            policy = "keep" if kept_in_unit([leg_of(step)]) else "spec"
+            policy = "keep" if kept_in_unit([state_map_of(step)]) else "spec"
         learned = _kept(step.new, learned) if policy == "keep" else {}
     return learned
 

@@ -24,7 +24,7 @@ SYMMETRY = 1e-9
 """How far, relative to the variances, a covariance may be from symmetric and from positive semidefinite."""
 
 
-class Leg(NamedTuple):
+class StateMap(NamedTuple):
     """One migration on the way: a linear map, or a function of moments; `diffuse`: states not known at all."""
 
     new: tuple[str, ...]
@@ -54,7 +54,7 @@ class Carried(NamedTuple):
 class Migration:
     """The way of states from one version's filter to another's. Picklable: it is sent to the executors."""
 
-    legs: tuple[Leg, ...]
+    legs: tuple[StateMap, ...]
     source: Filter
     target: Filter
     own: bool = False
@@ -116,7 +116,7 @@ def migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[str, A
         and field is not None
         and field == target.fields.get("parameters")
     )
-    made = Migration(tuple(leg_of(step) for step in steps), source, target, own)
+    made = Migration(tuple(state_map_of(step) for step in steps), source, target, own)
     if not made.same:
         for spec, model in ((first, source), (last, target)):
             reason = more_than_moments(model)
@@ -139,7 +139,7 @@ def more_than_moments(model: Filter) -> kalman.ModelError | None:
     return None
 
 
-def leg_of(step: Step) -> Leg:
+def state_map_of(step: Step) -> StateMap:
     """Return what a step does to the states.
 
     Raises:
@@ -152,9 +152,9 @@ def leg_of(step: Step) -> Leg:
     before, after = tuple(old.states), tuple(new.states)
     if rules is not None and rules.function is not None:
         found = function_named(rules.function, f"{section}.function", step.later.folder)
-        return Leg(after, None, found, ())
+        return StateMap(after, None, found, ())
     if rules is not None and rules.transform is not None:
-        return Leg(after, _transform(step), None, ())
+        return StateMap(after, _transform(step), None, ())
     origins = {} if rules is None else rules.states
     unknown = [name for name in origins if name not in after]
     if unknown:
@@ -205,10 +205,10 @@ def leg_of(step: Step) -> Leg:
         )
     if np.linalg.eigvalsh(N).min() < -SYMMETRY * max(1.0, float(np.abs(N).max())):
         raise UserError(f"{where}: the new states' variances and covariances are not positive semidefinite")
-    return Leg(after, _affine(T, b, N), None, tuple(diffuse))
+    return StateMap(after, _affine(T, b, N), None, tuple(diffuse))
 
 
-def kept_in_unit(legs: Sequence[Leg]) -> bool:
+def kept_in_unit(legs: Sequence[StateMap]) -> bool:
     """Tell if every state that is carried over keeps its unit, so that parameters keep their meaning."""
     rows = [row for leg in legs if leg.to is not None for row in leg.to.T]
     return all(leg.to is not None for leg in legs) and all(
@@ -229,7 +229,7 @@ def function_named(name: str, field: str, folder: str | None = None) -> Named:
     return Named(name, folder)
 
 
-def _through(leg: Leg, at: Moments, extras: Mapping[str, Floats]) -> Moments:
+def _through(leg: StateMap, at: Moments, extras: Mapping[str, Floats]) -> Moments:
     keys = at.mean.shape[1]
     if leg.to is None:
         assert leg.function is not None

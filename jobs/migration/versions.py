@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jobs.core.errors import UserError
 from jobs.snapshots.manifests import all_of
 from jobs.specs.loading import load_spec
-from jobs.specs.migration import Rekeying, Way
+from jobs.specs.migration import Rekeying, StateMapSpec
 from jobs.specs.model_spec import EARLIER, ModelSpec
 from jobs.warehouse.delta import Warehouse
 
@@ -21,10 +21,10 @@ class Step(NamedTuple):
 
     old: ModelSpec
     new: ModelSpec
-    back: Way | None = None
+    back: StateMapSpec | None = None
 
     @property
-    def rules(self) -> Way | None:
+    def rules(self) -> StateMapSpec | None:
         """Return what says what becomes of the states; None: all of them are kept under their names."""
         return self.new.migrate if self.back is None else self.back
 

@@ -38,7 +38,7 @@ def table_of(model: str) -> str:
     return f"progress/{model}"
 
 
-class Spool:
+class ProgressLog:
     """The lines of a model's drivers, below `_progress/<model>`."""
 
     def __init__(self, warehouse: Warehouse, model: str) -> None:
@@ -107,7 +107,7 @@ class Spool:
 class Writer:
     """Write a driver's records: `<generation>.<epoch>.<part>.jsonl`."""
 
-    def __init__(self, spool: Spool, generation: str, epoch: int) -> None:
+    def __init__(self, spool: ProgressLog, generation: str, epoch: int) -> None:
         self.spool = spool
         self._stem = f"{generation}.{epoch:06d}"
         self._part = 0
@@ -156,7 +156,7 @@ class Writer:
 
 def progress_of(warehouse: Warehouse, model: str) -> DataFrame:
     """Return all progress of a model: what is in its table, and what still waits to be folded."""
-    spool = Spool(warehouse, model)
+    spool = ProgressLog(warehouse, model)
     rows = warehouse.spark.createDataFrame([], SCHEMA)
     if warehouse.exists(table_of(model)):
         rows = rows.unionByName(warehouse.read(table_of(model)))

@@ -192,10 +192,10 @@ class Maintenance:
     def _progress(self) -> None:
         from pyspark.sql import functions as F
 
-        from jobs.observability.progress_log import Spool, table_of
+        from jobs.observability.progress_log import ProgressLog, table_of
 
         if not self.dry:
-            Spool(self.warehouse, self.spec.name).fold()
+            ProgressLog(self.warehouse, self.spec.name).fold()
         before = datetime.now(UTC) - span_of(self.spec.retention.progress)
         self.found["progress"] = self._delete(table_of(self.spec.name), F.col("started_at") < F.lit(before))
 
@@ -257,9 +257,9 @@ class Maintenance:
 
     def _driven(self) -> set[str]:
         """Return the generations that a driver holds, by the log of drivers."""
-        from jobs.supervision.driver_log import LeaseLog
+        from jobs.supervision.driver_log import DriverLog
 
-        log = LeaseLog.of(self.warehouse, self.spec.name)
+        log = DriverLog.of(self.warehouse, self.spec.name)
         return {
             one.generation for one in log.drives() if one.ended_at is None and one.owner.alive(one.beat_at)
         }

@@ -53,16 +53,16 @@ def model_status(
 def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
     from jobs.lineage.generations import position_of
     from jobs.observability.lag import table_lag
-    from jobs.observability.progress_log import Spool
-    from jobs.supervision.driver_identity import Owner
+    from jobs.observability.progress_log import ProgressLog
+    from jobs.supervision.driver_identity import DriverIdentity
     from jobs.warehouse.checkpoints import Checkpoint
 
     checkpoint = Checkpoint(warehouse, one.checkpoint)
     damage = checkpoint.damage()
     done = None if damage else checkpoint.progressed()
     version = one.start_version if done is None else done.version
-    holder = Owner.parse(one.owner)
-    progress = None if one.status in ENDED else Spool(warehouse, one.model).newest(one.generation)
+    holder = DriverIdentity.parse(one.owner)
+    progress = None if one.status in ENDED else ProgressLog(warehouse, one.model).newest(one.generation)
     last_batch_at = None if done is None else checkpoint.committed_at(done.batch)
     if one.status in ENDED or newest is None and one.topic is None:
         lag = Lag()

@@ -18,7 +18,7 @@ from jobs.encoding.packets import Records
 from jobs.encoding.routing import Routing, bucket_of, route_of
 from jobs.encoding.rows import RowFormat, by_bucket, unpack_rows
 from jobs.encoding.watermark_ticks import of_kind
-from jobs.snapshots.pinned_rows import Pinned, pinned, write_rows
+from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.state.block_format import StateFormat
 from jobs.state.row_ids import entries_of, ids_layout, in_reach
 from jobs.state.text_codec import stored_bytes
@@ -79,7 +79,9 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
     if said is None:
         return None
     what = "remembered ids"
-    return pinned(warehouse, TABLE, manifest.snapshot_id, manifest.model, Pinned(**said), COLUMNS, what)
+    return verified_rows(
+        warehouse, TABLE, manifest.snapshot_id, manifest.model, RowsDigest(**said), COLUMNS, what
+    )
 
 
 def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:

@@ -14,9 +14,9 @@ from jobs.snapshots import row_ids, waiting_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
+from jobs.state.event_time_policy import EventTimePolicy
+from jobs.state.reorder_buffer import row_format_of
 from jobs.state.row_ids import ids_format
-from jobs.state.timing import Timing
-from jobs.state.waiting_rows import row_format_of
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import create, new_keys
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from kalman.types import Filter
 
 
-def timing_of(spec: ModelSpec, fmt: RowFormat, manifest: Manifest | None = None) -> Timing:
+def event_time_policy(spec: ModelSpec, fmt: RowFormat, manifest: Manifest | None = None) -> EventTimePolicy:
     """Return what the operator of a model's stream, begun from a snapshot, knows of time."""
     waits = (None if manifest is None else manifest.waiting) or {}
     began, newest = waits.get("watermark"), waits.get("newest")
-    return Timing(
+    return EventTimePolicy(
         spec.order.delay_us,
         row_format_of(spec, fmt),
         NEVER if began is None else began,
@@ -52,7 +52,7 @@ def timing_of(spec: ModelSpec, fmt: RowFormat, manifest: Manifest | None = None)
     )
 
 
-def timed_seeds(
+def event_time_seeds(
     warehouse: Warehouse, manifest: Manifest, states: DataFrame, fmt: RowFormat, routing: Routing
 ) -> DataFrame:
     """Return the initial state of a timed operator: packets of states, and of the snapshot's waiting rows and ids."""

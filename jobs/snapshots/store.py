@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.core.errors import UserError, first_line
 from jobs.snapshots.manifests import GOOD, REMOVED, Manifest, all_of, find, record
 from jobs.snapshots.state_rows import measure, read_rows
-from jobs.spark.conf import suited
+from jobs.spark.conf import codegen_for
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import MANIFESTS, SNAPSHOTS
 
@@ -47,7 +47,7 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
         *("key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"),
     )
     where = f"model = '{manifest.model}' AND snapshot_id = '{manifest.snapshot_id}'"
-    with warehouse.lock("snapshots"), suited(warehouse.spark, manifest.key_count):
+    with warehouse.lock("snapshots"), codegen_for(warehouse.spark, manifest.key_count):
         rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(
             warehouse.path("snapshots")
         )
@@ -55,7 +55,7 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
     waiting = None
     if held is not None:
         waiting = waiting_rows.write(warehouse, manifest.snapshot_id, manifest.model, held)
-    with suited(warehouse.spark, manifest.key_count):
+    with codegen_for(warehouse.spark, manifest.key_count):
         written = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
         count, checksum, total = measure(written)
     row = {
@@ -173,7 +173,7 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
 
     def counted(version: int) -> tuple[DataFrame, int, str]:
         rows = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
-        with suited(warehouse.spark, manifest.key_count):
+        with codegen_for(warehouse.spark, manifest.key_count):
             return rows, *measure(rows)[:2]
 
     try:

@@ -18,7 +18,7 @@ from jobs.encoding.routing import Routing
 from jobs.encoding.rows import RowFormat, id_columns, ids_of
 from jobs.encoding.watermark_ticks import timed_packer
 from jobs.snapshots import row_ids
-from jobs.snapshots.pinned_rows import Pinned, pinned, write_rows
+from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.state.block_format import StateFormat
 from jobs.state.text_codec import stored_bytes
 from jobs.warehouse.delta import Warehouse
@@ -117,8 +117,11 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
     said = manifest.waiting
     if said is None:
         return None
-    of, where = (manifest.snapshot_id, manifest.model), Pinned(*(said[name] for name in Pinned._fields))
-    rows = pinned(warehouse, TABLE, *of, where, _columns(said.get("with_ids", False)), "waiting rows")
+    of, where = (
+        (manifest.snapshot_id, manifest.model),
+        RowsDigest(*(said[name] for name in RowsDigest._fields)),
+    )
+    rows = verified_rows(warehouse, TABLE, *of, where, _columns(said.get("with_ids", False)), "waiting rows")
     none = said["watermark"] is None
     times = (NEVER, NEVER) if none else (said["watermark"], said["newest"])
     return Held(rows, *times, row_ids.verified(warehouse, manifest))

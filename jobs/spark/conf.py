@@ -102,7 +102,7 @@ def stream_conf(kafka: bool) -> dict[str, str]:
     return interpreted_conf() if kafka else {**interpreted_conf(), **short_rows_conf()}
 
 
-def suit(session: SparkSession, rows: int) -> None:
+def set_codegen_for(session: SparkSession, rows: int) -> None:
     """Let a session compile or interpret the plans that it makes from now on, as suits so many rows.
 
     The code that Spark compiles is kept and used again for as long as its text is the same, so what changes from
@@ -113,13 +113,13 @@ def suit(session: SparkSession, rows: int) -> None:
 
 
 @contextmanager
-def suited(session: SparkSession, rows: int) -> Iterator[None]:
+def codegen_for(session: SparkSession, rows: int) -> Iterator[None]:
     """Let a session compile the plans that are made within, if so many rows are worth it; what was set comes back."""
     if rows < COMPILED_FROM:
         yield
         return
     before = {name: session.conf.get(name, None) for name in compiled_conf()}
-    suit(session, rows)
+    set_codegen_for(session, rows)
     try:
         yield
     finally:
@@ -130,7 +130,7 @@ def suited(session: SparkSession, rows: int) -> Iterator[None]:
                 session.conf.set(name, value)
 
 
-def glance_conf() -> dict[str, str]:
+def short_command_conf() -> dict[str, str]:
     """Return what makes a command that only looks at a few small tables start and end sooner.
 
     Compiling plans to Java, and Java with the optimising compiler, pays for itself in minutes, not in seconds. Without

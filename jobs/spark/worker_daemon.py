@@ -25,7 +25,7 @@ MODULES = (
     "jobs.encoding.estimates",
     "jobs.training.batch_filter",
     "jobs.snapshots.store",
-    "jobs.streaming.operators.timed_processor",
+    "jobs.streaming.operators.event_time_processor",
 )
 """What a worker of the stream or of a batch pass needs, with all that these import."""
 

@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from jobs.core.times import duration_us
-from jobs.specs.problems import wrong
+from jobs.specs.problems import invalid
 from jobs.specs.sections import Section, check_duration
 
 CONTINUOUS = "@continuous"
@@ -63,7 +63,7 @@ class StreamDag(Section):
     @model_validator(mode="after")
     def _sound(self) -> Self:
         if self.trigger is not None and not self.continuous:
-            raise wrong(
+            raise invalid(
                 "is for streams that run for ever",
                 f'write schedule: "{CONTINUOUS}", or leave it out',
                 "trigger",

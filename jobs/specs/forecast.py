@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from jobs.core.times import duration_us
-from jobs.specs.problems import wrong
+from jobs.specs.problems import invalid
 from jobs.specs.sections import Number, Section, check_duration
 
 
@@ -39,17 +39,17 @@ class ForecastSkill(Section):
             check_duration(horizon, f"horizons[{place}]")
         for place, horizon in enumerate(self.horizons):
             if duration_us(horizon) in self.lengths[:place]:
-                raise wrong(f"'{horizon}' is there twice", "name each horizon once", f"horizons[{place}]")
+                raise invalid(f"'{horizon}' is there twice", "name each horizon once", f"horizons[{place}]")
         for field in ("tolerance", "step", "watermark"):
             check_duration(getattr(self, field), field)
         if self.tolerance is not None and self.tolerance_us >= min(self.lengths):
-            raise wrong(
+            raise invalid(
                 "reaches back to the estimate itself", "give less than the first horizon", "tolerance"
             )
         if self.step is not None:
             for place, length in enumerate(self.lengths):
                 if length % duration_us(self.step):
-                    raise wrong(
+                    raise invalid(
                         f"is not a multiple of the step {self.step}", "give one", f"horizons[{place}]"
                     )
         return self

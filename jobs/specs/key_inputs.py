@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from jobs.specs.problems import wrong
+from jobs.specs.problems import invalid
 from jobs.specs.sections import Number, Section
 
 
@@ -35,7 +35,7 @@ class Inputs(Section):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if self.defaults is not None and set(self.defaults) != set(self.columns):
-            raise wrong(
+            raise invalid(
                 "names other inputs than columns",
                 f"give one for each of {', '.join(self.columns)}",
                 "defaults",
@@ -50,6 +50,6 @@ class Inputs(Section):
         """
         for place, name in enumerate(self.key or ()):
             if name not in key:
-                raise wrong(
+                raise invalid(
                     f"'{name}' is no key column", f"choose from {', '.join(key)}", f"inputs.key[{place}]"
                 )

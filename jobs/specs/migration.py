@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from jobs.specs.problems import wrong
+from jobs.specs.problems import invalid
 from jobs.specs.sections import Number, Section
 
 
@@ -25,16 +25,16 @@ class Origin(Section):
     def _one_way(self) -> Origin:
         own = self.mean is not None or self.variance is not None or bool(self.covariance)
         if (self.from_ is not None) + own + self.initial != 1:
-            raise wrong(
+            raise invalid(
                 "does not say where the state comes from",
                 "give one of `from`, `mean` with `variance`, and `initial: true`",
             )
         if own and (self.mean is None or self.variance is None):
-            raise wrong("says too little of the new state", "give `mean` and `variance`")
+            raise invalid("says too little of the new state", "give `mean` and `variance`")
         if self.scale == 0.0:
-            raise wrong("is 0, which would forget the state", "drop the state and add a new one", "scale")
+            raise invalid("is 0, which would forget the state", "drop the state and add a new one", "scale")
         if self.from_ is None and (self.scale, self.offset) != (1.0, 0.0):
-            raise wrong("scales a state that is new", "remove scale and offset")
+            raise invalid("scales a state that is new", "remove scale and offset")
         return self
 
 
@@ -70,7 +70,7 @@ class Rekeying(Section):
     )
 
 
-class Way(Section):
+class StateMapSpec(Section):
     """How the states of one version become those of another, but for keys and parameters."""
 
     states: dict[str, Origin] = Field(
@@ -88,7 +88,7 @@ class Way(Section):
     )
 
     @model_validator(mode="after")
-    def _one_way(self) -> Way:
+    def _one_way(self) -> StateMapSpec:
         ways = [
             name
             for name, given in (
@@ -99,11 +99,11 @@ class Way(Section):
             if given
         ]
         if len(ways) > 1:
-            raise wrong(f"says it in several ways: {' and '.join(ways)}", "keep one of them")
+            raise invalid(f"says it in several ways: {' and '.join(ways)}", "keep one of them")
         return self
 
 
-class Migrate(Way):
+class Migrate(StateMapSpec):
     """How states of an earlier version become states of this one."""
 
     from_: int | None = Field(
@@ -118,7 +118,7 @@ class Migrate(Way):
         description="learned parameters of the same name and shape are kept, or this spec's are used; null: kept "
         "where every state is kept in its unit, else this spec's",
     )
-    reverse: Way | None = Field(
+    reverse: StateMapSpec | None = Field(
         default=None,
         description="how the states of this version become those of the earlier one again (rollback --last-state): "
         "its states, drop, transform or function; null: worked out, where the way has an inverse",

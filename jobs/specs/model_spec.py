@@ -38,7 +38,7 @@ from jobs.specs.functions import named_functions
 from jobs.specs.key_inputs import Inputs
 from jobs.specs.migration import Migrate, Upgrade
 from jobs.specs.monitor import Monitor
-from jobs.specs.problems import Problem, SpecError, closest, line_of, wrong
+from jobs.specs.problems import Problem, SpecError, closest, invalid, line_of
 from jobs.specs.retention import Retention
 from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit
 from jobs.specs.sections import (
@@ -270,19 +270,19 @@ class ModelSpec(Section):
         if self.monitor is not None:
             self.monitor.check_names(self.key, self.states)
         elif self.airflow.monitor.schedule is not None:
-            raise wrong(
+            raise invalid(
                 "there is nothing to monitor",
                 "add `monitor` with windows or rules",
                 "airflow.monitor.schedule",
             )
         if self.forecast is None and self.airflow.skill.schedule is not None:
-            raise wrong(
+            raise invalid(
                 "there is nothing to forecast", "add `forecast` with horizons", "airflow.skill.schedule"
             )
         if self.inputs is not None:
             self.inputs.check_names(self.key)
         if self.forecast is not None and not self.outputs.measured:
-            raise wrong(
+            raise invalid(
                 "needs the measurements beside the estimates", "add outputs: {measured: true}", "forecast"
             )
         return self
@@ -291,25 +291,27 @@ class ModelSpec(Section):
         for field in NEEDS.get(self.filter, ("process", "observation", "initial")):
             if getattr(self, field) is None:
                 what = type(self).model_fields[field].description or ""
-                raise wrong("is missing", f"add it: {what}", field)
+                raise invalid("is missing", f"add it: {what}", field)
         if self.filter not in ("imm", "mmae"):
             several = {"modes": self.modes, "transition": self.transition}
             if self.initial is not None:
                 several["initial.mode_probabilities"] = self.initial.mode_probabilities
             for field, value in several.items():
                 if value is not None:
-                    raise wrong("is for filter: imm or mmae", "remove it, or write filter: imm", field)
+                    raise invalid("is for filter: imm or mmae", "remove it, or write filter: imm", field)
         for field, kinds in OPTIONS.items():
             if getattr(self, field) is not None and self.filter not in kinds:
                 known = " or ".join(kinds)
-                raise wrong(f"is for filter: {known}", f"remove it, or write filter: {known}", field)
+                raise invalid(f"is for filter: {known}", f"remove it, or write filter: {known}", field)
         if (
             self.initial is not None
             and self.initial.covariance is None
             and self.filter not in ("lms", "nlms")
         ):
             if self.initial.diffuse is not True:
-                raise wrong("says too little", "give `mean` and `covariance`, or `diffuse: true`", "initial")
+                raise invalid(
+                    "says too little", "give `mean` and `covariance`, or `diffuse: true`", "initial"
+                )
 
     def _check_disjoint(self) -> None:
         taken: dict[str, str] = {}
@@ -325,19 +327,21 @@ class ModelSpec(Section):
             for name in names:
                 other = taken.setdefault(name.casefold(), field)  # Spark does not tell upper from lower case
                 if other != field:
-                    raise wrong(f"column '{name}' is already used in {other}", "a column has one role", field)
+                    raise invalid(
+                        f"column '{name}' is already used in {other}", "a column has one role", field
+                    )
 
     def _check_groups(self) -> None:
         for i, name in enumerate(() if self.learn is None else self.learn.by):
             if name not in self.key:
-                raise wrong(
+                raise invalid(
                     f"'{name}' is no key column", f"choose from {', '.join(self.key)}", f"learn.by[{i}]"
                 )
 
     def _check_outputs(self) -> None:
         pairs = [f"covariance_{a}_{b}" for a in self.states for b in self.states]
         if len(set(pairs)) != len(pairs):
-            raise wrong(
+            raise invalid(
                 "two pairs of states share an output column covariance_<state>_<state>",
                 "rename one",
                 "states",
@@ -352,28 +356,28 @@ class ModelSpec(Section):
         for field, names, taken in (("key", self.key, of_keys), ("time", [self.time], reserved)):
             for name in names:
                 if name.casefold() in {word.casefold() for word in taken}:
-                    raise wrong(
+                    raise invalid(
                         f"'{name}' is the name of an output column", "rename the column in the data", field
                     )
 
     def _check_order(self) -> None:
         if self.id_columns and self.stream.new_keys == "pretrained":
-            raise wrong(
+            raise invalid(
                 "does not go with stream.new_keys: pretrained, as states that are offered come without ids",
                 "remove one of them",
                 "duplicates.id",
             )
         if self.late == "apply" and self.order.kind != "as-arrived":
-            raise wrong(
+            raise invalid(
                 f"is for order.kind: as-arrived, and it is {self.order.kind}",
                 "remove it: a row beyond the order's reach goes to quarantine",
                 "late",
             )
         if self.order.kind == "replay" and self.expiry is not None:
-            raise wrong("does not go with order.kind: replay", "remove one of them", "expiry")
+            raise invalid("does not go with order.kind: replay", "remove one of them", "expiry")
         uses = self.order.waits or (self.expiry is not None and self.expiry.clock == "event")
         if self.order.delay is not None and not uses:
-            raise wrong(
+            raise invalid(
                 "is for a watermark, and nothing here waits for one",
                 "remove it, or write kind: strict",
                 "order.delay",
@@ -387,13 +391,13 @@ class ModelSpec(Section):
         except (OSError, ValueError, KeyError) as error:
             hint = closest(self.time_zone, available_timezones())
             remedy = f"{hint} names are those of the IANA list, such as America/New_York".strip()
-            raise wrong(f"'{self.time_zone}' is not a time zone", remedy, "time_zone") from error
+            raise invalid(f"'{self.time_zone}' is not a time zone", remedy, "time_zone") from error
         if self.time_format is not None and self.time_format not in EPOCH_FORMATS:
             try:
                 time_pattern(self.time_format)
             except ValueError as error:
                 remedy = f"use %Y %m %d (required) %H %M %S %f %z, or one of {', '.join(EPOCH_FORMATS)}"
-                raise wrong(
+                raise invalid(
                     f"'{self.time_format}' is not a time format: {error}", remedy, "time_format"
                 ) from error
 
@@ -418,7 +422,7 @@ class ModelSpec(Section):
 
     @property
     def timed(self) -> bool:
-        """Tell if the stream's operator is the one that knows of time (`jobs.streaming.operators.timed_processor`)."""
+        """Tell if the stream's operator is the one that knows of time (`jobs.streaming.operators.event_time_processor`)."""
         return self.order.kind != "as-arrived" or self.duplicates is not None or self.expiry is not None
 
     @property
@@ -549,11 +553,11 @@ def _check_columns(names: Sequence[str], field: str, what: str = "column") -> No
     for name in names:
         if not name.isidentifier() or name.startswith("_") or len(name) > 128:
             remedy = "use letters, digits and _, beginning with a letter"
-            raise wrong(f"'{name}' cannot be the name of a {what}", remedy, field)
+            raise invalid(f"'{name}' cannot be the name of a {what}", remedy, field)
     folded = [name.casefold() for name in names]
     for index, name in enumerate(folded):
         if name in folded[:index]:
-            raise wrong(
+            raise invalid(
                 f"{what} '{names[index]}' is named twice", "upper and lower case count as the same", field
             )
 

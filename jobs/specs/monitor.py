@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from jobs.core.times import duration_us
-from jobs.specs.problems import wrong
+from jobs.specs.problems import invalid
 from jobs.specs.sections import Number, Section, check_duration
 from jobs.specs.sinks import KafkaSink
 
@@ -29,7 +29,7 @@ class Window(Section):
         check_duration(self.size, "size")
         check_duration(self.slide, "slide")
         if self.slide is not None and duration_us(self.slide) > duration_us(self.size):
-            raise wrong("is longer than the window", "let windows overlap, or leave it out", "slide")
+            raise invalid("is longer than the window", "let windows overlap, or leave it out", "slide")
         return self
 
     @property
@@ -68,28 +68,28 @@ class Rule(Section):
         silent = self.kind == "silence"
         check_duration(self.after, "after")
         if silent and self.after is None:
-            raise wrong("is missing", "say how long a key may be silent, such as 1h", "after")
+            raise invalid("is missing", "say how long a key may be silent, such as 1h", "after")
         if not silent and self.at_least is None and self.at_most is None:
-            raise wrong("has no bound", "give at_least, at_most, or both", "")
+            raise invalid("has no bound", "give at_least, at_most, or both", "")
         bounds = ("at_least", "at_most", "rising", "readings", "clear_below", "clear_above", "clear_readings")
         for field in bounds if silent else ("after",):
             # By its value: a spec that is kept in a manifest has every field written out.
             if getattr(self, field) != type(self).model_fields[field].default:
-                raise wrong(f"is not for kind: {self.kind}", "remove it", field)
+                raise invalid(f"is not for kind: {self.kind}", "remove it", field)
         if self.state is not None and self.kind != "level":
-            raise wrong("is for kind: level", "remove it", "state")
+            raise invalid("is for kind: level", "remove it", "state")
         if self.rising and self.at_least is None:
-            raise wrong("needs at_least", "give it, or remove rising", "rising")
+            raise invalid("needs at_least", "give it, or remove rising", "rising")
         for field, bound, value, wider in (
             ("clear_below", "at_least", self.clear_below, 1),
             ("clear_above", "at_most", self.clear_above, -1),
         ):
             limit = getattr(self, bound)
             if value is not None and (limit is None or wider * value > wider * limit):
-                raise wrong(f"is not within {bound}", f"give a bound that {bound} lies beyond", field)
+                raise invalid(f"is not within {bound}", f"give a bound that {bound} lies beyond", field)
         low, high = self.at_most, self.at_least
         if low is not None and high is not None and low >= high:
-            raise wrong("is not below at_least", "a reading between the two is within bounds", "at_most")
+            raise invalid("is not below at_least", "a reading between the two is within bounds", "at_most")
         return self
 
 
@@ -115,11 +115,13 @@ class Monitor(Section):
     def _sound(self) -> Self:
         check_duration(self.watermark, "watermark")
         if not self.windows and not self.rules:
-            raise wrong("watches nothing", "give windows, rules, or both", "")
+            raise invalid("watches nothing", "give windows, rules, or both", "")
         names = [rule.name for rule in self.rules]
         for place, name in enumerate(names):
             if name in names[:place]:
-                raise wrong(f"'{name}' is named twice", "give each rule its own name", f"rules[{place}].name")
+                raise invalid(
+                    f"'{name}' is named twice", "give each rule its own name", f"rules[{place}].name"
+                )
         return self
 
     def check_names(self, key: Sequence[str], states: Sequence[str]) -> None:
@@ -130,13 +132,13 @@ class Monitor(Section):
         """
         for place, name in enumerate(self.by):
             if name not in key:
-                raise wrong(
+                raise invalid(
                     f"'{name}' is no key column", f"choose from {', '.join(key)}", f"monitor.by[{place}]"
                 )
         for place, rule in enumerate(self.rules):
             if rule.state is not None and rule.state not in states:
                 field = f"monitor.rules[{place}].state"
-                raise wrong(f"'{rule.state}' is no state", f"choose from {', '.join(states)}", field)
+                raise invalid(f"'{rule.state}' is no state", f"choose from {', '.join(states)}", field)
 
     def definition(self, part: Literal["windows", "rules"]) -> str:
         """Return a short name of what is watched: what is kept under it means this and nothing else."""

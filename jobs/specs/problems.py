@@ -57,7 +57,7 @@ class SpecError(UserError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-def wrong(problem: str, remedy: str, field: str = "") -> PydanticCustomError:
+def invalid(problem: str, remedy: str, field: str = "") -> PydanticCustomError:
     """Make the exception by which a validator says a problem, its remedy and its field within the section."""
     context = {"problem": problem, "remedy": remedy, "field": field}
     return PydanticCustomError("spec", "{problem}; {remedy}", context)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pydantic import Field, model_validator
 
 from jobs.core.times import duration_us
-from jobs.specs.problems import wrong
+from jobs.specs.problems import invalid
 from jobs.specs.sections import Section
 
 DAY_US = 86_400_000_000
@@ -23,9 +23,9 @@ def _check(text: str, field: str, least: int = DAY_US) -> None:
     try:
         found = duration_us(text)
     except ValueError as error:
-        raise wrong(str(error), "write a number and one of h, d, w, such as 90d or 12w", field) from error
+        raise invalid(str(error), "write a number and one of h, d, w, such as 90d or 12w", field) from error
     if found < least:
-        raise wrong("is less than a day", "write 1d or more: a command may still be at work with it", field)
+        raise invalid("is less than a day", "write 1d or more: a command may still be at work with it", field)
 
 
 class Kept(Section):

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from jobs.core.times import duration_us
-from jobs.specs.problems import wrong
+from jobs.specs.problems import invalid
 from jobs.specs.sections import Number, Section, check_duration
 
 
@@ -33,13 +33,13 @@ class Duplicates(Section):
     def _sound(self) -> Self:
         check_duration(self.within, "within")
         if self.id is not None and self.within is None:
-            raise wrong(
+            raise invalid(
                 "is missing",
                 "say how far apart a row and its repetition may be, such as within: 1h",
                 "within",
             )
         if self.id is None and self.within is not None:
-            raise wrong("is for an id", "remove it, or name the column: id: message_id", "within")
+            raise invalid("is for an id", "remove it, or name the column: id: message_id", "within")
         return self
 
     @property
@@ -112,13 +112,13 @@ class Order(Section):
         check_duration(self.delay, "delay")
         check_duration(self.patience, "patience")
         if self.kind != "strict" and self.patience is not None:
-            raise wrong("is for order.kind: strict", "remove it, or write kind: strict", "patience")
+            raise invalid("is for order.kind: strict", "remove it, or write kind: strict", "patience")
         if self.kind == "replay" and self.rows is None:
-            raise wrong("is missing", "say how many rows may overtake a late one, such as rows: 20", "rows")
+            raise invalid("is missing", "say how many rows may overtake a late one, such as rows: 20", "rows")
         if self.kind != "replay" and self.rows is not None:
-            raise wrong("is for order.kind: replay", "remove it, or write kind: replay", "rows")
+            raise invalid("is for order.kind: replay", "remove it, or write kind: replay", "rows")
         if self.kind == "strict" and self.delay is None:
-            raise wrong("is missing", "say by how much rows may be late, such as delay: 15min", "delay")
+            raise invalid("is missing", "say by how much rows may be late, such as delay: 15min", "delay")
         return self
 
     @property

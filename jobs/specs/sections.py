@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from jobs.core.times import duration_us
-from jobs.specs.problems import wrong
+from jobs.specs.problems import invalid
 
 PRETRAINED = "pretrained"
 
@@ -80,9 +80,9 @@ class Initial(Section):
     def _one_way(self) -> Self:
         if self.diffuse is True:
             if self.mean is not None or self.covariance is not None:
-                raise wrong("gives both `diffuse: true` and a mean or covariance", "keep one of them")
+                raise invalid("gives both `diffuse: true` and a mean or covariance", "keep one of them")
         elif self.covariance is not None and self.mean is None:
-            raise wrong("says too little", "give `mean` and `covariance`, or `diffuse: true`")
+            raise invalid("says too little", "give `mean` and `covariance`, or `diffuse: true`")
         return self
 
 
@@ -163,7 +163,7 @@ class Learn(Section):
     def _something(self) -> Self:
         if not self.parameters and not self.prior:
             problem = "is empty" if "parameters" in self.model_fields_set else "is missing"
-            raise wrong(problem, "list names of fields to learn, such as R", "parameters")
+            raise invalid(problem, "list names of fields to learn, such as R", "parameters")
         return self
 
     @property
@@ -243,4 +243,4 @@ def check_duration(text: str | None, field: str) -> None:
         try:
             duration_us(text)
         except ValueError as error:
-            raise wrong(str(error), _DURATION_REMEDY, field) from error
+            raise invalid(str(error), _DURATION_REMEDY, field) from error

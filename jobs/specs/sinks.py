@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from jobs.specs.problems import wrong
+from jobs.specs.problems import invalid
 from jobs.specs.sections import Section
 
 
@@ -48,7 +48,7 @@ class Sinks(Section):
         for name in names:
             module, colon, function = name.partition(":")
             if not colon or not all(part.isidentifier() for part in (*module.split("."), function)):
-                raise wrong(f"{name!r} does not name a function", "write module:function")
+                raise invalid(f"{name!r} does not name a function", "write module:function")
             if names.count(name) > 1:
-                raise wrong(f"{name} is named twice", "name it once")
+                raise invalid(f"{name} is named twice", "name it once")
         return names

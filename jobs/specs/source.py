@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from jobs.specs.problems import wrong
+from jobs.specs.problems import invalid
 from jobs.specs.sections import Section
 
 
@@ -46,7 +46,7 @@ class Source(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.format == "avro" and self.avro_schema is None:
-            raise wrong(
+            raise invalid(
                 "is missing",
                 "add the record's schema: {type: record, name: ..., fields: [...]}",
                 "avro_schema",
@@ -57,7 +57,7 @@ class Source(Section):
             ("whole_keys", bool(self.whole_keys), "json"),
         ):
             if given and self.format != kind:
-                raise wrong(f"is for format: {kind}", f"remove it, or write format: {kind}", field)
+                raise invalid(f"is for format: {kind}", f"remove it, or write format: {kind}", field)
         return self
 
     def check_keys(self, key: list[str], ids: list[str]) -> None:
@@ -72,6 +72,6 @@ class Source(Section):
         ):
             for name in names:
                 if name not in known:
-                    raise wrong(
+                    raise invalid(
                         f"'{name}' is not a key column", f"name one of {', '.join(known)}", f"source.{field}"
                     )

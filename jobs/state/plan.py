@@ -13,13 +13,13 @@ from jobs.encoding.estimates import EstimateFormat, pack_estimates
 from jobs.encoding.packet_kinds import BAD_STATE, ESTIMATES, LATE
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import KeyedRows, RowFormat
-from jobs.state.advance import Begin
 from jobs.state.block_format import StateFormat
+from jobs.state.filter_step import Begin
 from kalman.run import Outputs, SortedRows
 from kalman.types import Filter
 
 if TYPE_CHECKING:
-    from jobs.state.timing import Timing
+    from jobs.state.event_time_policy import EventTimePolicy
 
 
 class Plan(NamedTuple):
@@ -34,8 +34,8 @@ class Plan(NamedTuple):
     apply_late: bool = False
     begin: Begin | None = None
     """Gives the states in which new keys begin; None: the model's initial state."""
-    timing: Timing | None = None
-    """What a timed operator (`jobs.streaming.operators.timed_processor`) knows of time; None: rows are taken as they arrive."""
+    timing: EventTimePolicy | None = None
+    """What a timed operator (`jobs.streaming.operators.event_time_processor`) knows of time; None: rows are taken as they arrive."""
     text: bool = True
     """The state's values are text (`jobs.state.text_codec`); a checkpoint of the first release has them as bytes."""
 

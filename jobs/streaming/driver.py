@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.progress import Progress
-from jobs.core.report import Report, counted
+from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.observability.batch_profile import table_of
 from jobs.spark.job_labels import label
@@ -51,15 +51,15 @@ class Driver:
 
     def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
         from jobs.lineage import leases
-        from jobs.lineage.choice import choose
         from jobs.lineage.compatibility import row_rules
-        from jobs.supervision.driver_identity import Owner
+        from jobs.lineage.start_point import resolve
+        from jobs.supervision.driver_identity import DriverIdentity
 
         spark, doing = self.warehouse.spark, f"stream {self.spec.name}"
         label(spark, doing, "choose the generation")
         jvm: Any = spark._jvm
-        owner = Owner.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
-        chosen, manifest, self.spec, began, notes = choose(self.warehouse, self.spec, adopt, name)
+        owner = DriverIdentity.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
+        chosen, manifest, self.spec, began, notes = resolve(self.warehouse, self.spec, adopt, name)
         label(spark, doing, "take the lease")
         lease = leases.acquire(self.warehouse, chosen, owner, row_rules(self.spec))
         generation = lease.generation
@@ -114,7 +114,7 @@ class Driver:
     def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals | None:
         from pyspark.errors import PySparkException
 
-        from jobs.lineage.damage import way_on
+        from jobs.lineage.damage import recovery_hint
         from jobs.spark.queries import STATE_LOST, await_end, cause_of
         from jobs.streaming.query import start_query
         from jobs.streaming.recorder import recording
@@ -144,7 +144,7 @@ class Driver:
         except PySparkException as error:
             said = f"the stream of {self.spec.name} failed: {cause_of(error)}"
             if STATE_LOST in str(error):
-                said = f"{said.rstrip('. ')}. {way_on(self.warehouse, generation)}"
+                said = f"{said.rstrip('. ')}. {recovery_hint(self.warehouse, generation)}"
             raise UserError(said, RUN_FAILED) from error
         return totals
 
@@ -192,44 +192,44 @@ class Driver:
         else:
             rate = rows / seconds if seconds else 0.0
             lines.append(
-                f"estimated {counted(rows, 'row')} in {counted(batches, 'micro-batch', 'es')}, "
+                f"estimated {plural(rows, 'row')} in {plural(batches, 'micro-batch', 'es')}, "
                 f"{seconds:.1f} s ({rate:,.0f} rows/s), up to {where}"
             )
         if late:
             what = {"strict": "behind the watermark", "replay": "older than the rows kept for replay"}.get(
                 self.spec.order.kind, "older than the key's state"
             )
-            lines.append(f"quarantined {counted(late, 'late row')}: {what}")
+            lines.append(f"quarantined {plural(late, 'late row')}: {what}")
         repeated = 0 if totals is None else totals.duplicates
         if repeated:
             drop = self.spec.duplicates is not None and self.spec.duplicates.action == "drop"
             done = "dropped" if drop else "quarantined"
-            lines.append(f"{done} {counted(repeated, 'row')} for repeating another")
+            lines.append(f"{done} {plural(repeated, 'row')} for repeating another")
         corrected = 0 if totals is None else totals.corrected
         if corrected:
-            lines.append(f"corrected {counted(corrected, 'estimate')}")
+            lines.append(f"corrected {plural(corrected, 'estimate')}")
         expired = 0 if totals is None else totals.expired
         if expired:
             lines.append(
-                f"ended {counted(expired, 'silent key')}: the last states are in archive/{self.spec.name}"
+                f"ended {plural(expired, 'silent key')}: the last states are in archive/{self.spec.name}"
             )
         taken, held = (0, 0) if totals is None else (totals.taken, totals.held)
         if taken:
-            lines.append(f"took over {counted(taken, 'newly pretrained key')}")
+            lines.append(f"took over {plural(taken, 'newly pretrained key')}")
         if held:
-            lines.append(f"passed over {counted(held, 'newly pretrained key')} that had a state already")
+            lines.append(f"passed over {plural(held, 'newly pretrained key')} that had a state already")
         bad = 0 if totals is None else totals.bad
         waiting = 0 if totals is None else totals.waiting
         if waiting:
-            lines.append(f"waiting for the watermark: {counted(waiting, 'row')}")
+            lines.append(f"waiting for the watermark: {plural(waiting, 'row')}")
         if bad:
-            lines.append(f"quarantined {counted(bad, 'row')} of keys whose state is not a number")
+            lines.append(f"quarantined {plural(bad, 'row')} of keys whose state is not a number")
         if rejected:
-            lines.append(f"quarantined {counted(rejected, 'message')} that did not fit")
+            lines.append(f"quarantined {plural(rejected, 'message')} that did not fit")
         unknown = 0 if totals is None else totals.without_inputs
         if unknown:
             table = self.spec.inputs_table
-            lines.append(f"quarantined {counted(unknown, 'row')} whose key is not in {table}")
+            lines.append(f"quarantined {plural(unknown, 'row')} whose key is not in {table}")
         lines += [f"note: {note}" for note in notes]
         profiled = None if self._profiler is None else self._profiler.found
         return Report(

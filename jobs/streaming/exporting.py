@@ -29,9 +29,9 @@ def export(
     A generation that has committed nothing is still the snapshot that it began from.
     """
     from jobs.key_inputs.pins import version_of
-    from jobs.lineage.choice import origin as origin_of
     from jobs.lineage.damage import refuse_damaged
     from jobs.lineage.generations import REMOVED
+    from jobs.lineage.start_point import origin as origin_of
     from jobs.snapshots.store import find_whole, write
     from jobs.warehouse.checkpoints import Checkpoint
 

@@ -19,7 +19,7 @@ from jobs.core.stopwatch import KALMAN, PACK, STATE_WRITE, UNPACK_ESTIMATES, Int
 from jobs.encoding.rows import Packer
 from jobs.observability.batch_profile import Lap, Profile, Profiled, mean_of, profile_of
 from jobs.observability.job_times import Job, JobTimes
-from jobs.streaming.operators.wrappers import Around
+from jobs.streaming.operators.wrappers import DelegatingProcessor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,7 @@ class Sum(AccumulatorParam[Seconds]):
         return added(value1, value2)
 
 
-class Watched(Around):
+class Watched(DelegatingProcessor):
     """Take the time of the model's operator, step by step; what it waits for its rows is not its."""
 
     def __init__(self, inner: Any, into: Into) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jobs.lineage import late_copies
+from jobs.lineage import replayed_late_rows
 from jobs.lineage.generations import Generation
 from jobs.specs.model_spec import ModelSpec
-from jobs.streaming.sinks.micro_batch import Sink, Totals
+from jobs.streaming.sinks.micro_batch import MicroBatchWriter, Totals
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
 
@@ -53,14 +53,14 @@ def start_query(
     from jobs.key_inputs.pins import InputPins, join_of
     from jobs.lineage.fencing import Fence
     from jobs.snapshots import state_rows, store
-    from jobs.snapshots.seeds import offered, taken_by, timed_seeds, timing_of
+    from jobs.snapshots.seeds import event_time_policy, event_time_seeds, offered, taken_by
     from jobs.spark.user_functions import ship
     from jobs.state.block_format import state_format
     from jobs.state.key_groups import group_begin
     from jobs.state.plan import Plan
+    from jobs.streaming.operators.event_time_processor import EventTimeProcessor
     from jobs.streaming.operators.processor import FilterProcessor
-    from jobs.streaming.operators.timed_processor import TimedProcessor
-    from jobs.streaming.operators.wrappers import SetAside, TakesKeys, with_kind
+    from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, with_kind
     from jobs.streaming.sinks.archive import ended_states
     from jobs.warehouse import measurements_table
     from jobs.warehouse.checkpoints import Checkpoint
@@ -81,7 +81,7 @@ def start_query(
     begin = group_begin(kind, spec.definition(), manifest.parameters)
     timing = None
     if spec.timed:
-        timing = timing_of(spec, rows, manifest)
+        timing = event_time_policy(spec, rows, manifest)
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     plan = Plan(
         kernel,
@@ -104,9 +104,9 @@ def start_query(
         pinned = store.verify(warehouse, manifest)
         seeds = state_rows.seed_packets(pinned, kernel, kind, state.layout, routing)
         if timing is not None:
-            seeds = timed_seeds(warehouse, manifest, seeds, rows, routing)
+            seeds = event_time_seeds(warehouse, manifest, seeds, rows, routing)
         seeds = seeds.groupBy("bucket")
-    processor: StatefulProcessor = FilterProcessor(plan) if timing is None else TimedProcessor(plan)
+    processor: StatefulProcessor = FilterProcessor(plan) if timing is None else EventTimeProcessor(plan)
     packer, packed_as = row_packer(rows, routing), PACKED
     if timing is not None:
         packer, packed_as = timed_packer(rows, routing), TIMED
@@ -136,9 +136,9 @@ def start_query(
         packed = packed.unionByName(
             offered(warehouse, spec, manifest.parameters, kernel, kind, state.layout, routing)
         )
-        processor = TakesKeys(processor)
+        processor = KeyImporter(processor)
     if generation.topic is not None or spec.inputs is not None:
-        processor = SetAside(processor)
+        processor = PassThroughRejects(processor)
     if profiler is not None:
         processor = profiler.operator(processor)
     operator = packed.groupBy("bucket")
@@ -150,7 +150,7 @@ def start_query(
     packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", clock, seeds)
     fence = Fence(warehouse, lease, None if planned == committed else planned)
     ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
-    sink = Sink(generation, rows, out, fence, told, spec.quarantine)
+    sink = MicroBatchWriter(generation, rows, out, fence, told, spec.quarantine)
     sink.ended, sink.corrects = ended, spec.order.kind == "replay"
     sink.pins, sink.profiler = pins, profiler
     sink.latest = _latest(fence, out, deployed.sinks, manifest, pinned, committed, timing is not None)
@@ -201,9 +201,9 @@ def _publisher(
     warehouse: Warehouse, lease: Lease, deployed: ModelSpec, committed: int | None
 ) -> Publisher | None:
     """Return what hands estimates on, at the place where it was; None where the spec names nothing to hand them to."""
-    from jobs.streaming.sinks.publishing import Publisher, targets_of
+    from jobs.streaming.sinks.publishing import Publisher, sinks_of
 
-    targets = targets_of(warehouse, deployed.sinks, deployed.folder)
+    targets = sinks_of(warehouse, deployed.sinks, deployed.folder)
     publisher = Publisher(warehouse, lease, targets)
     publisher.begin(committed)
     return publisher if publisher.targets else None
@@ -219,7 +219,7 @@ def _source(spark: SparkSession, warehouse: Warehouse, spec: ModelSpec, generati
     rows = reader.load(warehouse.path(measurements(spec.name)))
     if spec.migrate is not None and spec.migrate.keys is not None:
         rows = rows.filter(_has_keys(spec))
-    return late_copies.for_generation(warehouse, rows, generation)
+    return replayed_late_rows.for_generation(warehouse, rows, generation)
 
 
 def _has_keys(spec: ModelSpec) -> Column:

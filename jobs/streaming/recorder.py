@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jobs.core.errors import first_line
 from jobs.observability.lag import lag_of
 from jobs.observability.progress import Lag, executed, record
-from jobs.observability.progress_log import Spool, Writer
+from jobs.observability.progress_log import ProgressLog, Writer
 from jobs.spark.job_labels import label
 from jobs.warehouse.delta import Warehouse
 
@@ -141,7 +141,7 @@ def recording(
     def write(records: list[dict[str, Any]], last: bool = False) -> None:
         if not waiting:
             waiting.append(
-                Writer(Spool(warehouse, generation.model), generation.generation, generation.epoch)
+                Writer(ProgressLog(warehouse, generation.model), generation.generation, generation.epoch)
             )
         waiting[0].write(records, last)
 

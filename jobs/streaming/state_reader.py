@@ -64,10 +64,10 @@ def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, b
     from jobs.encoding.packet_kinds import CLOCK, NEVER, REMEMBERED, WAIT
     from jobs.encoding.rows import row_format
     from jobs.snapshots.row_ids import of_blocks
-    from jobs.snapshots.seeds import timing_of
+    from jobs.snapshots.seeds import event_time_policy
     from jobs.snapshots.waiting_rows import Held, of_parts
+    from jobs.state.reorder_buffer import Clock, row_format_of
     from jobs.state.row_ids import ids_format
-    from jobs.state.waiting_rows import Clock, row_format_of
 
     spec = origin.model_spec()
     schema = warehouse.read(measurements(spec.name)).schema
@@ -82,7 +82,7 @@ def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, b
     if stored is None:
         return held
     blocks = _state(warehouse, generation, REMEMBERED, batch).select("user_map_value.ids")
-    return held._replace(ids=of_blocks(blocks, stored, fmt, timing_of(spec, fmt).reach(watermark)))
+    return held._replace(ids=of_blocks(blocks, stored, fmt, event_time_policy(spec, fmt).reach(watermark)))
 
 
 def _state(warehouse: Warehouse, generation: Generation, name: str, batch: int) -> DataFrame:

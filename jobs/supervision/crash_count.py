@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from jobs.supervision.driver_log import Crashes, LeaseLog
-from jobs.supervision.driver_status import LIVE, Sight
+from jobs.supervision.driver_log import Crashes, DriverLog
+from jobs.supervision.driver_status import LIVE, DriverStatus
 from jobs.warehouse.files import files_of
 
 SOUND = timedelta(hours=1)
@@ -18,7 +18,7 @@ QUERIES = "queries"
 """What of a driver's rules names its queries, where these are not one of its generation's name."""
 
 
-def about_to_start(root: str, log: LeaseLog) -> None:
+def about_to_start(root: str, log: DriverLog) -> None:
     """Write down how far everything has come, before a driver is started."""
     known = log.crashes()
     done = committed(root, log)
@@ -26,7 +26,7 @@ def about_to_start(root: str, log: LeaseLog) -> None:
         log.put_crashes(Crashes(0, done, ""))
 
 
-def count(root: str, log: LeaseLog, error: str, lived: float = 0.0) -> int:
+def count(root: str, log: DriverLog, error: str, lived: float = 0.0) -> int:
     """Count a crash, of a driver that lived so many seconds; return how many in a row have done nothing.
 
     Args:
@@ -42,7 +42,7 @@ def count(root: str, log: LeaseLog, error: str, lived: float = 0.0) -> int:
     return crashes.count
 
 
-def committed(root: str, log: LeaseLog) -> dict[str, int]:
+def committed(root: str, log: DriverLog) -> dict[str, int]:
     """Return the newest committed micro-batch of each checkpoint that the last driver of a log went on from."""
     drives = [one for one in log.drives() if one.status == LIVE]
     if not drives:
@@ -55,7 +55,7 @@ def committed(root: str, log: LeaseLog) -> dict[str, int]:
     return found
 
 
-def said(crashes: int, sight: Sight) -> str:
+def said(crashes: int, sight: DriverStatus) -> str:
     """Say in words why something is given up."""
     drivers = "a driver has" if crashes == 1 else f"{crashes} drivers in a row have"
     return f"{drivers} crashed before a micro-batch was committed, the last: {sight.text()}"

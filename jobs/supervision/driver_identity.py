@@ -18,7 +18,7 @@ LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
 """A driver on another machine counts as dead when its heartbeat is older than this."""
 
 HEARTBEAT_SECONDS = LEASE_SECONDS / 3
-SIGN_SECONDS = min(5.0, LEASE_SECONDS / 6)
+LIVENESS_SECONDS = min(5.0, LEASE_SECONDS / 6)
 """How often a driver gives a sign of life in the log of drivers, and looks there if it is to stop."""
 
 ORPHAN_SECONDS = 60.0
@@ -26,7 +26,7 @@ ORPHAN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class DriverIdentity:
     """A driver: its machine, its process and Spark's, when they started, and a token that no other driver has."""
 
     host: str
@@ -37,13 +37,13 @@ class Owner:
     token: str
 
     @classmethod
-    def this_process(cls, jvm: int) -> Owner:
+    def this_process(cls, jvm: int) -> DriverIdentity:
         """Return this very process, whose Spark runs in process `jvm`."""
         pid = os.getpid()
         return cls(machine(), pid, started_at(pid) or 0.0, jvm, started_at(jvm) or 0.0, uuid.uuid4().hex)
 
     @classmethod
-    def parse(cls, text: str | None) -> Owner | None:
+    def parse(cls, text: str | None) -> DriverIdentity | None:
         """Read an owner as `generations` holds it; None where there is none."""
         return None if not text else cls(**json.loads(text))
 

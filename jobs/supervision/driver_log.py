@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from jobs.core import clock
-from jobs.supervision.driver_identity import Owner
+from jobs.supervision.driver_identity import DriverIdentity
 from jobs.warehouse.files import Files, files_of, hadoop_files
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ class Record:
         if value is not None and name.endswith(("_at", "until")):
             return datetime.fromisoformat(value)
         if name == "owner" and value is not None:
-            return Owner(**value)
+            return DriverIdentity(**value)
         return value
 
 
 @dataclass(frozen=True, slots=True)
-class Drive(Record):
+class DriverRecord(Record):
     """A driver's hold on a generation, from the moment that it had the lease.
 
     rules: what decided what becomes of rows (`compatibility.row_rules`).
@@ -75,7 +75,7 @@ class Drive(Record):
     generation: str
     epoch: int
     status: str
-    owner: Owner
+    owner: DriverIdentity
     began_at: datetime
     beat_at: datetime
     launch: str | None = None
@@ -91,7 +91,7 @@ class Drive(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch(Record):
+class LaunchRecord(Record):
     """A driver's process as whoever started it saw it: before it has a lease, and how it ended.
 
     keeper: the process that writes this.
@@ -154,7 +154,7 @@ class Stop(Record):
     asked_at: datetime
 
 
-class LeaseLog:
+class DriverLog:
     """The log of one model's drivers."""
 
     def __init__(self, files: Files, model: str) -> None:
@@ -170,7 +170,7 @@ class LeaseLog:
         """Return the log of a model in a warehouse, reached as Spark reaches it."""
         return cls(hadoop_files(warehouse, f"{FOLDER}/{model}"), model)
 
-    def drives(self) -> list[Drive]:
+    def drives(self) -> list[DriverRecord]:
         """Return every generation's latest driver, the one that began last at the end."""
         found = []
         for generation in self.files.names(""):
@@ -178,7 +178,7 @@ class LeaseLog:
                 continue
             epochs = [name for name in self.files.names(generation) if name.endswith(".json")]
             if epochs:
-                found.append(Drive.parse(self.files.read(f"{generation}/{epochs[-1]}")))
+                found.append(DriverRecord.parse(self.files.read(f"{generation}/{epochs[-1]}")))
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
     def next_time(self) -> datetime:
@@ -189,40 +189,40 @@ class LeaseLog:
         began = [one.began_at for one in (*self.drives(), *self.launches())]
         return max([clock.now(), *(at + timedelta(microseconds=1) for at in began)])
 
-    def history(self, generation: str) -> list[Drive]:
+    def history(self, generation: str) -> list[DriverRecord]:
         """Return a generation's drivers, oldest first."""
         names = [name for name in self.files.names(generation) if name.endswith(".json")]
-        found = (Drive.parse(self.files.read(f"{generation}/{name}")) for name in names)
+        found = (DriverRecord.parse(self.files.read(f"{generation}/{name}")) for name in names)
         return [one for one in found if one is not None]
 
-    def last(self, generation: str) -> Drive | None:
+    def last(self, generation: str) -> DriverRecord | None:
         """Return a generation's last driver, None if it has had none."""
         return next(reversed(self.history(generation)), None)
 
-    def launches(self) -> list[Launch]:
+    def launches(self) -> list[LaunchRecord]:
         """Return the launches that are still known, oldest first."""
         names = (name for name in self.files.names(LAUNCHES) if name.endswith(".json"))
-        found = (Launch.parse(self.files.read(f"{LAUNCHES}/{name}")) for name in names)
+        found = (LaunchRecord.parse(self.files.read(f"{LAUNCHES}/{name}")) for name in names)
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
-    def launch(self, token: str) -> Launch | None:
+    def launch(self, token: str) -> LaunchRecord | None:
         """Return a launch."""
-        return Launch.parse(self.files.read(f"{LAUNCHES}/{token}.json"))
+        return LaunchRecord.parse(self.files.read(f"{LAUNCHES}/{token}.json"))
 
     def overtaken(self, generation: str, epoch: int) -> bool:
         """Tell if a driver of a later epoch has taken the generation."""
         return any(name > f"{epoch:08d}.stop" for name in self.files.names(generation))
 
-    def write(self, record: Drive | Launch) -> None:
+    def write(self, record: DriverRecord | LaunchRecord) -> None:
         """Write a driver's or a launch's file."""
         self.files.write(record.name, record.text())
 
-    def ask_to_stop(self, record: Drive | Launch, reason: str) -> None:
+    def ask_to_stop(self, record: DriverRecord | LaunchRecord, reason: str) -> None:
         """Leave a request that a driver end."""
         stop = Stop(reason, clock.now())
         self.files.write(record.name.removesuffix("json") + "stop", stop.text())
 
-    def asked_to_stop(self, record: Drive | Launch) -> Stop | None:
+    def asked_to_stop(self, record: DriverRecord | LaunchRecord) -> Stop | None:
         """Return the request that a driver end, if there is one."""
         return Stop.parse(self.files.read(record.name.removesuffix("json") + "stop"))
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from jobs.supervision import driver_identity
-from jobs.supervision.driver_identity import Owner, machine, started_at
-from jobs.supervision.driver_log import Drive, Launch, LeaseLog
+from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
+from jobs.supervision.driver_log import DriverLog, DriverRecord, LaunchRecord
 
 START = timedelta(minutes=10)
 """A driver that was launched elsewhere and is not heard of for so long has not started."""
@@ -27,7 +27,7 @@ def resume_command(verb: str, model: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class DriverStatus:
     """What is to be seen of a model's driver.
 
     state: none (there never was one), starting, running, silent (its process is here and gives no sign of life), ended.
@@ -35,8 +35,8 @@ class Sight:
     """
 
     state: str
-    drive: Drive | None = None
-    launch: Launch | None = None
+    drive: DriverRecord | None = None
+    launch: LaunchRecord | None = None
     exit_code: int | None = None
     how: str | None = None
     error: str | None = None
@@ -73,7 +73,7 @@ class Sight:
         return f"the driver ended{code}{f' ({self.how})' if self.how else ''}{f': {self.error}' if self.error else ''}"
 
 
-def look(log: LeaseLog) -> Sight:
+def driver_status(log: DriverLog) -> DriverStatus:
     """Look for the driver of a model's live generation."""
     drives = [one for one in log.drives() if one.status == LIVE]
     launches = log.launches()
@@ -83,12 +83,12 @@ def look(log: LeaseLog) -> Sight:
         if state == ENDED and its is not None and _kept(its):
             state = RUNNING  # it is just ending: its process, or who writes down how, is still there
         if state in (RUNNING, SILENT):
-            return Sight(state, one, its)
+            return DriverStatus(state, one, its)
     known = {one.launch for one in drives}
     if launch is not None and launch.token not in known and _starting(launch):
-        return Sight(STARTING, None, launch)
+        return DriverStatus(STARTING, None, launch)
     if launch is None and drive is None:
-        return Sight(NONE)
+        return DriverStatus(NONE)
     if drive is not None and (launch is None or launch.began_at < drive.began_at):
         launch = _of_token(launches, drive.launch)
     elif launch is not None:
@@ -96,7 +96,7 @@ def look(log: LeaseLog) -> Sight:
     return _ended(drive, launch)
 
 
-def state_of(drive: Drive) -> str:
+def state_of(drive: DriverRecord) -> str:
     """Tell if a driver runs, is silent, or has ended.
 
     Of one on another machine that gives no sign nothing is known; the lease lets the next one begin, and the fence
@@ -112,13 +112,13 @@ def state_of(drive: Drive) -> str:
     return RUNNING if fresh else ENDED
 
 
-def processes(owner: Owner) -> list[int]:
+def processes(owner: DriverIdentity) -> list[int]:
     """Return the process ids of a driver that are still its."""
     pairs = ((owner.pid, owner.started), (owner.jvm, owner.jvm_started))
     return [pid for pid, started in pairs if started_at(pid) == started]
 
 
-def _starting(launch: Launch) -> bool:
+def _starting(launch: LaunchRecord) -> bool:
     if launch.ended_at is not None:
         return False
     if launch.host == machine() and launch.pid is not None:
@@ -126,7 +126,7 @@ def _starting(launch: Launch) -> bool:
     return driver_identity.is_fresh(launch.began_at, START.total_seconds())
 
 
-def _kept(launch: Launch) -> bool:
+def _kept(launch: LaunchRecord) -> bool:
     """Tell if a launch of this machine is not over."""
     if launch.ended_at is not None or launch.host != machine():
         return False
@@ -134,12 +134,12 @@ def _kept(launch: Launch) -> bool:
     return any(pid is not None and started_at(pid) == started for pid, started in pairs)
 
 
-def _ended(drive: Drive | None, launch: Launch | None) -> Sight:
+def _ended(drive: DriverRecord | None, launch: LaunchRecord | None) -> DriverStatus:
     records = [one for one in (drive, launch) if one is not None]
     began = min(one.began_at for one in records)
     ends = [one.ended_at for one in records if one.ended_at is not None]
     last = max(ends, default=drive.beat_at if drive is not None else began)
-    return Sight(
+    return DriverStatus(
         ENDED,
         drive,
         launch,
@@ -150,9 +150,9 @@ def _ended(drive: Drive | None, launch: Launch | None) -> Sight:
     )
 
 
-def _of_token(launches: list[Launch], token: str | None) -> Launch | None:
+def _of_token(launches: list[LaunchRecord], token: str | None) -> LaunchRecord | None:
     return next((one for one in launches if token is not None and one.token == token), None)
 
 
-def _where(launch: Launch | None) -> str:
+def _where(launch: LaunchRecord | None) -> str:
     return "" if launch is None or launch.pid is None else f" (process {launch.pid} on {launch.host})"

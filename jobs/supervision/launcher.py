@@ -21,7 +21,7 @@ from types import FrameType
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.supervision.driver_identity import machine, started_at
-from jobs.supervision.driver_log import LAUNCHES, Launch, LeaseLog
+from jobs.supervision.driver_log import LAUNCHES, DriverLog, LaunchRecord
 
 POLL_SECONDS = 0.5
 BEGIN_SECONDS = 60.0
@@ -42,7 +42,7 @@ def detach(
     log: Path,
     folder: Path,
     about: str = "",
-) -> Launch:
+) -> LaunchRecord:
     """Start a command detached from this process, and return once it is in the log of drivers.
 
     Args:
@@ -81,7 +81,7 @@ def detach(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    known, deadline = LeaseLog.at(root, model), time.monotonic() + BEGIN_SECONDS
+    known, deadline = DriverLog.at(root, model), time.monotonic() + BEGIN_SECONDS
     while (found := known.launch(token)) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             raise UserError(f"the driver of {model} could not be started: see {log}", RUN_FAILED)
@@ -93,7 +93,7 @@ def main(words: Sequence[str]) -> int:
     """Run a command to its end."""
     root, model, token, log, about, dashes, *command = words
     assert dashes == "--"
-    known = LeaseLog.at(root, model)
+    known = DriverLog.at(root, model)
     began = known.next_time()
     child = subprocess.Popen(command, env={**os.environ, LAUNCH_VARIABLE: token})
 
@@ -102,7 +102,7 @@ def main(words: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     mine, its = os.getpid(), child.pid
-    launch = Launch(token, machine(), began, its, started_at(its), mine, started_at(mine), log, about)
+    launch = LaunchRecord(token, machine(), began, its, started_at(its), mine, started_at(mine), log, about)
     known.write(launch)
     known.prune(LAUNCHES)
     asked = False

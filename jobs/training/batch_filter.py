@@ -11,9 +11,9 @@ from jobs.encoding.estimates import EstimateFormat, pack_estimates
 from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import KeyedRows, RowFormat, pack_rows
 from jobs.snapshots.state_rows import STATE_ROWS, state_rows, typed_states
-from jobs.state.advance import Begin, advance
 from jobs.state.block_format import state_layout
 from jobs.state.duplicates import each_bucket
+from jobs.state.filter_step import Begin, filter_step
 from kalman.filters.rounded import stored_as
 from kalman.types import Filter
 
@@ -57,7 +57,7 @@ def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin |
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)
-        result = advance(kernel, layout, layout.empty(), keyed, batch.unit, begin=start, idle=batch.idle)
+        result = filter_step(kernel, layout, layout.empty(), keyed, batch.unit, begin=start, idle=batch.idle)
         yield from state_rows(kernel, result.records, kind.integer)
 
     key_type = "bigint" if kind.integer else "string"
@@ -73,7 +73,7 @@ def packed_estimates(
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)
-        result = advance(
+        result = filter_step(
             kernel,
             layout,
             layout.empty(),

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.core.report import counted
+from jobs.core.report import plural
 from jobs.snapshots.seeds import meaning_of
 from jobs.specs.sections import PRETRAINED
 from jobs.warehouse.delta import Warehouse
@@ -56,7 +56,7 @@ def offer(
 def _bases(warehouse: Warehouse, spec: ModelSpec, table: str) -> list[Manifest]:
     """Return the snapshots that the streams of a model run from, one for each set of parameters."""
     from jobs.lineage import generations
-    from jobs.lineage.choice import origin
+    from jobs.lineage.start_point import origin
     from jobs.snapshots import manifests
 
     fingerprint = spec.fingerprint()
@@ -173,7 +173,7 @@ def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) 
 def lines(offers: list[Offer]) -> list[str]:
     """Return what people are told of offers."""
     return [
-        f"snapshot {one.manifest.snapshot_id}: {counted(one.manifest.key_count, 'key')} of history "
+        f"snapshot {one.manifest.snapshot_id}: {plural(one.manifest.key_count, 'key')} of history "
         f"landed for new keys, {one.keys:,} of them offered now to running streams"
         for one in offers
     ]

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from jobs.core.progress import Progress
-from jobs.lineage import late_copies
+from jobs.lineage import replayed_late_rows
 from jobs.spark.job_labels import labelled
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
@@ -43,14 +43,14 @@ def snapshot_at(
     from jobs.key_inputs.table import InputsTable
     from jobs.snapshots.manifests import Manifest
     from jobs.snapshots.row_ids import of_rows
-    from jobs.snapshots.seeds import timing_of
+    from jobs.snapshots.seeds import event_time_policy
     from jobs.snapshots.store import find_whole, write
     from jobs.spark.user_functions import ship
     from jobs.state.key_groups import group_begin
     from jobs.training.batch_filter import Batch, bucket_rows, final_states
     from jobs.training.learning import each_key_learner, learn_pooled
 
-    rows = late_copies.without(warehouse, warehouse.read(table, cut.version))
+    rows = replayed_late_rows.without(warehouse, warehouse.read(table, cut.version))
     if cut.place is not None:
         rows = rows.filter(_before(cut.place))
     frame = rows.select(*spec.columns)
@@ -79,7 +79,7 @@ def snapshot_at(
         frame, held = _held(spec, frame, fmt)
     packed = bucket_rows(frame, fmt, count).persist()
     if held is not None and fmt.row_id is not None:
-        held = held._replace(ids=of_rows(packed, fmt, timing_of(spec, fmt).reach(held.watermark)))
+        held = held._replace(ids=of_rows(packed, fmt, event_time_policy(spec, fmt).reach(held.watermark)))
     try:
         learned = None
         if spec.learn is not None and count:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.lineage import choice, compatibility, generations
+from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.compatibility import HAND_OVER, Finding
 from jobs.lineage.generations import LIVE, SHADOW, Generation
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
-from jobs.supervision.driver_identity import Owner
+from jobs.supervision.driver_identity import DriverIdentity
 from jobs.warehouse.delta import Warehouse
 
 
@@ -52,16 +52,16 @@ def wanted(
         reasons.append(
             f"{number} state partitions are asked for, and {generation.generation} has {generation.partitions}"
         )
-    return Layout(compatibility.as_made(made.spec, spec), number, reasons)
+    return Layout(compatibility.spec_to_run(made.spec, spec), number, reasons)
 
 
 def is_driven(generation: Generation) -> bool:
     """Tell if a driver holds a generation."""
-    holder = Owner.parse(generation.owner)
+    holder = DriverIdentity.parse(generation.owner)
     return holder is not None and holder.alive_after_waiting(generation.heartbeat)
 
 
-def hand_over(
+def relayout(
     warehouse: Warehouse,
     live: Generation,
     layout: Layout,
@@ -77,7 +77,7 @@ def hand_over(
             if mine and one.partitions == layout.partitions and not _waits(warehouse, layout.spec, one):
                 return one
     manifest, _ = export(warehouse, live, told=told)
-    return choice.begin(warehouse, layout.spec, manifest, status, layout.partitions, behind=live)
+    return start_point.begin(warehouse, layout.spec, manifest, status, layout.partitions, behind=live)
 
 
 def _waits(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> bool:
@@ -87,8 +87,10 @@ def _waits(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> boo
 
 def _judged(
     warehouse: Warehouse, spec: ModelSpec, generation: Generation
-) -> tuple[compatibility.Made, list[Finding]]:
-    made = compatibility.made_generation(warehouse, generation, choice.origin(warehouse, generation))
-    asked = compatibility.asked_now(warehouse, spec, made.stored)
+) -> tuple[compatibility.BuiltWith, list[Finding]]:
+    made = compatibility.generation_built_with(
+        warehouse, generation, start_point.origin(warehouse, generation)
+    )
+    asked = compatibility.deployed(warehouse, spec, made.stored)
     compatibility.check(made, asked)
-    return made, compatibility.judge(made, asked)
+    return made, compatibility.differences(made, asked)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
-from jobs.lineage import choice, compatibility, generations
+from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.generations import Generation
 from jobs.migration.versions import known_versions, path_between
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades import upgrading
-from jobs.upgrades.comparison.verdict import lines_of
+from jobs.upgrades.comparison.decision import lines_of
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import said
 from jobs.warehouse.tables import measurements
@@ -43,7 +43,7 @@ def refuse_other_source(warehouse: Warehouse, spec: ModelSpec, live: Generation)
     Raises:
         UserError: it does.
     """
-    made = compatibility.made_generation(warehouse, live, choice.origin(warehouse, live))
+    made = compatibility.generation_built_with(warehouse, live, start_point.origin(warehouse, live))
     other = compatibility.other_source(made, spec)
     if other is not None:
         raise UserError(f"{spec.name} cannot be upgraded to version {spec.version}: {other}")
@@ -56,7 +56,7 @@ def refuse_other_keys(warehouse: Warehouse, spec: ModelSpec, live: Generation, s
         UserError: it has, and would.
     """
     known = known_versions(warehouse, spec)
-    known[live.model_version] = choice.origin(warehouse, live).model_spec()
+    known[live.model_version] = start_point.origin(warehouse, live).model_spec()
     steps = path_between(known, live.model_version, spec.version)
     if not any(step.keys is not None for step in steps):
         return
@@ -67,7 +67,7 @@ def refuse_other_keys(warehouse: Warehouse, spec: ModelSpec, live: Generation, s
             f"--model {spec.name} --mode stop-start`"
         )
     newest = warehouse.latest_version(measurements(spec.name))
-    if live.topic is None and generations.reached(warehouse, live) < newest:
+    if live.topic is None and generations.progress_rank(warehouse, live) < newest:
         raise UserError(
             f"rows with the keys of version {live.model_version} have landed that {live.generation} has not taken in: "
             f"run `kalman-pipeline stream --model {spec.name}` first"
@@ -121,10 +121,10 @@ class Upgrade:
 
     def _alone(self, live: Generation) -> AbstractContextManager[None]:
         """Hold the stream, which nobody drives."""
-        from jobs.lineage.draining import alone
+        from jobs.lineage.pausing import exclusive_stream
 
         why = f"an upgrade to version {self.spec.version} ({self.mode})"
-        return alone(self.warehouse, live, why, self.drain, self.progress.note)
+        return exclusive_stream(self.warehouse, live, why, self.drain, self.progress.note)
 
     def _repartition(
         self, live: Generation, dry_run: bool, promote: bool
@@ -146,7 +146,7 @@ class Upgrade:
             return [*layout.reasons, "dry run: nothing was written"], {"dry_run": True}
         if not self.drain and repartition.is_driven(live):
             note = self.progress.note
-            shadow = repartition.hand_over(self.warehouse, live, layout, generations.SHADOW, note)
+            shadow = repartition.relayout(self.warehouse, live, layout, generations.SHADOW, note)
             lines, found = self._prove(live, shadow, promote)
             return [*layout.reasons, *lines], {
                 **found,
@@ -154,7 +154,7 @@ class Upgrade:
                 "blocks": shadow.blocks,
             }
         with self._alone(live):
-            made = repartition.hand_over(self.warehouse, live, layout, told=self.progress.note)
+            made = repartition.relayout(self.warehouse, live, layout, told=self.progress.note)
         return [
             *layout.reasons,
             f"generation {made.generation} is live, with {made.partitions} state partitions of {made.blocks} blocks, "
@@ -192,10 +192,10 @@ class Upgrade:
 
     def _at_once(self, live: Generation) -> tuple[list[str], dict[str, Any]]:
         """Replace a generation that nobody drives; the next `stream` goes on with the new one."""
-        from jobs.lineage import choice
+        from jobs.lineage import start_point
 
         manifest = self._snapshot(live)
-        made = choice.begin(self.warehouse, self.spec, manifest, behind=live)
+        made = start_point.begin(self.warehouse, self.spec, manifest, behind=live)
         return [
             f"generation {made.generation} of version {made.model_version} is live, from snapshot "
             f"{manifest.snapshot_id} ({said(manifest.position)}); {live.generation} is retired",
@@ -253,13 +253,15 @@ class Upgrade:
 
     def _shadow(self, live: Generation) -> Generation:
         """Return the shadow of this upgrade: the one that is there, or a new one."""
-        from jobs.lineage import choice
+        from jobs.lineage import start_point
 
         for one in generations.all_of(self.warehouse, self.spec.name):
             mine = one.fingerprint == self.spec.fingerprint() and one.parent == live.generation
             if one.status == generations.SHADOW and mine:
                 return one
-        return choice.begin(self.warehouse, self.spec, self._snapshot(live), generations.SHADOW, behind=live)
+        return start_point.begin(
+            self.warehouse, self.spec, self._snapshot(live), generations.SHADOW, behind=live
+        )
 
     def _snapshot(self, live: Generation) -> Manifest:
         """Return the snapshot from which the new version begins."""
@@ -290,7 +292,7 @@ class Upgrade:
 
         table = measurements(self.spec.name)
         if live.topic is None:
-            cut = Cut(generations.reached(self.warehouse, live), None)
+            cut = Cut(generations.progress_rank(self.warehouse, live), None)
         else:
             from jobs.ingestion.topics import land
 
@@ -305,12 +307,12 @@ class Upgrade:
         """Write a snapshot without any key, at where the old version has come."""
         from dataclasses import replace
 
-        from jobs.lineage.choice import origin
+        from jobs.lineage.start_point import origin
         from jobs.snapshots.manifests import find
         from jobs.snapshots.state_rows import STATE_ROWS
         from jobs.snapshots.store import write
 
-        version = generations.reached(self.warehouse, live)
+        version = generations.progress_rank(self.warehouse, live)
         identity = f"{self.spec.name}-v{self.spec.version}-{version}-empty"
         found = find(self.warehouse, identity)
         if found is not None:
@@ -338,7 +340,7 @@ class Upgrade:
 
     def _level(self, live: Generation, shadow: Generation) -> bool:
         """Tell if a shadow has come as far as the live generation."""
-        reached = generations.reached
+        reached = generations.progress_rank
         return reached(self.warehouse, shadow) >= reached(self.warehouse, live)
 
     def _take_over(self, live: Generation, shadow: Generation) -> None:
@@ -347,7 +349,7 @@ class Upgrade:
         Raises:
             UserError: it has not come level in `LEVEL_SECONDS`.
         """
-        from jobs.lineage.switching import Behind, promote
+        from jobs.lineage.promotion import Behind, promote
 
         name = self.spec.name
         try:

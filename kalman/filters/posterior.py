@@ -55,7 +55,7 @@ def by_rotation(
     noisy: R is positive definite for every key, which spares some care.
     """
     change: list[Entry] = [0.0] * len(H[0])
-    said = Said()
+    said = RowScore()
     noise = decorrelate(H, R, e, presents)
     innovation: Entry = np.inf
     for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
@@ -108,7 +108,7 @@ def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequenc
         count = plus(count, _there(1.0, has, 0.0))
     for i in range(n):
         constants = plus(constants, times(2.0, np.log(C[packed_index(i, i)])))
-    said = Said(times(-0.5, plus(nis, constants)), nis, count)
+    said = RowScore(times(-0.5, plus(nis, constants)), nis, count)
     return Posterior(change, cholesky.square(spread), said.score, said.total_nis(), 1.0, sound)
 
 
@@ -122,7 +122,7 @@ def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present])
     P: list[Entry] = [1.0 if i == j else 0.0 for i, j in _pairs(n)]
     rows, joint, left = [list(row) for row in G], symmetric(S), list(e)
     change: list[Entry] = [0.0] * n
-    said = Said()
+    said = RowScore()
     innovation: Entry = np.inf
     for i in range(m):
         has, variance = presents[i], joint[i][i]
@@ -152,20 +152,20 @@ def masked(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[Ent
     ]
 
 
-class Said(NamedTuple):
+class RowScore(NamedTuple):
     """Log-likelihood, NIS, and the number of components that there were."""
 
     score: Entry = 0.0
     nis: Entry = 0.0
     count: Entry = 0.0
 
-    def add(self, variance: Entry, square: Entry, has: Present) -> "Said":
+    def add(self, variance: Entry, square: Entry, has: Present) -> "RowScore":
         """Add a component: its innovation's variance, and the innovation's square by the variance."""
         score = times(-0.5, plus(plus(np.log(variance), square), LOG_2PI))
         counts: Entry = 1.0
         if has is not None:
             score, square, counts = (np.where(has, a, 0.0) for a in (score, square, counts))
-        return Said(plus(self.score, score), plus(self.nis, square), plus(self.count, counts))
+        return RowScore(plus(self.score, score), plus(self.nis, square), plus(self.count, counts))
 
     def total_nis(self) -> Entry:
         """Return the NIS, NaN for keys that had nothing."""

@@ -22,7 +22,7 @@ from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample, climb
 from kalman.learning.em_entries import Regression, of_letter, regressed, second_moments
 from kalman.linalg.packing import lower, packed_size, symmetric
 from kalman.models.columns import numbers, resolve, used
-from kalman.models.learned_entries import wishes
+from kalman.models.learned_entries import learn_requests
 from kalman.models.structure import Parameter
 from kalman.run import SortedRows
 from kalman.types import Array, ModelError
@@ -178,7 +178,7 @@ def expectation_maximisation(model: "Learning") -> ExpectationMaximisation:
         raise ModelError(
             "learn.method", "em learns for all keys together only", "write pooled, or method: mle"
         )
-    fields = {wish.name: wish.field for wish in wishes(model.definition)}
+    fields = {wish.name: wish.field for wish in learn_requests(model.definition)}
     terms = {p.name: _terms(model, p) for p in model.learned}
     for name, count in terms.items():
         problem = _regression_problem(model, name)

@@ -76,7 +76,7 @@ class Learning:
     @cached_property
     def learned(self) -> tuple[Parameter, ...]:
         """The parameters that are learned, with what keeps them valid: a structure's and R, then the chosen ones."""
-        wishes = {wish.name: wish for wish in learned_entries.wishes(self.definition)}
+        wishes = {wish.name: wish for wish in learned_entries.learn_requests(self.definition)}
         own = [
             learned_entries.kept_to(p, wishes[p.name])
             for p in self.filter.parameters
@@ -275,7 +275,7 @@ def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     model = _linear({**definition, "learn": None})
     own, scope = learn_request(definition, model.parameters)
     names = (*own, *(p.name for p in learned_entries.parameters(definition)))
-    wishes = {wish.name: wish for wish in learned_entries.wishes(definition) if wish.form is not None}
+    wishes = {wish.name: wish for wish in learned_entries.learn_requests(definition) if wish.form is not None}
     formed = [learned_entries.kept_to(p, wishes[p.name]) for p in model.parameters if p.name in wishes]
     result = Learning(definition, names, scope, {p.name: natural(p) for p in formed})
     _ = result.start  # what cannot be learned is said now, not on the cluster

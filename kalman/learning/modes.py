@@ -135,7 +135,7 @@ def mode_learner(definition: Mapping[str, Any]) -> ModeLearning:
     model = build(definition)
     assert isinstance(model, MultipleModels)
     known = _known(model)
-    wishes = learned_entries.wishes(definition)
+    wishes = learned_entries.learn_requests(definition)
     for wish in wishes:
         part = known.get(wish.name)
         if part is None:

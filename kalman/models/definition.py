@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from kalman.linalg.packing import packed_index, packed_size, symmetric
 from kalman.models import checks, columns, structures
 from kalman.models.inputs import noise_scale
-from kalman.models.learned_entries import is_chosen, wishes
+from kalman.models.learned_entries import is_chosen, learn_requests
 from kalman.models.structures import Parameter
 from kalman.types import ModelError
 
@@ -75,7 +75,7 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
     if (scope == "group") != bool(learn.get("by")):
         remedy = "write both, such as scope: group, by: [region]"
         raise ModelError("learn.by", "goes with scope: group, and the other way round", remedy)
-    asked = [wish for wish in wishes(definition) if not is_chosen(wish.name)]
+    asked = [wish for wish in learn_requests(definition) if not is_chosen(wish.name)]
     wanted = [wish.name for wish in asked]
     known = [parameter.name for parameter in parameters]
     for name, field in zip(wanted, [wish.field for wish in asked], strict=True):

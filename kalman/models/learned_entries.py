@@ -20,7 +20,7 @@ LINKED = 1e-2
 """The correlation with which what is zero begins where a full matrix is asked for."""
 
 
-class Wish(NamedTuple):
+class LearnRequest(NamedTuple):
     """One item of `learn.parameters`: the field it stands in, a name, and what its values are kept to.
 
     form    of a covariance: full, diagonal, or None for the zeros as they are written
@@ -33,7 +33,7 @@ class Wish(NamedTuple):
     bounds: tuple[float | None, float | None] | None = None
 
 
-def wishes(definition: Mapping[str, Any]) -> list[Wish]:
+def learn_requests(definition: Mapping[str, Any]) -> list[LearnRequest]:
     """Return what a definition wants to learn. Raises ModelError."""
     learn = definition.get("learn") or {}
     items = learn.get("parameters") or ()
@@ -41,7 +41,7 @@ def wishes(definition: Mapping[str, Any]) -> list[Wish]:
         raise ModelError("learn.parameters", f"{items!r} is not a list", "list names of parameters")
     found = [_wish(f"learn.parameters[{i}]", item) for i, item in enumerate(items)]
     if learn.get("prior"):
-        found += [Wish("learn.prior", one["name"]) for one in PRIOR]
+        found += [LearnRequest("learn.prior", one["name"]) for one in PRIOR]
     for i, wish in enumerate(found):
         if wish.name in [other.name for other in found[:i]]:
             raise ModelError(wish.field, f"{wish.name} is named twice", "name each once")
@@ -55,7 +55,7 @@ def is_chosen(name: Any) -> bool:
 
 def parameters(definition: Mapping[str, Any]) -> list[Parameter]:
     """Return the chosen ones that are wanted: entries first, as they are written. Raises ModelError."""
-    found = [_parameter(definition, wish) for wish in wishes(definition) if is_chosen(wish.name)]
+    found = [_parameter(definition, wish) for wish in learn_requests(definition) if is_chosen(wish.name)]
     scope = (definition.get("learn") or {}).get("scope")
     for p in found:
         if scope == "key" or (scope == "group" and p.name not in INITIAL):
@@ -65,7 +65,7 @@ def parameters(definition: Mapping[str, Any]) -> list[Parameter]:
     return sorted(found, key=lambda p: (p.name in INITIAL, p.name == INITIAL[1]))
 
 
-def kept_to(parameter: Parameter, wish: Wish) -> Parameter:
+def kept_to(parameter: Parameter, wish: LearnRequest) -> Parameter:
     """Return a parameter with the form and the bounds that are wished for. Raises ModelError."""
     if wish.form is not None:
         if parameter.kind != "covariance":
@@ -122,9 +122,9 @@ def as_columns(definition: Mapping[str, Any], names: Sequence[str]) -> Mapping[s
     return result
 
 
-def _wish(field: str, item: Any) -> Wish:
+def _wish(field: str, item: Any) -> LearnRequest:
     if isinstance(item, str):
-        return Wish(field, item)
+        return LearnRequest(field, item)
     checks.known(field, item, ("name", "form", "bounds"))
     name = checks.needed(field, item, "name")
     if not isinstance(name, str):
@@ -133,7 +133,7 @@ def _wish(field: str, item: Any) -> Wish:
     if form not in (None, "full", "diagonal"):
         raise ModelError(f"{field}.form", f"{form!r} is not known", "choose full or diagonal")
     if bounds is None:
-        return Wish(field, name, form)
+        return LearnRequest(field, name, form)
     if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
         raise ModelError(f"{field}.bounds", f"{bounds!r} is not a pair", "write [lowest, highest]")
     low, high = (
@@ -141,10 +141,10 @@ def _wish(field: str, item: Any) -> Wish:
     )
     if (low is None and high is None) or (low is not None and high is not None and low >= high):
         raise ModelError(f"{field}.bounds", "nothing or all is between them", "write [lowest, highest]")
-    return Wish(field, name, form, (low, high))
+    return LearnRequest(field, name, form, (low, high))
 
 
-def _parameter(definition: Mapping[str, Any], wish: Wish) -> Parameter:
+def _parameter(definition: Mapping[str, Any], wish: LearnRequest) -> Parameter:
     if wish.name not in INITIAL:
         row, column = _place(definition, wish.field, wish.name)
         if isinstance(row[column], str):

@@ -10,7 +10,7 @@ from airflow.sdk import AssetAll, CronTriggerTimetable
 
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import SpecError
-from kalman_dags.family import specs
+from kalman_dags.dag_defaults import specs
 from kalman_dags.pools import pools
 from kalman_dags.stream_operator import StreamForeverOperator
 from tests.dags.conftest import MODELS, load_bag

@@ -12,8 +12,8 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from demo.delta_log import rows_of
 from jobs import resume, status, stop
-from jobs.supervision.driver_log import LeaseLog
-from jobs.supervision.driver_status import look
+from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_status import driver_status
 from kalman_dags.stream_operator import StreamForeverOperator
 from kalman_dags.stream_trigger import GONE
 from tests.dags.test_stream_forever import deferred
@@ -74,7 +74,7 @@ def test_drivers_that_find_a_damaged_checkpoint_are_given_up(
         "KALMAN_SHUFFLE_PARTITIONS": "2",
     }.items():
         monkeypatch.setenv(name, value)
-    log = LeaseLog.at(settings.warehouse, "walk")
+    log = DriverLog.at(settings.warehouse, "walk")
     file, content = damage(settings.warehouse)
 
     def operator() -> StreamForeverOperator:
@@ -119,7 +119,7 @@ def test_a_damaged_checkpoint_is_given_up_and_begun_anew(tmp_path: Path) -> None
             assert "its stream was given up" in alarm and "kalman-pipeline resume --model walk" in alarm
             launches, waiting = len(stream.log.launches()), stream.task()["id"]
             time.sleep(QUIET_SECONDS)
-            assert len(stream.log.launches()) == launches and not look(stream.log).driven
+            assert len(stream.log.launches()) == launches and not driver_status(stream.log).driven
             assert stream.task()["id"] == waiting  # no run after another that would fail at once
             file.write_bytes(content)
             if way == "clear":

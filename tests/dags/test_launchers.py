@@ -11,8 +11,8 @@ from airflow.providers.apache.spark.hooks import spark_submit
 from airflow.sdk.exceptions import AirflowException
 
 from jobs.core.errors import UserError
-from jobs.supervision.driver_log import LeaseLog
-from jobs.supervision.driver_status import look
+from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_status import driver_status
 from jobs.supervision.launcher import LAUNCH_VARIABLE
 from kalman_dags.launchers import ClusterLauncher, ProcessLauncher, Work, launcher
 from kalman_dags.operator import KUBERNETES_PROVIDER, application, spark_environment
@@ -80,7 +80,7 @@ def test_in_kubernetes_all_is_in_the_image_and_nobody_waits_for_the_driver(
     assert all(jar.startswith("local:///") for jar in words[words.index("--jars") + 1].split(","))
     assert "spark.kubernetes.submission.waitAppCompletion=false" in words
     assert f"spark.kubernetes.driverEnv.{LAUNCH_VARIABLE}={launch.token}" in words
-    assert look(LeaseLog.at(root, "nile")).driven
+    assert driver_status(DriverLog.at(root, "nile")).driven
 
 
 def test_a_driver_that_could_not_be_submitted_is_not_waited_for(
@@ -90,7 +90,7 @@ def test_a_driver_that_could_not_be_submitted_is_not_waited_for(
     root = str(tmp_path / "warehouse")
     with pytest.raises(AirflowException, match="no such cluster"):
         launcher().start(root, Work("nile", 10.0), "")
-    sight = look(LeaseLog.at(root, "nile"))
+    sight = driver_status(DriverLog.at(root, "nile"))
     assert not sight.driven and "could not be submitted" in sight.text()
 
 

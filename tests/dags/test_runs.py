@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from demo.delta_log import rows_of
-from jobs.supervision.driver_log import LeaseLog
-from jobs.supervision.driver_status import RUNNING, look
+from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_status import RUNNING, driver_status
 from jobs.supervision.stopping import ask
 from kalman_dags.launchers import Work, launcher
 from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, run_dag, write_days
@@ -65,7 +65,7 @@ def test_monitor(streamed: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
             assert run_dag(streamed, "kalman_monitor__tiny", DAYS) == {"monitor": "success"}
             [window] = rows_of(streamed.warehouse / "windows" / "tiny")
             assert window["rows"] == ROWS_A_DAY
-        log = LeaseLog.at(str(streamed.warehouse), "monitor-tiny")
+        log = DriverLog.at(str(streamed.warehouse), "monitor-tiny")
         assert [(one.epoch, one.how) for one in log.history("monitor")] == [
             (1, "caught up"),
             (2, "caught up"),
@@ -74,13 +74,13 @@ def test_monitor(streamed: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in streamed.environment().items():
             monkeypatch.setenv(name, value)
         launched = launcher().start(str(streamed.warehouse), Work("tiny", 2.0, "monitor"), "")
-        wait_for(lambda: look(log).state == RUNNING, 120)
+        wait_for(lambda: driver_status(log).state == RUNNING, 120)
         assert log.drives()[-1].launch == launched.token
         refused = run_dag(streamed, "kalman_monitor__tiny", DAYS)
         assert refused == {"monitor": "skipped"}
-        ask(log, look(log), "a test")
-        wait_for(lambda: not look(log).driven, 120)
-        assert (log.drives()[-1].how, look(log).exit_code) == ("stopped", 0)
+        ask(log, driver_status(log), "a test")
+        wait_for(lambda: not driver_status(log).driven, 120)
+        assert (log.drives()[-1].how, driver_status(log).exit_code) == ("stopped", 0)
     finally:
         spec.write_text(before)
 
@@ -126,7 +126,7 @@ def test_skill(streamed: Tiny) -> None:
             compared = rows_of(streamed.warehouse / "forecast_skill" / "tiny")
             # A row every six hours, which the estimate before it forecasts; the day before has the first one's.
             assert len(compared) == ROWS_A_DAY
-        log = LeaseLog.at(str(streamed.warehouse), "skill-tiny")
+        log = DriverLog.at(str(streamed.warehouse), "skill-tiny")
         assert [(one.epoch, one.how) for one in log.history("skill")] == [(1, "caught up"), (2, "caught up")]
     finally:
         spec.write_text(before)

@@ -19,9 +19,9 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
 from jobs.supervision import crash_count
-from jobs.supervision.driver_identity import Owner, machine, started_at
-from jobs.supervision.driver_log import Drive, Hold, Launch, LeaseLog
-from jobs.supervision.driver_status import look
+from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
+from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRecord
+from jobs.supervision.driver_status import driver_status
 from jobs.supervision.launcher import detach
 from jobs.supervision.stopping import ask
 from kalman_dags import stream_operator
@@ -47,9 +47,9 @@ def for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseLog:
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DriverLog:
     monkeypatch.setenv("KALMAN_WAREHOUSE", str(tmp_path))
-    return LeaseLog.at(str(tmp_path), "tiny")
+    return DriverLog.at(str(tmp_path), "tiny")
 
 
 def test_its_dag_takes_the_place_of_the_streams(for_ever: None) -> None:
@@ -89,14 +89,16 @@ print(*({{name.split('.')[0] for name in sys.modules}} - before) & set({(*HEAVY,
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
 
 
-def driving(epoch: int = 1, **changes: Any) -> Drive:
+def driving(epoch: int = 1, **changes: Any) -> DriverRecord:
     """Return what a driver writes that is this very process."""
     at = started_at(os.getpid()) or 0.0
-    owner = Owner(machine(), os.getpid(), at, os.getpid(), at, "t")
-    return replace(Drive("tiny", "tiny-g0001", epoch, "live", owner, NOW, datetime.now(UTC)), **changes)
+    owner = DriverIdentity(machine(), os.getpid(), at, os.getpid(), at, "t")
+    return replace(
+        DriverRecord("tiny", "tiny-g0001", epoch, "live", owner, NOW, datetime.now(UTC)), **changes
+    )
 
 
-def test_what_the_trigger_tells(log: LeaseLog, tmp_path: Path) -> None:
+def test_what_the_trigger_tells(log: DriverLog, tmp_path: Path) -> None:
     later, before = (NOW + timedelta(hours=1)).isoformat(), (NOW - timedelta(hours=1)).isoformat()
     watch = StreamTrigger(str(tmp_path), "tiny", later)
     assert watch.told() == GONE
@@ -114,7 +116,7 @@ def test_what_the_trigger_tells(log: LeaseLog, tmp_path: Path) -> None:
     assert due.told() == DUE
 
 
-def test_a_trigger_is_made_again_elsewhere(log: LeaseLog, tmp_path: Path) -> None:
+def test_a_trigger_is_made_again_elsewhere(log: DriverLog, tmp_path: Path) -> None:
     path, arguments = StreamTrigger(str(tmp_path), "tiny", NOW.isoformat(), None, 0.01).serialize()
     assert path == PATH
     again = StreamTrigger(**json.loads(json.dumps(arguments)))
@@ -134,9 +136,9 @@ class Script:
     """A launcher of scripts that do `what`, and count how often it was asked."""
 
     def __init__(self, folder: Path, *what: str) -> None:
-        self.folder, self.what, self.launches = folder, list(what), list[Launch]()
+        self.folder, self.what, self.launches = folder, list(what), list[LaunchRecord]()
 
-    def start(self, root: str, work: Work, about: str) -> Launch:
+    def start(self, root: str, work: Work, about: str) -> LaunchRecord:
         what = self.what[min(len(self.launches), len(self.what) - 1)]
         command = [sys.executable, "-c", f"import sys, time\n{what}"]
         made = detach(root, work.name, command, os.environ, self.folder / "log", ROOT, about)
@@ -145,7 +147,7 @@ class Script:
 
 
 @pytest.fixture
-def clean(log: LeaseLog) -> Iterator[None]:
+def clean(log: DriverLog) -> Iterator[None]:
     """Leave no script behind."""
     yield
     for launch in log.launches():
@@ -186,7 +188,7 @@ def test_one_driver_is_started_and_then_found(
 
 
 def test_a_driver_that_fails_is_started_again_after_a_pause_that_grows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     script = Script(tmp_path, "print('error: the disk is full', flush=True); sys.exit(1)")
     made = operator(monkeypatch, script)
@@ -219,7 +221,7 @@ def crash(made: StreamForeverOperator, root: Path, context: Any) -> dict[str, An
 
 
 def test_what_crashes_again_and_again_is_given_up_until_somebody_begins_it_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     script = Script(tmp_path, CRASH)
     # Crashes are counted over retries and runs.
@@ -250,7 +252,7 @@ def test_what_crashes_again_and_again_is_given_up_until_somebody_begins_it_anew(
 
 @pytest.mark.parametrize("way", ["resume", "clear"])
 def test_a_run_that_waits_as_something_was_given_up_goes_on_when_it_may(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None, way: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None, way: str
 ) -> None:
     script = Script(tmp_path, CRASH, "time.sleep(60)")
     made = operator(monkeypatch, script, 1)
@@ -269,7 +271,7 @@ def test_a_run_that_waits_as_something_was_given_up_goes_on_when_it_may(
     assert len(script.launches) == 2
 
 
-def test_a_crash_behind_a_committed_micro_batch_begins_the_count_anew(log: LeaseLog, tmp_path: Path) -> None:
+def test_a_crash_behind_a_committed_micro_batch_begins_the_count_anew(log: DriverLog, tmp_path: Path) -> None:
     root, commits = str(tmp_path), tmp_path / "checkpoints" / "tiny-g0001" / "commits"
     crash_count.about_to_start(root, log)
     assert [crash_count.count(root, log, "boom") for _ in range(2)] == [1, 2]  # without ever a lease
@@ -325,14 +327,14 @@ def test_what_follows_a_driver(
 def test_what_follows_a_driver_in_a_cluster(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    log: LeaseLog,
+    log: DriverLog,
     clean: None,
     how: str | None,
     failures: int,
 ) -> None:
     made = operator(monkeypatch, Script(tmp_path, "time.sleep(60)"))
     # Nobody saw its exit code.
-    log.write(Launch("t", "cluster", NOW, about="{}"))
+    log.write(LaunchRecord("t", "cluster", NOW, about="{}"))
     owner = replace(driving().owner, host="elsewhere")
     then = NOW - timedelta(minutes=5)
     log.write(driving(owner=owner, launch="t", beat_at=then, ended_at=None if how is None else then, how=how))
@@ -341,7 +343,7 @@ def test_what_follows_a_driver_in_a_cluster(
 
 
 def test_a_driver_that_was_asked_to_end_while_it_started_has_not_failed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     script = Script(tmp_path, "time.sleep(60)")
     made = operator(monkeypatch, script)
@@ -353,7 +355,7 @@ def test_a_driver_that_was_asked_to_end_while_it_started_has_not_failed(
 
 
 def test_a_hold_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     script = Script(tmp_path, "time.sleep(60)")
     made = operator(monkeypatch, script)
@@ -367,11 +369,11 @@ def test_a_hold_is_waited_for(
 
 
 def test_a_driver_that_hangs_is_killed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     hanging = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     at = started_at(hanging.pid) or 0.0
-    owner = Owner(machine(), hanging.pid, at, hanging.pid, at, "t")
+    owner = DriverIdentity(machine(), hanging.pid, at, hanging.pid, at, "t")
     log.write(driving(owner=owner, beat_at=NOW - timedelta(minutes=5)))
     script = Script(tmp_path, "time.sleep(60)")
     made = operator(monkeypatch, script)
@@ -381,14 +383,14 @@ def test_a_driver_that_hangs_is_killed(
 
 
 def test_the_watch_of_a_run_ends_and_the_driver_goes_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LeaseLog, clean: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     made = operator(monkeypatch, Script(tmp_path, "time.sleep(60)"))
     _, kept = deferred(made.execute, CONTEXT)
     assert made.resume(CONTEXT, WATCHED, **kept) is None
-    assert look(log).driven
+    assert driver_status(log).driven
 
 
-def test_only_a_driver_is_asked_once(log: LeaseLog) -> None:
-    ask(log, look(log), "nobody is there")
+def test_only_a_driver_is_asked_once(log: DriverLog) -> None:
+    ask(log, driver_status(log), "nobody is there")
     assert log.files.names("") == []

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from demo.delta_log import rows_of
-from jobs.supervision.driver_log import STOPPED, Drive, LeaseLog
+from jobs.supervision.driver_log import STOPPED, DriverLog, DriverRecord
 from jobs.supervision.driver_status import processes
 from tests.jobs.support.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
 from tests.support.airflow_api import wait_for
@@ -65,7 +65,7 @@ class Feed(threading.Thread):
 class Watch(threading.Thread):
     """Look all the time which drivers hold the lease and still have a process."""
 
-    def __init__(self, log: LeaseLog) -> None:
+    def __init__(self, log: DriverLog) -> None:
         super().__init__(daemon=True)
         self.log, self.most, self.looks = log, 0, 0
         self.error: BaseException | None = None
@@ -94,7 +94,7 @@ class Stream:
 
     def __init__(self, pipeline: Pipeline, airflow: Airflow, feed: Feed) -> None:
         self.pipeline, self.airflow, self.feed = pipeline, airflow, feed
-        self.log = LeaseLog.at(pipeline.settings.warehouse, pipeline.name)
+        self.log = DriverLog.at(pipeline.settings.warehouse, pipeline.name)
         self.ends: dict[int, datetime] = {}
 
     def estimated(self) -> int:
@@ -110,10 +110,10 @@ class Stream:
         """Return how many rows there are behind the history, the first frame, when so many have landed."""
         return sum(len(frame) for frame in self.feed.frames[1:landed])
 
-    def driver(self) -> Drive:
+    def driver(self) -> DriverRecord:
         """Return the driver that runs."""
 
-        def found() -> Drive | None:
+        def found() -> DriverRecord | None:
             drives = self.log.history(GENERATION)
             return (
                 drives[-1] if drives and drives[-1].ended_at is None and processes(drives[-1].owner) else None
@@ -126,7 +126,7 @@ class Stream:
         (run,) = self.airflow.call(f"/dags/{DAG}/dagRuns?order_by=-run_after&limit=1")["dag_runs"]
         return self.airflow.call(f"/dags/{DAG}/dagRuns/{run['dag_run_id']}/taskInstances/stream")
 
-    def kill_driver(self, part: Callable[[Drive], list[int]]) -> None:
+    def kill_driver(self, part: Callable[[DriverRecord], list[int]]) -> None:
         """Kill processes of the driver, and note when all that could write was gone."""
         drive = self.driver()
         for pid in part(drive):
@@ -146,17 +146,17 @@ class Stream:
         return None
 
 
-def whole(drive: Drive) -> list[int]:
+def whole(drive: DriverRecord) -> list[int]:
     """The driver, Spark, its workers, and who writes down how it ends: as a machine's memory killer in its fury."""
     group = os.getpgid(drive.owner.pid)
     return [one.pid for one in psutil.process_iter() if _group(one.pid) == group]
 
 
-def python_alone(drive: Drive) -> list[int]:
+def python_alone(drive: DriverRecord) -> list[int]:
     return [drive.owner.pid]
 
 
-def spark_alone(drive: Drive) -> list[int]:
+def spark_alone(drive: DriverRecord) -> list[int]:
     return [drive.owner.jvm]
 
 
@@ -264,7 +264,7 @@ def running(folder: Path, **how: Any) -> Iterator[Stream]:
                     os.kill(pid, signal.SIGKILL)
 
 
-def one_after_another(drives: list[Drive], killed: dict[int, datetime]) -> None:
+def one_after_another(drives: list[DriverRecord], killed: dict[int, datetime]) -> None:
     """Check by the log of drivers that each began after the end of the one before."""
     assert [one.epoch for one in drives] == list(range(1, len(drives) + 1))
     for before, after in zip(drives, drives[1:], strict=False):

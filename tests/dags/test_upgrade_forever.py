@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from demo.delta_log import rows_of
-from jobs.supervision.driver_log import LeaseLog
-from jobs.supervision.driver_status import RUNNING, look
+from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_status import RUNNING, driver_status
 from tests.dags.conftest import DAYS, FIRST_DAY, ROWS_A_DAY, Tiny, write_days
 from tests.dags.test_approval import UPGRADE, command, statuses
 from tests.dags.test_scheduler import Airflow, all_succeeded, wait_for
@@ -59,17 +59,17 @@ def upgraded(airflow: Airflow, **form: Any) -> dict[str, str]:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def log(airflow: Airflow, tiny: Tiny) -> LeaseLog:  # noqa: F811
+def log(airflow: Airflow, tiny: Tiny) -> DriverLog:  # noqa: F811
     """The log of drivers of a stream that runs, and has taken in a day."""
     command(tiny, "pretrain")
     land(tiny, DAYS - 1)
     airflow.switch(FOR_EVER)
     wait_for(lambda: estimated(tiny, "tiny-g0001") == ROWS_A_DAY, 300, "the first driver's estimates")
-    return LeaseLog.at(str(tiny.warehouse), "tiny")
+    return DriverLog.at(str(tiny.warehouse), "tiny")
 
 
-def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, log: LeaseLog) -> None:  # noqa: F811
-    before, known = look(log), rows_of(tiny.warehouse / "manifests")
+def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, log: DriverLog) -> None:  # noqa: F811
+    before, known = driver_status(log), rows_of(tiny.warehouse / "manifests")
     day = FIRST_DAY.date().isoformat()
     words = (
         "--dag-id",
@@ -89,7 +89,7 @@ def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, 
 
     land(tiny, DAYS)
     wait_for(lambda: estimated(tiny, "tiny-g0001") == 2 * ROWS_A_DAY, 120, "the same driver's estimates")
-    after = look(log)
+    after = driver_status(log)
     assert before.drive is not None and after.drive is not None
     assert (after.state, after.drive.name, after.drive.owner) == (
         RUNNING,
@@ -101,13 +101,13 @@ def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, 
     assert len({(row["key"], row["event_time"]) for row in rows}) == len(rows)
 
 
-def test_it_is_upgraded_in_each_way_and_goes_on(airflow: Airflow, tiny: Tiny, log: LeaseLog) -> None:  # noqa: F811
+def test_it_is_upgraded_in_each_way_and_goes_on(airflow: Airflow, tiny: Tiny, log: DriverLog) -> None:  # noqa: F811
     def drives(generation: str) -> bool:
-        sight = look(log)
+        sight = driver_status(log)
         return sight.state == RUNNING and sight.drive is not None and sight.drive.generation == generation
 
     airflow.switch("kalman_upgrade__tiny")
-    first = look(log).drive
+    first = driver_status(log).drive
 
     spec = tiny.models / "tiny.yaml"
     spec.write_text(spec.read_text().replace("version: 1", "version: 2").replace("0.01", "0.011"))

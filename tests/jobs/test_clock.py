@@ -15,8 +15,8 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.lineage import leases
 from jobs.lineage.generations import Generation, all_of, live
 from jobs.supervision import driver_status
-from jobs.supervision.driver_identity import Owner, started_at
-from jobs.supervision.driver_log import Drive, Launch, LeaseLog
+from jobs.supervision.driver_identity import DriverIdentity, started_at
+from jobs.supervision.driver_log import DriverLog, DriverRecord, LaunchRecord
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import GENERATIONS
 
@@ -35,13 +35,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Set:
     return to
 
 
-def elsewhere(name: str) -> Owner:
-    return Owner(name, 1, 0.0, 2, 0.0, name)
+def elsewhere(name: str) -> DriverIdentity:
+    return DriverIdentity(name, 1, 0.0, 2, 0.0, name)
 
 
-def drive(log: LeaseLog, generation: str, epoch: int, host: str = "a") -> Drive:
+def drive(log: DriverLog, generation: str, epoch: int, host: str = "a") -> DriverRecord:
     at = log.next_time()
-    made = Drive("m", generation, epoch, "live", elsewhere(host), at, at)
+    made = DriverRecord("m", generation, epoch, "live", elsewhere(host), at, at)
     log.write(made)
     return made
 
@@ -53,17 +53,17 @@ def test_a_process_is_known_whatever_the_clock_says(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(psutil, "boot_time", lambda: real - 3600.0)
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: real - 3600.0)
     assert started_at(os.getpid()) == began
-    assert Owner.this_process(os.getpid()).alive(None)
+    assert DriverIdentity.this_process(os.getpid()).alive(None)
 
 
 def test_the_last_driver_to_begin_counts_though_the_clock_was_put_back(clock: Set, tmp_path: Path) -> None:
-    log = LeaseLog.at(str(tmp_path), "m")
+    log = DriverLog.at(str(tmp_path), "m")
     first = drive(log, "m-g0001", 1)
     clock(NOON - timedelta(hours=1))
     second = drive(log, "m-g0002", 1, "b")
     assert second.began_at > first.began_at
     assert [one.generation for one in log.drives()] == ["m-g0001", "m-g0002"]
-    launch = Launch("t", "c", log.next_time())
+    launch = LaunchRecord("t", "c", log.next_time())
     log.write(launch)
     assert launch.began_at > second.began_at
     third = drive(log, "m-g0001", 2)  # rolled back
@@ -81,15 +81,15 @@ def test_the_last_driver_to_begin_counts_though_the_clock_was_put_back(clock: Se
 def test_a_sign_of_life_from_the_future_is_none(
     clock: Set, tmp_path: Path, back: timedelta, state: str
 ) -> None:
-    log = LeaseLog.at(str(tmp_path), "m")
+    log = DriverLog.at(str(tmp_path), "m")
     clock(NOON)
-    mine = Drive("m", "m-g0001", 1, "live", elsewhere("b"), NOON, NOON)
+    mine = DriverRecord("m", "m-g0001", 1, "live", elsewhere("b"), NOON, NOON)
     log.write(mine)
     clock(NOON - back)
-    assert driver_status.look(log).state == state
+    assert driver_status.driver_status(log).state == state
     assert elsewhere("b").alive(NOON) == (state == driver_status.RUNNING)
     clock(NOON + timedelta(hours=1))
-    assert driver_status.look(log).state == driver_status.ENDED
+    assert driver_status.driver_status(log).state == driver_status.ENDED
 
 
 @pytest.fixture

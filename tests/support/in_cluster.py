@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from demo.delta_log import rows_of
-from jobs.supervision.driver_log import STOPPED, Drive, LeaseLog
-from jobs.supervision.driver_status import Sight, look, processes
+from jobs.supervision.driver_log import STOPPED, DriverLog, DriverRecord
+from jobs.supervision.driver_status import DriverStatus, driver_status, processes
 from jobs.supervision.stopping import ask
 from kalman_dags.launchers import ClusterLauncher, Work, about, launcher
 from tests.dags.conftest import ROOT
@@ -47,16 +47,16 @@ class ClusterStream:
         self.pipeline.pretrain()
         self.pipeline.land(*self.frames[1:3])
         self.root = self.pipeline.settings.warehouse
-        self.log = LeaseLog.at(self.root, "walk")
+        self.log = DriverLog.at(self.root, "walk")
 
-    def start(self) -> Sight:
+    def start(self) -> DriverStatus:
         """Submit a driver, and return what is to be seen of it right after."""
         chosen = launcher()
         assert isinstance(chosen, ClusterLauncher)
         chosen.start(self.root, Work("walk", 2.0), about(seconds=2.0))
-        return look(self.log)
+        return driver_status(self.log)
 
-    def drives(self) -> list[Drive]:
+    def drives(self) -> list[DriverRecord]:
         """Return who has driven it, in order."""
         return self.log.history("walk-g0001")
 
@@ -74,7 +74,7 @@ class ClusterStream:
         (first,) = self.drives()
         for pid in processes(first.owner):
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not look(self.log).driven, seconds, "its end being seen")
+        wait_for(lambda: not driver_status(self.log).driven, seconds, "its end being seen")
 
     def land_rest(self) -> None:
         """Land the days that are still to come."""
@@ -82,7 +82,7 @@ class ClusterStream:
 
     def stop(self) -> None:
         """Ask its second driver to stop, and check that it did so, and that the first was killed."""
-        ask(self.log, look(self.log), "by the test")
+        ask(self.log, driver_status(self.log), "by the test")
         wait_for(lambda: self.drives()[-1].ended_at, PATIENCE, "the driver's end")
         assert [one.how for one in self.drives()] == [None, STOPPED]
 

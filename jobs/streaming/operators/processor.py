@@ -15,8 +15,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from jobs.encoding.packet_kinds import STATE, STATES_BY_BLOCK
 from jobs.encoding.packets import concat
 from jobs.encoding.rows import unpack_rows
-from jobs.state.advance import advance
 from jobs.state.block_store import Blocks, decoded, map_store, unknown
+from jobs.state.filter_step import filter_step
 from jobs.state.plan import Plan, put_out
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class FilterProcessor(StatefulProcessor):
             return
         present, known = self.blocks.load(keyed.keys.arrays["route"])
         begin = None if plan.begin is None else plan.begin(keyed)
-        advanced = advance(
+        advanced = filter_step(
             plan.kernel,
             plan.state.layout,
             known,

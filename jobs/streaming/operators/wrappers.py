@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Around(StatefulProcessor):
+class DelegatingProcessor(StatefulProcessor):
     """Let another operator have its state, its snapshot, its rows and its timers."""
 
     def __init__(self, inner: Any) -> None:
@@ -97,7 +97,7 @@ def _decode(payload: bytes) -> pa.RecordBatch:
     return pa.ipc.open_stream(payload).read_all().combine_chunks().to_batches()[0]
 
 
-class SetAside(Around):
+class PassThroughRejects(DelegatingProcessor):
     """Hand the packets of `ASIDE` and `WITHOUT` on as they are, and all others to the model's own operator."""
 
     def handleInputRows(  # noqa: N802
@@ -145,7 +145,7 @@ def with_kind(packer: Packer) -> Packer:
     return pack
 
 
-class TakesKeys(Around):
+class KeyImporter(DelegatingProcessor):
     """Let the model's own operator take over what is offered, and then its rows of the micro-batch."""
 
     def handleInputRows(  # noqa: N802

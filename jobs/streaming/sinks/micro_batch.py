@@ -37,12 +37,12 @@ from jobs.lineage.damage import half_written
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation, marked
 from jobs.observability.batch_profile import FILTER, TO_DELTA
-from jobs.spark.conf import suit
+from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import label
 from jobs.specs.row_order import QuarantineLimit
 from jobs.streaming.operators.wrappers import rejected_rows
 from jobs.streaming.sinks.latest_states import Latest
-from jobs.streaming.sinks.publishing import Publisher, with_target
+from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
 from jobs.warehouse.quarantine import OPTIONS, TABLE, identified, refusal, too_many, topic_quarantine
 from jobs.warehouse.tables import archive, estimates
@@ -85,7 +85,7 @@ class Totals:
 
 
 @dataclass
-class Sink:
+class MicroBatchWriter:
     """The function that Spark calls with each micro-batch's packets."""
 
     generation: Generation
@@ -125,7 +125,7 @@ class Sink:
                 else:
                     counts[row["kind"]] += row["rows"]
             # For what is written now, and for the next micro-batch, which will be about as large.
-            suit(packets.sparkSession, counts[ESTIMATES] + counts[CORRECTION])
+            set_codegen_for(packets.sparkSession, counts[ESTIMATES] + counts[CORRECTION])
             refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
             if counts[SET_ASIDE]:
                 refused["messages that do not fit"] = counts[SET_ASIDE]
@@ -201,7 +201,7 @@ class Sink:
         if self.latest is not None and packets is not None:
             keep = self.latest
             with self._step(batch_id, "latest states"):
-                with_target(keep.table, batch_id, lambda: keep.write(packets, batch_id))
+                naming_the_sink(keep.table, batch_id, lambda: keep.write(packets, batch_id))
         if self.publisher is not None:
             with self._step(batch_id, "hand estimates on"):
                 self.publisher(None if packets is None else self._rows(packets, batch_id), batch_id)

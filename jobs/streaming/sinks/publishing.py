@@ -30,7 +30,7 @@ FOLDER = "_published"
 JSON_TIME = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 
-class Target(Protocol):
+class Sink(Protocol):
     """One sink: its name, and what writes rows of the estimates table to it."""
 
     @property
@@ -42,7 +42,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True)
-class Topic:
+class KafkaSink:
     """A Kafka topic: a message's key is the key as text, its value the row as JSON without what is null."""
 
     topic: str
@@ -67,7 +67,7 @@ class Topic:
 
 
 @dataclass(frozen=True)
-class Folder:
+class FileSink:
     """Files in folders the Hive way: `generation=.../batch_id=...` for each micro-batch, which replaces itself."""
 
     path: str
@@ -88,7 +88,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Function:
+class FunctionSink:
     """A function of the user's, called as function(rows, generation, batch_id)."""
 
     called: str
@@ -104,7 +104,7 @@ class Function:
         self.function(rows, generation, batch_id)
 
 
-def targets_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Target]:
+def sinks_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sink]:
     """Return the sinks of a spec that lies in `folder`, once all of them are there.
 
     Raises:
@@ -113,18 +113,18 @@ def targets_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[T
     """
     from kalman.models.named import find
 
-    targets: list[Target] = []
+    targets: list[Sink] = []
     if sinks.kafka is not None:
         from jobs.spark.kafka import bounds
 
         bounds(warehouse.spark, sinks.kafka.topic)
-        targets.append(Topic(sinks.kafka.topic))
+        targets.append(KafkaSink(sinks.kafka.topic))
     if sinks.files is not None:
         given = sinks.files.folder
         absolute = given.startswith("/") or "://" in given
-        targets.append(Folder(given if absolute else warehouse.path(given), sinks.files.format))
+        targets.append(FileSink(given if absolute else warehouse.path(given), sinks.files.format))
     for name in sinks.functions:
-        targets.append(Function(name, find(name, folder, "sinks.functions")))
+        targets.append(FunctionSink(name, find(name, folder, "sinks.functions")))
     for file in files_of(sinks.functions, folder):
         warehouse.spark.sparkContext.addPyFile(str(file))
     return targets
@@ -136,7 +136,7 @@ class Publisher:
 
     warehouse: Warehouse
     lease: Lease
-    targets: Sequence[Target]
+    targets: Sequence[Sink]
     _reached: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -178,17 +178,17 @@ class Publisher:
             if rows is None:
                 self._reached[target.name] = batch_id
             else:
-                with_target(target.name, batch_id, lambda t=target: self._write(t, rows, batch_id))
+                naming_the_sink(target.name, batch_id, lambda t=target: self._write(t, rows, batch_id))
                 self._note(target, batch_id)
 
     @property
     def _live(self) -> bool:
         return self.lease.drive.status == LIVE
 
-    def _write(self, target: Target, rows: DataFrame, batch_id: int) -> None:
+    def _write(self, target: Sink, rows: DataFrame, batch_id: int) -> None:
         target.write(rows, self.lease.generation.generation, batch_id)
 
-    def _catch_up(self, target: Target, to: int) -> None:
+    def _catch_up(self, target: Sink, to: int) -> None:
         """Hand on the estimates of committed micro-batches that a sink has not had, those of the time in shadow."""
         from pyspark.sql import functions as F
 
@@ -204,16 +204,16 @@ class Publisher:
             part = rows.filter(F.col("batch_id") == batch)
             # The table's files are in no order, and a key's rows are handed on in theirs.
             part = part.repartition("key").sortWithinPartitions("key", "event_time")
-            with_target(target.name, batch, lambda p=part, b=batch: self._write(target, p, b))
+            naming_the_sink(target.name, batch, lambda p=part, b=batch: self._write(target, p, b))
             self._note(target, batch)
         self._reached[target.name] = to
 
-    def _note(self, target: Target, batch_id: int) -> None:
+    def _note(self, target: Sink, batch_id: int) -> None:
         self._reached[target.name] = batch_id
         self._files.write(_file(target), json.dumps({"sink": target.name, "batch_id": batch_id}).encode())
 
 
-def with_target(name: str, batch_id: int, write: Callable[[], object]) -> None:
+def naming_the_sink(name: str, batch_id: int, write: Callable[[], object]) -> None:
     """Write to a sink and say clearly which one failed, and what that means.
 
     Raises:
@@ -234,5 +234,5 @@ def with_target(name: str, batch_id: int, write: Callable[[], object]) -> None:
         ) from error
 
 
-def _file(target: Target) -> str:
+def _file(target: Sink) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", target.name) + ".json"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.lineage.live import settled
+from jobs.lineage.live import latest_corrections
+from jobs.upgrades.comparison.decision import Comparison, decide
 from jobs.upgrades.comparison.statistics import SIDES, SUMS, moments, per_key, same_model, totals, unequal
-from jobs.upgrades.comparison.verdict import Comparison, judged
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, measurements
 
@@ -143,7 +143,7 @@ def gather(
         spec.description,
         _about(old),
         _about(new),
-        judged(numbers, spec.upgrade),
+        decide(numbers, spec.upgrade),
         spec.upgrade.model_dump(),
         time,
         course,
@@ -216,7 +216,7 @@ def _shown(
     from pyspark.sql import functions as F
 
     from jobs.encoding.keys import key_kind, text_of
-    from jobs.lineage.choice import origin
+    from jobs.lineage.start_point import origin
 
     if not chosen:
         return []
@@ -225,7 +225,11 @@ def _shown(
     theirs = (F.col("generation") == old.generation) & (F.col("batch_id") >= first_batch)
     theirs = theirs | (F.col("generation") == new.generation)
     columns = ("key", "generation", F.unix_micros("event_time").alias("time"), "mean", "covariance")
-    table = settled(warehouse.read(estimates(spec.name)).filter(wanted & theirs)).select(*columns).toPandas()
+    table = (
+        latest_corrections(warehouse.read(estimates(spec.name)).filter(wanted & theirs))
+        .select(*columns)
+        .toPandas()
+    )
     table = table.sort_values("time", kind="stable")
     measured = None
     if name in spec.measurement and warehouse.exists(measurements(spec.name)) and len(table):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jobs.core.report import plain
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades.comparison.verdict import Comparison
+from jobs.upgrades.comparison.decision import Comparison
 from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
@@ -53,6 +53,6 @@ def files_of(warehouse: Warehouse, model: str, generation: str) -> tuple[Files, 
 
 def _spec_of(warehouse: Warehouse, spec: ModelSpec, new: Generation) -> ModelSpec:
     """Return the spec that the new generation's estimates mean: the deployed one, or that of its snapshot."""
-    from jobs.lineage.choice import origin
+    from jobs.lineage.start_point import origin
 
     return spec if new.fingerprint == spec.fingerprint() else origin(warehouse, new).model_spec()

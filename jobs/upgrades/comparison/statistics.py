@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jobs.lineage.generations import Generation
-from jobs.lineage.live import settled
+from jobs.lineage.live import latest_corrections
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, measurements
@@ -31,7 +31,7 @@ of, flagged rows, normalised innovations and their number."""
 
 def same_model(warehouse: Warehouse, old: Generation, new: Generation) -> bool:
     """Tell if two generations are of the same model and parameters, whatever its version is called."""
-    from jobs.lineage.choice import origin
+    from jobs.lineage.start_point import origin
 
     before, after = origin(warehouse, old), origin(warehouse, new)
     meanings = {one.model_spec().model_copy(update={"version": 1}).fingerprint() for one in (before, after)}
@@ -70,7 +70,9 @@ def _of(table: DataFrame, generation: str, letter: str, behind: int) -> DataFram
         "innovation": F.sum(F.aggregate(seen, F.lit(0.0), lambda total, value: total + value)),
         "components": F.sum(F.when(seen.isNotNull(), F.size(seen))),
     }
-    mine = settled(table.filter((F.col("generation") == generation) & (F.col("batch_id") >= behind)))
+    mine = latest_corrections(
+        table.filter((F.col("generation") == generation) & (F.col("batch_id") >= behind))
+    )
     return mine.groupBy("key", "event_time").agg(
         *(column.alias(f"{letter}_{name}") for name, column in named.items())
     )
@@ -81,7 +83,7 @@ def _with_degrees(warehouse: Warehouse, spec: ModelSpec, both: DataFrame) -> Dat
     from pyspark.sql import functions as F
 
     from jobs.encoding.keys import key_kind, text_of
-    from jobs.lineage.late_copies import without
+    from jobs.lineage.replayed_late_rows import without
 
     if len(spec.measurement) == 1:
         return both.select("*", *(F.col(f"{letter}_judged").alias(f"{letter}_degrees") for letter in SIDES))
@@ -207,7 +209,7 @@ def unequal(table: DataFrame, old: str, new: str, first_batch: int) -> int:
 
     columns = ["key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags"]
     behind = (F.col("generation") == old) & (F.col("batch_id") >= first_batch)
-    mine = settled(table.filter(behind)).select(*columns)
-    theirs = settled(table.filter(F.col("generation") == new)).select(*columns)
+    mine = latest_corrections(table.filter(behind)).select(*columns)
+    theirs = latest_corrections(table.filter(F.col("generation") == new)).select(*columns)
     times = theirs.select("key", "event_time").distinct()
     return mine.join(times, ["key", "event_time"], "left_semi").select(*columns).exceptAll(theirs).count()

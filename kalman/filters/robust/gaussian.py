@@ -21,7 +21,7 @@ from kalman.filters import gaussian_programs as lines
 from kalman.filters.gaussian import GaussianFilter, run_line
 from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
-from kalman.filters.robust.step import Look, adapted, gated, options_of, own_places, put, shown
+from kalman.filters.robust.step import RowView, adapted, gated, options_of, own_places, put, shown
 from kalman.filters.robust.updates import Robust
 from kalman.filters.state_layout import Target
 from kalman.filters.update import presence
@@ -139,7 +139,7 @@ def update_line(model: RobustGaussianFilter, missing: bool) -> Program:
             nis = np.where(np.greater(updates.count(presents), 0.0), nis, np.nan)
     after: list[Any] = [*(plus(a, b) for a, b in zip(place[:n], said.change, strict=True)), *said.S, *own]
     if model.adaptive.names:
-        look = Look(v, C, here.H, weighed, w, presents, None, first)
+        look = RowView(v, C, here.H, weighed, w, presents, None, first)
 
         def noise() -> Vector:
             if not isinstance(model.process, FunctionProcess):

@@ -16,7 +16,7 @@ from kalman.filters.prediction import Prediction
 from kalman.filters.recursions import choose
 from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
-from kalman.filters.robust.step import Look, adapted, gated, options_of, own_places, put, shown
+from kalman.filters.robust.step import RowView, adapted, gated, options_of, own_places, put, shown
 from kalman.filters.robust.updates import Robust
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import Scalar, presence, update
@@ -189,7 +189,7 @@ class RobustLinearFilter(StateLayout):
         if updated.A is not None:
             after[base.places["diffuse"]] = [entry for row in updated.A for entry in row]
         if self.adaptive.names:
-            look = Look(v, C, lambda: H, weighed, w, presents, undetermined, first)
+            look = RowView(v, C, lambda: H, weighed, w, presents, undetermined, first)
 
             def noise() -> Vector:
                 return base.process.transition(dt, u, values).Q

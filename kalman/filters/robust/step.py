@@ -16,7 +16,7 @@ from kalman.models.structure import Parameter, Values
 from kalman.types import Array, ModelError
 
 
-class Look(NamedTuple):
+class RowView(NamedTuple):
     """What a row showed: innovation v, its covariance C + R with R as weighed by w (empty: not), H, and masks.
 
     undetermined, first: which keys (K,) bool are still diffuse, are at their first row; None or False: none, True: all
@@ -80,7 +80,7 @@ def adapted(
     options: Adaptive,
     model: Noisy,
     values: Values,
-    look: Look,
+    look: RowView,
     innovation: Innovation,
     Q: Callable[[], Vector],
     dt: Array,

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from jobs import cli
 from jobs.core import errors
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
-from jobs.core.report import Report, counted, plain
+from jobs.core.report import Report, plain, plural
 from jobs.core.settings import DEFAULT_MASTER, Settings
 from jobs.warehouse.quarantine import Choice
 
@@ -239,8 +239,8 @@ def test_a_report_is_lines_or_one_json_document(verb: list[tuple[Any, ...]]) -> 
 
 
 def test_what_is_counted_is_said_in_the_right_number() -> None:
-    assert [counted(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
-    assert counted(2, "micro-batch", "es") == "2 micro-batches"
+    assert [plural(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert plural(2, "micro-batch", "es") == "2 micro-batches"
 
 
 def test_json_says_what_it_cannot_say_as_null_or_text() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import UserError
-from jobs.lineage.live import settled
+from jobs.lineage.live import latest_corrections
 from jobs.warehouse.positions import landed_offsets
 from tests.jobs.ingestion.test_kafka import topic_spec
-from tests.jobs.streaming.test_timed_stream import between, delayed, newest
+from tests.jobs.streaming.test_event_time_stream import between, delayed, newest
 from tests.jobs.support.feeds import Feed, Message, as_json, spread
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, since
 from tests.jobs.training.test_new_keys import after, of_new_keys
@@ -64,7 +64,7 @@ def test_late_rows_of_a_topic_are_replayed(feed: Feed, tmp_path: Path) -> None:
     done = pipeline.stream().data
     assert (done["rows"], done["late"]) == (sum(map(len, parts)), 0) and done["corrected"] > 0
     ingest.run(pipeline.settings, "again")
-    told = settled(pipeline.warehouse.read("estimates/again")).toPandas()
+    told = latest_corrections(pipeline.warehouse.read("estimates/again")).toPandas()
     assert_bit_equal(ordered(told), pipeline.batch())
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import UserError
-from jobs.lineage.live import settled
+from jobs.lineage.live import latest_corrections
 from tests.jobs.key_inputs.test_inputs import (
     GAUGES,
     KEYS,
@@ -24,7 +24,7 @@ from tests.jobs.key_inputs.test_inputs import (
     since,
     table_of,
 )
-from tests.jobs.streaming.test_timed_stream import delayed
+from tests.jobs.streaming.test_event_time_stream import delayed
 from tests.jobs.support.feeds import Feed, Message, as_json
 from tests.jobs.support.pipeline import Pipeline
 from tests.jobs.support.processes import files
@@ -90,7 +90,7 @@ def test_late_rows_are_replayed_with_the_inputs_with_which_they_came_and_keys_jo
     expected = by_hand(
         [(days[0], first), (parts[0], first), (parts[1], second), (history, second), (joined, second)]
     )
-    found = settled(pipeline.warehouse.read("estimates/gauge")).toPandas()
+    found = latest_corrections(pipeline.warehouse.read("estimates/gauge")).toPandas()
     assert_same(found, since(expected, days[1]))
 
     # Done again, the last micro-batch has the same version and adds nothing.
@@ -98,7 +98,9 @@ def test_late_rows_are_replayed_with_the_inputs_with_which_they_came_and_keys_jo
     forget_the_last_commit(pipeline)
     pipeline.stream()
     assert pinned(pipeline) == {0: 0, 1: 1}
-    assert_same(settled(pipeline.warehouse.read("estimates/gauge")).toPandas(), since(expected, days[1]))
+    assert_same(
+        latest_corrections(pipeline.warehouse.read("estimates/gauge")).toPandas(), since(expected, days[1])
+    )
 
 
 def test_a_refused_micro_batch_takes_another_version_and_keys_that_end_begin_anew(

@@ -16,14 +16,14 @@ from jobs.lineage.compatibility import (
     MIGRATION,
     REFUSED,
     RULES,
-    Asked,
-    Made,
-    as_made,
+    BuiltWith,
+    Deployed,
     blocks_of,
     changes,
     check,
-    judge,
+    differences,
     row_rules,
+    spec_to_run,
 )
 from jobs.specs.loading import load_all
 from jobs.specs.model_spec import ModelSpec
@@ -40,7 +40,7 @@ def spec(**changes: Any) -> ModelSpec:
     return ModelSpec.model_validate(random_walk_spec(**changes))
 
 
-def made(of: ModelSpec | None = None, **facts: Any) -> Made:
+def made(of: ModelSpec | None = None, **facts: Any) -> BuiltWith:
     of = of or spec()
     position = (
         delta_position("measurements/walk", 7, "t1")
@@ -58,12 +58,12 @@ def made(of: ModelSpec | None = None, **facts: Any) -> Made:
         "blocks": blocks_of(of, 60, 2),
         "stored": STORED,
     }
-    return Made(**{**known, **facts})
+    return BuiltWith(**{**known, **facts})
 
 
-def asked(of: ModelSpec | None = None, **facts: Any) -> Asked:
+def asked(of: ModelSpec | None = None, **facts: Any) -> Deployed:
     known: dict[str, Any] = {"table": "t1", "newest": 9, "settings": {PROVIDER: "rocks"}}
-    return Asked(of or spec(), **{**known, **facts})
+    return Deployed(of or spec(), **{**known, **facts})
 
 
 def test_every_field_of_a_spec_has_a_rule() -> None:
@@ -120,7 +120,7 @@ def test_what_is_allowed_takes_hold(change: dict[str, Any]) -> None:
     new = spec(**change)
     assert set(changes(spec(), new).values()) == {ALLOWED}
     assert check(made(), asked(new)) == []
-    assert as_made(spec(), new) == new
+    assert spec_to_run(spec(), new) == new
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_what_is_allowed_takes_hold(change: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_allowed_is_said_with_what_to_do(
-    state: Made, now: Asked, verdict: str, said: str
+    state: BuiltWith, now: Deployed, verdict: str, said: str
 ) -> None:
-    (found,) = judge(state, now)
+    (found,) = differences(state, now)
     assert found.verdict == verdict
     assert re.search(said, found.said), found.said
     if verdict == REFUSED:
@@ -175,12 +175,12 @@ def test_a_snapshot_has_no_layout_and_an_old_one_no_table() -> None:
     bare = made(
         partitions=None, blocks=None, stored={}, table=None, reached=delta_position("measurements/walk", 7)
     )
-    assert judge(bare, asked(spec(stream={"partitions": 9}), table="t2")) == []
+    assert differences(bare, asked(spec(stream={"partitions": 9}), table="t2")) == []
 
 
 def test_a_generation_of_an_earlier_version_takes_its_limits_from_the_deployed_spec() -> None:
     new = spec(version=2, stream={"max_files_per_batch": 5}, quarantine={"fail_above": 0.5}, late="apply")
-    found = as_made(spec(), new)
+    found = spec_to_run(spec(), new)
     assert (found.version, found.late, found.stream, found.quarantine) == (
         1,
         "quarantine",

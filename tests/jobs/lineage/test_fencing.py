@@ -18,8 +18,8 @@ from jobs.lineage import leases
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation, all_of, live
 from jobs.lineage.leases import Lease
-from jobs.supervision.driver_identity import Owner
-from jobs.supervision.driver_log import LOST, LeaseLog
+from jobs.supervision.driver_identity import DriverIdentity
+from jobs.supervision.driver_log import LOST, DriverLog
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import GENERATIONS
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
@@ -46,7 +46,7 @@ def warehouse(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def acquired(warehouse: Warehouse, host: str) -> Lease:
     """Take the lease as a driver of another machine."""
     (generation,) = all_of(warehouse, "m")
-    return leases.acquire(warehouse, generation, Owner(host, 1, 0.0, 2, 0.0, host))
+    return leases.acquire(warehouse, generation, DriverIdentity(host, 1, 0.0, 2, 0.0, host))
 
 
 def put(fence: Fence, batch: int, *values: int, **options: Any) -> None:
@@ -140,7 +140,7 @@ def test_a_lease_that_was_given_back_needs_no_fence(warehouse: Warehouse) -> Non
     put(Fence(warehouse, second, None), 1, 2)
     assert warehouse.latest_version("t") == 1
     leases.release(warehouse, second, "failed", "the disk is full")
-    log = LeaseLog.at(warehouse.root, "m").history("g1")
+    log = DriverLog.at(warehouse.root, "m").history("g1")
     assert [(one.epoch, one.how, one.error) for one in log] == [
         (1, "stopped", None),
         (2, "failed", "the disk is full"),
@@ -175,7 +175,7 @@ def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
         f"file://{pipeline.settings.warehouse}",
         "--trigger",
     )
-    log = LeaseLog.at(pipeline.settings.warehouse, "walk")
+    log = DriverLog.at(pipeline.settings.warehouse, "walk")
     checkpoint = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001")
 
     monkeypatch.setenv("KALMAN_HOST", "one")

@@ -9,7 +9,7 @@ import pytest
 from jobs import retire, upgrade
 from jobs.core.errors import UserError
 from jobs.lineage import generations
-from jobs.supervision.driver_log import LeaseLog
+from jobs.supervision.driver_log import DriverLog
 from tests.jobs.support.pipeline import assert_bit_equal, random_rows, random_walk_spec, since, streaming
 from tests.jobs.support.processes import Driver
 
@@ -22,7 +22,7 @@ def test_a_shadow_that_is_driven_is_retired_and_its_driver_ends(tmp_path: Path) 
     pipeline.write_spec(random_walk_spec(version=2, upgrade={"rows": 0}))
     upgrade.run(pipeline.settings, "walk", promote=False)
     pipeline.land(days[2])
-    log = LeaseLog.at(pipeline.settings.warehouse, "walk")
+    log = DriverLog.at(pipeline.settings.warehouse, "walk")
     driver = Driver(pipeline, "stream", "--model", "walk", "--generation", "walk-g0002", "--trigger", "1")
     commits = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0002", "commits", "0")
     driver.wait_for(commits.exists)

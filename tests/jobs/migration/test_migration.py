@@ -9,7 +9,7 @@ import pytest
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.migration.state_map import leg_of, migration
+from jobs.migration.state_map import migration, state_map_of
 from jobs.migration.versions import Step, path_between
 from jobs.specs.model_spec import ModelSpec
 from kalman.filters.affine import Affine, moved
@@ -264,7 +264,7 @@ def test_a_key_that_would_come_out_wrong_is_found() -> None:
 )  # fmt: skip
 def test_what_cannot_be_migrated_is_said(new: ModelSpec, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        leg_of(Step(spec(1, ["a", "b"]), new))
+        state_map_of(Step(spec(1, ["a", "b"]), new))
 
 
 def test_the_way_between_versions_is_found() -> None:

@@ -16,7 +16,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.keys import KeyKind
 from jobs.lineage.live import live_estimates
 from jobs.migration.rekey import Rekey, merge_states, new_keys
-from jobs.migration.state_map import leg_of
+from jobs.migration.state_map import state_map_of
 from jobs.migration.versions import Step
 from jobs.spark.queries import cause_of
 from jobs.specs.model_spec import ModelSpec
@@ -149,9 +149,9 @@ def test_other_key_columns_are_refused_without_a_function() -> None:
     old = ModelSpec.model_validate(random_walk_spec())
     new = random_walk_spec(version=2, key=["room", "sensor"])
     with pytest.raises(UserError, match="Say in migrate.keys how the old keys become the new ones"):
-        leg_of(Step(old, ModelSpec.model_validate(new)))
+        state_map_of(Step(old, ModelSpec.model_validate(new)))
     new["migrate"] = {"keys": {"function": "walk_keys:split"}}
-    leg_of(Step(old, ModelSpec.model_validate(new)))
+    state_map_of(Step(old, ModelSpec.model_validate(new)))
 
 
 def test_what_a_query_raises_is_what_is_said() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from jobs import status
 from jobs.observability import progress_log
-from jobs.observability.progress_log import Spool, Writer, progress_of
+from jobs.observability.progress_log import ProgressLog, Writer, progress_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 pytestmark = pytest.mark.spark
@@ -57,7 +57,7 @@ def test_every_micro_batch_is_recorded_and_told(streamed: Pipeline) -> None:
 
 def test_progress_is_folded_into_its_table_once(streamed: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     warehouse = streamed.warehouse
-    mine = Spool(warehouse, "other")
+    mine = ProgressLog(warehouse, "other")
     shutil.copytree(Path(warehouse.path("_progress/walk")), mine.path)
     with Path(mine.path, mine.names()[0]).open("a") as file:
         file.write('{"batch_id": 99, "cut sh')  # a driver that was killed
@@ -65,7 +65,7 @@ def test_progress_is_folded_into_its_table_once(streamed: Pipeline, monkeypatch:
     assert before == [0, 1, 2, 3]
 
     with monkeypatch.context() as patch:
-        patch.setattr(Spool, "_end", interrupted)
+        patch.setattr(ProgressLog, "_end", interrupted)
         with pytest.raises(KeyboardInterrupt):
             mine.fold()
     assert not warehouse.exists(progress_log.table_of("other"))
@@ -94,7 +94,7 @@ def test_progress_is_folded_into_its_table_once(streamed: Pipeline, monkeypatch:
     assert warehouse.read("progress/other").count() == 6
 
 
-def interrupted(self: Spool, folder: str) -> None:
+def interrupted(self: ProgressLog, folder: str) -> None:
     raise KeyboardInterrupt
 
 

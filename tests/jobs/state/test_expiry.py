@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import kalman
 from jobs.encoding.packet_kinds import BEHIND, DROPPED, DUPLICATE, EXPIRED
 from jobs.encoding.rows import unpack_rows
-from jobs.state.advance import advance
 from jobs.state.expiry import lives
-from tests.jobs.support.timed import (
+from jobs.state.filter_step import filter_step
+from tests.jobs.support.event_time import (
     DEFINITION,
     INTEGER,
     SECOND,
@@ -235,7 +235,7 @@ def test_where_micro_batches_are_cut_does_not_change_when_keys_end(
     if not rows:
         return
     keyed = unpack_rows([packet(INTEGER, rows)], INTEGER)
-    whole = advance(kernel, layout, layout.empty(), keyed, float(SECOND), idle=idle * SECOND)
+    whole = filter_step(kernel, layout, layout.empty(), keyed, float(SECOND), idle=idle * SECOND)
     times = sorted({row.time for row in rows})
     cuts = [set(times[start : start + size]) for start in range(0, len(times), size)]
     stream = TimedStream(plan_of(delay=0, waits=False, idle=idle * SECOND))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kalman
 from jobs.encoding.packet_kinds import BEYOND, DUPLICATE, LATE
 from jobs.encoding.rows import RowFormat
-from tests.jobs.support.timed import (
+from tests.jobs.support.event_time import (
     DEFINITION,
     INTEGER,
     SECOND,

@@ -13,11 +13,11 @@ from jobs.encoding.packet_kinds import BEHIND, BEYOND, DROPPED, LATE, NEVER, RES
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import RowFormat, RowId, keyed_rows
 from jobs.state.duplicates import Marks, distinct, resent
+from jobs.state.reorder_buffer import IDLE, PARTS, Clock
 from jobs.state.row_ids import ids_layout
-from jobs.state.waiting_rows import IDLE, PARTS, Clock
 from tests.jobs.state.test_replay import latest
 from tests.jobs.state.test_strict import by_hand
-from tests.jobs.support.timed import (
+from tests.jobs.support.event_time import (
     INTEGER,
     SECOND,
     TEXT,

@@ -14,8 +14,8 @@ from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import RowFormat
 from jobs.encoding.watermark_ticks import newest_of, timed_packer
 from jobs.state.block_format import StateFormat
-from jobs.state.waiting_rows import MANY, PARTS, Clock, WaitingRows
-from tests.jobs.support.timed import (
+from jobs.state.reorder_buffer import MANY, PARTS, Clock, ReorderBuffer
+from tests.jobs.support.event_time import (
     INTEGER,
     SECOND,
     TEXT,
@@ -124,7 +124,7 @@ def test_without_a_row_for_so_long_nothing_waits(
 )
 def test_waiting_rows_are_a_set_ordered_by_time(steps: list[tuple[list[int], int]], delay: int) -> None:
     store = DictStore()
-    waiting = WaitingRows(store, StateFormat(b"12345678", TEXT.layout), delay * SECOND, PARTS.empty())
+    waiting = ReorderBuffer(store, StateFormat(b"12345678", TEXT.layout), delay * SECOND, PARTS.empty())
     kept: list[Row] = []
     for number, (times, before) in enumerate(steps):
         new = [Row(number, time, float(i)) for i, time in enumerate(times)]
@@ -135,7 +135,7 @@ def test_waiting_rows_are_a_set_ordered_by_time(steps: list[tuple[list[int], int
         kept = [row for row in kept if row.time >= before]
         assert waiting.count == len(kept)
         again = Clock.decode(Clock(before, waiting.parts).encode())
-        waiting = WaitingRows(store, waiting.fmt, delay * SECOND, again.parts)
+        waiting = ReorderBuffer(store, waiting.fmt, delay * SECOND, again.parts)
     assert as_rows(waiting.release(10**9 * SECOND)) == sorted(kept)
     assert not store.held
 
@@ -143,7 +143,7 @@ def test_waiting_rows_are_a_set_ordered_by_time(steps: list[tuple[list[int], int
 def test_a_row_that_waits_is_written_a_few_times_however_many_micro_batches_it_waits() -> None:
     """A second a micro-batch, an hour of delay: what is written stays near what comes."""
     store = DictStore()
-    waiting = WaitingRows(store, StateFormat(b"12345678", INTEGER.layout), 3600 * SECOND, PARTS.empty())
+    waiting = ReorderBuffer(store, StateFormat(b"12345678", INTEGER.layout), 3600 * SECOND, PARTS.empty())
     size, sent = 20, 0
     for second in range(1000):
         rows = [Row(key, second, 0.0) for key in range(size)]

@@ -23,7 +23,7 @@ from jobs.encoding.packets import Records
 from jobs.lineage.leases import Lease
 from jobs.lineage.live import live_latest
 from jobs.specs.sinks import Sinks
-from jobs.streaming.sinks.publishing import Publisher, targets_of
+from jobs.streaming.sinks.publishing import Publisher, sinks_of
 from jobs.warehouse.delta import Warehouse
 from tests.jobs.support.pipeline import (
     Pipeline,
@@ -181,7 +181,7 @@ def test_a_sink_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("no_shelf:take", "sinks.functions: there is no module no_shelf"),
     ):
         with pytest.raises(kalman.ModelError, match=said):
-            targets_of(cast(Warehouse, None), Sinks(functions=[name]), str(tmp_path))
+            sinks_of(cast(Warehouse, None), Sinks(functions=[name]), str(tmp_path))
     with pytest.raises(ValueError, match="does not name a function; write module:function"):
         Sinks(functions=["take"])
 

@@ -10,10 +10,10 @@ import pytest
 
 from jobs import stop
 from jobs.core.errors import UserError
-from jobs.lineage import draining, generations
+from jobs.lineage import generations, pausing
 from jobs.streaming import several
-from jobs.supervision.driver_log import LeaseLog
-from jobs.supervision.driver_status import look
+from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_status import driver_status
 from jobs.warehouse.checkpoints import Checkpoint
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver
@@ -85,10 +85,10 @@ def test_one_is_stopped_the_other_goes_on_and_a_kill_of_both_costs_nothing(tmp_p
     driver.wait_for(lambda: all(committed(one) >= 1 for one in pipelines.values()))
     live = generations.live(walk.warehouse, "walk")
     assert live is not None
-    with draining.alone(walk.warehouse, live, "a trial", drain=True):
-        assert not look(LeaseLog.at(walk.settings.warehouse, "walk")).driven
+    with pausing.exclusive_stream(walk.warehouse, live, "a trial", drain=True):
+        assert not driver_status(DriverLog.at(walk.settings.warehouse, "walk")).driven
     stop.run(walk.settings, "walk")  # has nothing left to stop
-    assert not look(LeaseLog.at(walk.settings.warehouse, "walk")).driven
+    assert not driver_status(DriverLog.at(walk.settings.warehouse, "walk")).driven
     for name, one in pipelines.items():
         one.land(rows[name][3])
     driver.wait_for(lambda: committed(drift) >= 2)

@@ -14,9 +14,9 @@ from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
 from jobs.state.block_store import Blocks, decoded, unknown
 from jobs.training import new_keys
+from tests.jobs.support.event_time import DictStore, plan_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec
 from tests.jobs.support.processes import Driver, files
-from tests.jobs.support.timed import DictStore, plan_of
 
 pytestmark = pytest.mark.spark
 

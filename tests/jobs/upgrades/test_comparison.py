@@ -16,9 +16,9 @@ from jobs.core.report import plain
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.comparison.content import Content, Shown, Sums, choose, measured_direction
+from jobs.upgrades.comparison.decision import decide, lines_of
 from jobs.upgrades.comparison.page import page
 from jobs.upgrades.comparison.statistics import SUMS, judge_keys
-from jobs.upgrades.comparison.verdict import judged, lines_of
 from tests.demo.test_report import page_of
 from tests.jobs.support.pipeline import random_walk_spec
 
@@ -71,7 +71,7 @@ def content(**changes: Any) -> Content:
         "What wanders <and> more.",
         {"generation": "walk-g0001", "version": 1, **about},
         {"generation": "walk-g0002", "version": 2, **about},
-        judged(numbers, limits),
+        decide(numbers, limits),
         limits.model_dump(),
         time,
         course,
@@ -142,7 +142,7 @@ def test_each_key_is_judged_by_its_chi_square_and_normal_bounds() -> None:
 )
 def test_the_verdict_follows_the_thresholds(changes: Any, limits: Any, said: str | None) -> None:
     numbers = {**content().found.numbers, **changes}
-    found = judged(numbers, Upgrade(**limits))
+    found = decide(numbers, Upgrade(**limits))
     assert found.good == (said is None)
     assert lines_of(found)[-1].startswith("verdict: good" if said is None else "verdict: not good: ")
     if said is not None:

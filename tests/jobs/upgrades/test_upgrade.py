@@ -14,8 +14,8 @@ import kalman
 from jobs import migrate, promote, report, retire, rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.encoding.rows import order_rows
-from jobs.lineage import choice, switching
-from jobs.lineage.live import chain, live_estimates
+from jobs.lineage import promotion, start_point
+from jobs.lineage.live import live_estimates, live_lineage
 from jobs.snapshots import manifests
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import (
@@ -112,7 +112,7 @@ def test_a_version_is_proved_in_shadow_takes_over_and_is_taken_back(
     with (
         monkeypatch.context() as patch
     ):  # ended when the state has been exported and migrated: both are found
-        patch.setattr(choice, "begin", die)
+        patch.setattr(start_point, "begin", die)
         with pytest.raises(Ended):
             upgrade.run(pipeline.settings, "walk", promote=False)
     shadowed = upgrade.run(pipeline.settings, "walk", promote=False).data
@@ -125,14 +125,14 @@ def test_a_version_is_proved_in_shadow_takes_over_and_is_taken_back(
         UserError, match="has come to measurements version 2 and walk-g0001 to measurements version 3"
     ):
         promote.run(pipeline.settings, "walk")
-    switched = switching.promote
+    switched = promotion.promote
 
     def promote_and_die(*arguments: Any) -> None:
         switched(*arguments)
         raise Ended
 
     with monkeypatch.context() as patch:  # ended right after the switch
-        patch.setattr(switching, "promote", promote_and_die)
+        patch.setattr(promotion, "promote", promote_and_die)
         with pytest.raises(Ended):
             upgrade.run(pipeline.settings, "walk")
     assert upgrade.run(pipeline.settings, "walk").data["upgraded"] is False
@@ -197,7 +197,7 @@ def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> N
     pipeline.land(*DAYS[3:])
     assert pipeline.stream().data["rows"] == len(DAYS[3]) + len(DAYS[4])
     table = live(pipeline)
-    assert [link.generation for link in chain(pipeline.warehouse, "walk")] == [
+    assert [link.generation for link in live_lineage(pipeline.warehouse, "walk")] == [
         "walk-g0003",
         "walk-g0002",
         "walk-g0001",
@@ -234,7 +234,7 @@ def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_p
     pipeline.stream()
     with pytest.raises(UserError, match="was not promoted; it predicts worse"):
         upgrade.run(pipeline.settings, "walk")
-    assert chain(pipeline.warehouse, "walk")[0].generation == "walk-g0001"
+    assert live_lineage(pipeline.warehouse, "walk")[0].generation == "walk-g0001"
     told = report.run(pipeline.settings, "walk").data
     assert (told["generation"], told["against"], told["good"]) == ("walk-g0002", "walk-g0001", False)
     check_comparison(pipeline, told["comparison"], DAYS[2])
@@ -314,7 +314,7 @@ def test_a_generation_that_has_committed_nothing_is_followed_from_its_start(tmp_
     begun = upgrade.run(pipeline.settings, "walk", promote=False).data
     done = upgrade.run(pipeline.settings, "walk").data  # finds the shadow that is there
     assert (begun["generation"], done["generation"], done["promoted"]) == ("walk-g0003", "walk-g0003", True)
-    links = [(link.generation, link.last_batch) for link in chain(pipeline.warehouse, "walk")]
+    links = [(link.generation, link.last_batch) for link in live_lineage(pipeline.warehouse, "walk")]
     assert links == [("walk-g0003", None), ("walk-g0002", -1), ("walk-g0001", 0)]
     assert_bit_equal(live(pipeline), since(pipeline.batch(), DAYS[1]))
     assert rollback.run(pipeline.settings, "walk").data["generation"] == "walk-g0002"

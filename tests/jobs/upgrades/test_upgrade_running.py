@@ -21,8 +21,8 @@ from demo.flights import load_flights, with_times, write_csv
 from demo.upgrade import SECOND
 from jobs import rollback, upgrade
 from jobs.lineage import generations
-from jobs.lineage.live import chain, live_estimates
-from jobs.supervision.driver_log import LeaseLog
+from jobs.lineage.live import live_estimates, live_lineage
+from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.tables import measurements
 from tests.jobs.support.pipeline import Pipeline
 from tests.jobs.support.processes import Driver, files
@@ -130,7 +130,7 @@ def oracle(rows: pd.DataFrame, cuts: list[int]) -> dict[tuple[str, str, int], tu
 @contextmanager
 def kept_running(pipeline: Pipeline) -> Iterator[None]:
     """Keep a driver on the stream as Airflow does: one that ends is followed by the next, unless there is a hold."""
-    log, done = LeaseLog.at(pipeline.settings.warehouse, MODEL), threading.Event()
+    log, done = DriverLog.at(pipeline.settings.warehouse, MODEL), threading.Event()
     words = ("stream", "--model", MODEL, "--trigger", "1")
     drivers: list[Driver] = []
 
@@ -221,10 +221,10 @@ def test_air_time_goes_from_version_to_version_under_a_running_stream(tmp_path: 
         assert len(sent) < len(days), "it was fed all the while"
     pipeline.stream()
 
-    assert LeaseLog.at(settings.warehouse, MODEL).hold() is None
+    assert DriverLog.at(settings.warehouse, MODEL).hold() is None
     known = {one.generation: one for one in generations.all_of(warehouse, MODEL)}
     assert [one.status for one in known.values()] == [*["retired"] * 3, "live"]
-    assert [link.generation for link in chain(warehouse, MODEL)] == list(known)[::-1]
+    assert [link.generation for link in live_lineage(warehouse, MODEL)] == list(known)[::-1]
     landed = [history, *(by_day[date.fromisoformat(day.stem)] for day in sent)]
     rows = pd.concat(landed, ignore_index=True)
     rows["time"] = pd.to_datetime(rows["at"]).astype("datetime64[us, UTC]").astype("int64")

@@ -31,7 +31,7 @@ class Advanced(NamedTuple):
     """The last states of keys that ended among the rows, where keys end (`jobs.state.expiry`)."""
 
 
-def advance(
+def filter_step(
     kernel: Filter,
     layout: Layout,
     known: Records,

@@ -16,10 +16,10 @@ from jobs.encoding.rows import RowId
 from jobs.encoding.watermark_ticks import tick
 from jobs.state.plan import Plan
 from jobs.state.text_codec import stored_bytes
+from jobs.streaming.operators.event_time_processor import EventTimeProcessor
 from jobs.streaming.operators.processor import FilterProcessor
-from jobs.streaming.operators.timed_processor import TimedProcessor
-from jobs.streaming.operators.wrappers import TakesKeys
-from tests.jobs.support.timed import INTEGER, SECOND, Row, packet, plan_of
+from jobs.streaming.operators.wrappers import KeyImporter
+from tests.jobs.support.event_time import INTEGER, SECOND, Row, packet, plan_of
 
 BUCKET = 7
 
@@ -42,7 +42,7 @@ def counts(out: Any) -> dict[int, int]:
 
 def test_a_key_ends_when_its_timer_goes_off() -> None:
     plan = plan_of(waits=False, idle=10 * SECOND, machine=True)
-    tester = TwsTester(TimedProcessor(plan), timeMode="ProcessingTime")
+    tester = TwsTester(EventTimeProcessor(plan), timeMode="ProcessingTime")
     tester.setProcessingTime(100_000)
     assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(1, 5, 0.0), Row(2, 5, 0.0)], 5))) == {
         ESTIMATES: 2
@@ -61,7 +61,7 @@ def test_a_key_ends_when_its_timer_goes_off() -> None:
 
 def test_what_waits_is_let_go_when_the_timer_goes_off() -> None:
     plan = plan_of(delay=60 * SECOND, patience=10 * SECOND)
-    tester = TwsTester(TimedProcessor(plan), timeMode="ProcessingTime")
+    tester = TwsTester(EventTimeProcessor(plan), timeMode="ProcessingTime")
     tester.setProcessingTime(100_000)
     assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(1, 5, 0.0)], 5))) == {WAITING: 1}
     tester.setProcessingTime(109_000)
@@ -74,7 +74,7 @@ def test_what_waits_is_let_go_when_the_timer_goes_off() -> None:
 
 def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
     plan = plan_of(delay=10 * SECOND)
-    first = TwsTester(TimedProcessor(plan))
+    first = TwsTester(EventTimeProcessor(plan))
     first.testInPandas(BUCKET, rows_and_tick([Row(1, 0, 1.0), Row(1, 15, 2.0), Row(2, 18, 3.0)], 20))
     held = {name: list(first.peekMapState(name, BUCKET).values()) for name in ("blocks", "waiting")}
     states = [plan.state.layout.encode(plan.state.decode(stored_bytes(value))) for (value,) in held["blocks"]]
@@ -87,7 +87,7 @@ def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
         {"kind": [STATES] * len(states) + [ROWS] * len(waiting), "payload": [*states, *waiting]}
     )
     began = plan._replace(timing=plan.timing._replace(watermark=10 * SECOND, newest=20 * SECOND))
-    second = TwsTester(TimedProcessor(began), initialStatePandas=[(BUCKET, seeds)])
+    second = TwsTester(EventTimeProcessor(began), initialStatePandas=[(BUCKET, seeds)])
     left: Any = first.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
     right: Any = second.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
     assert counts(left) == {ESTIMATES: 3}
@@ -103,7 +103,7 @@ def test_ids_of_a_snapshot_are_taken_over() -> None:
         newest = tick(max(row.time for row in some) * SECOND)
         return pd.DataFrame({"kind": [ROWS, TICK], "payload": [packet(fmt, list(some)), newest]})
 
-    first = TwsTester(TimedProcessor(plan))
+    first = TwsTester(EventTimeProcessor(plan))
     assert counts(first.testInPandas(BUCKET, rows(Row(1, 0, 1.0, 7), Row(2, 0, 1.0, 7)))) == {ESTIMATES: 2}
     assert counts(first.testInPandas(BUCKET, rows(Row(1, 5, 1.0, 8)))) == {ESTIMATES: 1}
     states = [
@@ -117,7 +117,7 @@ def test_ids_of_a_snapshot_are_taken_over() -> None:
     ]
     kinds = [STATES] * len(states) + [IDS] * len(ids)
     seeds = pd.DataFrame({"kind": kinds, "payload": [*states, *ids]})
-    second = TwsTester(TimedProcessor(plan), initialStatePandas=[(BUCKET, seeds)])
+    second = TwsTester(EventTimeProcessor(plan), initialStatePandas=[(BUCKET, seeds)])
     again = rows(Row(1, 20, 2.0, 8), Row(1, 21, 2.0, 9), Row(2, 30, 2.0, 7), Row(2, 81, 2.0, 7))
     left, right = (one.testInPandas(BUCKET, again) for one in (first, second))
     assert counts(left) == {ESTIMATES: 2}
@@ -138,7 +138,7 @@ def states_of(plan: Plan, keys: list[int], at: int) -> bytes:
 @pytest.mark.parametrize("timed", [False, True], ids=["plain", "timed"])
 def test_new_keys_are_taken_before_their_rows_and_those_that_are_held_stay(timed: bool) -> None:
     plan = plan_of(waits=False) if timed else plan_of()._replace(timing=None)
-    tester = TwsTester(TakesKeys(TimedProcessor(plan) if timed else FilterProcessor(plan)))
+    tester = TwsTester(KeyImporter(EventTimeProcessor(plan) if timed else FilterProcessor(plan)))
 
     def batch(rows: list[Row], offered: list[int], at: int = 5) -> dict[int, int]:
         frame = rows_and_tick(rows, at) if rows else pd.DataFrame({"kind": [], "payload": []})

@@ -18,7 +18,7 @@ from jobs.downstream.queries import queries_of, query_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.files import Folder
 from jobs.warehouse.tables import estimates
-from tests.jobs.downstream.test_skill import FORECAST, assert_skill, readings, spec
+from tests.jobs.downstream.test_forecast_skill import FORECAST, assert_skill, readings, spec
 from tests.jobs.specs.test_spec import refused
 from tests.jobs.support.pipeline import Pipeline
 from tests.jobs.support.processes import files

@@ -17,10 +17,10 @@ import pytest
 from jobs import resume, stop
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.settings import Settings
-from jobs.lineage import draining
-from jobs.supervision.driver_identity import Owner, machine, started_at
-from jobs.supervision.driver_log import Drive, Hold, Launch, LeaseLog
-from jobs.supervision.driver_status import ENDED, NONE, RUNNING, SILENT, STARTING, look
+from jobs.lineage import pausing
+from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
+from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRecord
+from jobs.supervision.driver_status import ENDED, NONE, RUNNING, SILENT, STARTING, driver_status
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach  # noqa: F401 - SCRIPT uses it
 from jobs.warehouse.files import Files, FsspecFiles, LocalFiles
 
@@ -29,15 +29,15 @@ NOW = datetime.now(UTC)
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> LeaseLog:
-    return LeaseLog.at(str(tmp_path), "tiny")
+def log(tmp_path: Path) -> DriverLog:
+    return DriverLog.at(str(tmp_path), "tiny")
 
 
-def drive(epoch: int = 1, pid: int | None = None, host: str | None = None, **changes: object) -> Drive:
+def drive(epoch: int = 1, pid: int | None = None, host: str | None = None, **changes: object) -> DriverRecord:
     pid = pid or os.getpid()
     at = started_at(pid) or 0.0
-    owner = Owner(host or machine(), pid, at, pid, at, "t")
-    made = Drive("tiny", "tiny-g0001", epoch, "live", owner, NOW, datetime.now(UTC))
+    owner = DriverIdentity(host or machine(), pid, at, pid, at, "t")
+    made = DriverRecord("tiny", "tiny-g0001", epoch, "live", owner, NOW, datetime.now(UTC))
     return replace(made, **changes)  # pyright: ignore[reportArgumentType]
 
 
@@ -63,11 +63,11 @@ def test_small_files(tmp_path: Path, kind: type) -> None:
 
 def test_a_store_without_its_package_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot reach s3a://bucket/w/_leases/tiny without Spark: .*s3fs"):
-        LeaseLog.at("s3a://bucket/w", "tiny")
+        DriverLog.at("s3a://bucket/w", "tiny")
 
 
-def test_records_come_back_as_they_were(log: LeaseLog) -> None:
-    one, launch = drive(error="no"), Launch("t", "h", NOW, 1, 2.0, 3, 4.0, "log", "about", -9, NOW, "e")
+def test_records_come_back_as_they_were(log: DriverLog) -> None:
+    one, launch = drive(error="no"), LaunchRecord("t", "h", NOW, 1, 2.0, 3, 4.0, "log", "about", -9, NOW, "e")
     for record in (one, launch):
         log.write(record)
     assert log.history("tiny-g0001") == [one] and log.launch("t") == launch
@@ -78,7 +78,7 @@ def test_records_come_back_as_they_were(log: LeaseLog) -> None:
     assert log.history("tiny-g0001") == []
 
 
-def test_the_log_forgets_old_drivers(log: LeaseLog) -> None:
+def test_the_log_forgets_old_drivers(log: DriverLog) -> None:
     for epoch in range(1, 8):
         log.write(drive(epoch))
         log.ask_to_stop(drive(epoch), "test")
@@ -87,37 +87,37 @@ def test_the_log_forgets_old_drivers(log: LeaseLog) -> None:
     assert log.overtaken("tiny-g0001", 6) and not log.overtaken("tiny-g0001", 7)
 
 
-def test_what_is_seen_of_a_driver(log: LeaseLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert look(log).state == NONE
+def test_what_is_seen_of_a_driver(log: DriverLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert driver_status(log).state == NONE
     log.write(drive(1, ended_at=NOW, how="stopped"))
-    assert (look(log).state, look(log).how) == (ENDED, "stopped")
+    assert (driver_status(log).state, driver_status(log).how) == (ENDED, "stopped")
     log.write(drive(2))
-    assert look(log).state == RUNNING
+    assert driver_status(log).state == RUNNING
     old = datetime.now(UTC) - timedelta(seconds=100)
     log.write(drive(3, beat_at=old))
-    assert look(log).state == SILENT
+    assert driver_status(log).state == SILENT
     log.write(drive(4, host="elsewhere"))
-    assert look(log).state == RUNNING
+    assert driver_status(log).state == RUNNING
     log.write(drive(5, host="elsewhere", beat_at=old))
-    assert look(log).state == ENDED and look(log).killed
+    assert driver_status(log).state == ENDED and driver_status(log).killed
     gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     log.write(drive(6, pid=gone.pid))
-    assert look(log).state == RUNNING
+    assert driver_status(log).state == RUNNING
     gone.kill()
     gone.wait()
-    assert look(log).state == ENDED and look(log).killed
-    assert look(log).text() == "the driver of tiny-g0001 was killed"
+    assert driver_status(log).state == ENDED and driver_status(log).killed
+    assert driver_status(log).text() == "the driver of tiny-g0001 was killed"
     shadow = drive(1, generation="tiny-g0002", status="shadow")
     log.write(shadow)
-    assert look(log).state == ENDED
+    assert driver_status(log).state == ENDED
     log.write(replace(shadow, status="live"))  # promoted
-    assert look(log).state == RUNNING
+    assert driver_status(log).state == RUNNING
 
 
 SCRIPT = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from tests.jobs.supervision.test_watch import *
+from tests.jobs.supervision.test_driver_status import *
 log = LeaseLog.at(sys.argv[1], "tiny")
 one = replace(drive(), launch=os.environ[LAUNCH_VARIABLE])
 time.sleep(float(sys.argv[2]))
@@ -130,52 +130,52 @@ sys.exit(0 if sys.argv[3] == "stays" else int(sys.argv[3]))
 """
 
 
-def launched(tmp_path: Path, seconds: float, what: str) -> Launch:
+def launched(tmp_path: Path, seconds: float, what: str) -> LaunchRecord:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(seconds), what]
     return detach(str(tmp_path), "tiny", command, os.environ, tmp_path / "logs" / "log", ROOT, "about")
 
 
-def test_a_launched_driver_is_seen_from_start_to_end(tmp_path: Path, log: LeaseLog) -> None:
+def test_a_launched_driver_is_seen_from_start_to_end(tmp_path: Path, log: DriverLog) -> None:
     launch = launched(tmp_path, 1.0, "1")
     assert launch.pid is not None and os.getsid(launch.pid) not in (launch.pid, os.getsid(0))
-    sight = look(log)
+    sight = driver_status(log)
     assert (sight.state, sight.launch) == (STARTING, launch)
     wait_for(lambda: (one := log.launch(launch.token)) and one.ended_at)
-    sight = look(log)
+    sight = driver_status(log)
     assert (sight.state, sight.exit_code, sight.error, sight.killed) == (ENDED, 1, "it is full", False)
     assert sight.launch and sight.launch.about == "about" and 0.5 < sight.seconds < 60
     assert sight.drive is not None
     assert sight.text() == "the driver ended with exit code 1 (stopped): it is full"
 
 
-def test_a_launched_driver_that_is_killed(tmp_path: Path, log: LeaseLog) -> None:
+def test_a_launched_driver_that_is_killed(tmp_path: Path, log: DriverLog) -> None:
     launch = launched(tmp_path, 0.0, "stays")
-    wait_for(lambda: look(log).state == RUNNING)
+    wait_for(lambda: driver_status(log).state == RUNNING)
     assert launch.pid is not None
     os.kill(launch.pid, signal.SIGKILL)
     wait_for(lambda: (one := log.launch(launch.token)) and one.ended_at)
-    sight = look(log)
+    sight = driver_status(log)
     assert (sight.exit_code, sight.killed) == (-9, True)
 
 
-def test_a_driver_lives_on_without_what_launched_it(tmp_path: Path, log: LeaseLog) -> None:
+def test_a_driver_lives_on_without_what_launched_it(tmp_path: Path, log: DriverLog) -> None:
     launch = launched(tmp_path, 0.0, "stays")
-    wait_for(lambda: look(log).state == RUNNING)
+    wait_for(lambda: driver_status(log).state == RUNNING)
     assert launch.pid is not None
     os.kill(os.getsid(launch.pid), signal.SIGKILL)
     time.sleep(0.2)
-    sight = look(log)
+    sight = driver_status(log)
     assert sight.state == RUNNING and sight.drive
     log.ask_to_stop(sight.drive, "test")
-    wait_for(lambda: look(log).state == ENDED)
-    assert look(log).how == "stopped" and not look(log).killed
+    wait_for(lambda: driver_status(log).state == ENDED)
+    assert driver_status(log).how == "stopped" and not driver_status(log).killed
 
 
-def test_a_driver_that_has_not_begun_is_stopped_by_sigterm(tmp_path: Path, log: LeaseLog) -> None:
+def test_a_driver_that_has_not_begun_is_stopped_by_sigterm(tmp_path: Path, log: DriverLog) -> None:
     launch = launched(tmp_path, 60.0, "stays")
     log.ask_to_stop(launch, "test")
-    wait_for(lambda: look(log).state == ENDED)
-    assert look(log).exit_code == -signal.SIGTERM
+    wait_for(lambda: driver_status(log).state == ENDED)
+    assert driver_status(log).exit_code == -signal.SIGTERM
 
 
 def test_a_command_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
@@ -186,14 +186,14 @@ def test_a_command_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
 
 def test_stop_and_resume(tmp_path: Path) -> None:
     settings = Settings.load(warehouse=str(tmp_path), models=ROOT / "models", quiet=True)
-    log = LeaseLog.at(str(tmp_path), "nile")
+    log = DriverLog.at(str(tmp_path), "nile")
     with pytest.raises(UserError, match="nothing drives the stream of nile") as caught:
         stop.run(settings, "nile", restart=True, needed=True)
     assert caught.value.exit_code == ALREADY_RUNNING and log.hold() is None
     command = [sys.executable, "-c", SCRIPT.replace('"tiny"', '"nile"'), str(tmp_path), "0.5", "stays"]
     detach(str(tmp_path), "nile", command, os.environ, tmp_path / "log", ROOT)
     said = stop.run(settings, "nile")
-    assert said.data["stopped"] and said.data["held"] and look(log).state == ENDED
+    assert said.data["stopped"] and said.data["held"] and driver_status(log).state == ENDED
     assert "Airflow does not start it again until `kalman-pipeline resume --model nile`" in said.lines
     assert not stop.run(settings, "nile", hold="1h").data["stopped"]
     held = log.hold()
@@ -207,28 +207,28 @@ def test_stop_and_resume(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_drained_and_let_go_on(
-    tmp_path: Path, log: LeaseLog, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log: DriverLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(pausing, "RENEW_SECONDS", 0.05)
     launched(tmp_path, 0.5, "stays")
     with pytest.raises(ValueError, match="it failed"):
-        with draining.drained(log, "an upgrade") as was:
-            assert was.driven and look(log).state == ENDED
+        with pausing.paused_stream(log, "an upgrade") as was:
+            assert was.driven and driver_status(log).state == ENDED
             held = log.hold()
             assert held is not None and held.reason == "an upgrade" and held.until is not None
             # Killed here, it would be held for some minutes and no longer.
-            assert timedelta(minutes=4) < held.until - datetime.now(UTC) <= draining.HOLD
+            assert timedelta(minutes=4) < held.until - datetime.now(UTC) <= pausing.HOLD
             wait_for(lambda: (now := log.hold()) is not None and now.until != held.until)
             raise ValueError("it failed")
     assert log.hold() is None
 
     mine = Hold("a person", NOW)
     log.put_hold(mine)
-    with draining.drained(log, "an upgrade") as was:
+    with pausing.paused_stream(log, "an upgrade") as was:
         assert not was.driven
     assert log.hold() == mine
     log.put_hold(None)
-    with draining.drained(log, "an upgrade"):
+    with pausing.paused_stream(log, "an upgrade"):
         log.put_hold(mine)  # a person stops it meanwhile
         time.sleep(0.2)
     assert log.hold() == mine

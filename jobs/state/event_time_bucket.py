@@ -29,15 +29,15 @@ from jobs.encoding.packet_kinds import (
 from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.routing import block_of
 from jobs.encoding.rows import KeyedRows, keyed_rows
-from jobs.state.advance import advance, gather, put
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks, decoded, due, touched, unknown
 from jobs.state.duplicates import chosen, repeated
+from jobs.state.event_time_policy import Stores
+from jobs.state.filter_step import filter_step, gather, put
 from jobs.state.plan import accepted, late_rows, put_out, rows_of, without_state
+from jobs.state.reorder_buffer import PARTS, Clock, ReorderBuffer
 from jobs.state.replay import replay
 from jobs.state.row_ids import RememberedIds
-from jobs.state.timing import Stores
-from jobs.state.waiting_rows import PARTS, Clock, WaitingRows
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states, picked
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 SEEN = Column("seen", "<i8")
 
 
-class TimedBucket:
+class EventTimeBucket:
     """A bucket's states, rows and clock, over stores of bytes."""
 
     def __init__(self, plan: Plan, stores: Stores, clock: bytes | None) -> None:
@@ -69,7 +69,7 @@ class TimedBucket:
         if plan.rows.row_id is not None and plan.timing.ids is not None and stores.ids is not None:
             blocks = Blocks(stores.ids, plan.timing.ids, plan.blocks)
             self.ids = RememberedIds(blocks, plan.rows.row_id.within, held.ids)
-        self.waiting = WaitingRows(stores.parts, plan.timing.rows, plan.timing.delay, held.parts)
+        self.waiting = ReorderBuffer(stores.parts, plan.timing.rows, plan.timing.delay, held.parts)
 
     @property
     def clock(self) -> Clock:
@@ -206,7 +206,7 @@ class TimedBucket:
                 keyed = chosen(keyed, np.flatnonzero(~again))
         begin = None if plan.begin is None else plan.begin(keyed)
         idle = None if timing.archive or timing.machine else timing.idle
-        advanced = advance(
+        advanced = filter_step(
             plan.kernel,
             plan.state.layout,
             known,

@@ -6,7 +6,7 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, Generation
-from jobs.upgrades.carry_back import target_of
+from jobs.upgrades.reverse_migration import target_of
 
 
 def lineage(*ones: tuple[int, int | None, str]) -> list[Generation]:

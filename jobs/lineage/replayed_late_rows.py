@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jobs.lineage import generations
-from jobs.lineage.live import Link
+from jobs.lineage.live import LineageSegment
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import LATE_COPIES
 
@@ -23,14 +23,14 @@ TABLE = "late_copies"
 _PREFIX = "late:"
 
 
-def lineages(warehouse: Warehouse, model: str) -> list[list[Link]]:
+def lineages(warehouse: Warehouse, model: str) -> list[list[LineageSegment]]:
     """Return, for every live or shadow generation, its lineage."""
     known = generations.all_of(warehouse, model)
     going = [one for one in known if one.status in (generations.LIVE, generations.SHADOW)]
     return [lineage(warehouse, known, one) for one in going]
 
 
-def lineage(warehouse: Warehouse, known: list[Generation], generation: Generation) -> list[Link]:
+def lineage(warehouse: Warehouse, known: list[Generation], generation: Generation) -> list[LineageSegment]:
     """Return a generation and those whose state it has taken over, each up to the micro-batch where it was taken.
 
     A generation that began from a batch pass has taken over none, whichever it followed as the live one.
@@ -40,9 +40,9 @@ def lineage(warehouse: Warehouse, known: list[Generation], generation: Generatio
     by_name = {one.generation: one for one in known}
     at: Generation | None = generation
     last: int | None = None
-    links: list[Link] = []
+    links: list[LineageSegment] = []
     while at is not None and all(link.generation != at.generation for link in links):
-        links.append(Link(at.generation, last))
+        links.append(LineageSegment(at.generation, last))
         snapshot = manifests.record(warehouse, at.snapshot_id)
         if snapshot is None or snapshot.generation is None:
             break
@@ -50,7 +50,7 @@ def lineage(warehouse: Warehouse, known: list[Generation], generation: Generatio
     return links
 
 
-def refused_by_all(chains: list[list[Link]], generation: Column, batch: Column) -> Column:
+def refused_by_all(chains: list[list[LineageSegment]], generation: Column, batch: Column) -> Column:
     """Tell of rows refused by a generation in a micro-batch if every generation that goes on goes on from there."""
     from pyspark.sql import functions as F
 
@@ -104,7 +104,7 @@ def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation
     return rows.filter(~copy | F.coalesce(mine, F.lit(False)))
 
 
-def _through(chain: list[Link], generation: Column, batch: Column) -> Column:
+def _through(chain: list[LineageSegment], generation: Column, batch: Column) -> Column:
     """Tell if a lineage goes through a generation's micro-batch."""
     from pyspark.sql import functions as F
 

@@ -73,7 +73,7 @@ class Clock(NamedTuple):
 
 
 @dataclass
-class WaitingRows:
+class ReorderBuffer:
     """The rows that wait.
 
     Attributes:

@@ -9,7 +9,7 @@ from airflow.sdk import DAG, Asset
 
 from jobs.specs.airflow import CONTINUOUS
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import family
+from kalman_dags import dag_defaults
 from kalman_dags.operator import KalmanOperator
 from kalman_dags.stream_operator import StreamForeverOperator
 
@@ -24,17 +24,17 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
         description: of the DAG.
         does: what it does with the estimates that are there, for the form.
     """
-    cron = family.section(spec, verb).schedule
+    cron = dag_defaults.section(spec, verb).schedule
     with DAG(
-        schedule=family.at_times(cron) if cron else [family.estimates(spec.name)],
-        **family.arguments(
+        schedule=dag_defaults.at_times(cron) if cron else [dag_defaults.estimates(spec.name)],
+        **dag_defaults.arguments(
             verb,
             spec,
             module_doc,
             description,
             timeout=timedelta(days=1),
             retries=5,
-            trigger=family.trigger(does),
+            trigger=dag_defaults.trigger(does),
         ),
     ) as dag:
         KalmanOperator(
@@ -43,7 +43,7 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
             kafka=spec.speaks_to_kafka,
             options={"--model": spec.name, "--trigger": "{{ params.trigger }}"},
             finish_on_kill=True,
-            pool=family.pool(verb, spec.name),
+            pool=dag_defaults.pool(verb, spec.name),
         )
     return dag
 
@@ -52,10 +52,10 @@ def for_ever(
     spec: ModelSpec, verb: str, module_doc: str | None, description: str, outlets: Sequence[Asset] = ()
 ) -> DAG:
     """Make the DAG that keeps a driver running: of one model's stream, or of what follows its estimates."""
-    how = family.section(spec, verb)
+    how = dag_defaults.section(spec, verb)
     with DAG(
         schedule=CONTINUOUS,
-        **family.arguments(
+        **dag_defaults.arguments(
             f"{verb}_forever",
             spec,
             module_doc,
@@ -71,7 +71,7 @@ def for_ever(
             seconds=how.seconds,
             give_up_after=how.give_up_after,
             kafka=spec.speaks_to_kafka,
-            pool=family.pool(verb, spec.name),
+            pool=dag_defaults.pool(verb, spec.name),
             outlets=list(outlets),
         )
     return dag

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import compatibility, generations, leases
-from jobs.lineage.damage import damage_of, refuse_damaged
+from jobs.lineage.damage import find_damage, refuse_damaged
 from jobs.lineage.generations import REMOVED, RETIRED, Generation
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
@@ -16,7 +16,7 @@ from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import said
 
 
-class Choice(NamedTuple):
+class StartPoint(NamedTuple):
     """A generation, the snapshot that it began from, the spec that its state means, and if it begins now.
 
     notes: what a person should know of differences between what it was made with and what is deployed.
@@ -29,9 +29,9 @@ class Choice(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def choose(
+def resolve(
     warehouse: Warehouse, spec: ModelSpec, adopt: str | None = None, generation: str | None = None
-) -> Choice:
+) -> StartPoint:
     """Return the generation to drive.
 
     That is `generation`; or a new one from the snapshot `adopt`; or the live one; or a new one from the newest good
@@ -47,21 +47,21 @@ def choose(
         manifest = _adoptable(warehouse, spec, adopt)
         if live is not None:
             leases.refuse_if_driven(live)
-        return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
+        return StartPoint(begin(warehouse, spec, manifest), manifest, spec, True)
     if live is None:
-        asked = compatibility.asked_now(warehouse, spec)
+        asked = compatibility.deployed(warehouse, spec)
         known = spec.fingerprint(), spec.source_kind, asked.table
         manifest = manifests.newest_startable(warehouse, spec.name, *known)
         if manifest is None:
             raise UserError(_no_snapshot(warehouse, spec))
-        compatibility.check(compatibility.made_snapshot(manifest), asked)
-        return Choice(begin(warehouse, spec, manifest), manifest, spec, True)
+        compatibility.check(compatibility.snapshot_built_with(manifest), asked)
+        return StartPoint(begin(warehouse, spec, manifest), manifest, spec, True)
     return _again(warehouse, spec, live)
 
 
 def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
     """Tell if a snapshot is to be begun from: not if the live generation has, unless its checkpoint is damaged."""
-    return live is None or live.snapshot_id != adopt or damage_of(warehouse, live) is not None
+    return live is None or live.snapshot_id != adopt or find_damage(warehouse, live) is not None
 
 
 def begin(
@@ -129,7 +129,7 @@ def origin(warehouse: Warehouse, generation: Generation) -> Manifest:
     return manifest
 
 
-def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Choice:
+def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> StartPoint:
     if generation.status == REMOVED:
         raise UserError(
             f"generation {generation.generation} is removed: its checkpoint is gone, so nothing can go on from it"
@@ -141,10 +141,10 @@ def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Cho
         )
     manifest = origin(warehouse, generation)
     refuse_damaged(warehouse, generation)
-    made = compatibility.made_generation(warehouse, generation, manifest)
-    asked = compatibility.asked_now(warehouse, spec, made.stored)
+    made = compatibility.generation_built_with(warehouse, generation, manifest)
+    asked = compatibility.deployed(warehouse, spec, made.stored)
     notes = compatibility.check(made, asked)
-    return Choice(generation, manifest, compatibility.as_made(made.spec, spec), False, tuple(notes))
+    return StartPoint(generation, manifest, compatibility.spec_to_run(made.spec, spec), False, tuple(notes))
 
 
 def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manifest:
@@ -163,7 +163,7 @@ def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manif
             f"--adopt {snapshot_id}: its position is in another source than the spec's ({said(manifest.position)}): "
             f"pretrain the spec as it is now"
         )
-    compatibility.check(compatibility.made_snapshot(manifest), compatibility.asked_now(warehouse, spec))
+    compatibility.check(compatibility.snapshot_built_with(manifest), compatibility.deployed(warehouse, spec))
     if manifest.cut is not None:
         raise UserError(
             f"--adopt {snapshot_id}: it is history before {manifest.cut:%Y-%m-%d %H:%M} UTC only; rows after that, "

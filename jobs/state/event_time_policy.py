@@ -9,7 +9,7 @@ from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Store
 
 
-class Timing(NamedTuple):
+class EventTimePolicy(NamedTuple):
     """What a timed operator knows of time.
 
     delay: of the watermark in microseconds; rows: how waiting rows are stored; watermark: where a bucket's begins, as

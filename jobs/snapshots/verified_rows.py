@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class Pinned(NamedTuple):
+class RowsDigest(NamedTuple):
     """What a manifest says of a snapshot's rows: how many, a checksum that no order changes, the table's version."""
 
     rows: int
@@ -22,7 +22,7 @@ class Pinned(NamedTuple):
 
 def write_rows(
     warehouse: Warehouse, table: str, snapshot_id: str, model: str, rows: DataFrame, columns: Sequence[str]
-) -> Pinned:
+) -> RowsDigest:
     """Write a snapshot's rows, replacing what a killed attempt left; return what its manifest is to say of them."""
     from pyspark.sql import functions as F
 
@@ -33,15 +33,15 @@ def write_rows(
         # A table of an earlier release has not all of the columns yet.
         writer.option("mergeSchema", "true").save(warehouse.path(table))
         version = warehouse.latest_version(table)
-    return Pinned(*_measure(_read(warehouse, table, snapshot_id, model, version), columns), version)
+    return RowsDigest(*_measure(_read(warehouse, table, snapshot_id, model, version), columns), version)
 
 
-def pinned(
+def verified_rows(
     warehouse: Warehouse,
     table: str,
     snapshot_id: str,
     model: str,
-    said: Pinned,
+    said: RowsDigest,
     columns: Sequence[str],
     what: str,
 ) -> DataFrame:

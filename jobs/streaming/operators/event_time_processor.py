@@ -1,4 +1,4 @@
-"""The stateful operator of a stream with a watermark: `jobs.state.timed_bucket` over Spark's state.
+"""The stateful operator of a stream with a watermark: `jobs.state.event_time_bucket` over Spark's state.
 
 Beside the blocks of states there are the parts of waiting rows, and the bucket's clock.
 """
@@ -27,15 +27,15 @@ from jobs.encoding.packet_kinds import (
 )
 from jobs.encoding.watermark_ticks import newest_of
 from jobs.state.block_store import map_store
+from jobs.state.event_time_bucket import EventTimeBucket
+from jobs.state.event_time_policy import Stores
 from jobs.state.plan import Plan
-from jobs.state.timed_bucket import TimedBucket
-from jobs.state.timing import Stores
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
 
 
-class TimedProcessor(StatefulProcessor):
+class EventTimeProcessor(StatefulProcessor):
     """Run a timed model's filter over the keys of a bucket."""
 
     def __init__(self, plan: Plan) -> None:
@@ -94,7 +94,7 @@ class TimedProcessor(StatefulProcessor):
             yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
         self._leave(bucket, timerValues)
 
-    def _leave(self, bucket: TimedBucket, timers: TimerValues) -> None:
+    def _leave(self, bucket: EventTimeBucket, timers: TimerValues) -> None:
         """Keep the bucket's clock, and ask to be woken when there is something to do."""
         self.clock.update((bucket.clock.encode(),))
         if self.plan.timing is not None and self.plan.timing.wakes:
@@ -104,9 +104,9 @@ class TimedProcessor(StatefulProcessor):
             if bucket.alarm is not None:
                 self.handle.registerTimer(-(-bucket.alarm // 1000))
 
-    def _bucket(self) -> TimedBucket:
+    def _bucket(self) -> EventTimeBucket:
         held = self.clock.get() if self.clock.exists() else None
-        return TimedBucket(self.plan, self.stores, None if held is None else bytes(held[0]))
+        return EventTimeBucket(self.plan, self.stores, None if held is None else bytes(held[0]))
 
 
 def _now(timers: TimerValues) -> int:

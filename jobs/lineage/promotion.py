@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.damage import refuse_damaged
-from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, position_of, reached
+from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, position_of, progress_rank
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import said
 
@@ -39,7 +39,7 @@ def promote(
     if found.status != SHADOW:
         raise UserError(f"{found.generation} is {found.status}, not a shadow: roll back to it instead")
     if live is not None and not behind:
-        have, want = reached(warehouse, found), reached(warehouse, live)
+        have, want = progress_rank(warehouse, found), progress_rank(warehouse, live)
         if have < want:
             raise Behind(
                 f"{found.generation} has come to {said(position_of(warehouse, found))} and {live.generation} to "
@@ -108,9 +108,9 @@ def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[G
 
 def _ask_to_end(warehouse: Warehouse, generation: Generation) -> None:
     """Leave a request to end for the driver of a generation, if one has said nothing of its end."""
-    from jobs.supervision.driver_log import LeaseLog
+    from jobs.supervision.driver_log import DriverLog
 
-    log = LeaseLog.of(warehouse, generation.model)
+    log = DriverLog.of(warehouse, generation.model)
     for drive in log.drives():
         if drive.generation == generation.generation and drive.ended_at is None:
             log.ask_to_stop(drive, f"{generation.generation} was retired")

@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from jobs.core import clock
-from jobs.supervision.driver_log import Hold, LeaseLog
-from jobs.supervision.driver_status import Sight
+from jobs.supervision.driver_log import DriverLog, Hold
+from jobs.supervision.driver_status import DriverStatus
 from jobs.supervision.stopping import end_driver
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ WAIT = timedelta(minutes=30)
 
 
 @contextmanager
-def drained(log: LeaseLog, reason: str, told: Callable[[str], None] = lambda text: None) -> Iterator[Sight]:
+def paused_stream(
+    log: DriverLog, reason: str, told: Callable[[str], None] = lambda text: None
+) -> Iterator[DriverStatus]:
     """Stop the driver of a stream, if there is one, and let nothing start it by itself meanwhile; yield what was seen.
 
     A hold of somebody else's stays as it is, during and after.
@@ -40,7 +42,7 @@ def drained(log: LeaseLog, reason: str, told: Callable[[str], None] = lambda tex
         UserError: the driver has not ended in time, or gives no sign of life.
     """
     done = threading.Event()
-    mine = _Ours(log, reason)
+    mine = _PauseHold(log, reason)
     mine.renew(first=True)
 
     def renew() -> None:
@@ -62,7 +64,7 @@ def drained(log: LeaseLog, reason: str, told: Callable[[str], None] = lambda tex
 
 
 @contextmanager
-def alone(
+def exclusive_stream(
     warehouse: Warehouse,
     live: Generation,
     reason: str,
@@ -77,22 +79,24 @@ def alone(
     from jobs.lineage import generations, leases
 
     name = live.model
-    log = LeaseLog.of(warehouse, name)
+    log = DriverLog.of(warehouse, name)
     with (
-        drained(log, reason, told) if drain else nullcontext(),
+        paused_stream(log, reason, told) if drain else nullcontext(),
         leases.stream_lock(warehouse.root, name, patience=LETS_GO_SECONDS if drain else 0.0),
     ):
         now = generations.named(warehouse, name)
         if now.generation != live.generation:
-            raise generations.taken(name, f"{now.generation} has just become the live generation")
+            raise generations.stream_taken_error(
+                name, f"{now.generation} has just become the live generation"
+            )
         leases.refuse_if_driven(now)
         yield
 
 
-class _Ours:
+class _PauseHold:
     """A hold that gives way to anybody else's."""
 
-    def __init__(self, log: LeaseLog, reason: str) -> None:
+    def __init__(self, log: DriverLog, reason: str) -> None:
         self.log, self.reason, self.began_at = log, reason, clock.now()
 
     def renew(self, first: bool = False) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.lineage import choice, compatibility, generations
+from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.generations import LIVE, REMOVED, RETIRED, Generation
 from jobs.migration.inverse import path_back
 from jobs.migration.versions import Step, known_versions
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 
-class CarriedBack(NamedTuple):
+class ReversedMigration(NamedTuple):
     """What was done: the generation that is live, and the one that it replaced, None if nothing was to be done.
 
     snapshot: what the live one began from, or, of a dry run, what an earlier attempt has left, if one has.
@@ -48,13 +48,13 @@ class _Way(NamedTuple):
     parameters: dict[str, Any]
 
 
-def carry_back(
+def reverse_migration(
     warehouse: Warehouse,
     spec: ModelSpec,
     name: str | None = None,
     dry_run: bool = False,
     told: Callable[[str], None] = lambda text: None,
-) -> CarriedBack:
+) -> ReversedMigration:
     """Make the version of an earlier generation live, with the live generation's state. Again it changes nothing.
 
     Args:
@@ -68,37 +68,37 @@ def carry_back(
     Raises:
         UserError: there is no such generation, no way back, a driver that does not end, or keys would come out wrong.
     """
-    from jobs.lineage.draining import alone
+    from jobs.lineage.pausing import exclusive_stream
 
     known = generations.all_of(warehouse, spec.name)
     live = generations.named(warehouse, spec.name)
     to = target_of(known, live, name)
     if to is None:
-        return CarriedBack(live, None, live.snapshot_id, {})
+        return ReversedMigration(live, None, live.snapshot_id, {})
     with _with_a_hint(live, to):
         way = _way(warehouse, spec, live, to)
     if dry_run:
         manifest, change = _snapshot(warehouse, way, True, told)
-        return CarriedBack(live, None, manifest and manifest.snapshot_id, change, True)
-    with alone(warehouse, live, f"a roll-back to version {to.model_version}", True, told):
+        return ReversedMigration(live, None, manifest and manifest.snapshot_id, change, True)
+    with exclusive_stream(warehouse, live, f"a roll-back to version {to.model_version}", True, told):
         manifest, change = _snapshot(warehouse, way, False, told)
         assert manifest is not None
-        laid_out = compatibility.as_made(way.steps[-1].new, spec)
+        laid_out = compatibility.spec_to_run(way.steps[-1].new, spec)
         partitions = laid_out.stream.partitions or live.partitions
-        made = choice.begin(warehouse, laid_out, manifest, LIVE, partitions, behind=live)
-    return CarriedBack(made, live, manifest.snapshot_id, change)
+        made = start_point.begin(warehouse, laid_out, manifest, LIVE, partitions, behind=live)
+    return ReversedMigration(made, live, manifest.snapshot_id, change)
 
 
 def _snapshot(
     warehouse: Warehouse, way: _Way, dry_run: bool, told: Callable[[str], None]
 ) -> tuple[Manifest | None, dict[str, Any]]:
     """Return the live generation's last state, carried back, and what that does to it; None if it is a dry run."""
-    from jobs.migration.migrating import along
+    from jobs.migration.migrating import migrate_along
     from jobs.streaming.exporting import export
 
     with _with_a_hint(way.live, way.to):
         source, _ = export(warehouse, way.live, told=told)
-        manifest, change, _ = along(warehouse, source, way.steps, way.parameters, dry_run, told)
+        manifest, change, _ = migrate_along(warehouse, source, way.steps, way.parameters, dry_run, told)
     return manifest, change
 
 
@@ -160,13 +160,13 @@ def _way(warehouse: Warehouse, spec: ModelSpec, live: Generation, to: Generation
         UserError: there is none.
     """
     files = known_versions(warehouse, spec)
-    origin, first = choice.origin(warehouse, live), choice.origin(warehouse, to)
+    origin, first = start_point.origin(warehouse, live), start_point.origin(warehouse, to)
     for manifest in (origin, first):
         there = files.get(manifest.model_version)
         if there is None or there.fingerprint() != manifest.fingerprint:
             files[manifest.model_version] = manifest.model_spec()
     steps = path_back(files, live.model_version, to.model_version)
-    made = compatibility.made_generation(warehouse, live, origin)
+    made = compatibility.generation_built_with(warehouse, live, origin)
     other = compatibility.other_source(made, steps[-1].new)
     if other is not None:
         raise UserError(

@@ -17,10 +17,10 @@ from jobs.encoding.packets import Records
 from jobs.encoding.routing import bucket_of, route_of
 from jobs.encoding.rows import RowFormat, ids_of
 from jobs.state.block_format import StateFormat, state_format
+from jobs.state.event_time_bucket import EventTimeBucket
+from jobs.state.event_time_policy import EventTimePolicy, Stores
 from jobs.state.plan import Plan
 from jobs.state.row_ids import ids_layout
-from jobs.state.timed_bucket import TimedBucket
-from jobs.state.timing import Stores, Timing
 
 SECOND = 1_000_000
 BUCKETS, BLOCKS = 2, 3
@@ -89,7 +89,7 @@ def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, *
         state,
         out,
         BLOCKS,
-        timing=Timing(**{"delay": 0, "rows": stored, **timing}),
+        timing=EventTimePolicy(**{"delay": 0, "rows": stored, **timing}),
     )
 
 
@@ -136,7 +136,7 @@ class TimedStream:
         newest = int(records.arrays["time"].max(initial=NEVER))
         for number, (stores, clock) in enumerate(zip(self.stores, self.clocks, strict=True)):
             mine = np.flatnonzero(bucket == number)
-            one = TimedBucket(self.plan, Stores(**stores), clock)
+            one = EventTimeBucket(self.plan, Stores(**stores), clock)
             packets = [fmt.layout.encode(records.take(part)) for part in np.array_split(mine, 2) if len(part)]
             self.put_out += [(self.batch, *out) for out in one.take(packets, newest, now * SECOND)]
             self.clocks[number] = one.clock.encode()
@@ -145,7 +145,7 @@ class TimedStream:
     def wake(self, now: int) -> None:
         """Let those buckets look at the machine's clock whose alarm has gone off."""
         for number, (stores, clock) in enumerate(zip(self.stores, self.clocks, strict=True)):
-            one = TimedBucket(self.plan, Stores(**stores), clock)
+            one = EventTimeBucket(self.plan, Stores(**stores), clock)
             if one.alarm is not None and one.alarm <= now * SECOND:
                 self.put_out += [(self.batch, *out) for out in one.wake(now * SECOND)]
                 assert one.alarm is None or one.alarm > now * SECOND

@@ -15,7 +15,7 @@ import pytest
 from jobs import rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.lineage import generations
-from jobs.lineage.live import chain, live_estimates
+from jobs.lineage.live import live_estimates, live_lineage
 from jobs.snapshots import manifests
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 from tests.jobs.support.processes import Driver
@@ -136,7 +136,7 @@ def test_a_version_is_taken_back_with_its_state(tmp_path: Path) -> None:
         "walk-g0003": "live",
     }
     assert generations.named(pipeline.warehouse, "walk").partitions == 2  # as the spec says
-    links = [(link.generation, link.last_batch) for link in chain(pipeline.warehouse, "walk")]
+    links = [(link.generation, link.last_batch) for link in live_lineage(pipeline.warehouse, "walk")]
     assert links == [("walk-g0003", None), ("walk-g0002", 0), ("walk-g0001", 0)]
 
     pipeline.land(rows[3])

@@ -15,7 +15,7 @@ class Comparison(NamedTuple):
     reasons: list[str]
 
 
-def judged(numbers: dict[str, Any], limits: Upgrade) -> Comparison:
+def decide(numbers: dict[str, Any], limits: Upgrade) -> Comparison:
     """Return the verdict on the numbers of `compare`, by the spec's section `upgrade`."""
     if "unequal_rows" in numbers:  # it is the same model: nothing but the bits can be wrong
         differ = numbers["unequal_rows"]
