@@ -8,6 +8,10 @@ import time
 from types import TracebackType
 from typing import Self
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
 LINE_SECONDS = 3.0
 
 
@@ -28,16 +32,6 @@ class Progress:
         if self.quiet:
             return self
         if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                SpinnerColumn,
-                TextColumn,
-                TimeElapsedColumn,
-            )
-            from rich.progress import Progress as Bar
-
             columns = (
                 SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                 TimeElapsedColumn(), TextColumn("{task.fields[detail]}"),

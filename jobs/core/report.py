@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from rich.console import Console
+from rich.live import Live
+
 
 def plural(number: int, what: str, ending: str = "s") -> str:
     """Return how many there are of something: `1 row`, `2,000 rows`."""
@@ -44,8 +47,6 @@ class Report:
                 print(line, file=out)
             shown = [*([] if self.renderable is None else [self.renderable]), *self.tables]
             if shown:
-                from rich.console import Console
-
                 # A log has no width of its own: what is read there is not cut to 80 columns.
                 console = Console(file=out, width=None if out.isatty() else 160)
                 for one in shown:
@@ -58,9 +59,6 @@ def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Rep
 
     Returns the last report, to be shown once more.
     """
-    from rich.console import Console
-    from rich.live import Live
-
     report = look()
     try:
         if as_json or not sys.stdout.isatty():

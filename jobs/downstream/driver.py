@@ -10,6 +10,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from rich import box
+from rich.table import Table
+
 from jobs.core import clock
 from jobs.core.errors import first_line
 from jobs.downstream.queries import VERBS, Query, lease_log, queries_of, query_of
@@ -90,9 +93,6 @@ def given_up(warehouse: Warehouse, model: str) -> list[str]:
 
 def follower_table(data: list[dict[str, Any]]) -> Any:
     """Return the table of all models' followers, None where there are none."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("model", "follows its estimates", "behind", "last micro-batch", "driver"):
         table.add_column(column, justify="right" if column == "behind" else "left")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark.sql import functions as F
 
 import kalman
 from jobs.core.errors import UserError
@@ -111,8 +112,6 @@ def pairs(origins: DataFrame, actuals: DataFrame, section: ForecastSkill) -> Dat
         actuals: the same once more, as what was measured.
         section: says which horizons.
     """
-    from pyspark.sql import functions as F
-
     made, found = _origins(origins, section), _actuals(actuals, section)
     same = F.col("o.key") == F.col("a.key")
     reach = section.tolerance_us
@@ -133,8 +132,6 @@ def pairs(origins: DataFrame, actuals: DataFrame, section: ForecastSkill) -> Dat
 
 
 def _origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
-    from pyspark.sql import functions as F
-
     ahead = F.array(*(F.lit(length) for length in section.lengths))
     columns = {"key": "key", "generation": "generation", "model_version": "model_version"}
     columns |= {"mean": "mean", "covariance": "covariance", "event_time": "made_at"}
@@ -148,8 +145,6 @@ def _origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
 
 
 def _actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
-    from pyspark.sql import functions as F
-
     rows = _first_said(estimates).filter(F.exists(MEASURED, lambda one: ~F.isnan(one)))
     rows = _stored(rows, {"key": "key", "event_time": "at", MEASURED: MEASURED})
     rows = rows.withColumn("at", F.timestamp_micros(F.unix_micros("at") + SHIFT))
@@ -167,8 +162,6 @@ def _stored(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     A filter lets Spark find that a column cannot be null, unless a micro-batch has no rows on this side; and it refuses
     to start from a state whose columns may be null otherwise than those of the first micro-batch after a restart.
     """
-    from pyspark.sql import functions as F
-
     none = {"string": F.lit(""), "timestamp": F.timestamp_micros(F.lit(0)), "int": F.lit(0)}
     kinds = {name: rows.schema[name].dataType.simpleString() for name in columns}
     nothing = F.array().cast("array<double>")
@@ -178,8 +171,6 @@ def _stored(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
 
 
 def _slot(micros: Column, section: ForecastSkill) -> Column:
-    from pyspark.sql import functions as F
-
     width = 2 * section.tolerance_us
     return F.coalesce(micros - F.pmod(micros, F.lit(width)), F.lit(0))  # never null, as all that is stored
 
@@ -188,7 +179,6 @@ def _first_said(estimates: DataFrame) -> DataFrame:
     """Leave out corrections: what is judged is what was said at the time."""
     if "correction" not in estimates.columns:
         return estimates
-    from pyspark.sql import functions as F
 
     return estimates.filter(~F.coalesce(F.col("correction"), F.lit(False)))
 

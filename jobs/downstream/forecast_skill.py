@@ -7,12 +7,23 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+
 from jobs.core.errors import UserError
 from jobs.core.report import Report
+from jobs.downstream.forecast_pairs import Plan, check_spec, forecaster_of, pairs, scored
 from jobs.downstream.queries import SKILL, application_of, queries_of
 from jobs.downstream.runner import LiveQueries
+from jobs.encoding.estimates import MEASURED
+from jobs.encoding.keys import columns_of, key_kind
+from jobs.lineage import generations
+from jobs.lineage.compatibility import PARTITIONS
+from jobs.lineage.live import live_lineage
+from jobs.snapshots import manifests
+from jobs.spark.user_functions import ship
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import forecast_skill
 
@@ -20,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from jobs.downstream.forecast_pairs import Plan
     from jobs.encoding.keys import KeyKind
 
 
@@ -36,10 +46,6 @@ class ForecastScorer(LiveQueries):
 
     def start(self) -> list[StreamingQuery]:
         """Start the one query."""
-        from jobs.downstream.forecast_pairs import pairs, scored
-        from jobs.encoding.estimates import MEASURED
-        from jobs.encoding.keys import key_kind
-
         source = self.source()
         if MEASURED not in source.columns:
             raise UserError(
@@ -70,12 +76,6 @@ class ForecastScorer(LiveQueries):
         Raises:
             UserError: the live one cannot be forecast.
         """
-        from jobs.downstream.forecast_pairs import Plan, check_spec, forecaster_of
-        from jobs.lineage import generations
-        from jobs.lineage.live import live_lineage
-        from jobs.snapshots import manifests
-        from jobs.spark.user_functions import ship
-
         known = {one.generation: one for one in generations.all_of(self.warehouse, self.spec.name)}
         kernels: dict[str, Any] = {}
         for place, link in enumerate(live_lineage(self.warehouse, self.spec.name)):
@@ -151,9 +151,6 @@ class Scores:
 
     def _named(self, found: DataFrame, batch_id: int) -> DataFrame:
         """Give rows (`skill_pairs.FOUND`) their names instead of numbers."""
-        from pyspark.sql import functions as F
-
-        from jobs.encoding.keys import columns_of
 
         alone = [name.casefold() for name in self.kind.columns] == ["key"]
         lengths = [length / 1e6 for length in self.section.lengths]
@@ -179,8 +176,6 @@ class Scores:
 
 def summary_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill) -> list[dict[str, Any]]:
     """Return of each measurement and horizon how good the forecasts were so far; `coverage` should be `probability`."""
-    from pyspark.sql import functions as F
-
     table = forecast_skill(spec.name)
     if not warehouse.exists(table):
         return []
@@ -212,9 +207,6 @@ def _line(one: dict[str, Any], probability: float) -> str:
 
 def _of_generations(estimates: DataFrame, plan: Plan, m: int) -> DataFrame:
     """Leave out estimates of generations that measure something else."""
-    from pyspark.sql import functions as F
-
-    from jobs.encoding.estimates import MEASURED
 
     mine = F.col("generation").isin(*plan.kernels)
     return estimates.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
@@ -222,9 +214,6 @@ def _of_generations(estimates: DataFrame, plan: Plan, m: int) -> DataFrame:
 
 def _partitions(warehouse: Warehouse, spec: ModelSpec, checkpoint: str) -> int:
     """Return over how many partitions the join is spread: Spark goes on with those of its first micro-batch."""
-    from jobs.lineage.compatibility import PARTITIONS
-    from jobs.warehouse.checkpoints import Checkpoint
-
     kept = Checkpoint(warehouse, checkpoint).settings().get(PARTITIONS)
     return int(kept or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism)
 

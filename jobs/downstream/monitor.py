@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from jobs.core.report import Report
 from jobs.downstream.queries import MONITOR, application_of, queries_of
+from jobs.downstream.rule_operator import Alerts, buckets_of, start_rules
 from jobs.downstream.runner import LiveQueries
+from jobs.downstream.windows import Windows
+from jobs.encoding.keys import key_kind
+from jobs.spark.kafka import bounds
 from jobs.specs.monitor import Monitor
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from jobs.downstream.rule_operator import Alerts
-    from jobs.downstream.windows import Windows
 
 
 @dataclass
@@ -29,11 +30,6 @@ class Watcher(LiveQueries):
 
     def start(self) -> list[StreamingQuery]:
         """Start a query for the windows, and one for the rules."""
-        from jobs.downstream.rule_operator import Alerts, buckets_of, start_rules
-        from jobs.downstream.windows import Windows
-        from jobs.encoding.keys import key_kind
-        from jobs.spark.kafka import bounds
-
         spec, monitor, warehouse = self.spec, self.monitor, self.warehouse
         if monitor.kafka is not None:
             bounds(warehouse.spark, monitor.kafka.topic)

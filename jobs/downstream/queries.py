@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from pyspark.sql import functions as F
 
 from jobs.specs.model_spec import ModelSpec
+from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_status import log_name
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.tables import alerts, forecast_skill, windows
-
-if TYPE_CHECKING:
-    from jobs.supervision.driver_log import DriverLog
 
 MONITOR, SKILL = "monitor", "skill"
 VERBS = (MONITOR, SKILL)
@@ -89,8 +91,6 @@ def application_of(warehouse: Warehouse, query: Query) -> str:
     Micro-batches are counted from nought in a new checkpoint, and under an old name Delta would pass over them. A new
     one begins without rows of its definition: those that are there are of a checkpoint that has been removed.
     """
-    from jobs.warehouse.checkpoints import Checkpoint
-
     notes = hadoop_files(warehouse, APPLICATIONS)
     if Checkpoint(warehouse, query.checkpoint).last_planned() is None:
         forget(warehouse, query)
@@ -103,8 +103,6 @@ def application_of(warehouse: Warehouse, query: Query) -> str:
 
 def forget(warehouse: Warehouse, query: Query) -> int:
     """Remove what a query has left beside its checkpoint; return how many rows that were. Again it changes nothing."""
-    from pyspark.sql import functions as F
-
     kept = hadoop_files(warehouse, f"_monitor/{query.model}")
     for name in kept.names("") if query.verb == MONITOR else ():
         if name in (f"{query.name}.json", f"watermark-{query.definition}.json"):
@@ -115,9 +113,6 @@ def forget(warehouse: Warehouse, query: Query) -> int:
 
 def lease_log(warehouse: Warehouse, verb: str, model: str) -> DriverLog:
     """Return the log of drivers of a model's stream, monitor or skill."""
-    from jobs.supervision.driver_log import DriverLog
-    from jobs.supervision.driver_status import log_name
-
     return DriverLog.of(warehouse, log_name(verb, model))
 
 

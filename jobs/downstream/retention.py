@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+
 from jobs.core.times import duration_us
 from jobs.downstream.queries import (
     CHECKPOINTS,
@@ -95,8 +97,6 @@ class Followers:
 
     def _remove(self, query: Query) -> int:
         """Remove a query's checkpoint, notes and rows; return how many rows."""
-        from pyspark.sql import functions as F
-
         if self.dry:
             return self.warehouse.delete(query.table, F.col("definition") == query.definition, dry=True)
         going = Folder(self.warehouse, f"{CHECKPOINTS}/{REMOVED}{query.name}")
@@ -112,8 +112,6 @@ class Followers:
 
     def _old(self) -> list[tuple[str, Column]]:
         """Return the rows that are too old, by table: as far behind the newest event time as the spec says."""
-        from pyspark.sql import functions as F
-
         kept, found = self.spec.retention, []
         monitor = self.spec.monitor
         open_us = 0 if monitor is None else duration_us(monitor.watermark)

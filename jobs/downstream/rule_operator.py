@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.core.times import duration_us
 from jobs.downstream.rules import NEVER, Events, Rules, RuleStates, apply_rules, joined, no_states, silences
-from jobs.encoding.keys import KeyKind, match
+from jobs.encoding.keys import KeyKind, columns_of, match
 from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.routing import Routing
 from jobs.encoding.rows import RowFormat, row_packer, select_columns, times_of, unpack_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
+from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.tables import alerts
@@ -172,8 +174,6 @@ def _arrays(states: RuleStates) -> dict[str, Any]:
 
 def start_rules(spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int) -> DataFrame:
     """Return the stream of a model's alerts from the stream of its live estimates."""
-    from pyspark.sql import functions as F
-
     rules = rules_of(monitor)
     read = []
     for number, rule in enumerate(monitor.rules):
@@ -228,10 +228,6 @@ class Alerts:
 
     def __call__(self, events: DataFrame, batch_id: int) -> None:
         """Append a micro-batch's alerts, once, and send them to the topic if there is one."""
-        from pyspark.sql import functions as F
-
-        from jobs.encoding.keys import columns_of
-        from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
 
         events = events.persist()
         try:

@@ -10,11 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyspark.errors import PySparkException
+
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
+from jobs.core.signals import stop_signal
+from jobs.downstream.driver import held
 from jobs.downstream.queries import Query
+from jobs.lineage.generations import live as live_now
+from jobs.lineage.leases import stream_lock
+from jobs.lineage.live import is_live, live_lineage
+from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
+from jobs.spark.queries import await_end, cause_of
+from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates
@@ -41,12 +51,6 @@ def following(
     Raises:
         UserError: another one runs.
     """
-    from jobs.core.signals import stop_signal
-    from jobs.downstream.driver import held
-    from jobs.lineage.leases import stream_lock
-    from jobs.spark.conf import interpreted_conf
-    from jobs.spark.session import spark_session
-
     title = f"{verb} {spec.name}"
     with stream_lock(settings.warehouse, spec.name, what=verb), stop_signal() as stop:
         warehouse = Warehouse(spark_session(settings, title, interpreted_conf(), kafka), settings.warehouse)
@@ -79,8 +83,6 @@ class LiveQueries:
 
     def run(self, progress: Progress) -> None:
         """Run the queries to their end; begin them again when another generation has become the live one."""
-        from jobs.lineage.live import live_lineage
-
         while not self.stop.is_set():
             # Before the generations are read, so that no later change is overlooked.
             seen = self.warehouse.latest_version(GENERATIONS) if self.warehouse.exists(GENERATIONS) else -1
@@ -103,8 +105,6 @@ class LiveQueries:
         Not its versions from the first one on: `maintain` compacts it, and the files of old versions go. It also
         deletes estimates that are no part of the live ones, a commit to pass over, as it adds nothing.
         """
-        from jobs.lineage.live import is_live
-
         reader = self.warehouse.spark.readStream.format("delta").option("skipChangeCommits", "true")
         rows = reader.load(self.warehouse.path(estimates(self.spec.name)))
         return rows.filter(is_live(self.warehouse, self.spec.name))
@@ -127,8 +127,6 @@ class LiveQueries:
 
         seen: version of the table of generations in which `live` was the live one.
         """
-        from jobs.lineage.generations import live as live_now
-
         due = time.monotonic() + SWITCH_SECONDS
         while any(query.isActive for query in queries):
             if self.stop.wait(POLL_SECONDS):
@@ -152,9 +150,6 @@ class LiveQueries:
 
     def _end(self, queries: list[StreamingQuery]) -> None:
         """Let the running micro-batches finish, and raise what went wrong in one."""
-        from pyspark.errors import PySparkException
-
-        from jobs.spark.queries import await_end, cause_of
 
         stop = threading.Event()
         stop.set()

@@ -10,6 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
 from jobs.core.times import duration_us
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
@@ -37,8 +40,6 @@ class Windows:
 
     def __call__(self, estimates: DataFrame, batch_id: int) -> None:
         """Add a micro-batch to its windows. Running it again changes nothing."""
-        from pyspark.sql import functions as F
-
         estimates = estimates.persist()
         try:
             newest = estimates.agg(F.max(F.unix_micros("event_time")).alias("newest")).first()
@@ -61,8 +62,6 @@ class Windows:
 
     def sums(self, estimates: DataFrame, watermark: int | None) -> DataFrame:
         """Return what a micro-batch adds: a row for each window and group."""
-        from pyspark.sql import functions as F
-
         definition, parts = self.monitor.definition("windows"), []
         n, m = len(self.spec.states), len(self.spec.measurement)
         biased = "innovation" in estimates.columns
@@ -111,9 +110,6 @@ class Windows:
         return whole
 
     def _add(self, sums: DataFrame, batch_id: int) -> None:
-        from delta.tables import DeltaTable
-        from pyspark.sql import functions as F
-
         table, warehouse = windows(self.spec.name), self.warehouse
         if not warehouse.exists(table):
             empty = _with_means(sums.select(*PLACE, *self.monitor.by, *COUNTS, *_SUMS), "")
@@ -159,7 +155,6 @@ _SUMS = ("nis_sum", "mean_sum", "innovation_sum")
 
 def _means(sums: dict[str, Any]) -> dict[str, Any]:
     """Return the columns that follow from sums and counts."""
-    from pyspark.sql import functions as F
 
     def share(count: Any) -> Any:
         return F.try_divide(count, sums["rows"])
@@ -177,7 +172,5 @@ def _means(sums: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_means(rows: DataFrame, prefix: str) -> DataFrame:
-    from pyspark.sql import functions as F
-
     sums = {name: F.col(f"{prefix}{name}") for name in (*COUNTS, *_SUMS)}
     return rows.withColumns(_means(sums))

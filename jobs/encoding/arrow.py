@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 from numpy.typing import NDArray
 
 
 def compute() -> Any:
     """Return Arrow's compute functions; loading them takes a quarter of a second, which small inputs can do without."""
-    import pyarrow.compute
-
     return pyarrow.compute
 
 

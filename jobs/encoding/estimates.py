@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
 from jobs.encoding.keys import KeyKind, columns_of, integer_keys
@@ -127,8 +128,6 @@ def unpack_estimates(
     With the number of a micro-batch they have it too, as `batch_id`: were it a number in Spark's plan, the code that
     Spark compiles from that would be another one for each. `around` may wrap the function that does it, for a profile.
     """
-    from pyspark.sql import functions as F
-
     extra = "".join(f", `{name}` array<double>" for name, _ in fmt.extra)
     number = f"{_number_column(fmt.kind)} {fmt.kind.types[0]}, " if _has_number(fmt.kind) else ""
     schema = (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pyspark.sql import functions as F
 
 from jobs.encoding.packets import Column, Records
 from jobs.encoding.routing import identity_of, route_of
@@ -58,16 +59,12 @@ def is_integer(data_type: DataType) -> bool:
 
 def text_of(kind: KeyKind) -> SparkColumn:
     """Return the expression of a key's text: the value itself, or a JSON array of the values of several columns."""
-    from pyspark.sql import functions as F
-
     parts = [F.col(_quoted(name)).cast("string") for name in kind.columns]
     return parts[0] if len(parts) == 1 else F.to_json(F.array(*parts))
 
 
 def columns_of(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
     """Return the expressions of the typed key columns, from the key's text."""
-    from pyspark.sql import functions as F
-
     if len(kind.columns) == 1:
         return [text.cast(kind.types[0]).alias(kind.columns[0])]
     values = F.from_json(text, "array<string>")
@@ -77,8 +74,6 @@ def columns_of(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
 
 def identity_expressions(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
     """Return the columns `identity` (64 bits) and, unless the key is an integer, `check` and `text`."""
-    from pyspark.sql import functions as F
-
     if kind.integer:
         return [text.cast("bigint").alias("identity")]
     return [

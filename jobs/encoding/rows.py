@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.stopwatch import UNPACK, step
@@ -157,8 +158,6 @@ def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ())
     Columns to keep `beside` these have names that begin with _. An integer key and the time are passed on as they are:
     whatever Spark computes for a row costs more than Arrow and NumPy do for a whole batch.
     """
-    from pyspark.sql import functions as F
-
     time = F.col(f"`{fmt.time}`").alias("time")
     numbers = [F.col(f"`{name}`").cast("double").alias(f"n{i}") for i, name in enumerate(fmt.numbers)]
     if fmt.row_id is not None:
@@ -185,8 +184,6 @@ def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ())
 
 def id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
     """Return the columns `ROW_ID` of ids: the whole number, or two hashes of a text and the text."""
-    from pyspark.sql import functions as F
-
     if row_id.integer:
         return {ROW_ID[0]: given.cast("bigint")}
     text = given.cast("string")

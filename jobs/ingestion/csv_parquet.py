@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError, first_line
@@ -136,8 +137,6 @@ def _joined(fields: Sequence[str]) -> str:
 
 
 def _parquet_schema(path: Path) -> pa.Schema:
-    import pyarrow.parquet as pq
-
     if path.is_dir():  # as Spark writes a table
         parts = sorted(part for part in path.rglob("*.parquet") if part.is_file())
         if not parts:
@@ -148,8 +147,6 @@ def _parquet_schema(path: Path) -> pa.Schema:
 
 
 def _read_parquet(path: Path, wanted: Sequence[str] | None) -> Source:
-    import pyarrow.parquet as pq
-
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give one file")
     try:

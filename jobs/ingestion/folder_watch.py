@@ -16,18 +16,24 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from pyspark.sql import functions as F
 
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
+from jobs.core.signals import stop_signal
+from jobs.ingestion.landing import SUFFIXES, file_digest, file_schema, land, prepare
+from jobs.lineage.leases import stream_lock
+from jobs.spark.conf import interpreted_conf
+from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
 from jobs.warehouse.measurements_table import KeyTypes
-
-if TYPE_CHECKING:
-    from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.quarantine import TooMany, keep
 
 SETTLE_SECONDS = 2.0
 """A file that has not changed for so long is taken: what is still being written changes."""
@@ -90,8 +96,6 @@ class Inbox:
         return sorted(one for one, first in since.items() if now - first >= SETTLE_SECONDS)
 
     def _found(self) -> Iterator[tuple[str, Stamp]]:
-        from jobs.ingestion.landing import SUFFIXES
-
         for folder in self.folders:
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -132,9 +136,6 @@ class Folder:
         Raises:
             UserError: with `quarantine` in the spec, a file that does not fit ends the landing.
         """
-        from jobs.ingestion.landing import file_digest, file_schema, land, prepare
-        from jobs.warehouse.quarantine import TooMany
-
         notes = self.inbox.notes
         try:
             schema = file_schema(self.spec, path)
@@ -173,10 +174,6 @@ class Folder:
         Raises:
             UserError: it has.
         """
-        from pyspark.sql import functions as F
-
-        from jobs.ingestion.landing import file_digest
-        from jobs.warehouse.quarantine import keep
 
         if not Path(path).exists():  # taken away meanwhile
             return
@@ -206,12 +203,6 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float) 
     Raises:
         UserError: an input is no folder, another process lands the model's folders, or a file ends the landing.
     """
-    from jobs.core.signals import stop_signal
-    from jobs.lineage.leases import stream_lock
-    from jobs.spark.conf import interpreted_conf
-    from jobs.spark.session import spark_session
-    from jobs.warehouse.delta import Warehouse
-
     folders = [Path(one).expanduser().absolute() for one in inputs]
     for folder in folders:
         if not folder.is_dir():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import json as arrow_json
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
@@ -152,8 +153,6 @@ def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> l
 
 def _by_arrow(documents: pa.Array, schema: pa.Schema) -> JsonRows | None:
     """Read ordinary documents; None if they are not all of the schema."""
-    from pyarrow import json as arrow_json
-
     pc = compute()
     lines = pc.binary_join_element_wise(
         documents.cast(pa.large_binary()), *(pa.scalar(one, pa.large_binary()) for one in (b"", b"\n"))

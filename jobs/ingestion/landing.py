@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
 from jobs.core.errors import INPUT_ERROR, UserError, first_line
 from jobs.ingestion.checking import check_rows, checked_frame, key_types_of, measurement_columns, refuse_types
@@ -123,8 +127,6 @@ def _land_there(
     warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes, history: bool
 ) -> Landed:
     """Land a large file, read and checked by Spark's workers."""
-    from pyspark.sql import functions as F
-
     if is_json(path):
         rows = json_frame(warehouse.spark, spec, path, key_types).persist()
     else:
@@ -167,8 +169,6 @@ def _commit(
     history: bool,
 ) -> Landed:
     """Commit what does not fit, then what fits; what had been committed before is passed over."""
-    from pyspark.sql import functions as F
-
     path, digest = file
     transaction = (f"ingest-{spec.name}-{digest}", 1)
     if too_many(spec.quarantine, reasons, rows) and not holds(warehouse, spec.name, digest):
@@ -238,10 +238,6 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
 
 def _frame(warehouse: Warehouse, spec: ModelSpec, path: str) -> DataFrame:
     """Let Spark read a file."""
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-    from pyspark.sql.types import StringType, StructField, StructType
-
     spark = warehouse.spark
     try:
         if path.endswith(".parquet"):

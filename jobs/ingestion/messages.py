@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError, first_line
 from jobs.encoding import arrow
@@ -56,8 +60,6 @@ def judged(messages: DataFrame, spec: ModelSpec, source: Source, types: KeyTypes
     Raises:
         UserError: the Avro schema is none, or not one of the spec's columns.
     """
-    from pyspark.sql import functions as F
-
     kept = messages
     if source.tombstones == "skip":
         kept = kept.filter(F.col("value").isNotNull())
@@ -180,11 +182,8 @@ class Judge(NamedTuple):
 
 def _cells(spec: ModelSpec, source: Source) -> list[Column]:
     """Return the fields of an Avro record, named c_<field>; nothing for JSON."""
-    from pyspark.sql import functions as F
-
     if source.format == "json":
         return []
-    from pyspark.sql.avro.functions import from_avro
 
     value = F.col("value")
     if source.framing == "confluent":  # a byte 0, the schema's number in four bytes, then the record
@@ -202,9 +201,6 @@ def _cells(spec: ModelSpec, source: Source) -> list[Column]:
 
 def _empty(raw: DataFrame, spec: ModelSpec) -> pa.RecordBatch:
     """Return a batch without rows that has the columns of a frame."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     try:
         schema = to_arrow_schema(raw.schema, timezone="UTC")
     except PySparkException as error:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.ingestion.requalify import judge
@@ -74,8 +76,6 @@ def replay(warehouse: Warehouse, spec: ModelSpec, rows: DataFrame) -> Outcome:
 
 def interrupted(warehouse: Warehouse, model: str) -> list[str]:
     """Return the model's replays that were killed between their commits."""
-    from pyspark.sql import functions as F
-
     rows = warehouse.read(TABLE).filter((F.col("model") == model) & (F.col("status") == REPLAYING))
     return sorted(row["replay"] for row in rows.select("replay").distinct().collect())
 
@@ -86,8 +86,6 @@ def _end_interrupted(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes)
 
 def _judged(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: DataFrame) -> DataFrame:
     """Return id, landing and the reason why a row cannot be replayed, null if it can."""
-    from pyspark.sql import functions as F
-
     chains = replayed_late_rows.lineages(warehouse, spec.name)
     ours = replayed_late_rows.refused_by_all(chains, F.col("generation"), F.col("batch_id"))
     stale = _measured() & ~ours
@@ -101,8 +99,6 @@ def _judged(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: Da
 
 def _measured() -> Column:
     """Tell of rows that the stream refused: they are among the measurements."""
-    from pyspark.sql import functions as F
-
     return F.col("generation").isNotNull() & F.col("source").startswith("measurements/")
 
 
@@ -127,9 +123,6 @@ def _judge(
 
 def _choose(warehouse: Warehouse, fits: DataFrame, identity: str) -> None:
     """Mark the rows as being replayed, in one commit; one that is no longer held is left out."""
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F
-
     target = DeltaTable.forPath(warehouse.spark, warehouse.path(TABLE)).alias("t")
     merge = target.merge(fits.alias("s"), "t.id = s.id").whenMatchedUpdate(
         "t.status IS NULL",
@@ -141,8 +134,6 @@ def _choose(warehouse: Warehouse, fits: DataFrame, identity: str) -> None:
 
 def _end(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, identity: str) -> tuple[int, int]:
     """Land what a replay has chosen, unless it is there, and mark it; return how many rows, and how many were late."""
-    from pyspark.sql import functions as F
-
     chosen = (F.col("replay") == identity) & (F.col("status") == REPLAYING)
     rows = warehouse.read(TABLE).filter(chosen)
     late = _measured()
@@ -154,8 +145,6 @@ def _end(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, identity: s
 
 
 def _mark(warehouse: Warehouse, identity: str) -> None:
-    from pyspark.sql import functions as F
-
     quarantine.update(
         warehouse,
         (F.col("replay") == identity) & (F.col("status") == REPLAYING),
@@ -167,8 +156,6 @@ def _land(
     warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: DataFrame, identity: str, copies: bool
 ) -> int:
     """Append rows to the measurements, once for a replay; return how many they are."""
-    from pyspark.sql import functions as F
-
     columns = {name: "double" for name in spec.columns} | key_types | {spec.time: "bigint"}
     schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
     origin = replayed_late_rows.origin(identity) if copies else F.lit(f"quarantine:{identity}")

@@ -16,24 +16,38 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.ingestion.checking import measurement_columns
 from jobs.ingestion.messages import judged, key_types
 from jobs.spark.job_labels import batches_labelled
 from jobs.spark.kafka import Offsets, bounds, refuse_lost, spark_options, starting
+from jobs.spark.queries import await_end, cause_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import KeyTypes
+from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
 from jobs.warehouse.positions import landed_offsets, offsets_of, said
-from jobs.warehouse.quarantine import OFFSET, PARTITION, PAYLOAD, POSITION, REASON, keep, refusal, too_many
+from jobs.warehouse.quarantine import (
+    OFFSET,
+    PARTITION,
+    PAYLOAD,
+    POSITION,
+    REASON,
+    keep,
+    refusal,
+    too_many,
+    topic_quarantine,
+)
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.lineage.generations import Generation
-    from jobs.warehouse.checkpoints import Checkpoint
 
 PLACES = "_topic string, _partition int, _offset bigint"
 """Columns of a topic's measurements that say where each came from."""
@@ -97,8 +111,6 @@ def messages_behind(
 
 def stream_of(warehouse: Warehouse, spec: ModelSpec, generation: Generation, types: KeyTypes) -> DataFrame:
     """Return the messages behind a generation's snapshot as a stream."""
-    from jobs.warehouse.checkpoints import Checkpoint
-
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     start = offsets_of(generation.start_position)
     return messages_behind(warehouse, spec, checkpoint, start, types, f"the stream of {spec.name}")
@@ -119,9 +131,6 @@ class Landing:
 
     def __call__(self, messages: DataFrame, batch_id: int) -> None:
         """Land a micro-batch. Running it again changes nothing."""
-        from pyspark.sql import functions as F
-
-        from jobs.warehouse.quarantine import topic_quarantine
 
         spec, source = self.spec, source_of(self.spec)
         app = f"ingest-{spec.name}-{self.checkpoint.query_id()}"
@@ -180,10 +189,6 @@ def land(
     Raises:
         UserError: messages are gone that have not landed, or the brokers do not answer.
     """
-    from pyspark.errors import PySparkException
-
-    from jobs.spark.queries import await_end, cause_of
-    from jobs.warehouse.checkpoints import Checkpoint
 
     source = source_of(spec)
     types = prepare(warehouse, spec)
@@ -209,8 +214,6 @@ def land(
 
 def prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
     """Make the measurements table of a topic if it is not there, and return the types of its key columns."""
-    from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES, key_types_in
-
     table = measurements(spec.name)
     if warehouse.exists(table):
         return key_types_in(warehouse, spec)
@@ -222,8 +225,6 @@ def prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
 
 def _start(warehouse: Warehouse, spec: ModelSpec) -> Offsets:
     """Return up to where the topic has landed; the first time that is where it begins, and is written down."""
-    from pyspark.sql import functions as F
-
     source, table = source_of(spec), measurements(spec.name)
     landed = landed_offsets(warehouse, table, source.topic)
     if landed is not None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark import TaskContext
 
 from jobs.encoding.keys import KeyKind, identity_arrays, match
 from jobs.encoding.packet_kinds import WITHOUT
@@ -114,8 +115,6 @@ def _without(rows: pa.RecordBatch, fmt: RowFormat, timed: bool) -> pa.RecordBatc
 
 def _of_this_job(layout: Layout) -> Records:
     """Return the table that the driver has pinned for the micro-batch of this task."""
-    from pyspark import TaskContext
-
     context = TaskContext.get()
     path = None if context is None else context.getLocalProperty(PROPERTY)
     if path is None:

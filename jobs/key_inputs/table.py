@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, sub_kind, text_of
@@ -88,8 +89,6 @@ class InputsTable:
 
         A row whose key has none has the defaults, or nulls.
         """
-        from pyspark.sql import functions as F
-
         by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
         defaults = self.inputs.defaults or {}
         rows = self._home.read(self._table, version).select(
@@ -101,8 +100,6 @@ class InputsTable:
         return both.select(*frame.columns, *self.inputs.columns)
 
     def _columns(self, by: KeyKind, version: int, where: str) -> DataFrame:
-        from pyspark.sql import functions as F
-
         frame = self._home.read(self._table, version)
         absent = [n for n in (*by.columns, *self.inputs.columns.values()) if n not in frame.columns]
         if absent:
@@ -177,7 +174,5 @@ def home_of(warehouse: Warehouse, name: str) -> tuple[Warehouse, str]:
 
 def _keys(by: KeyKind) -> list[Column]:
     """Return the key columns in the types that they have among the measurements."""
-    from pyspark.sql import functions as F
-
     typed = zip(by.columns, by.types, strict=True)
     return [F.col(f"`{name}`").try_cast(kind).alias(name) for name, kind in typed]

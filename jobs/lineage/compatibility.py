@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark.errors import PySparkException
+
 from jobs.core.errors import UserError
 from jobs.encoding.routing import blocks_for
+from jobs.lineage.damage import half_written
+from jobs.lineage.generations import position_of
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec
 from jobs.specs.sections import PRETRAINED
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.positions import DELTA, said
+from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
@@ -195,8 +201,6 @@ def refuse_half_written(
     Raises:
         UserError: the rules have changed, and rows of it were written by the old ones.
     """
-    from jobs.lineage.damage import half_written
-
     changed = [] if before is None else sorted(name for name in now if before.get(name) != now[name])
     batch = half_written(warehouse, generation) if changed else None
     if batch is not None:
@@ -214,9 +218,6 @@ def blocks_of(spec: ModelSpec, keys: int, partitions: int) -> int:
 
 def generation_built_with(warehouse: Warehouse, generation: Generation, manifest: Manifest) -> BuiltWith:
     """Return what a generation was made with: its row, its snapshot's spec, and what its checkpoint says."""
-    from jobs.lineage.generations import position_of
-    from jobs.warehouse.checkpoints import Checkpoint
-
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     stored, sources = checkpoint.settings(), checkpoint.sources()
     reached = position_of(warehouse, generation)
@@ -248,9 +249,6 @@ def snapshot_built_with(manifest: Manifest) -> BuiltWith:
 
 def deployed(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] = {}) -> Deployed:
     """Return what is asked for now, with the session's values of the settings that a checkpoint has stored."""
-    from pyspark.errors import PySparkException
-
-    from jobs.warehouse.tables import measurements
 
     table = measurements(spec.name)
     settings: dict[str, str] = {}

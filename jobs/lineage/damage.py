@@ -6,6 +6,8 @@ before the query starts, and what is damaged is refused; nothing is repaired by 
 
 from __future__ import annotations
 
+from pyspark.sql import functions as F
+
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.generations import Generation
 from jobs.snapshots import manifests
@@ -74,8 +76,6 @@ def half_written(warehouse: Warehouse, generation: Generation) -> int | None:
 
 
 def _wrote(warehouse: Warehouse, generation: Generation, batch: int | None = None) -> bool:
-    from pyspark.sql import functions as F
-
     for table in (estimates(generation.model), TABLE):
         if warehouse.exists(table):
             mine = F.col("generation") == generation.generation

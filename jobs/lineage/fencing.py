@@ -20,6 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from delta.exceptions import ConcurrentTransactionException
+from pyspark.sql import functions as F
+
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.leases import Lease
 from jobs.warehouse.delta import Warehouse
@@ -142,8 +145,6 @@ class Fence:
 
     def _raise_fence(self, rows: DataFrame, table: str, name: str, options: Mapping[str, str] | None) -> None:
         """Keep the driver that had the lease before from writing under a name, once, if it may still run."""
-        from delta.exceptions import ConcurrentTransactionException
-
         if not self.lease.taken_over or name in self._last:
             return
         nothing = self.warehouse.spark.createDataFrame([], rows.schema)
@@ -157,8 +158,6 @@ class Fence:
                     raise
 
     def _there(self, table: str, batch_id: int, part: Part | None) -> bool:
-        from pyspark.sql import functions as F
-
         if not self.warehouse.exists(table):
             return False
         mine = F.col("generation") == self.lease.generation.generation

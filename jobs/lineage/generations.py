@@ -9,6 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from delta.exceptions import DeltaConcurrentModificationException
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse, utc
@@ -70,8 +74,6 @@ class Generation:
 
 def all_of(warehouse: Warehouse, model: str | None = None) -> list[Generation]:
     """Return the generations, of one model or of all, oldest first: by their numbers, as a clock may be put back."""
-    from pyspark.sql import functions as F
-
     if not warehouse.exists("generations"):
         return []
     frame = warehouse.read("generations")
@@ -200,9 +202,6 @@ def _commit(
 
     A generation that is retired loses its lease, so that its driver stops at its next heartbeat.
     """
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F
-
     by_name = {one.generation: one for one in known}
     rows = [{**_columns(one), "action": "begin"} for one in begun]
     rows += [{**_columns(by_name[name]), "action": status} for name, status in statuses.items()]
@@ -246,8 +245,6 @@ def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:
 @contextmanager
 def conflict_as_taken(model: str) -> Iterator[None]:
     """Turn the conflict of two commits into the refusal of the later one."""
-    from delta.exceptions import DeltaConcurrentModificationException
-
     try:
         yield
     except DeltaConcurrentModificationException as error:
@@ -256,8 +253,6 @@ def conflict_as_taken(model: str) -> Iterator[None]:
 
 def update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None:
     """Set columns of the generations that meet a condition, in one commit."""
-    from delta.tables import DeltaTable
-
     with warehouse.lock("generations"):
         DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).update(condition, values)
 
@@ -278,8 +273,6 @@ def marked(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
 
     Rows that have a `batch_id` keep it.
     """
-    from pyspark.sql import functions as F
-
     marks = {
         "model_version": F.lit(generation.model_version).cast("int"),
         "generation": F.lit(generation.generation),

@@ -18,8 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import functions as F
+
 from jobs.core import clock
 from jobs.core.errors import UserError
+from jobs.lineage.compatibility import refuse_half_written
 from jobs.lineage.generations import (
     LIVE,
     SHADOW,
@@ -75,9 +78,6 @@ def acquire(
     Raises:
         UserError: another driver that still runs holds it, or took it at the same moment.
     """
-    from pyspark.sql import functions as F
-
-    from jobs.lineage.compatibility import refuse_half_written
 
     log = DriverLog.of(warehouse, generation.model)
     before = next((one for one in log.drives() if one.generation == generation.generation), None)
@@ -145,8 +145,6 @@ def _driven(generation: Generation, holder: DriverIdentity) -> UserError:
 
 def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
     """Renew the heartbeat and return the generation as it is now; None if the lease is no longer this driver's."""
-    from pyspark.sql import functions as F
-
     mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
     update(warehouse, mine, {"heartbeat": F.current_timestamp()})
     now = next(
@@ -158,8 +156,6 @@ def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
 
 def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = None) -> None:
     """Give the lease back and say how the driver ended, with the error if there was one."""
-    from pyspark.sql import functions as F
-
     generation = lease.generation
     mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
     try:

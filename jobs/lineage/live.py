@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
 from jobs.lineage import generations
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, latest
@@ -44,8 +47,6 @@ def live_estimates(warehouse: Warehouse, model: str) -> DataFrame:
 
 def is_live(warehouse: Warehouse, model: str) -> Column:
     """Return the condition on rows of the estimates table by which they are live ones."""
-    from pyspark.sql import functions as F
-
     condition = F.lit(False)
     for link in live_lineage(warehouse, model):
         mine = F.col("generation") == link.generation
@@ -60,9 +61,6 @@ def latest_corrections(rows: DataFrame) -> DataFrame:
 
     Of a generation's rows of one key and event time those of the newest micro-batch count, where any is corrected.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
     if "correction" not in rows.columns:
         return rows
     same = Window.partitionBy("generation", "key", "event_time")
@@ -75,8 +73,6 @@ def latest_corrections(rows: DataFrame) -> DataFrame:
 
 def live_latest(warehouse: Warehouse, model: str) -> DataFrame:
     """Return the latest state of each key of a model's live generation; its spec has `sinks: {latest: true}`."""
-    from pyspark.sql import functions as F
-
     live = generations.live(warehouse, model)
     mine = F.lit(False) if live is None else F.col("generation") == live.generation
     return warehouse.read(latest(model)).filter(mine)

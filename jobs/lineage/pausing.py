@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from jobs.core import clock
+from jobs.lineage import generations, leases
 from jobs.supervision.driver_log import DriverLog, Hold
 from jobs.supervision.driver_status import DriverStatus
 from jobs.supervision.stopping import end_driver
@@ -76,8 +77,6 @@ def exclusive_stream(
     Raises:
         UserError: somebody drives it, or another command has changed what is live.
     """
-    from jobs.lineage import generations, leases
-
     name = live.model
     log = DriverLog.of(warehouse, name)
     with (

@@ -6,6 +6,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.damage import refuse_damaged
 from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, position_of, progress_rank
+from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import said
 
@@ -108,8 +109,6 @@ def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[G
 
 def _ask_to_end(warehouse: Warehouse, generation: Generation) -> None:
     """Leave a request to end for the driver of a generation, if one has said nothing of its end."""
-    from jobs.supervision.driver_log import DriverLog
-
     log = DriverLog.of(warehouse, generation.model)
     for drive in log.drives():
         if drive.generation == generation.generation and drive.ended_at is None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F
+
 from jobs.lineage import generations
 from jobs.lineage.live import LineageSegment
+from jobs.snapshots import manifests
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import LATE_COPIES
 
@@ -35,8 +38,6 @@ def lineage(warehouse: Warehouse, known: list[Generation], generation: Generatio
 
     A generation that began from a batch pass has taken over none, whichever it followed as the live one.
     """
-    from jobs.snapshots import manifests
-
     by_name = {one.generation: one for one in known}
     at: Generation | None = generation
     last: int | None = None
@@ -52,8 +53,6 @@ def lineage(warehouse: Warehouse, known: list[Generation], generation: Generatio
 
 def refused_by_all(chains: list[list[LineageSegment]], generation: Column, batch: Column) -> Column:
     """Tell of rows refused by a generation in a micro-batch if every generation that goes on goes on from there."""
-    from pyspark.sql import functions as F
-
     result = F.lit(bool(chains))
     for chain in chains:
         result = result & _through(chain, generation, batch)
@@ -62,16 +61,12 @@ def refused_by_all(chains: list[list[LineageSegment]], generation: Column, batch
 
 def origin(replay: str) -> Column:
     """Return the `_origin` of the copy of a quarantined row with columns `generation` and `batch_id`."""
-    from pyspark.sql import functions as F
-
     text = F.concat_ws(":", F.col("generation"), F.col("batch_id").cast("string"), F.lit(replay))
     return F.concat(F.lit(_PREFIX), text)
 
 
 def announce(warehouse: Warehouse, replay: str, model: str, rows: int) -> None:
     """Say, before the copies are there, that there are some, so that readers look for them."""
-    from pyspark.sql import functions as F
-
     warehouse.create(TABLE, LATE_COPIES)
     frame = warehouse.spark.range(1).select(
         F.lit(replay).alias("replay"),
@@ -84,8 +79,6 @@ def announce(warehouse: Warehouse, replay: str, model: str, rows: int) -> None:
 
 def without(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
     """Leave out copies of late rows: for a batch pass, which has the rows themselves."""
-    from pyspark.sql import functions as F
-
     if not warehouse.exists(TABLE):
         return rows
     return rows.filter(~F.coalesce(F.col("_origin").startswith(_PREFIX), F.lit(False)))
@@ -93,8 +86,6 @@ def without(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
 
 def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation) -> DataFrame:
     """Leave out copies of late rows that neither this generation nor one that it goes on from has refused."""
-    from pyspark.sql import functions as F
-
     if not warehouse.exists(TABLE):
         return rows
     chain = lineage(warehouse, generations.all_of(warehouse, generation.model), generation)
@@ -106,8 +97,6 @@ def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation
 
 def _through(chain: list[LineageSegment], generation: Column, batch: Column) -> Column:
     """Tell if a lineage goes through a generation's micro-batch."""
-    from pyspark.sql import functions as F
-
     result = F.lit(False)
     for link in chain:
         here = generation == link.generation

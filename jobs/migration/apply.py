@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists, matrix
 from jobs.migration.state_map import Migration
+from jobs.snapshots.state_rows import STATE_ROWS, map_of, typed_states
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,8 +27,6 @@ _CHANGE = (
 
 def apply_migration(rows: DataFrame, way: Migration) -> DataFrame:
     """Carry the rows of a snapshot over: the same columns, with the new version's states."""
-
-    from jobs.snapshots.state_rows import STATE_ROWS, typed_states
 
     states = _prepared(rows, way).mapInArrow(_carrier(way), f"key string, {STATE_ROWS}")
     return typed_states(states)
@@ -72,8 +72,6 @@ def change_of(rows: DataFrame, way: Migration) -> dict[str, Any]:
 
 
 def _prepared(rows: DataFrame, way: Migration) -> DataFrame:
-    from pyspark.sql import functions as F
-
     extras = [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(_widths(way))]
     columns = ("state_index", "log_likelihood", "mean", "covariance")
     return rows.select("key", F.unix_micros("event_time").alias("event_time"), *columns, *extras)
@@ -99,8 +97,6 @@ def _parts(batch: pa.RecordBatch, way: Migration) -> tuple[Any, Any, dict[str, A
 
 def _carrier(way: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def carry(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from jobs.snapshots.state_rows import map_of
-
         for batch in batches:
             if batch.num_rows == 0:
                 continue

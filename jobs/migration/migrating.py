@@ -8,13 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
+
+import kalman
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.migration.apply import apply_migration, change_of
 from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
 from jobs.migration.state_map import kept_in_unit, migration, state_map_of
+from jobs.migration.versions import path_between
+from jobs.snapshots.manifests import GOOD, all_of, find
+from jobs.snapshots.store import find_whole, verify, write
+from jobs.snapshots.waiting_rows import verified
 from jobs.spark.conf import codegen_for
 from jobs.spark.job_labels import labelled
+from jobs.spark.user_functions import ship, ship_named
 from jobs.warehouse.delta import Warehouse
+from kalman.models.groups import GROUPS, begin_states
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,8 +47,6 @@ def migrate(
     Raises:
         UserError: there is no way between the versions, or some keys would come out wrong.
     """
-    from jobs.migration.versions import path_between
-
     # What the snapshot's states mean is what its own manifest says, not what a file of that version says today.
     steps = path_between({**known, source.model_version: source.model_spec()}, source.model_version, target)
     if not steps:
@@ -60,8 +67,6 @@ def migrate_along(
     Raises:
         UserError: a step cannot be made, or some keys would come out wrong.
     """
-    from jobs.snapshots.store import find_whole, verify, write
-
     way = migration(steps, source.parameters, parameters)
     spec, target = steps[-1].new, steps[-1].new.version
     identity = snapshot_id(source, steps, parameters)
@@ -114,8 +119,6 @@ def migrate_along(
 
 def _ship(warehouse: Warehouse, steps: list[Step]) -> None:
     """Give Spark's workers the functions of the versions that are passed, and those that carry states and keys over."""
-    from jobs.spark.user_functions import ship, ship_named
-
     for spec in {spec.version: spec for step in steps for spec in (step.old, step.new)}.values():
         ship(warehouse.spark, spec.definition())
     for step in steps:
@@ -133,8 +136,6 @@ def _rekeyed(states: DataFrame, way: Rekey, spec: ModelSpec) -> tuple[DataFrame,
     Raises:
         UserError: keys come out as one and nothing says what becomes of them, or a function returns what it should not.
     """
-    from pyspark.errors import PySparkException
-
     try:
         renamed = rekeyed(states, way)
         old, new, some = collisions(renamed)
@@ -157,8 +158,6 @@ def waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held
     Raises:
         UserError: the other version could not take them.
     """
-    from jobs.snapshots.waiting_rows import verified
-
     held = verified(warehouse, source)
     if held is None or source.waiting is None:
         return None
@@ -206,9 +205,6 @@ def snapshot_id(source: Manifest, steps: list[Step], parameters: dict[str, Any])
 
 def _kept(spec: ModelSpec, learned: dict[str, Any]) -> dict[str, Any]:
     """Return the learned parameters that a spec's model has too, in the same shape."""
-    import kalman
-    from kalman.models.groups import GROUPS, begin_states
-
     kept: dict[str, Any] = {}
     for name, value in learned.items():
         try:
@@ -224,8 +220,6 @@ def _kept(spec: ModelSpec, learned: dict[str, Any]) -> dict[str, Any]:
 
 
 def source_snapshot(warehouse: Warehouse, model: str, snapshot: str | None, target: int) -> Manifest:
-    from jobs.snapshots.manifests import GOOD, all_of, find
-
     if snapshot is not None:
         found = find(warehouse, snapshot)
         if found is None or found.model != model:

@@ -13,12 +13,17 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
 from jobs.core.errors import UserError
 from jobs.encoding.arrow import lists, matrix
 from jobs.encoding.keys import KeyKind, columns_of, key_kind, text_of
 from jobs.migration.state_map import function_named, wrong_states
 from jobs.migration.versions import Step
+from jobs.snapshots.state_rows import map_of
+from jobs.warehouse.tables import measurements
 from kalman.models.named import Named
 from kalman.types import Filter
 
@@ -55,8 +60,6 @@ def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rek
     Raises:
         UserError: more than one of them does, or a function is not there.
     """
-    from jobs.warehouse.tables import measurements
-
     changing = [(step, step.keys) for step in steps if step.keys is not None]
     if not changing:
         return None
@@ -83,9 +86,6 @@ def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rek
 
 def rekeyed(rows: DataFrame, way: Rekey) -> DataFrame:
     """Return a snapshot's state rows with their new keys, the old ones as `old_key`; some may share a new key."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StringType, StructField, StructType
-
     old = [column.alias(f"k{i}") for i, column in enumerate(columns_of(way.old, F.col("key")))]
     rest = [field for field in rows.schema.fields if field.name != "key"]
     new = [StructField(f"n{i}", StringType()) for i in range(len(way.names))]
@@ -97,8 +97,6 @@ def rekeyed(rows: DataFrame, way: Rekey) -> DataFrame:
 
 def collisions(rows: DataFrame) -> tuple[int, int, list[str]]:
     """Return how many old keys share a new one, how many new keys those are, and some of them in words."""
-    from pyspark.sql import functions as F
-
     shared = rows.groupBy("key").agg(
         F.count("*").alias("n"), F.sort_array(F.collect_list("old_key")).alias("old")
     )
@@ -119,9 +117,6 @@ def merged(rows: DataFrame, way: Rekey) -> DataFrame:
     Raises, when it runs:
         UserError: the merge function does not return what it should.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
     columns = [name for name in rows.columns if name != "old_key"]
     if way.merge is None:
         return rows.select(*columns)
@@ -237,8 +232,6 @@ def _mapper(way: Rekey, rest: list[str]) -> Callable[[Iterator[pa.RecordBatch]],
 
 def _merger(way: Rekey) -> Callable[[pa.Table], pa.Table]:
     def merge(table: pa.Table) -> pa.Table:
-        from jobs.snapshots.state_rows import map_of
-
         needed = table.select([name for name in table.column_names if name not in ("extras", "part")])
         by = [(name, "ascending") for name in ("key", "event_time", "old_key")]
         ordered = needed.sort_by(by).combine_chunks()

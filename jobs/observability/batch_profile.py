@@ -10,7 +10,9 @@ them, so that all steps are seconds of wall time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from rich.table import Table
 
 from jobs.core.stopwatch import (
     KALMAN,
@@ -23,9 +25,6 @@ from jobs.core.stopwatch import (
     Seconds,
 )
 from jobs.observability.job_times import Job, Span, Stage, shares
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 FILTER, TO_DELTA = "filter", "estimates to Delta"
 """Steps of the sink that are looked into: the one action that runs the filter; the write of the estimates."""
@@ -234,8 +233,6 @@ def _within(span: Span, lap: Span) -> bool:
 
 def table_of(found: Profiled, model: str) -> Table:
     """Return the mean of a run's micro-batches, step by step, as a rich table."""
-    from rich.table import Table
-
     mean = found.mean
     title = (
         f"{model}: where the time of a micro-batch went, mean of {found.count} "

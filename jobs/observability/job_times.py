@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
+
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
@@ -87,8 +89,6 @@ class JobTimes:
         )
 
     def _stage(self, number: int) -> Stage | None:
-        from py4j.protocol import Py4JJavaError
-
         try:
             stage = self._store.lastStageAttempt(number)
         except Py4JJavaError:  # no longer kept

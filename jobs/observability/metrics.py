@@ -5,6 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    disable_created_metrics,
+    start_http_server,
+    write_to_textfile,
+)
+
 from jobs.core.errors import UserError
 from jobs.observability.progress import OUTCOMES, ended_at
 
@@ -30,8 +39,6 @@ class Metrics:
         Raises:
             UserError: the port is taken, or the file cannot be written.
         """
-        from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
-
         disable_created_metrics()  # otherwise each counter has a `_created` beside it
         self._labels = (model, generation)
         self.registry = CollectorRegistry()
@@ -51,8 +58,6 @@ class Metrics:
             if self._file is not None:
                 self.write()
             if port is not None:
-                from prometheus_client import start_http_server
-
                 self._server, _ = start_http_server(port, registry=self.registry)
         except OSError as error:
             where = f"--metrics-file {self._file}" if port is None else f"--metrics-port {port}"
@@ -77,8 +82,6 @@ class Metrics:
 
     def write(self) -> None:
         """Write the file, whole or not at all."""
-        from prometheus_client import write_to_textfile
-
         assert self._file is not None
         write_to_textfile(str(self._file), self.registry)
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
+from pyspark import SparkContext
+from rich.table import Table
+
 from jobs.observability.batch_profile import DELTA
 from jobs.observability.job_times import Job, JobTimes, Span, covered
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from jobs.core.report import Report
 
 P = ParamSpec("P")
@@ -45,7 +46,6 @@ def profiled(run: Callable[P, Report]) -> Callable[..., Report]:
     def maybe(*args: Any, profile: bool = False, **options: Any) -> Report:
         if not profile:
             return run(*args, **options)
-        from pyspark import SparkContext
 
         running = SparkContext._active_spark_context  # as in a test; else a verb starts one of its own
         times = None if running is None else JobTimes(running)
@@ -91,8 +91,6 @@ def steps_of(jobs: Sequence[Job], span: Span) -> list[Step]:
 
 def table_of(steps: Sequence[Step], seconds: float) -> Table:
     """Return the steps as a rich table."""
-    from rich.table import Table
-
     table = Table(title=f"where {seconds:.1f} s went", title_justify="left", box=None, pad_edge=False)
     table.add_column("step")
     for name in ("seconds", "share", "jobs", "seconds of tasks", "of them shuffle", "garbage"):

@@ -20,6 +20,7 @@ from jobs.specs.row_order import Duplicates
 from jobs.state import duplicates
 from jobs.state.expiry import lives
 from kalman.evaluation.diagnostics import Watch, consistency, ljung_box
+from kalman.smoothers.smooth import smooth as smooth_rows
 
 LAGS = 10
 
@@ -124,8 +125,6 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
     look = watch(model, states, sorted_rows)
     smoothed: dict[str, Floats] = {}
     if smooth:
-        from kalman.smoothers.smooth import smooth as smooth_rows
-
         try:
             _, out, given_all = smooth_rows(model, states, sorted_rows, spec.unit_us, look)
         except kalman.ModelError as error:

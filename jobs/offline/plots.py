@@ -13,8 +13,10 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import chi2
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,8 +64,6 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(draw)
     def inner(*args: P.args, **kwargs: P.kwargs) -> T:
-        import matplotlib.pyplot as plt
-
         with plt.rc_context(STYLE):
             return draw(*args, **kwargs)
 
@@ -72,8 +72,6 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 
 def inlined(figure: Figure) -> str:
     """Return a figure as the address of a PNG that is in the page itself, and close it."""
-    import matplotlib.pyplot as plt
-
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=STYLE["figure.dpi"], facecolor="white")
     plt.close(figure)
@@ -107,8 +105,6 @@ def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: fl
 
 def draw_nis(ax: Axes, nis: Floats, degrees: int) -> None:
     """Draw how NIS (N,) of rows with so many measured components is distributed, against chi-square."""
-    from scipy.stats import chi2
-
     values = nis[np.isfinite(nis)]
     bound = float(chi2.ppf(0.95, degrees))
     edge = 4 * bound
@@ -141,8 +137,6 @@ def figure(
     degrees: int = 1,
 ) -> None:
     """Save one key's estimates, normalised innovations and NIS as a picture; (N,) each, as the parts say."""
-    import matplotlib.pyplot as plt
-
     picture, axes = plt.subplot_mosaic(
         [["estimate", "estimate"], ["innovations", "nis"]],
         figsize=(11.0, 5.6),

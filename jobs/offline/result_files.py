@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import csv
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
@@ -66,9 +68,6 @@ def save(path: Path, columns: dict[str, pa.Array]) -> None:
 
 def _writer(path: Path, table: pa.Table) -> Callable[[Path], None]:
     if path.suffix.lower() == ".parquet":
-        import pyarrow.parquet as pq
-
         return lambda temporary: pq.write_table(table, temporary)
-    from pyarrow import csv
 
     return lambda temporary: csv.write_csv(table, temporary, csv.WriteOptions(quoting_style="needed"))

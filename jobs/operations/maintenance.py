@@ -8,13 +8,27 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from delta.exceptions import DeltaConcurrentModificationException
+from delta.tables import DeltaTable
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.downstream.queries import tables_of
 from jobs.downstream.retention import Followers, furthest_behind, lines_of
+from jobs.lineage import generations
+from jobs.lineage.generations import LIVE, SHADOW
+from jobs.observability.progress_log import ProgressLog, table_of
+from jobs.operations.retention_plan import plan
+from jobs.snapshots import manifests, store
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
+from jobs.supervision.driver_log import DriverLog
+from jobs.upgrades.comparison.report import files_of
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Folder
+from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
 from jobs.warehouse.tables import archive, estimates
 
 if TYPE_CHECKING:
@@ -45,10 +59,6 @@ class Maintenance:
 
     def run(self) -> None:
         """Take the steps in their order: generations before the snapshots that they began from."""
-        from jobs.lineage import generations
-        from jobs.operations.retention_plan import plan
-        from jobs.snapshots import manifests
-
         model = self.spec.name
         known = generations.all_of(self.warehouse, model)
         made = plan(
@@ -122,8 +132,6 @@ class Maintenance:
         return [*lines, *(f"kept {name}: {why}" for name, why in kept.items())]
 
     def _generations(self, made: Plan, known: list[Generation]) -> None:
-        from jobs.lineage import generations
-
         self.found["generations"] = made.generations
         self.found["kept"] = {"generations": made.why_generations, "snapshots": made.why_snapshots}
         if not self.dry:
@@ -138,8 +146,6 @@ class Maintenance:
 
     def _reports(self, gone: list[str]) -> None:
         """Remove the reports on generations that are gone."""
-        from jobs.upgrades.comparison.report import files_of
-
         self.found["reports"] = []
         for generation in gone:
             files, names = files_of(self.warehouse, self.spec.name, generation)
@@ -150,26 +156,17 @@ class Maintenance:
                 files.remove(name)
 
     def _snapshots(self, made: Plan) -> None:
-        from jobs.snapshots import store
-
         self.found["snapshots"] = made.snapshots
         if not self.dry:
             store.remove(self.warehouse, self.spec.name, made.snapshots)
 
     def _estimates(self, made: Plan) -> None:
-        from pyspark.sql import functions as F
-
         mine = F.col("generation").isin(made.estimates)
         wanted = bool(made.estimates) and self.with_estimates
         self.found["estimates"] = self._delete(estimates(self.spec.name), mine) if wanted else 0
 
     def _quarantine(self, known: list[Generation]) -> None:
         """Let rows go that were replayed or discarded long ago."""
-        from pyspark.sql import functions as F
-
-        from jobs.lineage.generations import LIVE, SHADOW
-        from jobs.warehouse.checkpoints import Checkpoint
-        from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
 
         self.found["quarantine"] = 0
         if not self.warehouse.exists(TABLE) or "status" not in self.warehouse.read(TABLE).columns:
@@ -190,9 +187,6 @@ class Maintenance:
         self.found["quarantine"] = self._delete(TABLE, old)
 
     def _progress(self) -> None:
-        from pyspark.sql import functions as F
-
-        from jobs.observability.progress_log import ProgressLog, table_of
 
         if not self.dry:
             ProgressLog(self.warehouse, self.spec.name).fold()
@@ -204,17 +198,12 @@ class Maintenance:
         return self.warehouse.delete(table, rows, self.dry)
 
     def _tables(self) -> list[str]:
-        from jobs.observability.progress_log import table_of
-
         name = self.spec.name
         own = (estimates(name), archive(name), table_of(name), *tables_of(name))
         return [table for table in (*own, *SHARED) if self.warehouse.exists(table)]
 
     def _optimize(self, table: str) -> dict[str, Any] | None:
         """Put a table's small files together; None where there is one at most, or another command is at it."""
-        from delta.exceptions import DeltaConcurrentModificationException
-        from delta.tables import DeltaTable
-
         self.told(f"compacting {table}")
         found = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table))
         files = _files(found)
@@ -229,8 +218,6 @@ class Maintenance:
 
     def _vacuum(self, table: str) -> dict[str, Any] | None:
         """Remove the files that a table has not needed for `retention.files`; return how many would go in a dry run."""
-        from pyspark.errors import PySparkException
-
         if not self.warehouse.exists(table) or table in self.found["not_vacuumed"]:
             return None
         self.told(f"removing unneeded files of {table}")
@@ -257,8 +244,6 @@ class Maintenance:
 
     def _driven(self) -> set[str]:
         """Return the generations that a driver holds, by the log of drivers."""
-        from jobs.supervision.driver_log import DriverLog
-
         log = DriverLog.of(self.warehouse, self.spec.name)
         return {
             one.generation for one in log.drives() if one.ended_at is None and one.owner.alive(one.beat_at)

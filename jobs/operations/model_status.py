@@ -6,7 +6,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from jobs.downstream.driver import followers, given_up
+from jobs.lineage.generations import position_of
+from jobs.observability.lag import table_lag
 from jobs.observability.progress import Lag
+from jobs.observability.progress_log import ProgressLog
+from jobs.supervision.driver_identity import DriverIdentity
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
 
@@ -51,12 +56,6 @@ def model_status(
 
 
 def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
-    from jobs.lineage.generations import position_of
-    from jobs.observability.lag import table_lag
-    from jobs.observability.progress_log import ProgressLog
-    from jobs.supervision.driver_identity import DriverIdentity
-    from jobs.warehouse.checkpoints import Checkpoint
-
     checkpoint = Checkpoint(warehouse, one.checkpoint)
     damage = checkpoint.damage()
     done = None if damage else checkpoint.progressed()

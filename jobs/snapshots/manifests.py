@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse, utc
 from jobs.warehouse.positions import DELTA, rank
@@ -64,8 +66,6 @@ def find(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
 
 def record(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
     """Return a snapshot's manifest, also if its rows are gone, or None if there never was such a snapshot."""
-    from pyspark.sql import functions as F
-
     if not warehouse.exists("manifests"):
         return None
     row = warehouse.read("manifests").filter(F.col("snapshot_id") == snapshot_id).first()
@@ -74,8 +74,6 @@ def record(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
 
 def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
     """Return the manifests, of one model or of all, in the order in which their rows were committed."""
-    from pyspark.sql import functions as F
-
     if not warehouse.exists("manifests"):
         return []
     frame = warehouse.read("manifests")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from jobs.encoding.keys import integer_keys
 from jobs.encoding.packet_kinds import IDS, TIMED
@@ -86,8 +87,6 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
 
 def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     """Pack entries for the stream's initial state (`ticks.TIMED`)."""
-    from pyspark.sql import functions as F
-
     row_id, labels = fmt.row_id, np.asarray(routing.labels, np.int32)
     assert row_id is not None
     layout = ids_layout(fmt.kind, row_id)
@@ -133,6 +132,4 @@ def _rows(entries: Records) -> pa.RecordBatch:
 
 
 def _typed(rows: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
     return rows.withColumn("event_time", F.timestamp_micros("event_time"))

@@ -7,11 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+
 from jobs.encoding.packet_kinds import KEYS, NEVER, STATES
 from jobs.encoding.routing import Routing
 from jobs.encoding.rows import RowFormat
 from jobs.snapshots import row_ids, waiting_rows
 from jobs.snapshots.manifests import Manifest
+from jobs.snapshots.state_rows import seed_packets
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
 from jobs.state.event_time_policy import EventTimePolicy
@@ -56,8 +59,6 @@ def event_time_seeds(
     warehouse: Warehouse, manifest: Manifest, states: DataFrame, fmt: RowFormat, routing: Routing
 ) -> DataFrame:
     """Return the initial state of a timed operator: packets of states, and of the snapshot's waiting rows and ids."""
-    from pyspark.sql import functions as F
-
     seeds = states.select("bucket", F.lit(STATES).alias("kind"), "payload")
     held = waiting_rows.verified(warehouse, manifest)
     if held is None:
@@ -95,9 +96,6 @@ def offered(
     routing: Routing,
 ) -> DataFrame:
     """Return the states that are offered to a stream with these parameters, as packets that it takes in."""
-    from pyspark.sql import functions as F
-
-    from jobs.snapshots.state_rows import seed_packets
 
     table = create(warehouse, spec.name)
     # All that there are at once: a key is to be known before its first row comes.

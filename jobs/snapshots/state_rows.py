@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists, matrix
 from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, integer_keys
@@ -50,8 +51,6 @@ def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.R
 
 def typed_states(rows: DataFrame) -> DataFrame:
     """Return state rows as a snapshot has them: the key as text, the event time as a timestamp."""
-    from pyspark.sql import functions as F
-
     return rows.withColumn("key", F.col("key").cast("string")).withColumn(
         "event_time", F.timestamp_micros("event_time")
     )
@@ -59,8 +58,6 @@ def typed_states(rows: DataFrame) -> DataFrame:
 
 def read_rows(warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None) -> DataFrame:
     """Read a snapshot's state rows."""
-    from pyspark.sql import functions as F
-
     frame = warehouse.read("snapshots", version)
     return frame.filter((F.col("model") == model) & (F.col("snapshot_id") == snapshot_id))
 
@@ -70,8 +67,6 @@ def measure(rows: DataFrame) -> tuple[int, str, int]:
 
     The checksum is the sum, modulo 2^64, of a 64-bit hash of each row: no order of rows changes it.
     """
-    from pyspark.sql import functions as F
-
     columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood"]
     hashed = rows.select("state_index", F.xxhash64(*columns, F.map_entries("extras")).alias("hash"))
     # Sums of halves, 32 bits each, are 64-bit integers for up to two billion keys; decimals take several times as long.
@@ -90,8 +85,6 @@ def seed_packets(
     rows: DataFrame, kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing
 ) -> DataFrame:
     """Pack a snapshot's rows for the stream's initial state: (bucket, packet of state records)."""
-    from pyspark.sql import functions as F
-
     _, _, extras = kernel.snapshot(kernel.initial(1))
     widths = {name: array.shape[0] for name, array in extras.items()}
     named: list[Column] = [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]

@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
 from jobs.core.errors import UserError, first_line
+from jobs.snapshots import waiting_rows
 from jobs.snapshots.manifests import GOOD, REMOVED, Manifest, all_of, find, record
+from jobs.snapshots.row_ids import TABLE as IDS
 from jobs.snapshots.state_rows import measure, read_rows
+from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import codegen_for
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import MANIFESTS, SNAPSHOTS
@@ -31,10 +40,6 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
     Killed before the manifest is committed, the snapshot does not exist; the next attempt overwrites its rows. One that
     exists and whose rows are damaged gets new rows, and its manifest is pointed to them in one commit.
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StructType
-
-    from jobs.snapshots import waiting_rows
 
     # A snapshot is read as a whole, so the least and greatest value of each column in each file would help nobody.
     properties = {"delta.dataSkippingNumIndexedCols": "0"}
@@ -98,8 +103,6 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
 
 def _again(warehouse: Warehouse, row: DataFrame) -> None:
     """Let a snapshot exist again that had been taken away; one that is there is left as it is."""
-    from delta.tables import DeltaTable
-
     table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests")).alias("t")
     merge = table.merge(row.alias("s"), "t.snapshot_id = s.snapshot_id")
     with warehouse.lock("manifests"):
@@ -111,11 +114,6 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
 
     Killed between the two, the rows of marked manifests are found and removed by the next call.
     """
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F
-
-    from jobs.snapshots.row_ids import TABLE as IDS
-    from jobs.snapshots.waiting_rows import TABLE as WAITING
 
     if not warehouse.exists("manifests"):
         return
@@ -145,9 +143,6 @@ def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
 
 def _repaired(warehouse: Warehouse, row: dict[str, Any]) -> Manifest:
     """Point the manifest of a snapshot whose rows were written again to them, in one commit."""
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F
-
     names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
     if row["waiting"] is not None:
         names.append("waiting")
@@ -168,8 +163,6 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
 
     def counted(version: int) -> tuple[DataFrame, int, str]:
         rows = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.warehouse.delta import Warehouse
 
@@ -24,8 +28,6 @@ def write_rows(
     warehouse: Warehouse, table: str, snapshot_id: str, model: str, rows: DataFrame, columns: Sequence[str]
 ) -> RowsDigest:
     """Write a snapshot's rows, replacing what a killed attempt left; return what its manifest is to say of them."""
-    from pyspark.sql import functions as F
-
     marked = rows.select(F.lit(snapshot_id).alias("snapshot_id"), F.lit(model).alias("model"), *columns)
     where = f"model = '{model}' AND snapshot_id = '{snapshot_id}'"
     writer = marked.write.format("delta").mode("overwrite").option("replaceWhere", where)
@@ -53,8 +55,6 @@ def verified_rows(
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
 
     def counted(version: int) -> tuple[DataFrame, int, str]:
         rows = _read(warehouse, table, snapshot_id, model, version)
@@ -79,16 +79,12 @@ def verified_rows(
 
 
 def _read(warehouse: Warehouse, table: str, snapshot_id: str, model: str, version: int) -> DataFrame:
-    from pyspark.sql import functions as F
-
     mine = (F.col("model") == model) & (F.col("snapshot_id") == snapshot_id)
     return warehouse.read(table, version).filter(mine)
 
 
 def _measure(rows: DataFrame, columns: Sequence[str]) -> tuple[int, str]:
     """Return the count of rows, and the sum, modulo 2^64, of a 64-bit hash of each."""
-    from pyspark.sql import functions as F
-
     digest = F.xxhash64(*columns).cast("decimal(38,0)")
     row = rows.agg(F.count("*").alias("count"), F.sum(digest).alias("digest")).first()
     assert row is not None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
 from jobs.encoding.keys import identity_expressions, integer_keys, text_of
@@ -49,7 +50,6 @@ class Held(NamedTuple):
 
 def of_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
     """Return measurement rows with the columns of waiting ones."""
-    from pyspark.sql import functions as F
 
     def numbers(names: tuple[str, ...]) -> Any:
         return F.array(*(F.col(f"`{name}`").cast("double") for name in names)).cast("array<double>")
@@ -69,8 +69,6 @@ def of_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
 
 def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame:
     """Return the rows of parts of the stream's state (column `rows`) with the columns of waiting ones."""
-    from pyspark.sql import functions as F
-
     kind, columns = fmt.kind, _columns(fmt.row_id is not None)
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -129,8 +127,6 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
 
 def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     """Pack waiting rows for the stream's initial state (`ticks.TIMED`)."""
-    from pyspark.sql import functions as F
-
     numbers = [
         F.get(name, F.lit(i)).alias(f"n{at + i}")
         for name, at, width in (

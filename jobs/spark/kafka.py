@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
+
 from jobs.core.errors import RUN_FAILED, UserError
 
 if TYPE_CHECKING:
@@ -104,8 +106,6 @@ def admin(spark: SparkSession) -> Iterator[Any]:
 
 
 def _answer(future: Any, topic: str) -> Any:
-    from py4j.protocol import Py4JJavaError
-
     try:
         return future.get()
     except Py4JJavaError as error:

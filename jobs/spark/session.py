@@ -9,7 +9,9 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
 
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
@@ -17,9 +19,6 @@ from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
 from jobs.spark.java_output import filtered
 from jobs.spark.job_labels import label
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def spark_session(
@@ -33,9 +32,6 @@ def spark_session(
     Raises:
         UserError: Java is missing, or the jars have not been fetched.
     """
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.sql import SparkSession
-
     # PySpark logs each exception as a line of JSON with its stack trace; the command says it in a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     logging.getLogger("SQLQueryContextLogger").disabled = True

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.specs.functions import named_functions
+from kalman.models.named import find, module_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,8 +37,6 @@ def files_of(names: Iterable[str], folder: str | None) -> list[Path]:
     Raises:
         ModelError: a function is not there.
     """
-    from kalman.models.named import find, module_file
-
     files: dict[Path, None] = {}
     for name in names:
         find(name, folder)

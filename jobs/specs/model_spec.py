@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, cast
+from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -384,8 +385,6 @@ class ModelSpec(Section):
             )
 
     def _check_times(self) -> None:
-        from zoneinfo import ZoneInfo, available_timezones
-
         try:
             ZoneInfo(self.time_zone)
         except (OSError, ValueError, KeyError) as error:

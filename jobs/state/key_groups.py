@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+import kalman
 from jobs.encoding.keys import KeyKind, integer_keys
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import KeyedRows
@@ -76,8 +77,6 @@ def group_begin(
     kind: KeyKind, definition: dict[str, Any], parameters: Mapping[str, Any]
 ) -> GroupBegin | None:
     """Return what keys begin with where groups have learned parameters of their own; None where none have."""
-    import kalman
-
     if GROUPS not in parameters:
         return None
     groups = parameters[GROUPS]

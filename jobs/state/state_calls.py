@@ -14,6 +14,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkRuntimeError
+from pyspark.serializers import write_int
+from pyspark.sql.streaming.proto import StateMessage_pb2 as messages
+
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState
 
@@ -26,8 +30,6 @@ _ANSWERED, _EMPTY = 0, b""
 
 def get_all(state: MapState, keys: Iterable[int]) -> Iterator[Any]:
     """Yield the values of a map of one integer to one column, None where there is none, in the order of the keys."""
-    from pyspark.sql.streaming.proto import StateMessage_pb2 as messages
-
     client = client_of(state)
     if client is None:
         for key in keys:
@@ -42,8 +44,6 @@ def get_all(state: MapState, keys: Iterable[int]) -> Iterator[Any]:
 
 def put_all(state: MapState, values: Iterable[tuple[int, Any]]) -> None:
     """Set values of a map of one integer to one column."""
-    from pyspark.sql.streaming.proto import StateMessage_pb2 as messages
-
     client = client_of(state)
     if client is None:
         for key, value in values:
@@ -71,10 +71,6 @@ def _ask(client: Any, state: MapState, questions: Iterator[dict[str, Any]]) -> I
     Raises:
         PySparkRuntimeError: the server says that a call failed.
     """
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.serializers import write_int
-    from pyspark.sql.streaming.proto import StateMessage_pb2 as messages
-
     while together := list(islice(questions, AT_ONCE)):
         for one in together:
             call = messages.MapStateCall(stateName=state._stateName, **one)  # type: ignore[attr-defined]

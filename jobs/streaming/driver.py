@@ -9,22 +9,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
+
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
+from jobs.lineage import leases
+from jobs.lineage.compatibility import row_rules
+from jobs.lineage.damage import recovery_hint
+from jobs.lineage.generations import position_of
+from jobs.lineage.start_point import resolve
 from jobs.observability.batch_profile import table_of
+from jobs.observability.metrics import Metrics
 from jobs.spark.job_labels import label
+from jobs.spark.queries import STATE_LOST, await_end, cause_of
 from jobs.specs.model_spec import ModelSpec
+from jobs.streaming.profiler import Profiler
+from jobs.streaming.query import start_query
+from jobs.streaming.recorder import recording
+from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.positions import rank, said
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.lineage.leases import Lease
     from jobs.snapshots.manifests import Manifest
-    from jobs.streaming.profiler import Profiler
     from jobs.streaming.recorder import Outlet
     from jobs.streaming.sinks.micro_batch import Totals
 
@@ -50,11 +64,6 @@ class Driver:
         self._profiler: Profiler | None = None
 
     def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
-        from jobs.lineage import leases
-        from jobs.lineage.compatibility import row_rules
-        from jobs.lineage.start_point import resolve
-        from jobs.supervision.driver_identity import DriverIdentity
-
         spark, doing = self.warehouse.spark, f"stream {self.spec.name}"
         label(spark, doing, "choose the generation")
         jvm: Any = spark._jvm
@@ -98,7 +107,6 @@ class Driver:
         if self.metrics_port is None and self.metrics_file is None:
             yield []
             return
-        from jobs.observability.metrics import Metrics
 
         metrics = Metrics(generation.model, generation.generation, self.metrics_port, self.metrics_file)
         try:
@@ -112,12 +120,6 @@ class Driver:
         return Progress(f"stream {self.spec.name}", None, quiet=self.settings.quiet)
 
     def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals | None:
-        from pyspark.errors import PySparkException
-
-        from jobs.lineage.damage import recovery_hint
-        from jobs.spark.queries import STATE_LOST, await_end, cause_of
-        from jobs.streaming.query import start_query
-        from jobs.streaming.recorder import recording
 
         generation = lease.generation
         if not self._wait_for_rows(generation, progress):
@@ -128,8 +130,6 @@ class Driver:
             progress.advance(1, f"micro-batches · {totals.estimated:,} rows · {rate:,.0f} rows/s")
 
         if self.profile:
-            from jobs.streaming.profiler import Profiler
-
             self._profiler = Profiler(self.warehouse.spark)
         profiler = self._profiler
         try:
@@ -154,8 +154,6 @@ class Driver:
         A stream cannot be positioned at a version that does not exist yet, and to position it lower would count
         rows twice. A generation that waits has no checkpoint and is still its own snapshot.
         """
-        from jobs.warehouse.checkpoints import Checkpoint
-
         if generation.topic is not None:
             return True
         if Checkpoint(self.warehouse, generation.checkpoint).last_planned() is not None:
@@ -172,9 +170,6 @@ class Driver:
     def _report(
         self, generation: Generation, began: bool, notes: Sequence[str], totals: Totals | None
     ) -> Report:
-        from jobs.lineage.generations import position_of
-        from jobs.warehouse.positions import rank, said
-
         position = position_of(self.warehouse, generation)
         where = said(position)
         how = f"began from snapshot {generation.snapshot_id}" if began else "went on"

@@ -8,14 +8,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.key_inputs.pins import version_of
+from jobs.lineage.damage import refuse_damaged
+from jobs.lineage.generations import REMOVED
+from jobs.lineage.start_point import origin as origin_of
+from jobs.snapshots.store import find_whole, write
 from jobs.spark.job_labels import labelled
 from jobs.streaming.state_reader import states_at, waiting_at
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
-    from jobs.warehouse.checkpoints import Checkpoint
 
 
 def export(
@@ -28,13 +33,6 @@ def export(
 
     A generation that has committed nothing is still the snapshot that it began from.
     """
-    from jobs.key_inputs.pins import version_of
-    from jobs.lineage.damage import refuse_damaged
-    from jobs.lineage.generations import REMOVED
-    from jobs.lineage.start_point import origin as origin_of
-    from jobs.snapshots.store import find_whole, write
-    from jobs.warehouse.checkpoints import Checkpoint
-
     if generation.status == REMOVED:  # what is left of its checkpoint may be a part of it
         raise UserError(f"generation {generation.generation} is removed, and its state with it")
     origin = origin_of(warehouse, generation)

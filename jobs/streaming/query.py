@@ -5,12 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F
+
+import kalman
+from jobs.encoding.estimates import estimate_format
+from jobs.encoding.keys import key_kind
+from jobs.encoding.packet_kinds import OUTPUT, TIMED
+from jobs.encoding.routing import make_routing
+from jobs.encoding.rows import PACKED, row_format, row_packer, select_columns
+from jobs.encoding.watermark_ticks import timed_packer
+from jobs.ingestion.topics import stream_of
+from jobs.key_inputs.join import with_inputs
+from jobs.key_inputs.pins import InputPins, join_of
 from jobs.lineage import replayed_late_rows
+from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import Generation
+from jobs.snapshots import state_rows, store
+from jobs.snapshots.seeds import event_time_policy, event_time_seeds, offered, taken_by
+from jobs.spark.user_functions import ship
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.block_format import state_format
+from jobs.state.key_groups import group_begin
+from jobs.state.plan import Plan
+from jobs.streaming.operators.event_time_processor import EventTimeProcessor
+from jobs.streaming.operators.processor import FilterProcessor
+from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, pack_messages, with_kind
+from jobs.streaming.sinks import latest_states
+from jobs.streaming.sinks.archive import ended_states
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter, Totals
+from jobs.streaming.sinks.publishing import Publisher, sinks_of
+from jobs.streaming.state_reader import states_at
+from jobs.warehouse import measurements_table
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
+from kalman.filters.rounded import stored_as
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -18,13 +47,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     from jobs.encoding.estimates import EstimateFormat
-    from jobs.lineage.fencing import Fence
     from jobs.lineage.leases import Lease
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.sinks import Sinks
     from jobs.streaming.profiler import Profiler
     from jobs.streaming.sinks.latest_states import Latest
-    from jobs.streaming.sinks.publishing import Publisher
 
 
 def start_query(
@@ -42,30 +69,6 @@ def start_query(
     `deployed` is the spec as it is now, whose sinks count, whichever version's states the generation has. A `profiler`
     takes the time of what the query does.
     """
-    import kalman
-    from jobs.encoding.estimates import estimate_format
-    from jobs.encoding.keys import key_kind
-    from jobs.encoding.packet_kinds import OUTPUT, TIMED
-    from jobs.encoding.routing import make_routing
-    from jobs.encoding.rows import PACKED, row_format, row_packer, select_columns
-    from jobs.encoding.watermark_ticks import timed_packer
-    from jobs.key_inputs.join import with_inputs
-    from jobs.key_inputs.pins import InputPins, join_of
-    from jobs.lineage.fencing import Fence
-    from jobs.snapshots import state_rows, store
-    from jobs.snapshots.seeds import event_time_policy, event_time_seeds, offered, taken_by
-    from jobs.spark.user_functions import ship
-    from jobs.state.block_format import state_format
-    from jobs.state.key_groups import group_begin
-    from jobs.state.plan import Plan
-    from jobs.streaming.operators.event_time_processor import EventTimeProcessor
-    from jobs.streaming.operators.processor import FilterProcessor
-    from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, with_kind
-    from jobs.streaming.sinks.archive import ended_states
-    from jobs.warehouse import measurements_table
-    from jobs.warehouse.checkpoints import Checkpoint
-    from kalman.filters.rounded import stored_as
-
     spark, generation = warehouse.spark, lease.generation
     table = measurements(spec.name)
     kernel = kalman.build(spec.definition(), manifest.parameters)
@@ -125,9 +128,6 @@ def start_query(
             source = source.filter(~measurements_table.marked())
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
     else:
-        from jobs.ingestion.topics import stream_of
-        from jobs.streaming.operators.wrappers import pack_messages
-
         types = {name: schema[name].dataType.simpleString() for name in spec.naming_columns}
         messages = stream_of(warehouse, spec, generation, types)
         packed = pack_messages(messages, rows, packer, packed_as)
@@ -178,9 +178,6 @@ def _latest(
     scattered: bool,
 ) -> Latest | None:
     """Return what keeps the latest states, with those that there are already; None where the spec wants none."""
-    from jobs.streaming.sinks import latest_states
-    from jobs.streaming.state_reader import states_at
-
     warehouse, generation = fence.warehouse, fence.lease.generation
 
     def states() -> DataFrame:
@@ -201,8 +198,6 @@ def _publisher(
     warehouse: Warehouse, lease: Lease, deployed: ModelSpec, committed: int | None
 ) -> Publisher | None:
     """Return what hands estimates on, at the place where it was; None where the spec names nothing to hand them to."""
-    from jobs.streaming.sinks.publishing import Publisher, sinks_of
-
     targets = sinks_of(warehouse, deployed.sinks, deployed.folder)
     publisher = Publisher(warehouse, lease, targets)
     publisher.begin(committed)
@@ -227,8 +222,6 @@ def _has_keys(spec: ModelSpec) -> Column:
 
     What is landed has its keys; only another version's spec, with other key columns, leaves them empty.
     """
-    from pyspark.sql import functions as F
-
     missing = F.lit(False)
     for name in spec.key:
         missing = missing | F.col(f"`{name}`").isNull()

@@ -21,6 +21,9 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
+from jobs.lineage.leases import stream_lock
+from jobs.spark.conf import stream_conf
+from jobs.spark.session import spark_session
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.driver import Driver
@@ -55,10 +58,6 @@ def run(
     Raises:
         UserError: a model is named twice, or one of them is driven already; no stream has been started then.
     """
-    from jobs.lineage.leases import stream_lock
-    from jobs.spark.conf import stream_conf
-    from jobs.spark.session import spark_session
-
     specs = [load_spec(model, settings.models, deep=True) for model in models]
     names = [spec.name for spec in specs]
     twice = sorted({name for name in names if names.count(name) > 1})

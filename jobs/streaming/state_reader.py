@@ -6,17 +6,32 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 
+import kalman
 from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.encoding.keys import key_kind
+from jobs.encoding.packet_kinds import CLOCK, ENDED, NEVER, REMEMBERED, STATE, WAIT
+from jobs.encoding.rows import row_format
+from jobs.snapshots.row_ids import of_blocks
+from jobs.snapshots.seeds import event_time_policy
+from jobs.snapshots.state_rows import STATE_ROWS, state_rows, typed_states
+from jobs.snapshots.waiting_rows import Held, of_parts
+from jobs.spark.user_functions import ship
+from jobs.state.block_format import state_format
+from jobs.state.reorder_buffer import Clock, row_format_of
+from jobs.state.row_ids import ids_format
+from jobs.state.text_codec import stored_bytes
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
+from kalman.filters.rounded import stored_as
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
-    from jobs.snapshots.waiting_rows import Held
     from jobs.state.block_format import StateFormat
     from kalman.types import Filter
 
@@ -27,15 +42,6 @@ def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, ba
     Raises:
         UserError: the state cannot be read, or is not that of the generation's model.
     """
-    from pyspark.sql import functions as F
-
-    import kalman
-    from jobs.encoding.keys import key_kind
-    from jobs.encoding.packet_kinds import ENDED, STATE
-    from jobs.snapshots.state_rows import STATE_ROWS, typed_states
-    from jobs.spark.user_functions import ship
-    from jobs.state.block_format import state_format
-    from kalman.filters.rounded import stored_as
 
     spec = origin.model_spec()
     kernel = kalman.build(spec.definition(), origin.parameters)
@@ -60,15 +66,6 @@ def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, b
     Raises:
         UserError: the state cannot be read, or is not that of the generation's model.
     """
-    from jobs.encoding.keys import key_kind
-    from jobs.encoding.packet_kinds import CLOCK, NEVER, REMEMBERED, WAIT
-    from jobs.encoding.rows import row_format
-    from jobs.snapshots.row_ids import of_blocks
-    from jobs.snapshots.seeds import event_time_policy
-    from jobs.snapshots.waiting_rows import Held, of_parts
-    from jobs.state.reorder_buffer import Clock, row_format_of
-    from jobs.state.row_ids import ids_format
-
     spec = origin.model_spec()
     schema = warehouse.read(measurements(spec.name)).schema
     fmt = row_format(spec, key_kind(spec.key, schema), schema)
@@ -87,8 +84,6 @@ def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, b
 
 def _state(warehouse: Warehouse, generation: Generation, name: str, batch: int) -> DataFrame:
     """Return one of the variables of a generation's state at the end of a committed micro-batch."""
-    from pyspark.errors import PySparkException
-
     spark = warehouse.spark
     _ = spark.streams.active  # the state reader needs what only the stream manager starts
     reader = spark.read.format("statestore").option("path", warehouse.path(generation.checkpoint))
@@ -105,9 +100,6 @@ def _unpacker(
     kernel: Filter, state: StateFormat, integer: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from jobs.snapshots.state_rows import state_rows
-        from jobs.state.text_codec import stored_bytes
-
         for batch in batches:
             if batch.num_rows:
                 blocks = (stored_bytes(value.as_py()) for value in batch.column("states"))

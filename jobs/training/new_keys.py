@@ -15,19 +15,34 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark.sql import functions as F
+
+import kalman
 from jobs.core.errors import UserError
 from jobs.core.report import plural
+from jobs.encoding.keys import key_kind
+from jobs.encoding.rows import row_format
+from jobs.key_inputs.table import InputsTable
+from jobs.lineage import generations
+from jobs.lineage.start_point import origin
+from jobs.snapshots import manifests
 from jobs.snapshots.seeds import meaning_of
+from jobs.snapshots.store import find_whole, verify, write
+from jobs.spark.user_functions import ship
 from jobs.specs.sections import PRETRAINED
+from jobs.state.key_groups import group_begin
+from jobs.training.batch_filter import Batch, bucket_rows, final_states
+from jobs.training.learning import Window, each_key_learner
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import create, marked, newest_landing
-from jobs.warehouse.positions import delta_position, to_datetime
+from jobs.warehouse.positions import check_version, delta_position, to_datetime
 from jobs.warehouse.tables import measurements
+from kalman.learning.learners import LEARNERS
+from kalman.learning.maximum_likelihood import maximum_likelihood
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
-    from jobs.training.batch_filter import Batch
     from kalman.types import Filter
 
 
@@ -55,10 +70,6 @@ def offer(
 
 def _bases(warehouse: Warehouse, spec: ModelSpec, table: str) -> list[Manifest]:
     """Return the snapshots that the streams of a model run from, one for each set of parameters."""
-    from jobs.lineage import generations
-    from jobs.lineage.start_point import origin
-    from jobs.snapshots import manifests
-
     fingerprint = spec.fingerprint()
     going = [
         origin(warehouse, one)
@@ -80,13 +91,6 @@ def _offer(
     base: Manifest,
     say: Callable[[str], None],
 ) -> Offer:
-    from pyspark.sql import functions as F
-
-    from jobs.encoding.keys import key_kind
-    from jobs.encoding.rows import row_format
-    from jobs.key_inputs.table import InputsTable
-    from jobs.snapshots.store import find_whole, write
-    from jobs.training.batch_filter import Batch, bucket_rows, final_states
 
     meaning = meaning_of(spec.fingerprint(), base.parameters)
     inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
@@ -129,13 +133,6 @@ def _filter_of(
     warehouse: Warehouse, spec: ModelSpec, base: Manifest, batch: Batch
 ) -> tuple[Filter, Batch, Any]:
     """Return what filters the history as a stream from the base would have: kernel, batch, and where keys begin."""
-    import kalman
-    from jobs.spark.user_functions import ship
-    from jobs.state.key_groups import group_begin
-    from jobs.training.learning import Window, each_key_learner
-    from kalman.learning.learners import LEARNERS
-    from kalman.learning.maximum_likelihood import maximum_likelihood
-
     definition = spec.definition()
     kernel = kalman.build(definition, base.parameters)
     ship(warehouse.spark, definition)
@@ -154,9 +151,6 @@ def _filter_of(
 
 def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) -> int:
     """Offer the states of a snapshot that have not been offered as they are, once; return how many there were."""
-    from pyspark.sql import functions as F
-
-    from jobs.snapshots.store import verify
 
     table = create(warehouse, model)
     rows = verify(warehouse, manifest).withColumn("meaning", F.lit(meaning))
@@ -187,8 +181,6 @@ def only_history(
     Raises:
         UserError: the model's streams take no new keys, none has landed, or there is nothing to take parameters from.
     """
-    from jobs.warehouse.positions import check_version
-
     if spec.stream.new_keys != PRETRAINED:
         raise UserError(
             f"--history: the streams of {spec.name} take no pretrained keys: write stream.new_keys: {PRETRAINED} in "

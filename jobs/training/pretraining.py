@@ -6,10 +6,26 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+
+import kalman
 from jobs.core.progress import Progress
+from jobs.encoding.keys import key_kind
+from jobs.encoding.packet_kinds import NEVER
+from jobs.encoding.rows import row_format
+from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
+from jobs.snapshots.manifests import Manifest
+from jobs.snapshots.row_ids import of_rows
+from jobs.snapshots.seeds import event_time_policy
+from jobs.snapshots.store import find_whole, write
+from jobs.snapshots.waiting_rows import Held, of_measurements
 from jobs.spark.job_labels import labelled
+from jobs.spark.user_functions import ship
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.key_groups import group_begin
+from jobs.training.batch_filter import Batch, bucket_rows, final_states
+from jobs.training.learning import Window, each_key_learner, learn_pooled
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import (
     Cut,
@@ -25,30 +41,14 @@ if TYPE_CHECKING:
 
     from jobs.encoding.rows import RowFormat
     from jobs.key_inputs.table import Version
-    from jobs.snapshots.manifests import Manifest
-    from jobs.snapshots.waiting_rows import Held
     from jobs.specs.key_inputs import Inputs
-    from jobs.training.learning import Learned, Window
+    from jobs.training.learning import Learned
 
 
 def snapshot_at(
     warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut, window: Window, progress: Progress
 ) -> tuple[Manifest, Learned | None, bool]:
     """Return the snapshot of a model at a cut, what was learned for it now, and if it was made now."""
-    from pyspark.sql import functions as F
-
-    import kalman
-    from jobs.encoding.keys import key_kind
-    from jobs.encoding.rows import row_format
-    from jobs.key_inputs.table import InputsTable
-    from jobs.snapshots.manifests import Manifest
-    from jobs.snapshots.row_ids import of_rows
-    from jobs.snapshots.seeds import event_time_policy
-    from jobs.snapshots.store import find_whole, write
-    from jobs.spark.user_functions import ship
-    from jobs.state.key_groups import group_begin
-    from jobs.training.batch_filter import Batch, bucket_rows, final_states
-    from jobs.training.learning import each_key_learner, learn_pooled
 
     rows = replayed_late_rows.without(warehouse, warehouse.read(table, cut.version))
     if cut.place is not None:
@@ -126,10 +126,6 @@ def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame,
 
     The same rows would wait in the stream: a row that comes behind the snapshot finds its place among them.
     """
-    from pyspark.sql import functions as F
-
-    from jobs.encoding.packet_kinds import NEVER
-    from jobs.snapshots.waiting_rows import Held, of_measurements
 
     at = F.unix_micros(F.col(f"`{spec.time}`"))
     row = frame.agg(F.max(at)).first()
@@ -152,8 +148,6 @@ def position_at(warehouse: Warehouse, spec: ModelSpec, table: str, version: int)
 
 def _before(place: dict[str, Any]) -> Column:
     """Return the condition of rows that did not come from behind a place in a topic."""
-    from pyspark.sql import functions as F
-
     behind = F.lit(False)
     for number, offset in offsets_of(place).items():
         behind = behind | ((F.col("_partition") == number) & (F.col("_offset") < offset))
@@ -183,9 +177,6 @@ def _inputs_of(inputs: Inputs, version: Version) -> dict[str, Any]:
 
 def _window(spec: ModelSpec, frame: DataFrame, window: Window) -> Window:
     """Fill in the window's start from the spec: so long before its end, or before the last row."""
-    from pyspark.sql import functions as F
-
-    from jobs.training.learning import Window
 
     if spec.learn is None or spec.learn.window_us is None or window.first is not None:
         return window

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.core.errors import UserError
 from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.generations import LIVE, REMOVED, RETIRED, Generation
+from jobs.lineage.pausing import exclusive_stream
 from jobs.migration.inverse import path_back
+from jobs.migration.migrating import migrate_along
 from jobs.migration.versions import Step, known_versions
+from jobs.streaming.exporting import export
 from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
@@ -68,8 +71,6 @@ def reverse_migration(
     Raises:
         UserError: there is no such generation, no way back, a driver that does not end, or keys would come out wrong.
     """
-    from jobs.lineage.pausing import exclusive_stream
-
     known = generations.all_of(warehouse, spec.name)
     live = generations.named(warehouse, spec.name)
     to = target_of(known, live, name)
@@ -93,9 +94,6 @@ def _snapshot(
     warehouse: Warehouse, way: _Way, dry_run: bool, told: Callable[[str], None]
 ) -> tuple[Manifest | None, dict[str, Any]]:
     """Return the live generation's last state, carried back, and what that does to it; None if it is a dry run."""
-    from jobs.migration.migrating import migrate_along
-    from jobs.streaming.exporting import export
-
     with _with_a_hint(way.live, way.to):
         source, _ = export(warehouse, way.live, told=told)
         manifest, change, _ = migrate_along(warehouse, source, way.steps, way.parameters, dry_run, told)

@@ -6,19 +6,35 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
+from jobs.ingestion.topics import land
 from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.generations import Generation
+from jobs.lineage.leases import stream_lock
+from jobs.lineage.pausing import exclusive_stream
+from jobs.lineage.promotion import Behind, promote
+from jobs.lineage.start_point import origin
+from jobs.migration.apply import rekeyed_lines, table_of
+from jobs.migration.migrating import migrate
 from jobs.migration.versions import known_versions, path_between
+from jobs.snapshots.manifests import find
+from jobs.snapshots.state_rows import STATE_ROWS
+from jobs.snapshots.store import write
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades import upgrading
+from jobs.streaming.driver import Driver
+from jobs.streaming.exporting import export
+from jobs.training.learning import Window
+from jobs.training.pretraining import snapshot_at
+from jobs.upgrades import repartition, upgrading
 from jobs.upgrades.comparison.decision import lines_of
+from jobs.upgrades.comparison.report import written
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import said
+from jobs.warehouse.positions import Cut, said
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -121,8 +137,6 @@ class Upgrade:
 
     def _alone(self, live: Generation) -> AbstractContextManager[None]:
         """Hold the stream, which nobody drives."""
-        from jobs.lineage.pausing import exclusive_stream
-
         why = f"an upgrade to version {self.spec.version} ({self.mode})"
         return exclusive_stream(self.warehouse, live, why, self.drain, self.progress.note)
 
@@ -130,8 +144,6 @@ class Upgrade:
         self, live: Generation, dry_run: bool, promote: bool
     ) -> tuple[list[str], dict[str, Any]]:
         """Hand the state over to a generation of the same version in the layout that is asked for."""
-        from jobs.upgrades import repartition
-
         layout = repartition.wanted(self.warehouse, self.spec, live, self.partitions)
         if not layout.reasons:
             there = f"{live.generation} has {live.partitions} state partitions of {live.blocks} blocks, as asked for"
@@ -171,8 +183,6 @@ class Upgrade:
         }
 
     def _dry_run(self, live: Generation) -> tuple[list[str], dict[str, Any]]:
-        from jobs.migration.apply import rekeyed_lines, table_of
-
         if self.mode in (RETRAIN, STATELESS):
             said = f"dry run: version {self.spec.version} would begin without the states of {live.generation}"
             return [said], {"dry_run": True}
@@ -192,8 +202,6 @@ class Upgrade:
 
     def _at_once(self, live: Generation) -> tuple[list[str], dict[str, Any]]:
         """Replace a generation that nobody drives; the next `stream` goes on with the new one."""
-        from jobs.lineage import start_point
-
         manifest = self._snapshot(live)
         made = start_point.begin(self.warehouse, self.spec, manifest, behind=live)
         return [
@@ -210,8 +218,6 @@ class Upgrade:
 
     def _prove(self, live: Generation, shadow: Generation, promote: bool) -> tuple[list[str], dict[str, Any]]:
         """Let a shadow catch up, compare it with the live generation, and promote it if it is good."""
-        from jobs.upgrades.comparison.report import written
-
         self.progress.note(f"{shadow.generation} catches up in shadow")
         caught_up = self._drive(shadow)
         for _ in range(CATCH_UPS):  # the live one may be running
@@ -253,8 +259,6 @@ class Upgrade:
 
     def _shadow(self, live: Generation) -> Generation:
         """Return the shadow of this upgrade: the one that is there, or a new one."""
-        from jobs.lineage import start_point
-
         for one in generations.all_of(self.warehouse, self.spec.name):
             mine = one.fingerprint == self.spec.fingerprint() and one.parent == live.generation
             if one.status == generations.SHADOW and mine:
@@ -274,10 +278,6 @@ class Upgrade:
         return manifest
 
     def _migrated(self, live: Generation, dry_run: bool = False) -> tuple[Manifest | None, dict[str, Any]]:
-        from jobs.migration.migrating import migrate
-        from jobs.migration.versions import known_versions
-        from jobs.streaming.exporting import export
-
         source, _ = export(self.warehouse, live, told=self.progress.note)
         known = known_versions(self.warehouse, self.spec)
         note = self.progress.note
@@ -286,16 +286,10 @@ class Upgrade:
 
     def _pretrained(self, live: Generation) -> Manifest:
         """Train the new version on history up to where the old one has come, so that it goes on right behind it."""
-        from jobs.training.learning import Window
-        from jobs.training.pretraining import snapshot_at
-        from jobs.warehouse.positions import Cut
-
         table = measurements(self.spec.name)
         if live.topic is None:
             cut = Cut(generations.progress_rank(self.warehouse, live), None)
         else:
-            from jobs.ingestion.topics import land
-
             # The stream may be ahead of what has landed: land the rest, and take it up to the stream's offsets.
             land(self.warehouse, self.spec)
             position = generations.position_of(self.warehouse, live)
@@ -305,12 +299,6 @@ class Upgrade:
 
     def _empty(self, live: Generation) -> Manifest:
         """Write a snapshot without any key, at where the old version has come."""
-        from dataclasses import replace
-
-        from jobs.lineage.start_point import origin
-        from jobs.snapshots.manifests import find
-        from jobs.snapshots.state_rows import STATE_ROWS
-        from jobs.snapshots.store import write
 
         version = generations.progress_rank(self.warehouse, live)
         identity = f"{self.spec.name}-v{self.spec.version}-{version}-empty"
@@ -349,8 +337,6 @@ class Upgrade:
         Raises:
             UserError: it has not come level in `LEVEL_SECONDS`.
         """
-        from jobs.lineage.promotion import Behind, promote
-
         name = self.spec.name
         try:
             promote(self.warehouse, name, shadow.generation)
@@ -402,9 +388,6 @@ class Upgrade:
         self, shadow: Generation, seconds: float | None = None, stop: threading.Event | None = None
     ) -> int:
         """Take a shadow to the newest measurements, or drive it until it is to stop; return the rows it estimated."""
-        from jobs.lineage.leases import stream_lock
-        from jobs.streaming.driver import Driver
-
         with stream_lock(self.settings.warehouse, self.spec.name, shadow.generation):
             driver = Driver(self.settings, self.warehouse, self.spec, seconds, stop or threading.Event())
             return int(driver.drive(name=shadow.generation).data["rows"])

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
+
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import delta_position, offsets_of, topic_position
@@ -170,8 +172,6 @@ class Checkpoint:
         return sorted(int(name) for name in names if name.isdigit())
 
     def _read(self, name: str) -> str:
-        from py4j.protocol import Py4JJavaError
-
         try:
             stream = self._files.open(self._jvm.org.apache.hadoop.fs.Path(self.path, name))
             try:

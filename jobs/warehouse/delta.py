@@ -12,6 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql.types import StructType
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -31,8 +35,6 @@ class Warehouse:
 
     def exists(self, table: str) -> bool:
         """Tell if a table has been made."""
-        from delta.tables import DeltaTable
-
         if DeltaTable.isDeltaTable(self.spark, self.path(table)):
             return True
         if not self._versions(table):
@@ -50,10 +52,6 @@ class Warehouse:
         properties: Mapping[str, str] | None = None,
     ) -> None:
         """Make a table unless it is there."""
-        from delta.tables import DeltaTable
-        from pyspark.errors import AnalysisException
-        from pyspark.sql.types import StructType
-
         if self.exists(table):
             return
         # Delta compares the location with itself as Hadoop writes it, which has one slash.
@@ -103,8 +101,6 @@ class Warehouse:
 
     def table_id(self, table: str) -> str:
         """Return the id that a table was given when it was made."""
-        from delta.tables import DeltaTable
-
         row = DeltaTable.forPath(self.spark, self.path(table)).detail().select("id").first()
         assert row is not None
         return str(row["id"])
@@ -137,8 +133,6 @@ class Warehouse:
 
         The frame's session must be used by this thread alone: it is where Delta finds the transaction of a merge.
         """
-        from delta.tables import DeltaTable
-
         session = frame.sparkSession
         merge = DeltaTable.forPath(session, self.path(table)).alias("t").merge(frame.alias("s"), condition)
         merge = merge.whenMatchedUpdateAll().whenNotMatchedInsertAll()
@@ -149,8 +143,6 @@ class Warehouse:
 
     def delete(self, table: str, rows: Column, dry: bool = False) -> int:
         """Delete rows of a table, if it is there, in one commit; return how many they are, or with `dry` would be."""
-        from delta.tables import DeltaTable
-
         if not self.exists(table):
             return 0
         count = self.read(table).filter(rows).count()

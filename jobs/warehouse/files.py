@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+import fsspec
+
 from jobs.core.errors import RUN_FAILED, UserError
 
 if TYPE_CHECKING:
@@ -120,8 +122,6 @@ class FsspecFiles:
     """A folder that fsspec reaches. Object stores write a file whole; elsewhere a reader may find half of one."""
 
     def __init__(self, root: str) -> None:
-        import fsspec
-
         scheme, rest = root.split("://", 1)
         try:
             self._files: Any = fsspec.filesystem(_FSSPEC_NAMES.get(scheme, scheme), use_listings_cache=False)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
 from jobs.core.errors import UserError
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
@@ -52,16 +55,11 @@ def new_keys(model: str) -> str:
 
 def marked() -> Column:
     """Tell of measurements if they are history that no stream reads which takes new keys."""
-    from pyspark.sql import functions as F
-
     return F.coalesce(F.col("_origin").startswith(MARK), F.lit(False))
 
 
 def newest_landing(warehouse: Warehouse, table: str, version: int) -> int | None:
     """Return the newest version, up to one, that landed history of new keys; None: none did."""
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F
-
     history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
     landed = history.filter(F.col("userMetadata").contains('"history": true') & (F.col("version") <= version))
     row = landed.agg(F.max("version")).first()
@@ -70,7 +68,6 @@ def newest_landing(warehouse: Warehouse, table: str, version: int) -> int | None
 
 def create(warehouse: Warehouse, model: str) -> str:
     """Make the table of a model's newly pretrained keys unless it is there, and return its name."""
-    from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES
 
     table = new_keys(model)
     warehouse.create(table, COLUMNS, properties=MEASUREMENT_PROPERTIES)

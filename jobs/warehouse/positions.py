@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.times import TimeParser
@@ -70,8 +73,6 @@ def check_version(warehouse: Warehouse, table: str, version: int | None) -> int:
 
 def commits(warehouse: Warehouse, table: str) -> list[Commit]:
     """Return a measurements table's versions, oldest first."""
-    from delta.tables import DeltaTable
-
     history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
     rows = history.select("version", "operation", "userMetadata").orderBy("version").collect()
     return [_commit(int(row["version"]), row["operation"], row["userMetadata"]) for row in rows]
@@ -105,8 +106,6 @@ def cut_at(warehouse: Warehouse, table: str, latest: int, before: int) -> Cut:
 
 def to_datetime(micros: int | None) -> datetime | None:
     """Return microseconds since 1970 as a time in UTC, exact to the microsecond."""
-    from datetime import timedelta
-
     return None if micros is None else EPOCH + timedelta(microseconds=micros)
 
 
@@ -148,9 +147,6 @@ def landed_offsets(
     warehouse: Warehouse, table: str, topic: str, version: int | None = None
 ) -> dict[int, int] | None:
     """Return up to which offsets a topic had been landed at a version of the measurements; None if it had not been."""
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F
-
     history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
     rows = history.filter(F.col("userMetadata").contains('"offsets"'))
     if version is not None:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.times import duration_us
 from jobs.specs.row_order import QuarantineLimit
@@ -52,8 +55,6 @@ class Choice:
 
     def condition(self) -> Column:
         """Return the condition on rows of the table."""
-        from pyspark.sql import functions as F
-
         result = F.lit(True)
         if self.reason is not None:
             result = result & F.col("reason").startswith(self.reason)
@@ -81,8 +82,6 @@ def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) ->
 
 def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
     """Give rejected rows their ids, and make the table that they go to, if it is not there."""
-    from pyspark.sql import functions as F
-
     warehouse.create(TABLE, QUARANTINE)
     return rows.withColumn("id", F.expr("uuid()"))
 
@@ -130,8 +129,6 @@ def refusal(
 
 def holds(warehouse: Warehouse, model: str, digest: str) -> bool:
     """Tell if rows of a file with this digest are in the table: then it has been landed before."""
-    from pyspark.sql import functions as F
-
     if not warehouse.exists(TABLE):
         return False
     mine = (F.col("model") == model) & F.col("position").contains(digest)
@@ -158,16 +155,12 @@ def ready(warehouse: Warehouse) -> bool:
 
 def update(warehouse: Warehouse, condition: str | Column, values: dict[str, Any]) -> None:
     """Set columns of the rows that meet a condition, in one commit."""
-    from delta.tables import DeltaTable
-
     with warehouse.lock(TABLE):
         DeltaTable.forPath(warehouse.spark, warehouse.path(TABLE)).update(condition, values)
 
 
 def held_by_model(warehouse: Warehouse) -> dict[str, int]:
     """Return how many rows of each model are held."""
-    from pyspark.sql import functions as F
-
     if not warehouse.exists(TABLE):
         return {}
     rows = warehouse.read(TABLE)
@@ -189,8 +182,6 @@ def topic_quarantine(
     rejected: DataFrame, model: str, topic: str, generation: str | None, batch_id: int | None
 ) -> DataFrame:
     """Give rejected messages (`_reason`, `_payload`, `_position`) the quarantine's columns."""
-    from pyspark.sql import functions as F
-
     where = json.dumps({"generation": generation, "batch_id": batch_id})[1:-1]
     position = F.col(POSITION)
     if generation is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from jobs.encoding.keys import KeyKind, columns_of
 from jobs.encoding.packets import Layout
@@ -25,8 +26,6 @@ def ended_states(kernel: Filter, layout: Layout, kind: KeyKind) -> Callable[[Dat
                 yield from state_rows(kernel, layout.decode(payload), kind.integer)
 
     def rows(packets: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
         key_type = "bigint" if kind.integer else "string"
         states = typed_states(packets.select("payload").mapInArrow(unpack, f"key {key_type}, {STATE_ROWS}"))
         alone = [name.casefold() for name in kind.columns] == ["key"]

@@ -11,8 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
 from jobs.encoding.estimates import EstimateFormat, last_of_keys, unpack_estimates
 from jobs.encoding.keys import columns_of
+from jobs.encoding.packet_kinds import CORRECTION
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import marked
 from jobs.warehouse.delta import Warehouse
@@ -64,9 +68,6 @@ class Latest:
         self.fence.upsert(marked(rows, self._generation, batch_id), self.table, batch_id, "key", _MERGED)
 
     def _last(self, packets: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        from jobs.encoding.packet_kinds import CORRECTION
 
         if not self.scattered:
             return unpack_estimates(last_of_keys(packets, self.estimates), self.estimates)
@@ -85,8 +86,6 @@ class Latest:
 
     def _seeds(self, states: DataFrame) -> DataFrame:
         """Return a snapshot's rows as rows of the table: what only a measurement has is null."""
-        from pyspark.sql import functions as F
-
         fmt = self.estimates
         alone = [name.casefold() for name in fmt.kind.columns] == ["key"]
         covariance = F.col("covariance")
@@ -109,9 +108,6 @@ class Latest:
 
 def forget(warehouse: Warehouse, model: str, generation: str) -> None:
     """Remove a generation's rows, which nothing keeps up to date any more."""
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F
-
     table = latest(model)
     if _has_rows(warehouse, table, generation):
         with warehouse.lock(table):
@@ -120,8 +116,6 @@ def forget(warehouse: Warehouse, model: str, generation: str) -> None:
 
 
 def _has_rows(warehouse: Warehouse, table: str, generation: str) -> bool:
-    from pyspark.sql import functions as F
-
     if not warehouse.exists(table):
         return False
     return not warehouse.read(table).filter(F.col("generation") == generation).isEmpty()

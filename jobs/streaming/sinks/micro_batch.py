@@ -12,6 +12,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F
+
 from jobs.encoding.estimates import EstimateFormat, unpack_estimates
 from jobs.encoding.packet_kinds import (
     BAD_STATE,
@@ -107,8 +109,6 @@ class MicroBatchWriter:
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
         """Write a micro-batch. Running it again changes nothing."""
-        from pyspark.sql import functions as F
-
         if self.pins is not None:
             self.pins.take(batch_id)
         packets = packets.persist()
@@ -181,8 +181,6 @@ class MicroBatchWriter:
             self.fence.append(self._rows(packets, batch_id), table, batch_id, {"mergeSchema": "true"})
 
     def _rows(self, packets: DataFrame, batch_id: int) -> DataFrame:
-        from pyspark.sql import functions as F
-
         def unpacked(kind: int) -> DataFrame:
             some = packets.filter(F.col("kind") == kind)
             if self.profiler is None:

@@ -14,14 +14,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jobs.core.errors import UserError
+from pyspark.sql import functions as F
+
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.generations import LIVE
 from jobs.lineage.leases import Lease
+from jobs.spark.kafka import bounds, spark_options
+from jobs.spark.queries import cause_of
 from jobs.spark.user_functions import files_of
 from jobs.specs.sinks import Sinks
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
 from jobs.warehouse.tables import estimates
+from kalman.models.named import find
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,9 +59,6 @@ class KafkaSink:
 
     def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
         """Send a message for each row, those of a key in their order."""
-        from pyspark.sql import functions as F
-
-        from jobs.spark.kafka import spark_options
 
         value = F.to_json(F.struct("*"), {"timestampFormat": JSON_TIME})
         messages = rows.select(F.col("key").alias("key"), value.alias("value"))
@@ -111,12 +113,8 @@ def sinks_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sin
         UserError: a topic is missing, or the brokers do not answer.
         ModelError: a function is missing.
     """
-    from kalman.models.named import find
-
     targets: list[Sink] = []
     if sinks.kafka is not None:
-        from jobs.spark.kafka import bounds
-
         bounds(warehouse.spark, sinks.kafka.topic)
         targets.append(KafkaSink(sinks.kafka.topic))
     if sinks.files is not None:
@@ -190,8 +188,6 @@ class Publisher:
 
     def _catch_up(self, target: Sink, to: int) -> None:
         """Hand on the estimates of committed micro-batches that a sink has not had, those of the time in shadow."""
-        from pyspark.sql import functions as F
-
         behind = self._reached[target.name]
         table = estimates(self.lease.generation.model)
         if behind >= to or not self.warehouse.exists(table):
@@ -219,9 +215,6 @@ def naming_the_sink(name: str, batch_id: int, write: Callable[[], object]) -> No
     Raises:
         UserError: it failed.
     """
-    from jobs.core.errors import RUN_FAILED
-    from jobs.spark.queries import cause_of
-
     try:
         write()
     except UserError:

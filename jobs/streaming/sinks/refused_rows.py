@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from jobs.encoding.keys import columns_of, integer_keys
 from jobs.encoding.packet_kinds import BAD_STATE, BEHIND, BEYOND, DUPLICATE, LATE, RESENT, WITHOUT_INPUTS
@@ -31,8 +32,6 @@ REASONS = {
 
 def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int) -> DataFrame:
     """Unpack refused rows (kind, payload) and give them the quarantine's columns; the payload is the row as JSON."""
-    from pyspark.sql import functions as F
-
     names = fmt.numbers  # a row is quarantined as it came, without its key's inputs
     layout, kind, has_id = fmt.layout, fmt.kind, fmt.row_id is not None
 

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pyspark.sql import functions as F
 
+from jobs.encoding.keys import key_kind, text_of
 from jobs.lineage.live import latest_corrections
+from jobs.lineage.start_point import origin
 from jobs.upgrades.comparison.decision import Comparison, decide
 from jobs.upgrades.comparison.statistics import SIDES, SUMS, moments, per_key, same_model, totals, unequal
 from jobs.warehouse.delta import Warehouse
@@ -118,8 +121,6 @@ def gather(
         new: its shadow.
         first_batch: of the old generation, whose rows the new one has too.
     """
-    from pyspark.sql import functions as F
-
     both = moments(warehouse, spec, old.generation, new.generation, first_batch).persist()
     keys = per_key(both).persist()
     try:
@@ -184,8 +185,6 @@ def _about(one: Generation) -> dict[str, Any]:
 
 def _course(both: DataFrame) -> tuple[NDArray[np.int64], dict[str, Sums]]:
     """Return the sums of both sides over equal pieces of time, and the middle of each."""
-    from pyspark.sql import functions as F
-
     micros = F.unix_micros("event_time")
     span = both.agg(F.min(micros).alias("first"), F.max(micros).alias("last")).first()
     if span is None or span["first"] is None:
@@ -213,10 +212,6 @@ def _shown(
     chosen: list[tuple[str, str]],
 ) -> list[Shown]:
     """Return the newest rows of keys, with why each is shown: what was measured, what both versions make of it."""
-    from pyspark.sql import functions as F
-
-    from jobs.encoding.keys import key_kind, text_of
-    from jobs.lineage.start_point import origin
 
     if not chosen:
         return []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from numpy.typing import NDArray
 
 from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, inlined, styled
@@ -20,8 +22,6 @@ COLOURS = {"old": SMOOTHED, "new": ESTIMATE}
 @styled
 def draw_likelihood(content: Content) -> str:
     """Draw what the new version gains: added up over time, and key by key."""
-    import matplotlib.pyplot as plt
-
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.0, 3.1), width_ratios=[3, 2], layout="constrained")
     old, new = content.course["old"], content.course["new"]
     gain = np.cumsum(new.ll - old.ll)
@@ -49,8 +49,6 @@ def draw_likelihood(content: Content) -> str:
 @styled
 def draw_nis(content: Content) -> str:
     """Draw NIS a component over time with its bounds, and key by key against them."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplot_mosaic(
         [["time", "time"], ["old", "new"]], figsize=(11.0, 5.4), height_ratios=[4, 5], layout="constrained"
     )
@@ -96,8 +94,6 @@ def draw_nis(content: Content) -> str:
 @styled
 def draw_bias(content: Content) -> str:
     """Draw the mean normalised innovation of each key against its bounds, of the sides that put it out."""
-    import matplotlib.pyplot as plt
-
     sides = [side for side in content.keys if content.found.numbers["bias"][side] is not None]
     figure, grid = plt.subplots(
         1, len(sides), figsize=(5.5 * len(sides), 3.2), squeeze=False, layout="constrained"
@@ -122,8 +118,6 @@ def draw_bias(content: Content) -> str:
 @styled
 def draw_keys(shown: list[Shown], content: Content) -> str:
     """Draw what both versions make of some keys, over what was measured."""
-    import matplotlib.pyplot as plt
-
     figure, grid = plt.subplots(
         len(shown), 1, figsize=(11.0, 2.5 * len(shown) + 0.4), squeeze=False, layout="constrained"
     )
@@ -181,8 +175,6 @@ def _share(value: float | None) -> str:
 
 
 def _date_axis(ax: Axes) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-
     locator = AutoDateLocator(minticks=4, maxticks=10)
     ax.xaxis.set_major_locator(locator)
     ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from jobs.upgrades.comparison import figures
 from jobs.upgrades.comparison.content import Content
 
 
@@ -144,7 +145,6 @@ def _pictures(content: Content) -> list[str]:
         text = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then make the report again."
         return [_section("Pictures", text, "")]
     matplotlib.use("Agg")
-    from jobs.upgrades.comparison import figures
 
     sections = [
         _section(

@@ -13,11 +13,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from pyspark.sql import functions as F
+
+from jobs.encoding.keys import key_kind, text_of
 from jobs.lineage.generations import Generation
 from jobs.lineage.live import latest_corrections
+from jobs.lineage.replayed_late_rows import without
+from jobs.lineage.start_point import origin
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, measurements
+from kalman.evaluation.diagnostics import mean_bounds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,8 +38,6 @@ of, flagged rows, normalised innovations and their number."""
 
 def same_model(warehouse: Warehouse, old: Generation, new: Generation) -> bool:
     """Tell if two generations are of the same model and parameters, whatever its version is called."""
-    from jobs.lineage.start_point import origin
-
     before, after = origin(warehouse, old), origin(warehouse, new)
     meanings = {one.model_spec().model_copy(update={"version": 1}).fingerprint() for one in (before, after)}
     return len(meanings) == 1 and before.parameters == after.parameters
@@ -43,8 +48,6 @@ def moments(warehouse: Warehouse, spec: ModelSpec, old: str, new: str, first_bat
 
     first_batch: of the old generation, whose rows the new one has too.
     """
-    from pyspark.sql import functions as F
-
     table = warehouse.read(estimates(spec.name))
     a, b = (
         _of(table, generation, letter, behind)
@@ -55,8 +58,6 @@ def moments(warehouse: Warehouse, spec: ModelSpec, old: str, new: str, first_bat
 
 
 def _of(table: DataFrame, generation: str, letter: str, behind: int) -> DataFrame:
-    from pyspark.sql import functions as F
-
     seen = F.lit(None).cast("array<double>")
     if "innovation" in table.columns:
         seen = F.filter("innovation", lambda value: ~F.isnan(value))
@@ -80,10 +81,6 @@ def _of(table: DataFrame, generation: str, letter: str, behind: int) -> DataFram
 
 def _with_degrees(warehouse: Warehouse, spec: ModelSpec, both: DataFrame) -> DataFrame:
     """Add of how many measured components NIS is of: the rows themselves tell where there is more than one."""
-    from pyspark.sql import functions as F
-
-    from jobs.encoding.keys import key_kind, text_of
-    from jobs.lineage.replayed_late_rows import without
 
     if len(spec.measurement) == 1:
         return both.select("*", *(F.col(f"{letter}_judged").alias(f"{letter}_degrees") for letter in SIDES))
@@ -116,8 +113,6 @@ def per_key(both: DataFrame) -> DataFrame:
     nis_outside: the average NIS is outside its 95 % chi-square bounds; bias_outside: the mean innovation is more than
     1.96 of its standard deviations from 0. Null where there is nothing to judge.
     """
-    from pyspark.sql import functions as F
-
     names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
     keys = both.groupBy("key").agg(*(F.sum(name).alias(name) for name in names))
     schema = ", ".join(f"`{name}` double" for name in names)
@@ -135,9 +130,6 @@ def _judge_keys(frames: Any) -> Any:
 
 def judge_keys(frame: pd.DataFrame) -> pd.DataFrame:
     """Add to the sums of keys what is judged by them."""
-    import numpy as np
-
-    from kalman.evaluation.diagnostics import mean_bounds
 
     frame["gain"] = (frame["b_ll"] - frame["a_ll"]) / frame["a_rows"]
     for letter in SIDES:
@@ -166,8 +158,6 @@ def _where_known(known: Any, value: Any) -> Any:
 
 def totals(keys: DataFrame) -> dict[str, Any]:
     """Return the sums over all keys, and which shares of the keys predict better or are outside their bounds."""
-    from pyspark.sql import functions as F
-
     names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
     judged_columns = [f"{letter}_{what}" for letter in SIDES for what in ("nis_outside", "bias_outside")]
     row = keys.agg(
@@ -205,8 +195,6 @@ def totals(keys: DataFrame) -> dict[str, Any]:
 
 def unequal(table: DataFrame, old: str, new: str, first_batch: int) -> int:
     """Return how many rows of two generations of one model are not the same to the last bit."""
-    from pyspark.sql import functions as F
-
     columns = ["key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags"]
     behind = (F.col("generation") == old) & (F.col("batch_id") >= first_batch)
     mine = latest_corrections(table.filter(behind)).select(*columns)
