@@ -115,7 +115,7 @@ def upgrade_and_roll_back(
         nonlocal sent
         land_day(settings, MODEL, days[day])
         sent += rows_in(days[day])
-        stream.run(newer, MODEL)
+        stream.run(newer, [MODEL])
         rows.append((live_rows(warehouse), sent))
 
     say("version 2 begins in shadow from an export")

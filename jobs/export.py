@@ -8,13 +8,15 @@ pretrained one. The same micro-batch gives the same snapshot; killed half way, n
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from typer import Option
+
+from jobs.core.command import Model, Profile, command
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.observability.verb_profile import profiled
 from jobs.specs.loading import load_spec
 from jobs.streaming.exporting import export
 from jobs.warehouse.delta import Warehouse
@@ -24,24 +26,18 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 
-@profiled
+@command
 def run(
     settings: Settings,
-    model: str,
-    generation: str | None = None,
-    batch: int | None = None,
-    needed: bool = False,
+    model: Model,
+    generation: Annotated[
+        str | None, Option(help="A generation; by default the live one.", show_default=False)
+    ] = None,
+    batch: Annotated[int | None, Option(min=0, help="A committed micro-batch; by default the last.")] = None,
+    needed: Annotated[bool, Option("--needed", help="Exit code 3 if nothing is live.")] = False,
+    profile: Profile = False,
 ) -> Report:
-    """Export the state of a model's stream.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        generation: by default the live one.
-        batch: a committed micro-batch whose state is still kept; by default the last.
-        needed: end with exit code 3 where no generation is live.
-
-    With `profile` the report says where the time went.
+    """Take a snapshot of a stream's state at the end of a micro-batch; the stream is not disturbed.
 
     Raises:
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
@@ -88,6 +84,4 @@ def _report(manifest: Manifest, made: bool, seconds: float) -> Report:
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("export")
+    run.main()

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from typer import Option
 
+from jobs.core.command import Model, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
@@ -26,23 +28,23 @@ from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 
 
+@command
 def run(
     settings: Settings,
-    model: str,
-    input: str,
-    output: str,
-    smooth: bool = False,
-    inputs: str | None = None,
+    model: Model,
+    input: Annotated[str, Option(help="Rows to filter: a .csv or .parquet file.", show_default=False)],
+    output: Annotated[str, Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
+    smooth: Annotated[
+        bool, Option("--smooth", help="Also give each row's state given all rows of its key.")
+    ] = False,
+    inputs: Annotated[
+        str | None,
+        Option(
+            help="Of a model with inputs: a .csv or .parquet file with one row per key.", show_default=False
+        ),
+    ] = None,
 ) -> Report:
-    """Filter the rows of a file with a model and write what comes out to another.
-
-    Args:
-        settings: of this process.
-        model: a model's name, or its spec's path.
-        input: a .csv or .parquet file.
-        output: a .csv or .parquet file to be written.
-        smooth: also give each row's state given all rows of its key; takes memory for one state a row.
-        inputs: of a model with inputs, a .csv or .parquet file of them, a row a key.
+    """Try a model on a file, without Spark: one output row for each input row.
 
     Raises:
         UserError: the model, the input or the output cannot be used; no output is left then.
@@ -104,6 +106,4 @@ def _report(
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("filter")
+    run.main()

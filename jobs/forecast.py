@@ -9,14 +9,16 @@ from __future__ import annotations
 from datetime import UTC
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from typer import Option
 
 import kalman
+from jobs.core.command import Model, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -45,27 +47,24 @@ class Ahead(NamedTuple):
     every: int | None
 
 
+@command
 def run(
     settings: Settings,
-    model: str,
-    input: str,
-    output: str,
-    steps: int | None = None,
-    until: str | None = None,
-    every: str | None = None,
-    probability: float = 0.95,
+    model: Model,
+    input: Annotated[str, Option(help="The rows until now: a .csv or .parquet file.", show_default=False)],
+    output: Annotated[str, Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
+    steps: Annotated[int | None, Option(min=1, help="How many steps ahead of each key's newest row.")] = None,
+    until: Annotated[
+        str | None,
+        Option(help="Up to this time (ISO 8601) in steps of --every; without it at this time alone."),
+    ] = None,
+    every: Annotated[
+        str | None,
+        Option(help="A step, such as 1h. With --steps by default the median time between rows."),
+    ] = None,
+    probability: Annotated[float, Option(help="Probability that a value lies between the bounds.")] = 0.95,
 ) -> Report:
-    """Forecast the keys of a file with a model and write what is expected to another.
-
-    Args:
-        settings: of this process.
-        model: a model's name, or its spec's path.
-        input: a .csv or .parquet file of the rows until now.
-        output: a .csv or .parquet file to be written.
-        steps: how many steps ahead; or
-        until: the last time (ISO 8601), in steps of `every`, or without it that time alone.
-        every: a step's length, such as 1h; by default the median time between two rows of a key.
-        probability: with which a value is between the bounds written.
+    """Forecast the keys of a file, without Spark: state and measurement at future times.
 
     Raises:
         UserError: the model, the input, the output or the times cannot be used; no output is left then.
@@ -265,6 +264,4 @@ def _duration(micros: int) -> str:
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("forecast")
+    run.main()

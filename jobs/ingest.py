@@ -7,9 +7,12 @@ landing it again, or again after a run that was killed in between, changes nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from typing import Annotated
+
+from typer import Option
 
 from jobs import ingest
+from jobs.core.command import Model, command
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
@@ -24,22 +27,30 @@ from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
 
 
+@command
 def run(
     settings: Settings,
-    model: str,
-    inputs: Sequence[str] = (),
-    trigger: str = AVAILABLE_NOW,
-    history: bool = False,
+    model: Model,
+    input: Annotated[
+        list[str] | None,
+        Option(
+            help="A file, a folder or a glob; may be repeated. Without any: the topic of the spec.",
+            show_default=False,
+        ),
+    ] = None,
+    trigger: Annotated[
+        str, Option(help="available-now, or a number: look again every so many seconds, until stopped.")
+    ] = AVAILABLE_NOW,
+    history: Annotated[
+        bool,
+        Option(
+            "--history",
+            help="Treat the files as history of new keys: pretrain uses them, and hands the resulting states to "
+            "running streams.",
+        ),
+    ] = False,
 ) -> Report:
-    """Land `inputs` (files, folders, globs) for a model; without any, the topic that its spec names.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        inputs: what to land.
-        trigger: `available-now`, or seconds: between a topic's micro-batches, or between looks into folders (until
-            SIGTERM).
-        history: of keys that are new: for `pretrain`, and for no stream that takes pretrained keys (`jobs.training.new_keys`).
+    """Land files, or a topic, in the model's measurements table; rows that do not fit go to quarantine.
 
     Raises:
         UserError: a file cannot be read or lacks a column; nothing has been landed then.
@@ -49,13 +60,13 @@ def run(
 
     spec = load_spec(model, settings.models)
     seconds = trigger_seconds(trigger)
-    if history and (not inputs or seconds is not None):
+    if history and (not input or seconds is not None):
         raise UserError("--history lands files once: give --input, and no --trigger")
-    if not inputs:
+    if not input:
         return ingest.land_topic(settings, spec, seconds)
     if seconds is not None:
-        return folder_watch.run(settings, spec, list(inputs), seconds)
-    files = find_files(list(inputs))
+        return folder_watch.run(settings, spec, input, seconds)
+    files = find_files(input)
     schemas = [file_schema(spec, path) for path in files]
     small = sum(file_size(path) for path in files) < SMALL_BYTES
     spark = spark_session(settings, f"ingest {spec.name}", short_command_conf() if small else None)
@@ -167,6 +178,4 @@ def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None) -> Re
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("ingest")
+    run.main()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+from typer import Option
 
+from jobs.core.command import Model, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -20,13 +23,15 @@ from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
 
 
-def run(settings: Settings, model: str, input: str) -> Report:
-    """Replace the table of inputs by what a file holds.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        input: a .csv or .parquet file with a row a key.
+@command
+def run(
+    settings: Settings,
+    model: Model,
+    input: Annotated[
+        str, Option(help="A .csv or .parquet file with one row per key: the whole table.", show_default=False)
+    ],
+) -> Report:
+    """Replace the model's table of inputs by a file; streams use it from their next micro-batch on.
 
     Raises:
         UserError: the spec has no inputs, or the file cannot be used; the table is then as it was.
@@ -78,6 +83,4 @@ def _key_types(warehouse: Warehouse, spec: ModelSpec, by: list[str], file: str) 
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("inputs")
+    run.main()

@@ -11,7 +11,11 @@ every version must stay readable, and OPTIMIZE with VACUUM would end that.
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
+from typer import Option
+
+from jobs.core.command import Model, command
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -20,17 +24,25 @@ from jobs.specs.loading import load_spec
 from jobs.warehouse.delta import Warehouse
 
 
-def run(settings: Settings, model: str, dry_run: bool = False, estimates: bool = False) -> Report:
-    """Take away what the model's spec (`retention`) lets go, and what nothing needs. Again it changes nothing more.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        dry_run: say what would go, and change nothing.
-        estimates: also let estimates go that belong to removed generations and are no part of the live ones.
+@command
+def run(
+    settings: Settings,
+    model: Model,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Report what would be removed; change nothing.")
+    ] = False,
+    estimates: Annotated[
+        bool,
+        Option(
+            "--estimates",
+            help="Also remove estimates of removed generations that are no part of the live ones.",
+        ),
+    ] = False,
+) -> Report:
+    """Remove what the spec's `retention` allows and nothing needs; compact and vacuum the tables. Idempotent.
 
     Raises:
-        UserError: another command has just changed the model's generations, or a table refuses.
+        UserError: another command has just changed the model's generations, or a table cannot be changed.
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -51,6 +63,4 @@ def run(settings: Settings, model: str, dry_run: bool = False, estimates: bool =
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("maintain")
+    run.main()

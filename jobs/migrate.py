@@ -8,41 +8,40 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import Option
+
+from jobs.core.command import Model, Profile, command
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.migration.apply import rekeyed_lines, table_of
 from jobs.migration.migrating import migrate, source_snapshot
-from jobs.observability.verb_profile import profiled
 from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 
-@profiled
+@command
 def run(
     settings: Settings,
-    model: str,
-    snapshot: str | None = None,
-    to: int | None = None,
-    dry_run: bool = False,
+    model: Model,
+    snapshot: Annotated[
+        str | None,
+        Option(help="A snapshot; by default the newest of an earlier version.", show_default=False),
+    ] = None,
+    to: Annotated[int | None, Option(min=1, help="A version; by default the spec's.")] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Report how the states would change; write nothing.")
+    ] = False,
+    profile: Profile = False,
 ) -> Report:
-    """Migrate a snapshot to another version of its model.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        snapshot: which; by default the newest of an earlier version that a stream could start from.
-        to: the version; by default that of the spec.
-        dry_run: report what would become of the states, and write nothing.
-
-    With `profile` the report says where the time went.
+    """Migrate a snapshot to another version of its model, checked before anyone can use it.
 
     Raises:
-        UserError: no such snapshot or version, no way between the versions, or keys that would come out wrong.
+        UserError: no such snapshot or version, no migration between the versions, or keys whose states would be wrong.
     """
     from jobs.migration.versions import known_versions
     from jobs.spark.conf import short_command_conf
@@ -101,6 +100,4 @@ def _report(
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("migrate")
+    run.main()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from jobs.core.command import Model, Trigger, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -18,13 +19,9 @@ from jobs.downstream.runner import following
 from jobs.specs.loading import load_spec
 
 
-def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
-    """Watch the live estimates of a model, as its spec's section `monitor` says.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        trigger: `available-now` (take what is there, then end), or seconds between micro-batches (until SIGTERM).
+@command
+def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> Report:
+    """Watch the live estimates: windows over time, and rules over keys that raise alerts.
 
     Raises:
         UserError: the spec has no such section, nothing is live, another monitor runs, or a query failed.
@@ -42,6 +39,4 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("monitor")
+    run.main()

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from typer import Option
+
+from jobs.core.command import Model, Profile, command
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
-from jobs.observability.verb_profile import profiled
 from jobs.specs import sections
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
@@ -32,28 +34,29 @@ if TYPE_CHECKING:
     from jobs.training.new_keys import Offer
 
 
-@profiled
+@command
 def run(
     settings: Settings,
-    model: str,
-    to_version: int | None = None,
-    as_of: str | None = None,
-    learn_from: str | None = None,
-    learn_to: str | None = None,
-    history: bool = False,
+    model: Model,
+    to_version: Annotated[
+        int | None, Option(min=0, help="Use measurements up to this Delta version; by default the newest.")
+    ] = None,
+    as_of: Annotated[
+        str | None, Option(help="Use measurements that had landed by this time (ISO 8601).")
+    ] = None,
+    learn_from: Annotated[
+        str | None, Option(help="Learn from event times at or after this (ISO 8601).")
+    ] = None,
+    learn_to: Annotated[str | None, Option(help="Learn from event times before this (ISO 8601).")] = None,
+    history: Annotated[
+        bool,
+        Option(
+            "--history", help="Use only what `ingest --history` has landed, for running streams to import."
+        ),
+    ] = False,
+    profile: Profile = False,
 ) -> Report:
-    """Pretrain a model on its measurements up to a position and commit a snapshot.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        to_version: the position, a version of the measurements table; by default the newest.
-        as_of: only what happened before this event time; the position is found from it.
-        learn_from: learn from rows at or after this event time; by default from the spec's window.
-        learn_to: learn from rows before this event time; by default up to the position.
-        history: only the history that has landed for new keys, with the parameters that streams run with.
-
-    With `profile` the report says where the time went.
+    """Learn the model's parameters, filter the whole history, and commit a snapshot.
 
     Raises:
         UserError: no measurements, no such version, nothing to learn from.
@@ -193,6 +196,4 @@ def _rounded(value: Any, digits: int) -> Any:
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("pretrain")
+    run.main()

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from typer import Option
+
+from jobs.core.command import Model, command
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
 from jobs.warehouse.delta import Warehouse
 
 
-def run(settings: Settings, model: str, generation: str | None = None, behind: bool = False) -> Report:
-    """Promote a shadow. Running it again changes nothing.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        generation: the shadow; by default the newest.
-        behind: promote it even if it has not come as far as the live generation.
+@command
+def run(
+    settings: Settings,
+    model: Model,
+    generation: Annotated[
+        str | None, Option(help="A shadow; by default the newest.", show_default=False)
+    ] = None,
+    behind: Annotated[
+        bool, Option("--behind", help="Promote the shadow even if it lags the live generation.")
+    ] = False,
+) -> Report:
+    """Make a shadow generation the live one, in one commit. Idempotent.
 
     Raises:
-        UserError: there is no such shadow, or it is behind.
+        UserError: there is no such shadow, or it lags the live generation.
     """
     from jobs.lineage import promotion
     from jobs.spark.conf import short_command_conf
@@ -44,6 +53,4 @@ def run(settings: Settings, model: str, generation: str | None = None, behind: b
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("promote")
+    run.main()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import Option
+
+from jobs.core.command import Actions, Model, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 ACTIONS = ("list", "show", "replay", "discard")
 
 
-def run(
+def act(
     settings: Settings,
     action: str,
     model: str,
@@ -250,7 +253,79 @@ def _with_payloads(warehouse: Warehouse, held: DataFrame, mended: dict[str, str]
     return joined
 
 
-if __name__ == "__main__":
-    from jobs.cli import main
+Reason = Annotated[
+    str | None, Option(help="Only rows whose reason starts with this, such as late.", show_default=False)
+]
+Since = Annotated[
+    str | None, Option(help="Only rows rejected since a time (ISO 8601), or for a duration such as 2d.")
+]
+Ids = Annotated[list[str] | None, Option("--id", help="Only this row; may be repeated.", show_default=False)]
 
-    main("quarantine")
+
+@command
+def list_(settings: Settings, model: Model, reason: Reason = None, since: Since = None) -> Report:
+    """Count rejected rows by reason: held, replayed and discarded."""
+    return act(settings, "list", model, _choice(reason, since))
+
+
+@command
+def show(
+    settings: Settings,
+    model: Model,
+    reason: Reason = None,
+    since: Since = None,
+    id: Ids = None,
+    limit: Annotated[int, Option(min=1, help="Rows to show at most.")] = 20,
+    output: Annotated[
+        str | None, Option(help="Write all the rows to this file, as JSON lines to mend.", show_default=False)
+    ] = None,
+) -> Report:
+    """Show held rows, with their payload and where they came from."""
+    return act(settings, "show", model, _choice(reason, since, id), limit=limit, output=output)
+
+
+@command
+def replay(
+    settings: Settings,
+    model: Model,
+    reason: Reason = None,
+    since: Since = None,
+    id: Ids = None,
+    edited: Annotated[
+        str | None,
+        Option(
+            help="Land the rows of this file, as `show --output` wrote it, with their payloads mended.",
+            show_default=False,
+        ),
+    ] = None,
+) -> Report:
+    """Land held rows that fit the spec as it is now, each at most once."""
+    return act(settings, "replay", model, _choice(reason, since, id), edited=edited)
+
+
+@command
+def discard(
+    settings: Settings,
+    model: Model,
+    reason: Reason = None,
+    since: Since = None,
+    id: Ids = None,
+    all: Annotated[bool, Option("--all", help="Every held row of the model.")] = False,
+) -> Report:
+    """Mark held rows as discarded; they stay in the table."""
+    return act(settings, "discard", model, _choice(reason, since, id), everything=all)
+
+
+def _choice(reason: str | None, since: str | None, ids: list[str] | None = None) -> Choice:
+    from jobs.warehouse.quarantine import Choice
+
+    return Choice(reason, since, tuple(ids or ()))
+
+
+run = Actions(
+    "Look at rejected rows, land them after a fix, or discard them.",
+    {"list": list_, "show": show, "replay": replay, "discard": discard},
+)
+
+if __name__ == "__main__":
+    run.main()

@@ -7,8 +7,11 @@ takes their place.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from typer import Option
+
+from jobs.core.command import Model, command
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
@@ -23,14 +26,20 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
 
 
-def run(settings: Settings, model: str, generation: str | None = None, against: str | None = None) -> Report:
-    """Compare two generations of a model and write the report.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        generation: the new one; by default the newest shadow, else the live one.
-        against: the old one; by default the one that the new one began behind.
+@command
+def run(
+    settings: Settings,
+    model: Model,
+    generation: Annotated[
+        str | None,
+        Option(help="The new one; by default the newest shadow, else the live one.", show_default=False),
+    ] = None,
+    against: Annotated[
+        str | None,
+        Option(help="The old one; by default the parent of the new one.", show_default=False),
+    ] = None,
+) -> Report:
+    """Compare two generations of a model, and write an HTML and a JSON report beside the tables.
 
     Raises:
         UserError: there are no two generations to compare.
@@ -96,6 +105,4 @@ def _pair(
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("report")
+    run.main()

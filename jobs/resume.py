@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobs.core.command import Model, Monitor, Skill, command, target_of
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
@@ -9,11 +10,10 @@ from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import log_name
 
 
-def run(settings: Settings, model: str, what: str = "stream") -> Report:
-    """End the hold that is on a model's stream, or on its monitor or skill. Again it changes nothing.
-
-    `stop` has put it there, or Airflow, which has given up: then its next driver is as good as the first.
-    """
+@command
+def run(settings: Settings, model: Model, monitor: Monitor = False, skill: Skill = False) -> Report:
+    """Release a stream that `stop` holds or Airflow has given up: it may be started again. Idempotent."""
+    what = target_of(monitor, skill)
     name = load_spec(model, settings.models).name
     log = DriverLog.at(settings.warehouse, log_name(what, name))
     held = log.hold()
@@ -23,6 +23,4 @@ def run(settings: Settings, model: str, what: str = "stream") -> Report:
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("resume")
+    run.main()

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from typer import Option
+
+from jobs.core.command import Model, command
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
 from jobs.warehouse.delta import Warehouse
 
 
-def run(settings: Settings, model: str, generation: str | None = None) -> Report:
-    """Retire a shadow. Running it again with the same generation changes nothing.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        generation: the shadow; by default the only one.
+@command
+def run(
+    settings: Settings,
+    model: Model,
+    generation: Annotated[
+        str | None, Option(help="A shadow; by default the only one.", show_default=False)
+    ] = None,
+) -> Report:
+    """Retire a shadow generation that must not take over. Idempotent.
 
     Raises:
         UserError: it is the live generation, there is no such shadow, or there are several.
@@ -44,6 +51,4 @@ def run(settings: Settings, model: str, generation: str | None = None) -> Report
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("retire")
+    run.main()

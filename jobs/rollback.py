@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from typer import Option
+
+from jobs.core.command import Model, command
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
@@ -17,26 +20,29 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
 
 
+@command
 def run(
     settings: Settings,
-    model: str,
-    to: str | None = None,
-    last_state: bool = False,
-    dry_run: bool = False,
+    model: Model,
+    to: Annotated[
+        str | None,
+        Option(help="A retired generation; by default the previous one.", show_default=False),
+    ] = None,
+    last_state: Annotated[
+        bool,
+        Option(
+            "--last-state",
+            help="Continue from the live generation's state, migrated back, not from the older checkpoint.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="With --last-state: report how the states would change.")
+    ] = False,
 ) -> Report:
-    """Roll back. Running it again with the same generation, or with the last state, changes nothing.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        to: a retired generation; by default the one that the live one came from (with the last state: the nearest one
-            of another version).
-        last_state: begin a new generation of that version, from the live one's state, and read no row again; the live
-            one's driver is stopped first.
-        dry_run: with the last state: say what would become of it, and write nothing but an export.
+    """Make the previous version live again, from its own checkpoint or with the last state. Idempotent.
 
     Raises:
-        UserError: there is no generation to go back to, or no way back for the state.
+        UserError: there is no generation to roll back to, or the state cannot be migrated back.
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -112,6 +118,4 @@ def _data(spec: ModelSpec, live: Generation, retired: Generation | None) -> dict
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("rollback")
+    run.main()

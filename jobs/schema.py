@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from jobs.core.command import command
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.specs.loading import schema
@@ -14,12 +15,11 @@ def text() -> str:
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
+@command
 def run(settings: Settings) -> Report:
-    """Return the schema as the report."""
+    """Print the JSON schema of model specs."""
     return Report(lines=text().splitlines(), data=schema())
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("schema")
+    run.main()

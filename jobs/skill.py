@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+from jobs.core.command import Model, Trigger, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -19,17 +20,13 @@ from jobs.downstream.runner import following
 from jobs.specs.loading import load_spec
 
 
-def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
-    """Compare forecasts from a model's live estimates with what was measured later, as its section `forecast` says.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        trigger: `available-now` (take what is there, then end), or seconds between micro-batches (until SIGTERM).
+@command
+def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> Report:
+    """Compare forecasts from the live estimates with later measurements, and score them.
 
     Raises:
-        UserError: the spec has no such section or cannot be forecast, nothing is live, another such run goes on, or
-            the query failed.
+        UserError: the spec has no such section or cannot be forecast, nothing is live, another driver runs the query,
+            or the query failed.
     """
     from jobs.downstream.forecast_pairs import check_spec
 
@@ -47,6 +44,4 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("skill")
+    run.main()

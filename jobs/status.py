@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
+from typer import Option
+
+from jobs.core.command import command
 from jobs.core.errors import UserError
 from jobs.core.report import Report, show_again
 from jobs.core.settings import Settings
@@ -20,24 +23,24 @@ from jobs.warehouse.quarantine import held_by_model
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
 
+@command
 def run(
     settings: Settings,
-    model: str | None = None,
-    *,
-    watch: float | None = None,
-    alarm_after: str | None = None,
+    model: Annotated[str | None, Option(help="Only this model.", show_default=False)] = None,
+    watch: Annotated[bool, Option("--watch", help="Refresh the table until Ctrl-C.")] = False,
+    every: Annotated[float, Option(min=0.5, help="With --watch: seconds between refreshes.")] = 5.0,
+    alarm_after: Annotated[
+        str | None,
+        Option(
+            help="Fail, with a sentence, if a stream has rows to read and has read none for so long, such as 10m.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> Report:
-    """Report on one model, or on all that have a spec or anything in the warehouse.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        watch: show the table anew every so many seconds, until Ctrl-C.
-        alarm_after: a duration such as 10m: for a stream that has rows to take and has taken none for so long, or whose
-            driver failed, the report names a problem, which makes the command fail.
+    """Show models, snapshots, generations, positions, lag and the last error.
 
     Raises:
-        UserError: the model is unknown, or the duration is none.
+        UserError: the model is unknown, or `alarm_after` is no duration.
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -49,7 +52,7 @@ def run(
     def look() -> Report:
         return _look(settings, warehouse, model, after)
 
-    return look() if watch is None else show_again(look, watch, settings.json)
+    return show_again(look, every, settings.json) if watch else look()
 
 
 def _duration(text: str) -> float:
@@ -167,6 +170,4 @@ def _driver(lineage: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("status")
+    run.main()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import getpass
 from datetime import UTC, datetime, timedelta
+from typing import Annotated
 
+from typer import Option
+
+from jobs.core.command import Model, Monitor, Skill, command, target_of
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -16,29 +20,26 @@ from jobs.supervision.driver_status import DriverStatus, driver_status, log_name
 from jobs.supervision.stopping import end_driver, is_there
 
 
+@command
 def run(
     settings: Settings,
-    model: str,
-    hold: str | None = None,
-    restart: bool = False,
-    wait: str = "10min",
-    needed: bool = False,
-    what: str = "stream",
+    model: Model,
+    hold: Annotated[
+        str | None,
+        Option(help="How long Airflow must not start it again, such as 30min; by default until `resume`."),
+    ] = None,
+    restart: Annotated[bool, Option("--restart", help="Airflow may start it again at once.")] = False,
+    wait: Annotated[str, Option(help="How long to wait for the end.")] = "10min",
+    needed: Annotated[bool, Option("--needed", help="Exit code 3 if nothing drives the stream.")] = False,
+    monitor: Monitor = False,
+    skill: Skill = False,
 ) -> Report:
-    """Ask the driver of a model's stream, or of what follows it, to end, and wait for that. Again it changes nothing.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        hold: how long Airflow is not to start the stream again, such as 30min; by default until `resume`.
-        restart: put no such hold, so that Airflow starts it again at once.
-        wait: how long to wait for the end.
-        needed: end with exit code 3 if nothing drives it.
-        what: stream, monitor or skill.
+    """Stop a running stream; it finishes its micro-batch. Idempotent.
 
     Raises:
-        UserError: it has not ended in time, or gives no sign of life.
+        UserError: the driver has not stopped in time, or gives no sign of life.
     """
+    what = target_of(monitor, skill)
     name = load_spec(model, settings.models).name
     longest = _duration("--wait", wait)
     log = DriverLog.at(settings.warehouse, log_name(what, name))
@@ -81,6 +82,4 @@ def _duration(option: str, text: str) -> timedelta:
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("stop")
+    run.main()

@@ -7,37 +7,51 @@ start goes on from the last committed micro-batch; rows that were half written a
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from typer import Option
+
+from jobs.core.command import Profile, Trigger, command
+from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.specs.loading import load_spec
+from jobs.streaming import several
 from jobs.streaming.driver import Driver
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import need_measurements
 
 
+@command
 def run(
     settings: Settings,
-    model: str,
-    trigger: str = AVAILABLE_NOW,
-    adopt: str | None = None,
-    generation: str | None = None,
-    metrics_port: int | None = None,
-    metrics_file: str | None = None,
-    profile: bool = False,
+    model: Annotated[
+        list[str],
+        Option(
+            help="A model's name, or the path of its spec; several share one Spark application.",
+            show_default=False,
+        ),
+    ],
+    trigger: Trigger = AVAILABLE_NOW,
+    adopt: Annotated[
+        str | None, Option(help="Retire the live generation and start a new one from this snapshot.")
+    ] = None,
+    generation: Annotated[
+        str | None,
+        Option(help="Drive this generation, such as a shadow, not the live one.", show_default=False),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        Option(min=1, max=65535, help="Serve Prometheus metrics on this port.", show_default=False),
+    ] = None,
+    metrics_file: Annotated[
+        str | None, Option(help="Write Prometheus metrics to this file, for a collector.", show_default=False)
+    ] = None,
+    profile: Profile = False,
 ) -> Report:
-    """Start or resume the stream of a model and return when it ends.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        trigger: `available-now` (take in what is there, then end), or seconds between micro-batches (until SIGTERM).
-        adopt: id of a snapshot from which a new generation is to begin.
-        generation: drive this one, such as a shadow, instead of the live one.
-        metrics_port: serve Prometheus metrics there while it runs.
-        metrics_file: or write them to this file with each micro-batch.
-        profile: report where the time of the micro-batches went.
+    """Start the model's stream from its newest snapshot, or resume it where it stopped.
 
     Raises:
         UserError: no snapshot to start from, another driver, a state that means something else, a failed query.
@@ -46,7 +60,11 @@ def run(
     from jobs.spark.conf import stream_conf
     from jobs.spark.session import spark_session
 
-    spec = load_spec(model, settings.models, deep=True)
+    if len(model) > 1:
+        if adopt is not None or generation is not None:
+            raise UserError("--adopt and --generation name something of one model: give one --model")
+        return several.run(settings, model, trigger, metrics_port, metrics_file, profile)
+    spec = load_spec(model[0], settings.models, deep=True)
     seconds = trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
         kafka = spec.speaks_to_kafka
@@ -58,6 +76,4 @@ def run(
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("stream")
+    run.main()

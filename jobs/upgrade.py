@@ -7,7 +7,11 @@ docs/upgrades.md says what each mode does and when to choose it.
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
+from typer import Option
+
+from jobs.core.command import Model, command
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
@@ -18,32 +22,39 @@ from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import need_measurements
 
 
+@command
 def run(
     settings: Settings,
-    model: str,
-    mode: str = BLUE_GREEN,
-    dry_run: bool = False,
-    promote: bool = True,
-    lose_state: bool = False,
-    needed: bool = False,
-    partitions: int | None = None,
-    drain: bool = False,
+    model: Model,
+    mode: Annotated[
+        str, Option(help="blue-green, stop-start, retrain, stateless or repartition (docs/upgrades.md).")
+    ] = "blue-green",
+    partitions: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="With mode repartition: how many state partitions; by default as the spec says.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Report how the states would change; change nothing.")
+    ] = False,
+    promote: Annotated[bool, Option(help="Promote a new version that compares well (blue-green).")] = True,
+    lose_state: Annotated[
+        bool, Option("--lose-state", help="Allow mode stateless to forget every key.")
+    ] = False,
+    needed: Annotated[bool, Option("--needed", help="Exit code 3 if there is nothing to upgrade.")] = False,
+    drain: Annotated[
+        bool,
+        Option("--drain", help="Stop the stream first, and let Airflow start it again (not blue-green)."),
+    ] = False,
 ) -> Report:
-    """Bring a model's stream to the version of its spec, or its state to another layout.
-
-    Args:
-        settings: of the command.
-        model: name or path of its spec.
-        mode: one of `MODES`.
-        dry_run: say what would become of the states, and write nothing but an export.
-        promote: in mode blue-green, let the new generation take over if the comparison is good.
-        lose_state: must be true for mode stateless.
-        needed: end with exit code 3 where there is nothing to upgrade.
-        partitions: of mode repartition: how many state partitions; by default as the spec says, else as many as now.
-        drain: in the modes that need a stopped stream stop it first, and let Airflow start it again after.
+    """Upgrade the stream to the version of the model's spec, proved on live data first; or change its state's layout.
 
     Raises:
-        UserError: no live generation, no way between the versions, a driver in the way, a new version that is worse.
+        UserError: no live generation, no migration between the versions, a driver in the way, a new version that is
+            worse.
     """
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import spark_session
@@ -77,6 +88,4 @@ def run(
 
 
 if __name__ == "__main__":
-    from jobs.cli import main
-
-    main("upgrade")
+    run.main()

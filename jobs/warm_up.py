@@ -102,7 +102,7 @@ def _run(scratch: Path) -> None:
     ingest.run(settings, "warm_up", [str(scratch / "first.csv")])
     pretrain.run(settings, "warm_up")
     ingest.run(settings, "warm_up", [str(scratch / "second.csv")])
-    stream.run(settings, "warm_up")
+    stream.run(settings, ["warm_up"])
     status.run(settings)
     gateway: Any = SparkContext._gateway
     spark.stop()

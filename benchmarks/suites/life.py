@@ -77,11 +77,11 @@ class Life:
         from jobs import export, migrate, stream
 
         self.land(FEW)
-        loaded = stream.run(self.settings, NAME, adopt=snapshot)
+        loaded = stream.run(self.settings, [NAME], adopt=snapshot)
         exported = export.run(self.settings, NAME)
         migrated = migrate.run(self.upgraded, NAME, snapshot=exported.data["snapshot"])
         self.land(self.keys)
-        into_delta = stream.run(self.settings, NAME)
+        into_delta = stream.run(self.settings, [NAME])
         return {
             "snapshot_load": self._rate(loaded),
             "export": self._rate(exported),

@@ -1,26 +1,232 @@
-"""Run a verb's module for the command line: its report printed, its error one clear line and an exit code."""
+"""A verb as a command: its options are the parameters of its `run`, declared once, in its own file.
+
+`@command` makes a `Command` of a verb's `run`. Python calls it as the function that it is; `kalman-pipeline VERB`,
+`python -m jobs.VERB` and `spark-submit jobs/VERB.py` call it with what they parsed. The global options may stand before
+or after the verb. A report is printed, an error becomes one clear line and an exit code.
+"""
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import os
 import sys
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Generic, ParamSpec, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
-from jobs.core.errors import RUN_FAILED, Terminated, UserError, show
+from jobs.core.errors import INPUT_ERROR, RUN_FAILED, Terminated, UserError, show
 from jobs.core.report import Report
-from jobs.core.settings import Settings
+from jobs.core.settings import DEFAULT_MASTER, Settings
 from jobs.core.signals import sigterm_raises
 
+P = ParamSpec("P")
+PROGRAM = "kalman-pipeline"
+_WITH_VALUE = {"--warehouse", "--models", "--master"}
+_FLAGS = {"--json", "--quiet", "-q", "--debug"}
 
-def run(ctx: typer.Context, verb: str, *args: Any, **options: Any) -> None:
-    """Call `jobs.VERB.run` with the settings of the command and these arguments, and show what it reports."""
-    settings: Settings = ctx.obj
+Model = Annotated[str, typer.Option(help="A model's name, or the path of its spec.", show_default=False)]
+
+Trigger = Annotated[
+    str,
+    typer.Option(help="available-now: until caught up; a number: every so many seconds, until stopped."),
+]
+
+Profile = Annotated[bool, typer.Option("--profile", help="Report where the time went, step by step.")]
+
+Monitor = Annotated[bool, typer.Option("--monitor", help="The model's monitor, not its stream.")]
+Skill = Annotated[bool, typer.Option("--skill", help="The model's forecast skill, not its stream.")]
+
+
+class Command(Generic[P]):
+    """A verb: a function in Python, and a command whose options are the function's parameters after `settings`.
+
+    The first paragraph of the function's docstring is the command's help.
+    """
+
+    def __init__(self, function: Callable[P, Report]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: P.args, **options: P.kwargs) -> Report:
+        """Run the verb."""
+        return self.function(*args, **options)
+
+    def add_to(self, app: typer.Typer, name: str) -> None:
+        """Make the verb a command of an application."""
+        help_text = (inspect.getdoc(self.function) or "").partition("\n\n")[0].replace("\n", " ")
+        app.command(name, help=help_text)(self._callback())
+
+    def main(self) -> None:
+        """Run the file of a verb as a program: `if __name__ == "__main__": run.main()`."""
+        _main(self.add_to, self.file.stem)
+
+    @property
+    def file(self) -> Path:
+        """The file of the verb."""
+        return Path(inspect.getfile(self.function))
+
+    def _callback(self) -> Callable[..., None]:
+        """Return what typer calls: the function's parameters, with typer's context in the place of the settings."""
+        hints = get_type_hints(self.function, include_extras=True)
+        given = list(inspect.signature(self.function).parameters.values())[1:]
+        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        options = [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]) for each in given
+        ]
+
+        def callback(ctx: typer.Context, **options: Any) -> None:
+            _execute(lambda: self.function(ctx.obj, **options), ctx.obj)  # type: ignore[call-arg]
+
+        callback.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]
+        callback.__annotations__ = {each.name: each.annotation for each in [context, *options]}
+        return callback
+
+
+class Actions:
+    """A verb with actions, each a `Command` of its own: `kalman-pipeline quarantine list`."""
+
+    def __init__(self, help_text: str, actions: Mapping[str, Command[...]]) -> None:
+        self.help_text = help_text
+        self.actions = actions
+
+    def add_to(self, app: typer.Typer, name: str) -> None:
+        """Make the verb a group of commands of an application."""
+        group = typer.Typer(name=name, no_args_is_help=True, help=self.help_text)
+        for action, one in self.actions.items():
+            one.add_to(group, action)
+        app.add_typer(group)
+
+    def main(self) -> None:
+        """Run the file of the verb as a program."""
+        some = next(iter(self.actions.values()))
+        _main(self.add_to, some.file.stem)
+
+
+def command(function: Callable[P, Report]) -> Command[P]:
+    """Make a command of a verb's function: its first parameter is `settings`, each other one an option."""
+    return Command(function)
+
+
+def target_of(monitor: bool, skill: bool) -> str:
+    """Return which query a command means: the model's stream, its monitor or its forecast skill.
+
+    Raises:
+        UserError: both flags are given.
+    """
+    if monitor and skill:
+        raise UserError("--monitor and --skill name two queries: give one of them")
+    return "monitor" if monitor else "skill" if skill else "stream"
+
+
+def application() -> typer.Typer:
+    """Return the command line without verbs: the global options, and errors as one line each."""
+    app = typer.Typer(
+        name=PROGRAM,
+        cls=_Commands,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="Kalman filters for millions of keys: trained in batch, continued in a stream, run by Airflow.",
+        epilog="Options above may be given before or after the verb.",
+    )
+    app.callback()(_settings)
+    return app
+
+
+def _main(add: Callable[[typer.Typer, str], None], verb: str) -> None:
+    """Run one verb with the options of the command line, the global ones included."""
+    leave_own_folder()
+    app = application()
+    add(app, verb)
+    app(args=[verb, *sys.argv[1:]], prog_name=PROGRAM)
+
+
+def leave_own_folder() -> None:
+    """Take jobs/ itself off the path, where spark-submit puts it: our modules would hide others of the same name."""
+    own = Path(__file__).resolve().parents[1]
+    sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != own]
+
+
+def hoist(args: Sequence[str]) -> list[str]:
+    """Move the global options to the front, so that they may be given before or after the verb."""
+    front: list[str] = []
+    rest: list[str] = []
+    words = iter(args)
+    for word in words:
+        if word in _FLAGS or word.split("=", 1)[0] in _WITH_VALUE and "=" in word:
+            front.append(word)
+        elif word in _WITH_VALUE:
+            front += [word, *(value for value in [next(words, None)] if value is not None)]
+        elif word == "--":
+            rest += [word, *words]
+        else:
+            rest.append(word)
+    return front + rest
+
+
+class _Commands(TyperGroup):
+    """The group of verbs: it accepts global options anywhere and shows every error as one clear line."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)  # in the order of a model's life, not of the alphabet
+
+    def main(
+        self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any
+    ) -> Any:
+        words = hoist(sys.argv[1:] if args is None else args)
+        try:
+            code = super().main(words, *rest, standalone_mode=False, **extra)
+        except Exception as error:
+            code = _usage(error)
+        if not standalone_mode:
+            return code
+        sys.exit(code)
+
+
+def _usage(error: Exception) -> int:
+    """Show a usage error of typer, which carries click within itself, as one line."""
+    describe = getattr(error, "format_message", None)
+    if describe is None:
+        return show(error)
+    message = " ".join(str(describe()).split()).rstrip(".")
+    if not message:  # no verb was given, and typer has shown the help
+        return INPUT_ERROR
+    context = getattr(error, "ctx", None)
+    verb = ""
+    while context is not None and context.parent is not None:
+        verb, context = f" {context.info_name}{verb}", context.parent
+    return show(UserError(f"{message[:1].lower()}{message[1:]} (see {PROGRAM}{verb} --help)"))
+
+
+def _settings(
+    ctx: typer.Context,
+    warehouse: Annotated[
+        str | None,
+        typer.Option(help="Root of the tables. Environment: KALMAN_WAREHOUSE. Default: ./warehouse."),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(help="Folder of the model specs. Environment: KALMAN_MODELS. Default: ./models."),
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(help=f"Spark's master. Environment: KALMAN_MASTER. Default: {DEFAULT_MASTER}."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    ctx.obj = Settings.load(warehouse, models, master, json=json, quiet=quiet, debug=debug)
+
+
+def _execute(run: Callable[[], Report], settings: Settings) -> None:
+    """Run a verb and show its report; an error, or one that the report names, is its exit code."""
     try:
         with sigterm_raises():
-            report: Report = importlib.import_module(f"jobs.{verb}").run(settings, *args, **options)
+            report = run()
             report.show(settings.json)
             problems = report.problems
     except BrokenPipeError:

@@ -40,7 +40,7 @@ def test_air_time_is_upgraded_under_its_feed_and_rolled_back(tmp_path: Path) -> 
     ingest.run(settings, MODEL, [str(write_csv(history, COLUMNS, tmp_path / "history.csv"))])
     pretrain.run(settings, MODEL)
     ingest.run(settings, MODEL, [str(day) for day in days[:-HELD]])
-    stream.run(settings, MODEL)
+    stream.run(settings, [MODEL])
     sent = sum(rows_in(day) for day in days[:-HELD])
     said: list[str] = []
     done = upgrade_and_roll_back(settings, tmp_path / "models", days[-HELD:], sent, said.append)

@@ -271,9 +271,9 @@ def test_run_on_it_goes_over_to_another_generation_and_is_killed_and_stopped(tmp
     pipeline.land(days[5])
     pipeline.stream()
     # Stopped by request, as `kalman-pipeline stop --skill` does; what is left the next run takes.
-    assert stop.run(pipeline.settings, "walk", what="skill").data["stopped"]
+    assert stop.run(pipeline.settings, "walk", skill=True).data["stopped"]
     assert driver.finish() == 0, driver.said()
-    assert resume.run(pipeline.settings, "walk", what="skill").data["held"]
+    assert resume.run(pipeline.settings, "walk", skill=True).data["held"]
     skill.run(pipeline.settings, "walk")
     table = assert_skill(pipeline, pd.concat(days), FORECAST)
     assert set(table["generation"]) == {"walk-g0001", "walk-g0002"}

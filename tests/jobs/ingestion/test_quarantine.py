@@ -28,7 +28,7 @@ GERMAN = (
 
 
 def call(pipeline: Pipeline, action: str, choice: Choice | None = None, **options: Any) -> Report:
-    return quarantine.run(pipeline.settings, action, pipeline.name, choice, **options)
+    return quarantine.act(pipeline.settings, action, pipeline.name, choice, **options)
 
 
 def rejected(folder: Path) -> Pipeline:

@@ -71,7 +71,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     pipeline.land(DAYS[0].head(5).assign(at="never"), suffix=".csv")
     pipeline.stream()
     export.run(pipeline.settings, "walk")
-    quarantine.run(pipeline.settings, "discard", "walk", everything=True)
+    quarantine.act(pipeline.settings, "discard", "walk", everything=True)
     warehouse = pipeline.warehouse
     for table, column in (
         ("generations", "retired_at"),

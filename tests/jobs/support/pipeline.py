@@ -97,7 +97,7 @@ class Pipeline:
         return pretrain.run(self.settings, self.name, **options)
 
     def stream(self, **options: Any) -> Report:
-        return stream.run(self.settings, self.name, **options)
+        return stream.run(self.settings, [self.name], **options)
 
     def estimates(self, generation: str | None = None) -> pd.DataFrame:
         """Return the estimates table, ordered, with lists as tuples."""
