@@ -72,9 +72,10 @@ bench-quick: $(BENCH) ## The same in three minutes, for a look
 bench-filters: $(BENCH) ## Measure the filters alone beside filterpy and simdkalman (two minutes, one thread)
 	$(BIN)/python -m benchmarks.suites.filters
 
-lint: setup ## Check style, format and types
+lint: setup ## Check style, format, layers and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/pyright
 
 format: setup ## Format the code and mend what ruff can mend

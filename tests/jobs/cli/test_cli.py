@@ -8,19 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-import types
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from jobs import cli
+from jobs import cli, resume, status, stop
 from jobs.core import errors
+from jobs.core.command import Actions, Command
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.core.report import Report, plain, plural
 from jobs.core.settings import DEFAULT_MASTER, Settings
-from jobs.warehouse.quarantine import Choice
 
 ROOT = Path(__file__).resolve().parents[3]
 NILE = "river,at,volume\nnile,1871-01-01,1120\nnile,1872-01-01,1160\n"
@@ -31,47 +32,41 @@ def call(*args: str) -> Result:
 
 
 @pytest.fixture
-def verb(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Put recorders in the place of the verbs that need Spark."""
-    calls: list[tuple[Any, ...]] = []
-    for name in (
-        "ingest",
-        "pretrain",
-        "stream",
-        "export",
-        "migrate",
-        "upgrade",
-        "promote",
-        "rollback",
-        "retire",
-        "maintain",
-        "report",
-        "status",
-        "stop",
-        "resume",
-        "quarantine",
-    ):
+def verb(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Settings, dict[str, Any]]]:
+    """Put recorders in the place of the verbs' functions; their options stay."""
+    calls: list[tuple[str, Settings, dict[str, Any]]] = []
 
-        def run(settings: Settings, *args: Any, name: str = name, **options: Any) -> Report:
-            calls.append((name, settings, args, options))
+    def recorder(name: str) -> Callable[..., Report]:
+        def run(settings: Settings, **options: Any) -> Report:
+            calls.append((name, settings, options))
             return Report(lines=[f"did {name}"], data={"verb": name})
 
-        module = types.ModuleType(f"jobs.{name}")
-        module.run = run  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, f"jobs.{name}", module)
+        return run
+
+    for name, one in commands().items():
+        monkeypatch.setattr(one, "function", recorder(name))
     return calls
 
 
+def commands() -> dict[str, Command[...]]:
+    """Return every command by its words: `status`, `quarantine list`."""
+    found: dict[str, Command[...]] = {}
+    for name, one in cli.VERBS.items():
+        if isinstance(one, Actions):
+            found |= {f"{name} {action}": each for action, each in one.actions.items()}
+        else:
+            found[name] = one
+    return found
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def run(settings: Settings, *args: Any, **options: Any) -> Report:
+    def run(settings: Settings, **options: Any) -> Report:
         raise error
 
-    module = types.ModuleType("jobs.status")
-    module.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "jobs.status", module)
+    monkeypatch.setattr(status.run, "function", run)
 
 
-def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
+def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]]) -> None:
     assert call("ingest", "--model", "m", "--input", "a", "--input", "b*", "--history").exit_code == 0
     assert call("pretrain", "--model", "m", "--to-version", "3", "--learn-from", "2013-01-01").exit_code == 0
     assert (
@@ -92,13 +87,14 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
     assert call("quarantine", "list", "--model", "m", "--reason", "late", "--since", "2d").exit_code == 0
     assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
     assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
+    one = {"model": "m"}
     stream = {"adopt": None, "generation": None, "metrics_port": None, "metrics_file": None}
-    assert [(name, args, options) for name, _, args, options in verb] == [
-        ("ingest", ("m", ["a", "b*"]), {"trigger": "available-now", "history": True}),
+    assert [(name, options) for name, _, options in verb] == [
+        ("ingest", {**one, "input": ["a", "b*"], "trigger": "available-now", "history": True}),
         (
             "pretrain",
-            ("m",),
             {
+                **one,
                 "to_version": 3,
                 "as_of": None,
                 "learn_from": "2013-01-01",
@@ -107,13 +103,13 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
                 "profile": False,
             },
         ),
-        ("stream", ("m",), {**stream, "trigger": "5", "metrics_port": 9000, "profile": True}),
-        ("export", ("m",), {"generation": None, "batch": 4, "needed": False, "profile": False}),
-        ("migrate", ("m",), {"snapshot": "s1", "to": 2, "dry_run": True, "profile": False}),
+        ("stream", {**stream, "model": ["m"], "trigger": "5", "metrics_port": 9000, "profile": True}),
+        ("export", {**one, "generation": None, "batch": 4, "needed": False, "profile": False}),
+        ("migrate", {**one, "snapshot": "s1", "to": 2, "dry_run": True, "profile": False}),
         (
             "upgrade",
-            ("m",),
             {
+                **one,
                 "mode": "retrain",
                 "dry_run": False,
                 "promote": False,
@@ -123,23 +119,37 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
                 "drain": False,
             },
         ),
-        ("promote", ("m",), {"generation": "g2", "behind": True}),
-        ("rollback", ("m",), {"to": None, "last_state": True, "dry_run": True}),
-        ("retire", ("m",), {"generation": "g2"}),
-        ("maintain", ("m",), {"dry_run": True, "estimates": True}),
-        ("report", ("m",), {"generation": "g2", "against": "g1"}),
-        ("status", (None,), {"watch": None, "alarm_after": "10m"}),
+        ("promote", {**one, "generation": "g2", "behind": True}),
+        ("rollback", {**one, "to": None, "last_state": True, "dry_run": True}),
+        ("retire", {**one, "generation": "g2"}),
+        ("maintain", {**one, "dry_run": True, "estimates": True}),
+        ("report", {**one, "generation": "g2", "against": "g1"}),
+        ("status", {"model": None, "watch": False, "every": 5.0, "alarm_after": "10m"}),
         (
             "stop",
-            ("m",),
-            {"hold": "30min", "restart": False, "wait": "10min", "needed": False, "what": "skill"},
+            {
+                **one,
+                "hold": "30min",
+                "restart": False,
+                "wait": "10min",
+                "needed": False,
+                "monitor": False,
+                "skill": True,
+            },
         ),
-        ("resume", ("m",), {"what": "monitor"}),
-        ("resume", ("m",), {"what": "stream"}),
-        ("quarantine", ("list", "m", Choice("late", "2d")), {}),
-        ("quarantine", ("replay", "m", Choice(ids=("a",))), {"edited": "f"}),
-        ("quarantine", ("discard", "m", Choice()), {"everything": True}),
+        ("resume", {**one, "monitor": True, "skill": False}),
+        ("resume", {**one, "monitor": False, "skill": False}),
+        ("quarantine list", {**one, "reason": "late", "since": "2d"}),
+        ("quarantine replay", {**one, "reason": None, "since": None, "id": ["a"], "edited": "f"}),
+        ("quarantine discard", {**one, "reason": None, "since": None, "id": None, "all": True}),
     ]
+
+
+def test_every_query_of_a_model_is_stopped_and_resumed_by_name(tmp_path: Path) -> None:
+    settings = Settings.load(warehouse=str(tmp_path), models=ROOT / "models")
+    assert resume.run(settings, "nile", skill=True).lines == ["the skill of nile was not held"]
+    with pytest.raises(UserError, match="--monitor and --skill name two queries: give one of them"):
+        stop.run(settings, "nile", monitor=True, skill=True)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +160,13 @@ def test_verbs_get_their_options(verb: list[tuple[Any, ...]]) -> None:
         ["--warehouse", "/w", "status", "--json", "--model", "m", "--master", "local[1]"],
     ],
 )
-def test_global_options_stand_before_or_after_the_verb(verb: list[tuple[Any, ...]], args: list[str]) -> None:
+def test_global_options_stand_before_or_after_the_verb(
+    verb: list[tuple[str, Settings, dict[str, Any]]], args: list[str]
+) -> None:
     result = call(*args)
-    _, settings, given, _ = verb[0]
-    assert (settings.warehouse, settings.master, settings.json, given) == ("/w", "local[1]", True, ("m",))
+    _, settings, given = verb[0]
+    assert (settings.warehouse, settings.master, settings.json) == ("/w", "local[1]", True)
+    assert given["model"] == "m"
     assert json.loads(result.stdout) == {"verb": "status"}
 
 
@@ -189,7 +202,9 @@ def test_a_warehouse_where_commits_are_not_safe_is_refused(run_cli: Any) -> None
         (["status", "extra"], "error: got unexpected extra argument"),
     ],
 )
-def test_a_mistyped_command_is_one_line(verb: list[tuple[Any, ...]], args: list[str], said: str) -> None:
+def test_a_mistyped_command_is_one_line(
+    verb: list[tuple[str, Settings, dict[str, Any]]], args: list[str], said: str
+) -> None:
     result = call(*args)
     assert result.exit_code == 2 and not verb and not result.stdout
     assert result.stderr.startswith(said) and len(result.stderr.splitlines()) == 1
@@ -233,7 +248,7 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_a_file(
     assert "Traceback (most recent call last)" in call("status", "--debug").stderr
 
 
-def test_a_report_is_lines_or_one_json_document(verb: list[tuple[Any, ...]]) -> None:
+def test_a_report_is_lines_or_one_json_document(verb: list[tuple[str, Settings, dict[str, Any]]]) -> None:
     assert call("status").stdout == "did status\n"
     assert json.loads(call("status", "--json").stdout) == {"verb": "status"}
 
@@ -312,6 +327,26 @@ def test_a_verb_is_a_module_and_a_script(tmp_path: Path) -> None:
     assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
 
 
+def test_a_verb_is_the_same_however_it_is_started(tmp_path: Path) -> None:
+    """Each verb as a module and as spark-submit starts its file, beside `kalman-pipeline VERB`."""
+
+    def shown(words: tuple[str, ...]) -> tuple[int, str, str]:
+        done = program(*words, "--help", cwd=tmp_path, PYTHONPATH=str(ROOT), COLUMNS="100")
+        return done.returncode, done.stdout, done.stderr
+
+    ways = [
+        words
+        for verb in cli.VERBS
+        for words in (("-m", f"jobs.{verb}"), (str(ROOT / "jobs" / f"{verb}.py"),))
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(shown, ways))
+    for number, verb in enumerate(cli.VERBS):
+        expected = CliRunner(env={"COLUMNS": "100"}).invoke(cli.app, [verb, "--help"])
+        assert f"kalman-pipeline {verb}" in expected.stdout
+        assert found[2 * number : 2 * number + 2] == [(0, expected.stdout, "")] * 2, verb
+
+
 def test_the_offline_command_needs_neither_pandas_nor_spark(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text(NILE)
     code = (
@@ -346,9 +381,9 @@ def test_sigterm_ends_a_verb_tidily(tmp_path: Path) -> None:
 def test_a_reader_that_goes_away_is_no_error() -> None:
     # more than a pipe holds, so that the writer meets the closed end
     code = (
-        "import sys, types; from jobs.core.report import Report; from jobs.cli import app\n"
-        "module = types.ModuleType('jobs.status'); module.run = lambda *_, **__: Report(lines=['x' * 99] * 9999)\n"
-        "sys.modules['jobs.status'] = module; app(['status'])"
+        "from jobs import status; from jobs.core.report import Report; from jobs.cli import app\n"
+        "status.run.function = lambda *_, **__: Report(lines=['x' * 99] * 9999)\n"
+        "app(['status'])"
     )
     command = f'{sys.executable} -c "{code}" | head -1'
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True)
