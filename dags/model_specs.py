@@ -6,7 +6,7 @@ The other files leave a broken model out, so that its mistake takes no other mod
 from __future__ import annotations
 
 from jobs.specs.model_spec import SpecError
-from kalman_dags.dag_defaults import read_specs
+from kalman_dags.specs import read_specs
 
 _, problems = read_specs()
 if problems:

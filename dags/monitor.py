@@ -8,11 +8,11 @@ task *skipped*. The tables are `windows/<model>` and `alerts/<model>`.
 
 from __future__ import annotations
 
-from kalman_dags import continuous, dag_defaults
+from kalman_dags import continuous, specs
 
 # Airflow takes for DAGs only files that have both words in them: airflow, dag.
 
-for one in dag_defaults.run_at_times("monitor"):
+for one in specs.run_at_times("monitor"):
     continuous.following(
         one, "monitor", __doc__, f"Windows and alerts over the estimates of {one.name}", does="watch"
     )

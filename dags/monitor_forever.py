@@ -11,11 +11,11 @@ the monitor running.
 
 from __future__ import annotations
 
-from kalman_dags import continuous, dag_defaults
+from kalman_dags import continuous, specs
 
 # Airflow takes for DAGs only files that have both words in them: airflow, dag.
 
-for one in dag_defaults.kept_running("monitor"):
+for one in specs.kept_running("monitor"):
     continuous.for_ever(
         one, "monitor", __doc__, f"Windows and alerts over the estimates of {one.name}, for ever"
     )

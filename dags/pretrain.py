@@ -14,7 +14,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import dag_defaults
+from kalman_dags import cut, dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
 
 
@@ -29,7 +29,7 @@ def build(spec: ModelSpec) -> DAG:
     before = f"{spec.learn.window} before the cut" if spec.learn and window else "the beginning"
     with DAG(
         schedule=dag_defaults.intervals(spec.airflow.pretrain.schedule),
-        user_defined_macros={"as_of": dag_defaults.as_of, "learn_from": dag_defaults.learn_from},
+        user_defined_macros={"as_of": cut.as_of, "learn_from": cut.learn_from},
         **dag_defaults.arguments(
             "pretrain",
             spec,
@@ -68,5 +68,5 @@ def build(spec: ModelSpec) -> DAG:
     return dag
 
 
-for one in dag_defaults.specs():
+for one in specs.load_specs():
     build(one)

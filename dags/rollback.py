@@ -15,7 +15,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import dag_defaults
+from kalman_dags import dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
 
 
@@ -53,5 +53,5 @@ def build(spec: ModelSpec) -> DAG:
     return dag
 
 
-for one in dag_defaults.specs():
+for one in specs.load_specs():
     build(one)

@@ -8,9 +8,9 @@ table is `forecast_skill/<model>`; the task's log ends with how good the forecas
 
 from __future__ import annotations
 
-from kalman_dags import continuous, dag_defaults
+from kalman_dags import continuous, specs
 
 # Airflow takes for DAGs only files that have both words in them: airflow, dag.
 
-for one in dag_defaults.run_at_times("skill"):
+for one in specs.run_at_times("skill"):
     continuous.following(one, "skill", __doc__, f"How good the forecasts of {one.name} are", does="compare")

@@ -11,9 +11,9 @@ it running.
 
 from __future__ import annotations
 
-from kalman_dags import continuous, dag_defaults
+from kalman_dags import continuous, specs
 
 # Airflow takes for DAGs only files that have both words in them: airflow, dag.
 
-for one in dag_defaults.kept_running("skill"):
+for one in specs.kept_running("skill"):
     continuous.for_ever(one, "skill", __doc__, f"How good the forecasts of {one.name} are, for ever")

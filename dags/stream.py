@@ -18,7 +18,7 @@ from datetime import timedelta
 from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import dag_defaults
+from kalman_dags import dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
 
 
@@ -66,6 +66,6 @@ def build(spec: ModelSpec) -> DAG:
     return dag
 
 
-for one in dag_defaults.specs():
+for one in specs.load_specs():
     if not one.airflow.stream.continuous:
         build(one)

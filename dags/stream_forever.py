@@ -16,11 +16,11 @@ A run watches for an hour; the next one finds the driver running.
 
 from __future__ import annotations
 
-from kalman_dags import continuous, dag_defaults
+from kalman_dags import continuous, dag_defaults, specs
 
 # Airflow takes for DAGs only files that have both words in them: airflow, dag.
 
-for one in dag_defaults.kept_running("stream"):
+for one in specs.kept_running("stream"):
     continuous.for_ever(
         one,
         "stream",

@@ -16,8 +16,8 @@ from airflow.sdk import DAG, CronTriggerTimetable
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import driver_status, log_name
 from jobs.supervision.stopping import ask
-from kalman_dags import dag_defaults
-from kalman_dags.operator import place
+from kalman_dags import dag_defaults, specs
+from kalman_dags.submit import place
 
 
 def stop_paused(ti: Any) -> None:
@@ -34,8 +34,8 @@ def stop_paused(ti: Any) -> None:
 
 def kept_running() -> Iterator[tuple[str, str]]:
     """Yield verb and model of everything that DAGs keep running for ever."""
-    for verb in dag_defaults.DRIVEN:
-        yield from ((verb, spec.name) for spec in dag_defaults.kept_running(verb))
+    for verb in specs.DRIVEN:
+        yield from ((verb, spec.name) for spec in specs.kept_running(verb))
 
 
 if any(kept_running()):

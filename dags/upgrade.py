@@ -30,7 +30,7 @@ from airflow.providers.standard.operators.python import BranchPythonOperator, Sh
 from airflow.sdk import DAG, Param, chain
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import dag_defaults
+from kalman_dags import dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
 
 BLUE_GREEN = "blue-green"
@@ -139,5 +139,5 @@ def build(spec: ModelSpec) -> DAG:
     return dag
 
 
-for one in dag_defaults.specs():
+for one in specs.load_specs():
     build(one)

@@ -9,9 +9,9 @@ from airflow.sdk import DAG, Asset
 
 from jobs.specs.airflow import CONTINUOUS
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import dag_defaults
+from kalman_dags import dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
-from kalman_dags.stream_operator import StreamForeverOperator
+from kalman_dags.supervision.operator import StreamForeverOperator
 
 
 def following(spec: ModelSpec, verb: str, module_doc: str | None, description: str, does: str) -> DAG:
@@ -24,7 +24,7 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
         description: of the DAG.
         does: what it does with the estimates that are there, for the form.
     """
-    cron = dag_defaults.section(spec, verb).schedule
+    cron = specs.section(spec, verb).schedule
     with DAG(
         schedule=dag_defaults.at_times(cron) if cron else [dag_defaults.estimates(spec.name)],
         **dag_defaults.arguments(
@@ -52,7 +52,7 @@ def for_ever(
     spec: ModelSpec, verb: str, module_doc: str | None, description: str, outlets: Sequence[Asset] = ()
 ) -> DAG:
     """Make the DAG that keeps a driver running: of one model's stream, or of what follows its estimates."""
-    how = dag_defaults.section(spec, verb)
+    how = specs.section(spec, verb)
     with DAG(
         schedule=CONTINUOUS,
         **dag_defaults.arguments(

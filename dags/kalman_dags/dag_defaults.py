@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import Asset, CronDataIntervalTimetable, CronTriggerTimetable, Param
 from airflow.sdk.definitions.param import ParamsDict
-from airflow.sdk.exceptions import AirflowTimetableInvalid
 
-from jobs.specs.airflow import CONTINUOUS, StreamDag
-from jobs.specs.loading import load_spec, spec_files
-from jobs.specs.model_spec import ModelSpec, SpecError
-from jobs.specs.problems import Problem
-from kalman_dags.operator import place
+from jobs.specs.model_spec import ModelSpec
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
 """Earliest interval that can be backfilled; `catchup=False` keeps it from meaning anything else."""
@@ -24,64 +17,7 @@ START = datetime(2000, 1, 1, tzinfo=UTC)
 WARDEN = "kalman_stream_warden"
 """The one DAG that is not a model's."""
 
-DRIVEN = ("stream", "monitor", "skill")
-"""Verbs that one driver at a time does, and that may run for ever."""
-
 log = logging.getLogger(__name__)
-
-
-def models_folder() -> Path:
-    """Return the folder of the model specs: KALMAN_MODELS, else `models` beside `dags`."""
-    return Path(place("KALMAN_MODELS", "models"))
-
-
-def specs() -> Iterator[ModelSpec]:
-    """Yield every sound spec.
-
-    A broken one is left out with a line in the log, so that the other models keep their DAGs;
-    `model_specs.py` raises it as an import error, which is where Airflow shows people what to mend.
-    """
-    sound, problems = read_specs()
-    for problem in problems:
-        log.error("No DAGs for a broken spec: %s", problem)
-    yield from sound
-
-
-def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
-    """Return the sound specs of the models folder, and what is wrong with the others."""
-    folder = models_folder()
-    sound: list[ModelSpec] = []
-    problems: list[Problem] = []
-    try:
-        for path in spec_files(folder):
-            try:
-                spec = load_spec(path.stem, folder)
-                found = list(_bad_schedules(spec))
-            except SpecError as error:
-                problems += error.problems
-                continue
-            problems += found
-            if not found:
-                sound.append(spec)
-    except SpecError as error:
-        problems += error.problems
-    return sound, problems
-
-
-def _bad_schedules(spec: ModelSpec) -> Iterator[Problem]:
-    for verb in ("ingest", "pretrain", "export", "upgrade", "maintain", *DRIVEN):
-        schedule = getattr(spec.airflow, verb).schedule
-        for_ever = verb in DRIVEN and schedule == CONTINUOUS
-        try:
-            if schedule is not None and not for_ever:
-                CronTriggerTimetable(schedule, timezone="UTC").validate()
-        except AirflowTimetableInvalid as error:
-            yield Problem(
-                str(spec.source_path),
-                f"airflow.{verb}.schedule",
-                f"'{schedule}' is not a schedule ({error})",
-                "write five fields such as `0 2 * * *`, or a preset such as @daily",
-            )
 
 
 def dag_id(verb: str, model: str) -> str:
@@ -107,27 +43,6 @@ def estimates(model: str) -> Asset:
 def pool(verb: str, model: str) -> str:
     """Return the name of the one-slot pool that everything runs in which drives a model's stream, monitor or skill."""
     return f"kalman_{verb}__{model}"
-
-
-def driven(spec: ModelSpec) -> list[str]:
-    """Return those of `DRIVEN` that a model has."""
-    there = {"stream": True, "monitor": spec.monitor is not None, "skill": spec.forecast is not None}
-    return [verb for verb in DRIVEN if there[verb]]
-
-
-def section(spec: ModelSpec, verb: str) -> StreamDag:
-    """Return how the DAG of one of `DRIVEN` is run, by the spec."""
-    return getattr(spec.airflow, verb)
-
-
-def kept_running(verb: str) -> Iterator[ModelSpec]:
-    """Yield the models of which one of `DRIVEN` runs for ever."""
-    yield from (spec for spec in specs() if verb in driven(spec) and section(spec, verb).continuous)
-
-
-def run_at_times(verb: str) -> Iterator[ModelSpec]:
-    """Yield the models of which one of `DRIVEN` takes what is there and ends."""
-    yield from (spec for spec in specs() if verb in driven(spec) and not section(spec, verb).continuous)
 
 
 def trigger(does: str, ends: str = "") -> Param:
@@ -210,26 +125,3 @@ def doc(module_doc: str | None, spec: ModelSpec) -> str:
         f"- runs (UTC): ingest {ingest}; pretrain {pretrain}; stream {stream}, and on a new snapshot",
     ]
     return "\n".join(lines)
-
-
-def as_of(params: Mapping[str, Any], dag_run: Any) -> str:
-    """Return the run's cut, ISO 8601: the form's, else the data interval's end, else the run's start.
-
-    All three are stored with the run, so that a run that is cleared has the same cut again. A run whose
-    form names a version has none: the version is its cut.
-    """
-    if params["to_version"] is not None:
-        return ""
-    if params["as_of"]:
-        return str(params["as_of"])
-    return (dag_run.data_interval_end or dag_run.run_after).astimezone(UTC).isoformat()
-
-
-def learn_from(params: Mapping[str, Any], dag_run: Any, window_us: int | None) -> str:
-    """Return where a run's learning begins, ISO 8601: the form's, else the spec's window before the cut."""
-    if params["learn_from"]:
-        return str(params["learn_from"])
-    cut = as_of(params, dag_run)
-    if not cut or window_us is None:
-        return ""
-    return (datetime.fromisoformat(cut) - timedelta(microseconds=window_us)).isoformat()

@@ -6,7 +6,8 @@ import json
 import sys
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags.dag_defaults import driven, pool, specs
+from kalman_dags.dag_defaults import pool
+from kalman_dags.specs import driven, load_specs
 
 
 def pools(models: list[ModelSpec]) -> dict[str, dict[str, object]]:
@@ -24,5 +25,5 @@ def pools(models: list[ModelSpec]) -> dict[str, dict[str, object]]:
 
 
 if __name__ == "__main__":
-    json.dump(pools(list(specs())), sys.stdout, indent=2)
+    json.dump(pools(list(load_specs())), sys.stdout, indent=2)
     print()

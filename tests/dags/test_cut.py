@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kalman_dags.dag_defaults import as_of, learn_from
+from kalman_dags.cut import as_of, learn_from
 
 DAY_US = 86_400_000_000
 EMPTY: dict[str, Any] = {"as_of": None, "to_version": None, "learn_from": None, "learn_to": None}

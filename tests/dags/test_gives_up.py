@@ -14,8 +14,8 @@ from demo.delta_log import rows_of
 from jobs import resume, status, stop
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import driver_status
-from kalman_dags.stream_operator import StreamForeverOperator
-from kalman_dags.stream_trigger import GONE
+from kalman_dags.supervision.operator import StreamForeverOperator
+from kalman_dags.supervision.trigger import StreamEvent
 from tests.dags.test_stream_forever import deferred
 from tests.dags.test_supervisor import DAG, GENERATION, PATIENCE, Stream, running, whole
 from tests.jobs.support.pipeline import assert_as_the_filter_alone, random_rows, streaming
@@ -83,13 +83,13 @@ def test_drivers_that_find_a_damaged_checkpoint_are_given_up(
     for run in range(1, CRASHES + 1):
         context: Any = {"run_id": f"run {run}"}
         trigger, kept = deferred(operator().execute, context)
-        wait_for(lambda trigger=trigger: trigger.told() == GONE, PATIENCE, "the driver's end")
+        wait_for(lambda trigger=trigger: trigger.event() == StreamEvent.GONE, PATIENCE, "the driver's end")
         if run < CRASHES:
-            deferred(operator().resume, context, GONE, **kept)
+            deferred(operator().resume, context, StreamEvent.GONE, **kept)
     with pytest.raises(
         AirflowFailException, match=r"given up: 2 drivers in a row .* the checkpoint of walk-g0001"
     ):
-        operator().resume(context, GONE, **kept)
+        operator().resume(context, StreamEvent.GONE, **kept)
     (alarm,) = status.run(settings, "walk", alarm_after="1d").problems[-1:]
     assert "its stream was given up" in alarm and "kalman-pipeline resume --model walk" in alarm
     file.write_bytes(content)

@@ -14,8 +14,8 @@ from jobs.core.errors import UserError
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import driver_status
 from jobs.supervision.launcher import LAUNCH_VARIABLE
-from kalman_dags.launchers import ClusterLauncher, ProcessLauncher, Work, launcher
-from kalman_dags.operator import KUBERNETES_PROVIDER, application, spark_environment
+from kalman_dags.submit import KUBERNETES_PROVIDER, application, spark_environment
+from kalman_dags.supervision.launchers import ClusterLauncher, ProcessLauncher, Work, launcher
 
 pytestmark = pytest.mark.airflow
 
@@ -32,7 +32,7 @@ def test_a_driver_in_a_cluster_is_submitted_with_all_that_it_needs(monkeypatch: 
     words = plain._build_spark_submit_command(application("stream"))
     jars = words[words.index("--jars") + 1].split(",")
     assert "delta" in {Path(jar).name.partition("-")[0] for jar in jars}
-    monkeypatch.setattr("kalman_dags.launchers.optional_jars", lambda name: [f"/jars/{name}.jar"])
+    monkeypatch.setattr("kalman_dags.supervision.launchers.optional_jars", lambda name: [f"/jars/{name}.jar"])
     hook = chosen.hook("hdfs://tables/kalman", Work("nile", 10.0, kafka=True), "token")
     words = hook._build_spark_submit_command(application("stream"))
     assert words[words.index("--jars") + 1].split(",") == [*jars, "/jars/kafka.jar"]
@@ -54,7 +54,7 @@ def test_elsewhere_the_driver_is_a_process_here(monkeypatch: pytest.MonkeyPatch)
 def kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection to Kubernetes, with the provider's part for it as if it were installed."""
     connect(monkeypatch, host="k8s://https://master:6443", extra=json.dumps({"deploy-mode": "cluster"}))
-    monkeypatch.setattr("kalman_dags.operator.version", lambda name: "1")
+    monkeypatch.setattr("kalman_dags.submit.version", lambda name: "1")
     monkeypatch.setattr(spark_submit, "kube_client", object(), raising=False)
 
 
@@ -65,7 +65,7 @@ def submit_with(monkeypatch: pytest.MonkeyPatch, home: Path, body: str) -> None:
     program.write_text(f"#!/bin/sh\n{body}\n")
     program.chmod(0o755)
     given = {**spark_environment(), "SPARK_HOME": str(home)}
-    monkeypatch.setattr("kalman_dags.launchers.spark_environment", lambda: given)
+    monkeypatch.setattr("kalman_dags.supervision.launchers.spark_environment", lambda: given)
 
 
 def test_in_kubernetes_all_is_in_the_image_and_nobody_waits_for_the_driver(
@@ -100,7 +100,7 @@ def test_kubernetes_without_the_provider_s_part_for_it_says_what_to_install(
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("kalman_dags.operator.version", missing)
+    monkeypatch.setattr("kalman_dags.submit.version", missing)
     with pytest.raises(UserError, match=KUBERNETES_PROVIDER):
         launcher().start(str(tmp_path / "warehouse"), Work("nile", 10.0), "")
     assert not (tmp_path / "warehouse").exists()

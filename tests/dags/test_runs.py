@@ -8,7 +8,7 @@ from demo.delta_log import rows_of
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import RUNNING, driver_status
 from jobs.supervision.stopping import ask
-from kalman_dags.launchers import Work, launcher
+from kalman_dags.supervision.launchers import Work, launcher
 from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, run_dag, write_days
 from tests.dags.test_operator import wait_for
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import re
@@ -24,10 +25,10 @@ from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRec
 from jobs.supervision.driver_status import driver_status
 from jobs.supervision.launcher import detach
 from jobs.supervision.stopping import ask
-from kalman_dags import stream_operator
-from kalman_dags.launchers import Work
-from kalman_dags.stream_operator import StreamForeverOperator
-from kalman_dags.stream_trigger import DUE, GONE, PATH, WATCHED, StreamTrigger
+from kalman_dags.supervision import operator as stream_operator
+from kalman_dags.supervision.launchers import Work
+from kalman_dags.supervision.operator import StreamForeverOperator
+from kalman_dags.supervision.trigger import PATH, StreamEvent, StreamTrigger
 from tests.dags.conftest import MODELS, ROOT, load_bag
 from tests.dags.test_operator import wait_for
 from tests.dags.test_policies import HEAVY
@@ -101,31 +102,35 @@ def driving(epoch: int = 1, **changes: Any) -> DriverRecord:
 def test_what_the_trigger_tells(log: DriverLog, tmp_path: Path) -> None:
     later, before = (NOW + timedelta(hours=1)).isoformat(), (NOW - timedelta(hours=1)).isoformat()
     watch = StreamTrigger(str(tmp_path), "tiny", later)
-    assert watch.told() == GONE
+    assert watch.event() == StreamEvent.GONE
     log.write(driving())
-    assert watch.told() is None
-    assert StreamTrigger(str(tmp_path), "tiny", before).told() == WATCHED
+    assert watch.event() is None
+    assert StreamTrigger(str(tmp_path), "tiny", before).event() == StreamEvent.WATCHED
     log.write(driving(ended_at=NOW, how="failed"))
-    assert watch.told() == GONE
-    assert StreamTrigger(str(tmp_path), "tiny", later, later).told() is None
+    assert watch.event() == StreamEvent.GONE
+    assert StreamTrigger(str(tmp_path), "tiny", later, later).event() is None
     due = StreamTrigger(str(tmp_path), "tiny", later, before)
-    assert due.told() == DUE
+    assert due.event() == StreamEvent.DUE
     log.put_hold(Hold("test", NOW))
-    assert due.told() is None
+    assert due.event() is None
     log.write(driving(2))  # by hand, in spite of the hold
-    assert due.told() == DUE
+    assert due.event() == StreamEvent.DUE
 
 
 def test_a_trigger_is_made_again_elsewhere(log: DriverLog, tmp_path: Path) -> None:
     path, arguments = StreamTrigger(str(tmp_path), "tiny", NOW.isoformat(), None, 0.01).serialize()
     assert path == PATH
+    former = importlib.import_module(
+        "dags.kalman_dags.stream_trigger"
+    )  # named by tasks deferred before the move
+    assert former.StreamTrigger is importlib.import_module(PATH.rpartition(".")[0]).StreamTrigger
     again = StreamTrigger(**json.loads(json.dumps(arguments)))
 
     async def first() -> Any:
         async for event in again.run():
             return event.payload
 
-    assert asyncio.run(asyncio.wait_for(first(), 10)) == GONE
+    assert asyncio.run(asyncio.wait_for(first(), 10)) == StreamEvent.GONE
     log.write(driving())
     asyncio.run(again.on_kill())  # somebody has cleared the task
     stop = log.asked_to_stop(driving())
@@ -180,7 +185,7 @@ def test_one_driver_is_started_and_then_found(
     made = operator(monkeypatch, script)
     for _ in range(3):  # a task that was killed, and tried again
         trigger, _ = deferred(made.execute, CONTEXT)
-        assert trigger.due is None and trigger.told() is None
+        assert trigger.due is None and trigger.event() is None
     assert len(script.launches) == 1
     os.kill(os.getpgid(script.launches[0].pid or 0), 9)  # what started it
     deferred(made.execute, CONTEXT)
@@ -196,18 +201,18 @@ def test_a_driver_that_fails_is_started_again_after_a_pause_that_grows(
     pauses = []
     for failure in range(1, stream_operator.MAX_FAILURES):
         watch = StreamTrigger(str(tmp_path), "tiny", kept["until"])
-        wait_for(lambda watch=watch: watch.told() == GONE)
-        waits, kept = deferred(made.resume, CONTEXT, GONE, **kept)
+        wait_for(lambda watch=watch: watch.event() == StreamEvent.GONE)
+        waits, kept = deferred(made.resume, CONTEXT, StreamEvent.GONE, **kept)
         assert kept["failures"] == failure and waits.due is not None
         pauses.append((datetime.fromisoformat(waits.due) - datetime.now(UTC)).total_seconds())
-        trigger, kept = deferred(made.resume, CONTEXT, DUE, **kept)
+        trigger, kept = deferred(made.resume, CONTEXT, StreamEvent.DUE, **kept)
         assert trigger.due is None and len(script.launches) == failure + 1
     assert pauses == pytest.approx([5, 10, 20, 40, 80], abs=1)
-    wait_for(lambda: trigger.told() == GONE)
+    wait_for(lambda: trigger.event() == StreamEvent.GONE)
     with pytest.raises(
         AirflowException, match="6 drivers in a row have failed.* exit code 1: the disk is full"
     ):
-        made.resume(CONTEXT, GONE, **kept)
+        made.resume(CONTEXT, StreamEvent.GONE, **kept)
 
 
 CRASH = "print('error: the checkpoint is damaged', flush=True); sys.exit(2)"
@@ -216,8 +221,8 @@ CRASH = "print('error: the checkpoint is damaged', flush=True); sys.exit(2)"
 def crash(made: StreamForeverOperator, root: Path, context: Any) -> dict[str, Any]:
     """Run a task until its driver has crashed, and let it see that; return what it is resumed with."""
     trigger, kept = deferred(made.execute, context)
-    wait_for(lambda: trigger.told() == GONE)
-    return deferred(made.resume, context, GONE, **kept)[1]
+    wait_for(lambda: trigger.event() == StreamEvent.GONE)
+    return deferred(made.resume, context, StreamEvent.GONE, **kept)[1]
 
 
 def test_what_crashes_again_and_again_is_given_up_until_somebody_begins_it_anew(
@@ -230,19 +235,20 @@ def test_what_crashes_again_and_again_is_given_up_until_somebody_begins_it_anew(
     made = operator(monkeypatch, script, 3)
     context: Any = {"run_id": "third"}
     trigger, kept = deferred(made.execute, context)
-    wait_for(lambda: trigger.told() == GONE)
+    wait_for(lambda: trigger.event() == StreamEvent.GONE)
     said = (
         "given up: 3 drivers in a row have crashed before a micro-batch was committed, the last: the driver ended with "
-        "exit code 2: the checkpoint is damaged; mend that, then begin anew by `kalman-pipeline resume --model tiny`"
+        "exit code 2: the checkpoint is damaged; fix the cause, then start it again by "
+        "`kalman-pipeline resume --model tiny`"
     )
     with pytest.raises(AirflowFailException, match=re.escape(said)):
-        made.resume(context, GONE, **kept)
+        made.resume(context, StreamEvent.GONE, **kept)
     # The next run starts nothing; when its watch is over it fails with the same words.
     waiting = operator(monkeypatch, script, 3)
     trigger, kept = deferred(waiting.execute, {"run_id": "fourth"})
-    assert trigger.told() is None and len(script.launches) == 3
+    assert trigger.event() is None and len(script.launches) == 3
     with pytest.raises(AirflowFailException, match="3 drivers in a row"):
-        waiting.resume({"run_id": "fourth"}, WATCHED, **kept)  # pyright: ignore[reportArgumentType]
+        waiting.resume({"run_id": "fourth"}, StreamEvent.WATCHED, **kept)  # pyright: ignore[reportArgumentType]
     # The run that gave up is cleared: the first crash after that is one of one.
     crash(made, tmp_path, context)
     assert log.hold() is None and len(script.launches) == 4
@@ -257,17 +263,17 @@ def test_a_run_that_waits_as_something_was_given_up_goes_on_when_it_may(
     script = Script(tmp_path, CRASH, "time.sleep(60)")
     made = operator(monkeypatch, script, 1)
     trigger, kept = deferred(made.execute, {"run_id": "first"})
-    wait_for(lambda: trigger.told() == GONE)
+    wait_for(lambda: trigger.event() == StreamEvent.GONE)
     with pytest.raises(AirflowFailException, match="a driver has crashed before a micro-batch was committed"):
-        made.resume({"run_id": "first"}, GONE, **kept)  # pyright: ignore[reportArgumentType]
+        made.resume({"run_id": "first"}, StreamEvent.GONE, **kept)  # pyright: ignore[reportArgumentType]
     trigger, kept = deferred(made.execute, {"run_id": "second"})
-    assert trigger.told() is None
+    assert trigger.event() is None
     if way == "resume":
         log.put_hold(None)
     else:
         asyncio.run(trigger.on_kill())
-    assert trigger.told() == DUE and log.crashes() is None
-    deferred(made.resume, {"run_id": "second"}, DUE, **kept)
+    assert trigger.event() == StreamEvent.DUE and log.crashes() is None
+    deferred(made.resume, {"run_id": "second"}, StreamEvent.DUE, **kept)
     assert len(script.launches) == 2
 
 
@@ -310,8 +316,8 @@ def test_what_follows_a_driver(
     script = Script(tmp_path, what, "time.sleep(60)")
     made = operator(monkeypatch, script)
     trigger, kept = deferred(made.execute, CONTEXT)
-    wait_for(lambda: trigger.told() == GONE)
-    trigger, kept = deferred(made.resume, CONTEXT, GONE, 3, kept["until"])
+    wait_for(lambda: trigger.event() == StreamEvent.GONE)
+    trigger, kept = deferred(made.resume, CONTEXT, StreamEvent.GONE, 3, kept["until"])
     assert kept["failures"] == failures
     if pause is None:
         assert trigger.due is None and len(script.launches) == 2
@@ -338,7 +344,7 @@ def test_what_follows_a_driver_in_a_cluster(
     owner = replace(driving().owner, host="elsewhere")
     then = NOW - timedelta(minutes=5)
     log.write(driving(owner=owner, launch="t", beat_at=then, ended_at=None if how is None else then, how=how))
-    _, kept = deferred(made.resume, CONTEXT, GONE, 2, (NOW + timedelta(hours=1)).isoformat())
+    _, kept = deferred(made.resume, CONTEXT, StreamEvent.GONE, 2, (NOW + timedelta(hours=1)).isoformat())
     assert kept["failures"] == failures
 
 
@@ -349,8 +355,8 @@ def test_a_driver_that_was_asked_to_end_while_it_started_has_not_failed(
     made = operator(monkeypatch, script)
     trigger, kept = deferred(made.execute, CONTEXT)
     made.on_kill()
-    wait_for(lambda: trigger.told() == GONE)
-    _, kept = deferred(made.resume, CONTEXT, GONE, 2, kept["until"])
+    wait_for(lambda: trigger.event() == StreamEvent.GONE)
+    _, kept = deferred(made.resume, CONTEXT, StreamEvent.GONE, 2, kept["until"])
     assert kept["failures"] == 0 and len(script.launches) == 2
 
 
@@ -361,10 +367,10 @@ def test_a_hold_is_waited_for(
     made = operator(monkeypatch, script)
     log.put_hold(Hold("an upgrade", NOW))
     waits, kept = deferred(made.execute, CONTEXT)
-    assert waits.told() is None and not script.launches
+    assert waits.event() is None and not script.launches
     log.put_hold(None)
-    assert waits.told() == DUE
-    deferred(made.resume, CONTEXT, DUE, **kept)
+    assert waits.event() == StreamEvent.DUE
+    deferred(made.resume, CONTEXT, StreamEvent.DUE, **kept)
     assert len(script.launches) == 1
 
 
@@ -387,7 +393,7 @@ def test_the_watch_of_a_run_ends_and_the_driver_goes_on(
 ) -> None:
     made = operator(monkeypatch, Script(tmp_path, "time.sleep(60)"))
     _, kept = deferred(made.execute, CONTEXT)
-    assert made.resume(CONTEXT, WATCHED, **kept) is None
+    assert made.resume(CONTEXT, StreamEvent.WATCHED, **kept) is None
     assert driver_status(log).driven
 
 

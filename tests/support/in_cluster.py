@@ -14,7 +14,7 @@ from demo.delta_log import rows_of
 from jobs.supervision.driver_log import STOPPED, DriverLog, DriverRecord
 from jobs.supervision.driver_status import DriverStatus, driver_status, processes
 from jobs.supervision.stopping import ask
-from kalman_dags.launchers import ClusterLauncher, Work, about, launcher
+from kalman_dags.supervision.launchers import ClusterLauncher, Work, about, launcher
 from tests.dags.conftest import ROOT
 from tests.jobs.support.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
 from tests.support.airflow_api import wait_for

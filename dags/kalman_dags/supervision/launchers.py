@@ -19,7 +19,7 @@ from jobs.spark.jars import jar_paths, optional_jars
 from jobs.supervision.driver_log import DriverLog, LaunchRecord
 from jobs.supervision.driver_status import log_name
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach, new_token
-from kalman_dags.operator import CONNECTION, ROOT, KalmanHook, application, spark_environment
+from kalman_dags.submit import CONNECTION, ROOT, KalmanHook, application, spark_environment
 
 
 class Work(NamedTuple):

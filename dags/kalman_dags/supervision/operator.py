@@ -1,7 +1,7 @@
-"""The operator of streams that run for ever: one driver at any time, which outlives task, worker, scheduler, triggerer.
+"""The operator of continuous streams: one driver at any time, which outlives task, worker, scheduler and triggerer.
 
-It starts a driver, or finds the one that runs, and defers: no worker slot is held. Its trigger wakes it when the
-driver is gone.
+It starts a driver, or finds the running one, and defers, so it holds no worker slot. Its trigger resumes it when the
+driver has ended.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ from jobs.supervision.driver_status import (
 )
 from jobs.supervision.launcher import tail
 from jobs.supervision.stopping import ask
-from kalman_dags.launchers import Work, about, launcher
-from kalman_dags.operator import place
-from kalman_dags.stream_trigger import WATCHED, StreamTrigger
+from kalman_dags.submit import place
+from kalman_dags.supervision.launchers import Work, about, launcher
+from kalman_dags.supervision.trigger import StreamEvent, StreamTrigger
 
 WATCH = timedelta(hours=1)
-"""How long one task watches. The next run's finds the driver, so that runs and their logs stay short."""
+"""How long one task watches. The next run's task finds the driver, so that runs and their logs stay short."""
 LOST_TRIGGER = timedelta(minutes=10)
-"""A trigger that should have told long ago is lost, by a fault of Airflow's: the task fails, and its retry finds the
-driver."""
+"""A trigger that is so late is lost, by a fault of Airflow's: the task fails, and its retry finds the driver."""
 STEADY_SECONDS = 600.0
-"""A driver that lived so long counts as sound: what ends it is not the failure before it once more."""
+"""A driver that ran this long was healthy: its failure does not count as a repetition of an earlier one."""
 MAX_FAILURES = 6
 FIRST_DELAY = timedelta(seconds=5)
 MAX_DELAY = timedelta(minutes=5)
@@ -48,20 +47,21 @@ TAKEN_DELAY = timedelta(seconds=15)
 
 
 class StreamForeverOperator(BaseOperator):
-    """Keep a model's stream, or what follows it, driven for ever.
+    """Keep a model's stream, monitor or skill query running.
 
     Args:
-        model: its name.
+        model: name of the model.
         verb: stream, monitor or skill.
-        seconds: between micro-batches.
-        kafka: its driver needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
-        give_up_after: so many drivers in a row that crash before they have committed a micro-batch; None: never.
+        seconds: time between micro-batches.
+        kafka: the driver needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
+        give_up_after: give up after this many consecutive drivers that crashed before committing a micro-batch;
+            None: never.
 
-    A driver that was asked to end, or whose generation was retired, is followed by the next at once, or after the hold.
-    One that failed or was killed is followed by one that goes on from its checkpoint, after 5 s, then 10 s, and so on
-    up to 5 minutes; after the sixth failure in a row the task fails, and its retries try again. Drivers that crash and
-    do nothing are counted beside that, over tasks and runs: after `give_up_after` of them the task fails for good, and
-    none is started until somebody takes the hold back that it leaves (`resume`), or clears the task.
+    After a driver that was asked to stop, or whose generation was retired, the next one starts at once, or when the
+    hold ends. After one that failed or was killed, the next one resumes from the checkpoint after 5 s, then 10 s, and
+    so on up to 5 minutes; after six consecutive failures the task fails, and Airflow retries it. Crashes without a
+    committed micro-batch are also counted over tasks and runs: after `give_up_after` of them the task fails for good,
+    and no driver starts until the hold that it leaves is released (`resume`) or the task is cleared.
     """
 
     ui_color = "#e8f1fb"
@@ -87,47 +87,49 @@ class StreamForeverOperator(BaseOperator):
         log = self._log()
         hold = log.hold()
         if hold is not None and hold.crashes is not None and hold.run == self._run:
-            self.log.info("This run had given up (%s), and is begun anew", hold.reason)
+            self.log.info("This run had given up (%s); its task was cleared, so it starts again", hold.reason)
             log.put_hold(None)
         self._drive(0, self._until())
 
     def resume(self, context: Context, event: str, failures: int, until: str) -> None:
-        """Go on when the trigger has fired."""
+        """Resume when the trigger has fired."""
         self._run = context.get("run_id")
-        if event == WATCHED:
+        if event == StreamEvent.WATCHED:
             self._fail_if_given_up()
-            self.log.info("%s; the next run goes on watching it", self._look().text())
+            self.log.info("%s; the next run keeps watching it", self._look().text())
             return
-        sight = self._look()
-        if sight.driven:
+        status = self._look()
+        if status.driven:
             self._watch(failures, until)
-        if event == "due":
+        if event == StreamEvent.DUE:
             self._drive(failures, until)
-        self._after(sight, failures, until)
+        self._after(status, failures, until)
 
     def on_kill(self) -> None:
-        """Ask a driver that this task is just starting to end."""
+        """Ask a driver that this task is just starting to stop."""
         log = self._log()
         ask(log, driver_status(log), "its task was killed")
 
     def _drive(self, failures: int, until: str) -> NoReturn:
-        """Watch the driver that there is, or start one."""
-        sight = self._look()
-        if sight.driven:
-            self.log.info("%s", sight.text())
+        """Watch the running driver, or start one."""
+        status = self._look()
+        if status.driven:
+            self.log.info("%s", status.text())
             self._watch(failures, until)
         hold = self._log().hold()
         if hold is not None:
             if hold.crashes is not None:
                 self.log.error(
-                    "Not started, as given up: %s; begin anew by %s", hold.reason, self._begun_anew
+                    "Not started, because it was given up: %s; start it again by %s",
+                    hold.reason,
+                    self._how_to_restart,
                 )
             else:
                 end = hold.until or f"`{resume_command(self.verb, self.model)}`"
                 self.log.info("Not started: %s, until %s", hold.reason, end)
             self._wait(timedelta(0), failures, until)
-        if sight.state == SILENT:
-            self._kill(sight)
+        if status.state == SILENT:
+            self._kill(status)
         crash_count.about_to_start(self._root, self._log())
         try:
             started = launcher().start(self._root, self._work, about(seconds=self.seconds))
@@ -137,61 +139,60 @@ class StreamForeverOperator(BaseOperator):
         self.log.info("Started a driver: process %s on %s, log %s", started.pid, started.host, started.log)
         self._watch(failures, until)
 
-    def _after(self, sight: DriverStatus, failures: int, until: str) -> NoReturn:
-        """Decide what follows a driver that is gone."""
-        self.log.info("%s", sight.text())
-        if sight.state == NONE:
+    def _after(self, status: DriverStatus, failures: int, until: str) -> NoReturn:
+        """Decide what follows a driver that has ended."""
+        self.log.info("%s", status.text())
+        if status.state == NONE:
             self._drive(failures, until)
-        if self._meant(sight):
+        if self._ended_as_intended(status):
             self._log().put_crashes(None)
             self._drive(0, until)
-        if sight.exit_code == ALREADY_RUNNING:  # it may not be in the log yet
+        if status.exit_code == ALREADY_RUNNING:  # it may not be in the log yet
             self._wait(TAKEN_DELAY, failures, until)
-        self._show_log(sight)
-        self._count(sight)
-        failures = 1 if sight.seconds > STEADY_SECONDS else failures + 1
+        self._show_log(status)
+        self._count(status)
+        failures = 1 if status.seconds > STEADY_SECONDS else failures + 1
         if failures >= MAX_FAILURES:
-            raise AirflowException(f"{failures} drivers in a row have failed, the last: {sight.text()}")
+            raise AirflowException(f"{failures} drivers in a row have failed, the last: {status.text()}")
         self._wait(min(MAX_DELAY, FIRST_DELAY * 2 ** (failures - 1)), failures, until)
 
-    def _meant(self, sight: DriverStatus) -> bool:
-        """Tell if a driver ended as it should: it was asked to, its generation was retired, or it says so itself."""
-        if sight.state == SILENT:
+    def _ended_as_intended(self, status: DriverStatus) -> bool:
+        """Return whether a driver ended as intended: it was asked to, its generation was retired, or it succeeded."""
+        if status.state == SILENT:
             return False
         log = self._log()
-        asked = any(log.asked_to_stop(one) for one in (sight.drive, sight.launch) if one is not None)
-        if (
-            sight.exit_code is None
-        ):  # killed, or in a cluster, where what it wrote itself is all that is known
-            return asked or sight.how in (LOST, STOPPED, CAUGHT_UP)
-        return asked or sight.how == LOST or sight.exit_code == 0
+        asked = any(log.asked_to_stop(one) for one in (status.drive, status.launch) if one is not None)
+        # Without an exit code it was killed, or ran in a cluster, where only its own record in the log is known.
+        if status.exit_code is None:
+            return asked or status.how in (LOST, STOPPED, CAUGHT_UP)
+        return asked or status.how == LOST or status.exit_code == 0
 
-    def _count(self, sight: DriverStatus) -> None:
-        """Count a crash, and give up where it is one too many."""
+    def _count(self, status: DriverStatus) -> None:
+        """Count a crash, and give up where the limit is reached."""
         log = self._log()
-        number = crash_count.count(self._root, log, sight.text(), sight.seconds)
+        number = crash_count.count(self._root, log, status.text(), status.seconds)
         if self.give_up_after is None or number < self.give_up_after:
             return
         if log.hold() is None:
-            log.put_hold(Hold(crash_count.said(number, sight), clock.now(), None, number, self._run))
+            log.put_hold(Hold(crash_count.said(number, status), clock.now(), None, number, self._run))
         self._fail_if_given_up()
 
     def _fail_if_given_up(self) -> None:
         hold = self._log().hold()
         if hold is not None and hold.crashes is not None:
             raise AirflowFailException(
-                f"given up: {hold.reason}; mend that, then begin anew by {self._begun_anew}"
+                f"given up: {hold.reason}; fix the cause, then start it again by {self._how_to_restart}"
             )
 
     @property
-    def _begun_anew(self) -> str:
+    def _how_to_restart(self) -> str:
         return f"`{resume_command(self.verb, self.model)}`, or by clearing this task"
 
-    def _kill(self, sight: DriverStatus) -> None:
-        """End a driver of this machine that gives no sign of life; its next one goes on from the checkpoint."""
-        assert sight.drive is not None
-        for pid in processes(sight.drive.owner):
-            self.log.warning("Killing process %s: %s", pid, sight.text())
+    def _kill(self, status: DriverStatus) -> None:
+        """Kill a driver of this machine that gives no sign of life; the next one resumes from the checkpoint."""
+        assert status.drive is not None
+        for pid in processes(status.drive.owner):
+            self.log.warning("Killing process %s: %s", pid, status.text())
             os.kill(pid, signal.SIGKILL)
 
     def _watch(self, failures: int, until: str) -> NoReturn:
@@ -211,9 +212,9 @@ class StreamForeverOperator(BaseOperator):
         )
         raise AssertionError("deferring raises")
 
-    def _show_log(self, sight: DriverStatus) -> None:
-        if sight.launch is not None and sight.launch.log:
-            self.log.info("The end of %s:\n%s", sight.launch.log, tail(Path(sight.launch.log)))
+    def _show_log(self, status: DriverStatus) -> None:
+        if status.launch is not None and status.launch.log:
+            self.log.info("The end of %s:\n%s", status.launch.log, tail(Path(status.launch.log)))
 
     def _until(self) -> str:
         return (datetime.now(UTC) + WATCH).isoformat()

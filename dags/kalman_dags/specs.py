@@ -1,0 +1,94 @@
+"""The model specs that the DAGs are made of: read once per parse, broken ones reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from airflow.sdk import CronTriggerTimetable
+from airflow.sdk.exceptions import AirflowTimetableInvalid
+
+from jobs.specs.airflow import CONTINUOUS, StreamDag
+from jobs.specs.loading import load_spec, spec_files
+from jobs.specs.model_spec import ModelSpec, SpecError
+from jobs.specs.problems import Problem
+from kalman_dags.dag_defaults import log
+from kalman_dags.submit import place
+
+DRIVEN = ("stream", "monitor", "skill")
+"""Verbs that one driver at a time does, and that may run for ever."""
+
+
+def models_folder() -> Path:
+    """Return the folder of the model specs: KALMAN_MODELS, else `models` beside `dags`."""
+    return Path(place("KALMAN_MODELS", "models"))
+
+
+def load_specs() -> Iterator[ModelSpec]:
+    """Yield every sound spec.
+
+    A broken one is left out with a line in the log, so that the other models keep their DAGs;
+    `model_specs.py` raises it as an import error, which is where Airflow shows people what to mend.
+    """
+    sound, problems = read_specs()
+    for problem in problems:
+        log.error("No DAGs for a broken spec: %s", problem)
+    yield from sound
+
+
+def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
+    """Return the sound specs of the models folder, and what is wrong with the others."""
+    folder = models_folder()
+    sound: list[ModelSpec] = []
+    problems: list[Problem] = []
+    try:
+        for path in spec_files(folder):
+            try:
+                spec = load_spec(path.stem, folder)
+                found = list(_bad_schedules(spec))
+            except SpecError as error:
+                problems += error.problems
+                continue
+            problems += found
+            if not found:
+                sound.append(spec)
+    except SpecError as error:
+        problems += error.problems
+    return sound, problems
+
+
+def _bad_schedules(spec: ModelSpec) -> Iterator[Problem]:
+    for verb in ("ingest", "pretrain", "export", "upgrade", "maintain", *DRIVEN):
+        schedule = getattr(spec.airflow, verb).schedule
+        for_ever = verb in DRIVEN and schedule == CONTINUOUS
+        try:
+            if schedule is not None and not for_ever:
+                CronTriggerTimetable(schedule, timezone="UTC").validate()
+        except AirflowTimetableInvalid as error:
+            yield Problem(
+                str(spec.source_path),
+                f"airflow.{verb}.schedule",
+                f"'{schedule}' is not a schedule ({error})",
+                "write five fields such as `0 2 * * *`, or a preset such as @daily",
+            )
+
+
+def driven(spec: ModelSpec) -> list[str]:
+    """Return those of `DRIVEN` that a model has."""
+    there = {"stream": True, "monitor": spec.monitor is not None, "skill": spec.forecast is not None}
+    return [verb for verb in DRIVEN if there[verb]]
+
+
+def section(spec: ModelSpec, verb: str) -> StreamDag:
+    """Return how the DAG of one of `DRIVEN` is run, by the spec."""
+    return getattr(spec.airflow, verb)
+
+
+def kept_running(verb: str) -> Iterator[ModelSpec]:
+    """Yield the models of which one of `DRIVEN` runs for ever."""
+    yield from (spec for spec in load_specs() if verb in driven(spec) and section(spec, verb).continuous)
+
+
+def run_at_times(verb: str) -> Iterator[ModelSpec]:
+    """Yield the models of which one of `DRIVEN` takes what is there and ends."""
+    yield from (spec for spec in load_specs() if verb in driven(spec) and not section(spec, verb).continuous)

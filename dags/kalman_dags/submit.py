@@ -1,0 +1,149 @@
+"""Submit a verb to Spark: the hook, its environment, and the path of a verb's file."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from jobs.core.errors import UserError
+from jobs.core.settings import DEFAULT_MASTER
+
+CONNECTION = "spark_default"
+
+KUBERNETES_PROVIDER = "apache-airflow-providers-cncf-kubernetes"
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that holds `dags/`: relative settings start here, as a worker's own folder means nothing."""
+
+
+def place(name: str, folder: str) -> str:
+    """Return the absolute path, or the URI, that the variable `name` holds, else `folder` beside `dags/`."""
+    value = os.environ.get(name) or folder
+    return value if ":/" in value else str(ROOT / Path(value).expanduser())
+
+
+class KalmanHook(SparkSubmitHook):
+    """Submit to the connection's master; without a connection to KALMAN_MASTER, else to local Spark.
+
+    Where the driver runs in Kubernetes, the program and the jars are those of its image, at the paths that they have
+    here.
+
+    Args:
+        own_session: start spark-submit outside the task's process group, so that the supervisor's signals
+            do not reach it.
+
+    Raises:
+        UserError: the master is Kubernetes, and the provider's part for it is not installed.
+    """
+
+    def __init__(self, *, own_session: bool, **kwargs: Any) -> None:
+        self._own_session = own_session
+        super().__init__(**kwargs)
+        if self._jars and self._driver_in_kubernetes:
+            self._jars = ",".join(map(_in_image, self._jars.split(",")))
+
+    @property
+    def _driver_in_kubernetes(self) -> bool:
+        return self._is_kubernetes and self._connection["deploy_mode"] == "cluster"
+
+    @classmethod
+    def get_connection(cls, conn_id: str) -> Any:
+        """Return the connection, or one to local Spark: the provider would submit to YARN instead."""
+        try:
+            return super().get_connection(conn_id)
+        except AirflowNotFoundException:
+            return Connection(
+                conn_id=conn_id, conn_type="spark", host=os.environ.get("KALMAN_MASTER") or DEFAULT_MASTER
+            )
+
+    def _resolve_connection(self) -> dict[str, Any]:
+        connection = super()._resolve_connection()
+        if "k8s" in connection["master"]:
+            _need_kubernetes_provider()
+        if connection["master"].startswith("local") and self._env_vars is not None:
+            # Local Spark need not find out this machine's name, which fails on laptops and in containers.
+            self._env_vars.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        return connection
+
+    def submit(self, application: str = "", **kwargs: Any) -> str | None:
+        """Run spark-submit to its end, in the folder that holds `dags/`, where relative paths begin."""
+        if self._driver_in_kubernetes:
+            application = _in_image(application)
+        return super().submit(application, start_new_session=self._own_session, cwd=ROOT, **kwargs)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the driver, or of spark-submit, which in client mode is the driver's; None before it ended."""
+        if self._driver_in_kubernetes:
+            return self._spark_exit_code
+        return None if self._submit_sp is None else self._submit_sp.poll()
+
+    @property
+    def errors(self) -> str:
+        """The driver's own `error: ...` lines, or nothing."""
+        found = [line[len("error: ") :] for line in self._last_submit_log_lines if line.startswith("error: ")]
+        return "; ".join(found)
+
+    def stop_driver(self, application: str) -> bool:
+        """Send SIGTERM to the Python driver of `application` in client mode; say whether it was found."""
+        if self._submit_sp is None or self._submit_sp.poll() is not None:
+            return False
+        try:
+            for child in psutil.Process(self._submit_sp.pid).children():
+                # Python workers are children of the same JVM, but run pyspark.daemon.
+                if application in child.cmdline():
+                    child.send_signal(signal.SIGTERM)
+                    return True
+        except psutil.Error:
+            return False
+        return False
+
+
+def application(verb: str) -> str:
+    """Return the program that runs a verb."""
+    return str(_folder_of("jobs") / f"{verb}.py")
+
+
+def spark_environment() -> dict[str, str]:
+    """Return the variables that a driver needs."""
+    return {
+        # Workers and driver are the interpreter that Airflow runs in, and Spark is the one beside it.
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_HOME": str(_folder_of("pyspark")),
+        "KALMAN_WAREHOUSE": place("KALMAN_WAREHOUSE", "warehouse"),
+        "KALMAN_MODELS": place("KALMAN_MODELS", "models"),
+    }
+
+
+def _in_image(path: str) -> str:
+    return f"local://{path}"
+
+
+def _need_kubernetes_provider() -> None:
+    # Without it the Spark provider would end with a NameError.
+    try:
+        version(KUBERNETES_PROVIDER)
+    except PackageNotFoundError:
+        raise UserError(
+            f"Kubernetes needs {KUBERNETES_PROVIDER} beside Airflow: "
+            "pip install -c requirements/lock.txt -e '.[kubernetes]'"
+        ) from None
+
+
+def _folder_of(package: str) -> Path:
+    """Return where `package` lies without importing it."""
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise ImportError(f"package {package} is not installed beside Airflow: run `make setup`")
+    return Path(next(iter(found.submodule_search_locations)))

@@ -1,0 +1,88 @@
+"""The trigger of continuous streams: watch a driver, or wait until one may be started. No Spark, no worker slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.driver_status import driver_status
+from jobs.supervision.stopping import ask
+
+PATH = "dags.kalman_dags.supervision.trigger.StreamTrigger"
+"""Where the triggerer finds this class: it has the installed package, not the folder of the DAGs, on its path."""
+
+POLL_SECONDS = 5.0
+
+
+class StreamEvent(StrEnum):
+    """Why the trigger fires. The values are stored in Airflow's database."""
+
+    GONE = "gone"  # no driver runs
+    DUE = "due"  # a driver may be started now, or another one has been
+    WATCHED = "watched"  # the task's run has watched for its time
+
+
+class StreamTrigger(BaseTrigger):
+    """Fire when a model's driver is gone, or, without one, when the next may be started.
+
+    It reads the log of drivers and keeps no state, so it may be killed and restarted on any triggerer.
+
+    Args:
+        root: root of the warehouse.
+        model: name of the model's log of drivers.
+        until: ISO 8601; watching ends then, and a running driver keeps running.
+        due: ISO 8601; wait until then, and until no hold is left, to start a driver. None: watch the running driver.
+        poll: seconds between reads of the log.
+    """
+
+    def __init__(
+        self, root: str, model: str, until: str, due: str | None = None, poll: float = POLL_SECONDS
+    ) -> None:
+        super().__init__()
+        self.root, self.model, self.until, self.due, self.poll = root, model, until, due, poll
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments from which Airflow recreates this trigger."""
+        values = {name: getattr(self, name) for name in ("root", "model", "until", "due", "poll")}
+        return PATH, values
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Read the log of drivers until there is an event, and yield it."""
+        while True:
+            try:
+                event = await asyncio.to_thread(self.event)
+            except OSError as error:  # the store cannot be reached: the driver may well be running
+                self.log.warning("Cannot read the log of drivers: %s", error)
+                event = None
+            if event is not None:
+                yield TriggerEvent(event.value)
+                return
+            await asyncio.sleep(self.poll)
+
+    async def on_kill(self) -> None:
+        """Ask the driver to stop, or release a stream that was given up: the task was cleared or its state was set."""
+        await asyncio.to_thread(self._stop)
+
+    def event(self) -> StreamEvent | None:
+        """Return the event that has occurred, if any."""
+        log, now = DriverLog.at(self.root, self.model), datetime.now(UTC)
+        status = driver_status(log)
+        over = StreamEvent.WATCHED if now >= datetime.fromisoformat(self.until) else None
+        if self.due is None:
+            return over if status.driven else StreamEvent.GONE
+        if status.driven:
+            return StreamEvent.DUE  # another process has started one: the operator finds and watches it
+        return over if now < datetime.fromisoformat(self.due) or log.hold() is not None else StreamEvent.DUE
+
+    def _stop(self) -> None:
+        log = DriverLog.at(self.root, self.model)
+        hold = log.hold()
+        if hold is not None and hold.crashes is not None:
+            log.put_hold(None)
+        ask(log, driver_status(log), "its task was cleared, or its state set")
