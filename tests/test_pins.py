@@ -1,0 +1,127 @@
+"""The versions that the project pins, and that no file names a registry's host."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from jobs.spark.jars import COORDINATES
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements" / "lock.txt"
+LEFT_BY_RUNS = {"var", "warehouse", "build", "dist", "logs", "spark-warehouse", "metastore_db", "__pycache__"}
+# The extra `kubernetes`, which no set-up installs, with what it asks for.
+KUBERNETES = {
+    "aiofiles", "aiohappyeyeballs", "aiohttp", "aiosignal", "apache-airflow-providers-cncf-kubernetes", "durationpy",
+    "frozenlist", "kubernetes", "kubernetes-asyncio", "multidict", "oauthlib", "propcache", "requests-oauthlib",
+    "websocket-client", "yarl",
+}  # fmt: skip
+# In two halves, so that this file passes its own test.
+REGISTRIES = [".".join(halves) for halves in (
+    ("pypi", "org"), ("files", "pythonhosted.org"), ("repo1", "maven.org"), ("repo.maven", "apache.org"),
+    ("repos", "spark-packages.org"), ("registry", "npmjs.org"), ("conda", "anaconda.org"),
+)]  # fmt: skip
+
+
+def project() -> dict:
+    """Read pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def locked() -> dict[str, str]:
+    """Read the versions of the lock by normalised name."""
+    lines = [
+        line for line in LOCK.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")
+    ]
+    pairs = (line.split("==", 1) for line in lines)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def asked_for() -> list[Requirement]:
+    """Return every requirement of pyproject.toml, those of the extras of a set-up included."""
+    given = project()["project"]
+    extras = given["optional-dependencies"]
+    return [Requirement(text) for text in [*given["dependencies"], *extras["demo"], *extras["dev"]]]
+
+
+def text_files() -> Iterator[Path]:
+    """Yield the repository's text files, without environments, caches and what runs leave."""
+    for folder, folders, names in os.walk(ROOT):
+        hidden = {name for name in folders if name.startswith(".") and name not in (".ci", ".github")}
+        folders[:] = sorted(set(folders) - hidden - LEFT_BY_RUNS)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.suffix in {
+                ".py",
+                ".md",
+                ".toml",
+                ".yaml",
+                ".yml",
+                ".txt",
+                ".json",
+                ".cfg",
+                ".sh",
+                ".xml",
+                "",
+            }:
+                yield path
+
+
+def test_lock_holds_exact_versions_and_nothing_else():
+    lines = [line for line in LOCK.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    odd = [line for line in lines if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[0-9][A-Za-z0-9.!+]*", line)]
+    assert odd == []
+    assert len(lines) == len(locked()), "a name is there twice"
+
+
+def test_lock_satisfies_the_project():
+    versions = locked()
+    for requirement in asked_for():
+        version = versions.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement.name} is not in the lock"
+        assert requirement.specifier.contains(version), f"{requirement} against {version} in the lock"
+
+
+def test_lock_is_complete():
+    # Whatever a package of the lock asks for is in it too: else set-ups differ from day to day.
+    versions, missing = locked(), []
+    extras = project()["project"]["optional-dependencies"]
+    others = KUBERNETES | {
+        canonicalize_name(Requirement(text).name) for extra in ("bench", "postgres") for text in extras[extra]
+    }
+    for name in versions:
+        try:
+            wanted = requires(name) or []
+        except PackageNotFoundError:
+            assert canonicalize_name(name) in others, f"{name} is in the lock, and nothing asks for it"
+            continue
+        for text in wanted:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                version = versions.get(canonicalize_name(requirement.name), "none")
+                if version == "none" or not requirement.specifier.contains(version, prereleases=True):
+                    missing.append(f"{name} asks for {text}, the lock has {version}")
+    assert missing == []
+
+
+def test_versions_that_belong_together():
+    delta = next(coordinate for coordinate in COORDINATES if coordinate.artifact.startswith("delta-spark"))
+    assert delta.version == locked()["delta-spark"]
+    assert delta.artifact.split("_")[1] == ".".join(locked()["pyspark"].split(".")[:2])
+
+
+def test_no_file_names_a_registry():
+    named = [
+        f"{path.relative_to(ROOT)}: {host}"
+        for path in text_files()
+        for host in REGISTRIES
+        if host in path.read_text(encoding="utf-8", errors="ignore")
+    ]
+    assert named == []
