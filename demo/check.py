@@ -132,7 +132,7 @@ def check(
     ours = mine.select(*COLUMNS, "batch_id").toArrow()
     batch_id = Checkpoint(warehouse, generation.checkpoint).last_commit()
     assert batch_id is not None  # it has put out estimates
-    held = states_of(states_at(warehouse, generation, manifest, batch_id).toArrow())
+    held = states_of(states_at(warehouse, generation, manifest, batch_id, spec.folder).toArrow())
     measured = measured_rows(frame, batch.rows)
     frame.unpersist()
     packed.unpersist()

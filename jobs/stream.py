@@ -11,7 +11,7 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
-from jobs.specs.loading import load_spec
+from jobs.state.kernel import load_checked_spec
 from jobs.streaming.driver import Driver
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import need_measurements
@@ -46,7 +46,7 @@ def run(
     from jobs.spark.conf import stream_conf
     from jobs.spark.session import spark_session
 
-    spec = load_spec(model, settings.models, deep=True)
+    spec = load_checked_spec(model, settings.models)
     seconds = trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
         kafka = spec.speaks_to_kafka

@@ -82,7 +82,7 @@ class ForecastScorer(LiveQueries):
             manifest = manifests.record(self.warehouse, known[link.generation].snapshot_id)
             if manifest is None:
                 continue
-            made = manifest.model_spec()
+            made = manifest.model_spec(self.spec.folder)
             try:
                 check_spec(made, self.section)
                 if made.measurement == self.spec.measurement and made.time_unit == self.spec.time_unit:
