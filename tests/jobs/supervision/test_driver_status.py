@@ -118,7 +118,7 @@ SCRIPT = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from tests.jobs.supervision.test_driver_status import *
-log = LeaseLog.at(sys.argv[1], "tiny")
+log = DriverLog.at(sys.argv[1], "tiny")
 one = replace(drive(), launch=os.environ[LAUNCH_VARIABLE])
 time.sleep(float(sys.argv[2]))
 log.write(one)
