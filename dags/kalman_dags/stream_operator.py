@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from jobs.core import clock
 from jobs.core.errors import ALREADY_RUNNING, UserError
-from jobs.supervision import crash_count
+from jobs.supervision.crash_count import CrashCounter, give_up_reason
 from jobs.supervision.driver_log import CAUGHT_UP, LOST, STOPPED, DriverLog, Hold
 from jobs.supervision.driver_status import (
     ENDED,
@@ -29,7 +29,7 @@ from jobs.supervision.driver_status import (
     resume_command,
 )
 from jobs.supervision.launcher import tail
-from jobs.supervision.stopping import ask
+from jobs.supervision.stopping import request_stop
 from kalman_dags.launchers import Work, about, launcher
 from kalman_dags.operator import place
 from kalman_dags.stream_trigger import WATCHED, StreamTrigger
@@ -108,7 +108,7 @@ class StreamForeverOperator(BaseOperator):
     def on_kill(self) -> None:
         """Ask a driver that this task is just starting to end."""
         log = self._log()
-        ask(log, driver_status(log), "its task was killed")
+        request_stop(log, driver_status(log), "its task was killed")
 
     def _drive(self, failures: int, until: str) -> NoReturn:
         """Watch the driver that there is, or start one."""
@@ -128,7 +128,7 @@ class StreamForeverOperator(BaseOperator):
             self._wait(timedelta(0), failures, until)
         if sight.state == SILENT:
             self._kill(sight)
-        crash_count.about_to_start(self._root, self._log())
+        CrashCounter(self._root, self._log()).before_start()
         try:
             started = launcher().start(self._root, self._work, about(seconds=self.seconds))
         except UserError as error:
@@ -159,7 +159,7 @@ class StreamForeverOperator(BaseOperator):
         if sight.state == SILENT:
             return False
         log = self._log()
-        asked = any(log.asked_to_stop(one) for one in (sight.drive, sight.launch) if one is not None)
+        asked = any(log.asked_to_stop(one) for one in (sight.driver, sight.launch) if one is not None)
         if (
             sight.exit_code is None
         ):  # killed, or in a cluster, where what it wrote itself is all that is known
@@ -169,11 +169,11 @@ class StreamForeverOperator(BaseOperator):
     def _count(self, sight: DriverStatus) -> None:
         """Count a crash, and give up where it is one too many."""
         log = self._log()
-        number = crash_count.count(self._root, log, sight.text(), sight.seconds)
+        number = CrashCounter(self._root, log).count(sight.text(), sight.seconds)
         if self.give_up_after is None or number < self.give_up_after:
             return
         if log.hold() is None:
-            log.put_hold(Hold(crash_count.said(number, sight), clock.now(), None, number, self._run))
+            log.put_hold(Hold(give_up_reason(number, sight), clock.now(), None, number, self._run))
         self._fail_if_given_up()
 
     def _fail_if_given_up(self) -> None:
@@ -189,8 +189,8 @@ class StreamForeverOperator(BaseOperator):
 
     def _kill(self, sight: DriverStatus) -> None:
         """End a driver of this machine that gives no sign of life; its next one goes on from the checkpoint."""
-        assert sight.drive is not None
-        for pid in processes(sight.drive.owner):
+        assert sight.driver is not None
+        for pid in processes(sight.driver.owner):
             self.log.warning("Killing process %s: %s", pid, sight.text())
             os.kill(pid, signal.SIGKILL)
 

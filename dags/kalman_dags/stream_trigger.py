@@ -11,7 +11,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import driver_status
-from jobs.supervision.stopping import ask
+from jobs.supervision.stopping import request_stop
 
 PATH = "dags.kalman_dags.stream_trigger.StreamTrigger"
 """Where the triggerer finds this class: it has the installed package, not the folder of the DAGs, on its path."""
@@ -79,4 +79,4 @@ class StreamTrigger(BaseTrigger):
         hold = log.hold()
         if hold is not None and hold.crashes is not None:
             log.put_hold(None)
-        ask(log, driver_status(log), "its task was cleared, or marked")
+        request_stop(log, driver_status(log), "its task was cleared, or marked")
