@@ -15,7 +15,7 @@ from airflow.sdk import DAG, CronTriggerTimetable
 
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import driver_status, log_name
-from jobs.supervision.stopping import ask
+from jobs.supervision.stopping import request_stop
 from kalman_dags import dag_defaults, specs
 from kalman_dags.submit import place
 
@@ -28,7 +28,7 @@ def stop_paused(ti: Any) -> None:
         log = DriverLog.at(place("KALMAN_WAREHOUSE", "warehouse"), log_name(verb, model))
         sight = driver_status(log)
         if sight.driven and sight.launch is not None:
-            ask(log, sight, "its DAG is paused")
+            request_stop(log, sight, "its DAG is paused")
             print(f"{model}: the DAG of its {verb} is paused; {sight.text()}, and was asked to end")
 
 

@@ -47,13 +47,16 @@ def run(
     from jobs.spark.session import spark_session
 
     started = time.monotonic()
-    name = load_spec(model, settings.models).name
+    spec = load_spec(model, settings.models)
+    name = spec.name
     spark = spark_session(settings, f"export {name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     if needed and generation is None and live(warehouse, name) is None:
         raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
-        manifest, made = export(warehouse, named(warehouse, name, generation), batch, progress.note)
+        manifest, made = export(
+            warehouse, named(warehouse, name, generation), spec.folder, batch, progress.note
+        )
     return _report(manifest, made, time.monotonic() - started)
 
 

@@ -24,8 +24,8 @@ from jobs.ingestion.parsing import ParsedRows, parse
 from jobs.offline.filtering import Estimates, filter_rows, write
 from jobs.offline.key_inputs import join_file
 from jobs.offline.result_files import check_target
-from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.kernel import load_checked_spec
 
 
 @command
@@ -50,7 +50,7 @@ def run(
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
     start = perf_counter()
-    spec = load_spec(model, settings.models, deep=True)
+    spec = load_checked_spec(model, settings.models)
     source_path, target = Path(input), Path(output)
     check_target(target, source_path)
     source = read(source_path, spec.columns)

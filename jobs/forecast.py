@@ -28,9 +28,9 @@ from jobs.ingestion.csv_parquet import read
 from jobs.ingestion.parsing import ParsedRows, parse
 from jobs.offline.filtering import in_order
 from jobs.offline.result_files import check_target, lists, save
-from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec, takes_steps
 from jobs.state.expiry import run_lives
+from jobs.state.kernel import load_checked_spec
 from kalman.evaluation.forecast import Forecast, forecast, interval, variances
 
 Ints = NDArray[np.int64]
@@ -70,7 +70,7 @@ def run(
         UserError: the model, the input, the output or the times cannot be used; no output is left then.
     """
     start = perf_counter()
-    spec = load_spec(model, settings.models, deep=True)
+    spec = load_checked_spec(model, settings.models)
     source_path, target = Path(input), Path(output)
     check_target(target, source_path)
     end, length = _asked(spec, steps, until, every, probability)

@@ -17,8 +17,8 @@ from jobs.core.settings import Settings
 from jobs.ingestion.checking import key_types_of, typed_key
 from jobs.ingestion.csv_parquet import read_schema
 from jobs.offline.key_inputs import read_inputs
-from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.kernel import load_checked_spec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
 
@@ -40,7 +40,7 @@ def run(
     from jobs.spark.session import spark_session
 
     started = time.monotonic()
-    spec = load_spec(model, settings.models, deep=True)
+    spec = load_checked_spec(model, settings.models)
     if spec.inputs is None:
         raise UserError(f"{spec.source_path}: {spec.name} takes no inputs: add `inputs` (docs/models.md)")
     found = read_inputs(spec, input)

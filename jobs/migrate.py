@@ -43,20 +43,18 @@ def run(
     Raises:
         UserError: no such snapshot or version, no migration between the versions, or keys whose states would be wrong.
     """
-    from jobs.migration.versions import known_versions
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
-    from jobs.specs.loading import load_spec
+    from jobs.state.kernel import load_checked_spec
 
     started = time.monotonic()
-    spec = load_spec(model, settings.models, deep=True)
+    spec = load_checked_spec(model, settings.models)
     spark = spark_session(settings, f"migrate {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     target = spec.version if to is None else to
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
         source = source_snapshot(warehouse, spec.name, snapshot, target)
-        known = known_versions(warehouse, spec)
-        manifest, change, made = migrate(warehouse, source, known, target, dry_run, progress.note)
+        manifest, change, made = migrate(warehouse, source, spec, target, dry_run, progress.note)
     return _report(source, manifest, target, change, made, time.monotonic() - started)
 
 

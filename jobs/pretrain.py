@@ -19,8 +19,8 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.specs import sections
-from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.kernel import load_checked_spec
 from jobs.training import new_keys
 from jobs.training.pretraining import snapshot_at
 from jobs.warehouse.delta import Warehouse
@@ -66,7 +66,7 @@ def run(
     from jobs.training.learning import Window
 
     started = time.monotonic()
-    spec = load_spec(model, settings.models, deep=True)
+    spec = load_checked_spec(model, settings.models)
     before = None if as_of is None else parse_time(as_of, "--as-of")
     window = Window(
         None if learn_from is None else parse_time(learn_from, "--learn-from"),

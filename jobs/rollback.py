@@ -13,6 +13,7 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.kernel import load_checked_spec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import said
 
@@ -49,7 +50,8 @@ def run(
 
     if dry_run and not last_state:
         raise UserError("--dry-run is for --last-state: without it no state changes")
-    spec = load_spec(model, settings.models, deep=last_state)
+    load = load_checked_spec if last_state else load_spec
+    spec = load(model, settings.models)
     warehouse = Warehouse(
         spark_session(settings, f"rollback {spec.name}", short_command_conf()), settings.warehouse
     )

@@ -17,7 +17,7 @@ from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.downstream.forecast_skill import ForecastScorer
 from jobs.downstream.queries import SKILL
 from jobs.downstream.runner import following
-from jobs.specs.loading import load_spec
+from jobs.state.kernel import load_checked_spec
 
 
 @command
@@ -31,7 +31,7 @@ def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> R
     from jobs.downstream.forecast_pairs import check_spec
 
     began = time.monotonic()
-    spec, seconds = load_spec(model, settings.models, deep=True), trigger_seconds(trigger)
+    spec, seconds = load_checked_spec(model, settings.models), trigger_seconds(trigger)
     if spec.forecast is None:
         raise UserError(
             f"{spec.source_path}: there is nothing to forecast: add `forecast` with horizons (docs/streaming.md)"

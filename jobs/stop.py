@@ -67,7 +67,7 @@ def _report(name: str, what: str, was: DriverStatus, log: DriverLog) -> Report:
         {
             "model": name,
             "stopped": was.driven,
-            "generation": was.drive and was.drive.generation,
+            "generation": was.driver and was.driver.generation,
             "held_until": held and held.until and held.until.isoformat(),
             "held": held is not None,
         },

@@ -17,7 +17,7 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
-from jobs.specs.loading import load_spec
+from jobs.state.kernel import load_checked_spec
 from jobs.streaming import several
 from jobs.streaming.driver import Driver
 from jobs.warehouse.delta import Warehouse
@@ -64,7 +64,7 @@ def run(
         if adopt is not None or generation is not None:
             raise UserError("--adopt and --generation name something of one model: give one --model")
         return several.run(settings, model, trigger, metrics_port, metrics_file, profile)
-    spec = load_spec(model[0], settings.models, deep=True)
+    spec = load_checked_spec(model[0], settings.models)
     seconds = trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
         kafka = spec.speaks_to_kafka

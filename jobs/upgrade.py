@@ -16,7 +16,7 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.specs.loading import load_spec
+from jobs.state.kernel import load_checked_spec
 from jobs.upgrades.upgrading import BLUE_GREEN, MODES, REPARTITION, STATELESS, Upgrade
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import need_measurements
@@ -72,7 +72,7 @@ def run(
         raise UserError(
             "--partitions is for --mode repartition: a new version takes stream.partitions of its spec"
         )
-    spec = load_spec(model, settings.models, deep=True)
+    spec = load_checked_spec(model, settings.models)
     spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf(), spec.speaks_to_kafka)
     warehouse = Warehouse(spark, settings.warehouse)
     need_measurements(warehouse, spec.name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.kernel import load_checked_spec
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -35,7 +35,7 @@ class Work(NamedTuple):
     @property
     def spec(self) -> ModelSpec:
         """Return the model's spec."""
-        return load_spec(str(MODELS / f"{self.model}.yaml"), MODELS, deep=True)
+        return load_checked_spec(str(MODELS / f"{self.model}.yaml"), MODELS)
 
 
 DENSE = (

@@ -18,9 +18,8 @@ from jobs.core.errors import first_line
 from jobs.downstream.queries import VERBS, Query, lease_log, queries_of, query_of
 from jobs.lineage.generations import stream_taken_error
 from jobs.observability.lag import table_lag
-from jobs.supervision.crash_count import QUERIES
 from jobs.supervision.driver_identity import LIVENESS_SECONDS, DriverIdentity
-from jobs.supervision.driver_log import CAUGHT_UP, FAILED, STOPPED, DriverRecord
+from jobs.supervision.driver_log import CAUGHT_UP, FAILED, QUERIES, STOPPED, DriverRecord
 from jobs.supervision.driver_status import LIVE, resume_command
 from jobs.supervision.launcher import LAUNCH_VARIABLE
 from jobs.warehouse.checkpoints import Checkpoint
@@ -41,7 +40,7 @@ def followers(warehouse: Warehouse, model: str) -> list[dict[str, Any]]:
         drive = lease_log(warehouse, verb, model).last(verb)
         if drive is None:
             continue
-        names = (drive.rules or {}).get(QUERIES, [])
+        names = drive.queries or []
         queries = [query for query in (query_of(model, name) for name in names) if query is not None]
         running = drive.ended_at is None and drive.owner.alive(drive.beat_at)
         owner = drive.owner

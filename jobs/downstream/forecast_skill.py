@@ -14,8 +14,8 @@ from jobs.core.report import Report
 from jobs.downstream.forecast_pairs import Plan, check_spec, forecaster_of, pairs, scored
 from jobs.downstream.queries import SKILL, application_of, queries_of
 from jobs.downstream.runner import LiveQueries
-from jobs.encoding.estimates import MEASURED
 from jobs.encoding.keys import columns_of, key_kind
+from jobs.encoding.packet_kinds import MEASURED
 from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
 from jobs.lineage.live import live_lineage
@@ -82,7 +82,7 @@ class ForecastScorer(LiveQueries):
             manifest = manifests.record(self.warehouse, known[link.generation].snapshot_id)
             if manifest is None:
                 continue
-            made = manifest.model_spec()
+            made = manifest.model_spec(self.spec.folder)
             try:
                 check_spec(made, self.section)
                 if made.measurement == self.spec.measurement and made.time_unit == self.spec.time_unit:

@@ -27,7 +27,6 @@ from jobs.downstream.queries import (
 from jobs.observability.lag import table_lag
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
-from jobs.supervision.crash_count import QUERIES
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Folder, hadoop_files
@@ -86,7 +85,7 @@ class Followers:
         last = lease_log(self.warehouse, verb, self.spec.name).last(verb)
         if last is None or last.ended_at is not None or not last.owner.alive(last.beat_at):
             return []
-        return (last.rules or {}).get(QUERIES, [])
+        return last.queries or []
 
     def _old_enough(self, query: Query) -> bool:
         checkpoint = Checkpoint(self.warehouse, query.checkpoint)

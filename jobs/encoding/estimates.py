@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
 from jobs.encoding.keys import KeyKind, columns_of, integer_keys
+from jobs.encoding.packet_kinds import INNOVATION, MEASURED
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows, Packer
 from kalman.flags import FLAGS
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
 
     from jobs.specs.model_spec import ModelSpec
     from kalman.types import Filter
-
-INNOVATION = "innovation"
-"""Name of the normalised innovations among what a filter puts out beside its estimates."""
-
-MEASURED = "measured"
-"""Name of the row's own measurement there."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _ARROW = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}

@@ -51,5 +51,8 @@ BEYOND, CORRECTION, MARK, RESENT = 8, 10, 11, 13
 """And, where late rows are replayed: rows older than the kept ones; estimates in the place of earlier ones. Of all: the
 watermark, which stands in the place of the number of rows. Where rows have ids: those with the id of another."""
 
+INNOVATION, MEASURED = "innovation", "measured"
+"""Names of two extras of an estimate: the normalised innovations, and the row's own measurement."""
+
 NEVER = np.iinfo(np.int64).min
 """The watermark before any row has come."""

@@ -216,14 +216,19 @@ def blocks_of(spec: ModelSpec, keys: int, partitions: int) -> int:
     return blocks_for(max(keys, spec.stream.expected_keys or 0), partitions, spec.stream.keys_per_block)
 
 
-def generation_built_with(warehouse: Warehouse, generation: Generation, manifest: Manifest) -> BuiltWith:
-    """Return what a generation was made with: its row, its snapshot's spec, and what its checkpoint says."""
+def generation_built_with(
+    warehouse: Warehouse, generation: Generation, manifest: Manifest, folder: str | None
+) -> BuiltWith:
+    """Return what a generation was made with: its row, its snapshot's spec, and what its checkpoint says.
+
+    folder: of the model's functions (`ModelSpec.folder`).
+    """
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     stored, sources = checkpoint.settings(), checkpoint.sources()
     reached = position_of(warehouse, generation)
     return BuiltWith(
         what=generation.generation,
-        spec=manifest.model_spec(),
+        spec=manifest.model_spec(folder),
         fingerprint=generation.fingerprint,
         reached=reached,
         keys=manifest.key_count,

@@ -80,7 +80,7 @@ def acquire(
     """
 
     log = DriverLog.of(warehouse, generation.model)
-    before = next((one for one in log.drives() if one.generation == generation.generation), None)
+    before = next((one for one in log.drivers() if one.generation == generation.generation), None)
     refuse_if_driven(generation)
     if before is not None and before.ended_at is None and before.owner.alive_after_waiting(before.beat_at):
         raise _driven(generation, before.owner)

@@ -110,6 +110,6 @@ def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[G
 def _ask_to_end(warehouse: Warehouse, generation: Generation) -> None:
     """Leave a request to end for the driver of a generation, if one has said nothing of its end."""
     log = DriverLog.of(warehouse, generation.model)
-    for drive in log.drives():
+    for drive in log.drivers():
         if drive.generation == generation.generation and drive.ended_at is None:
             log.ask_to_stop(drive, f"{generation.generation} was retired")

@@ -141,7 +141,7 @@ def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Sta
         )
     manifest = origin(warehouse, generation)
     refuse_damaged(warehouse, generation)
-    made = compatibility.generation_built_with(warehouse, generation, manifest)
+    made = compatibility.generation_built_with(warehouse, generation, manifest, spec.folder)
     asked = compatibility.deployed(warehouse, spec, made.stored)
     notes = compatibility.check(made, asked)
     return StartPoint(generation, manifest, compatibility.spec_to_run(made.spec, spec), False, tuple(notes))

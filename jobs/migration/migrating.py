@@ -15,7 +15,7 @@ from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.migration.apply import apply_migration, change_of
 from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
 from jobs.migration.state_map import kept_in_unit, migration, state_map_of
-from jobs.migration.versions import path_between
+from jobs.migration.versions import known_versions, path_between
 from jobs.snapshots.manifests import GOOD, all_of, find
 from jobs.snapshots.store import find_whole, verify, write
 from jobs.snapshots.waiting_rows import verified
@@ -37,18 +37,22 @@ if TYPE_CHECKING:
 def migrate(
     warehouse: Warehouse,
     source: Manifest,
-    known: dict[int, ModelSpec],
+    spec: ModelSpec,
     target: int,
     dry_run: bool = False,
     told: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
     """Return the migrated snapshot (None if it is a dry run), what changed, and if it was made now.
 
+    spec: the deployed one, beside whose file those of other versions are.
+
     Raises:
         UserError: there is no way between the versions, or some keys would come out wrong.
     """
+    known = known_versions(warehouse, spec)
     # What the snapshot's states mean is what its own manifest says, not what a file of that version says today.
-    steps = path_between({**known, source.model_version: source.model_spec()}, source.model_version, target)
+    known[source.model_version] = source.model_spec(spec.folder)
+    steps = path_between(known, source.model_version, target)
     if not steps:
         raise UserError(f"snapshot {source.snapshot_id} is of version {target} already")
     return migrate_along(warehouse, source, steps, parameters_after(steps, source.parameters), dry_run, told)

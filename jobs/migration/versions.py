@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.snapshots.manifests import all_of
-from jobs.specs.loading import load_spec
 from jobs.specs.migration import Rekeying, StateMapSpec
 from jobs.specs.model_spec import EARLIER, ModelSpec
+from jobs.state.kernel import load_checked_spec
 from jobs.warehouse.delta import Warehouse
 
 
@@ -50,14 +50,14 @@ def known_versions(warehouse: Warehouse, current: ModelSpec) -> dict[int, ModelS
     Raises:
         SpecError: a file is no valid spec.
     """
-    found = {one.model_version: one.model_spec() for one in all_of(warehouse, current.name)}
+    found = {one.model_version: one.model_spec(current.folder) for one in all_of(warehouse, current.name)}
     beside = (
         []
         if current.source_path is None
         else (current.source_path.parent / EARLIER).glob(f"{current.name}.v*.yaml")
     )
     for path in sorted(beside):
-        spec = load_spec(path, deep=True)
+        spec = load_checked_spec(path)
         if spec.name != current.name or path.name != f"{spec.name}.v{spec.version}.yaml":
             raise UserError(f"{path}: it is version {spec.version} of {spec.name}; name the file accordingly")
         found[spec.version] = spec

@@ -246,7 +246,7 @@ class Maintenance:
         """Return the generations that a driver holds, by the log of drivers."""
         log = DriverLog.of(self.warehouse, self.spec.name)
         return {
-            one.generation for one in log.drives() if one.ended_at is None and one.owner.alive(one.beat_at)
+            one.generation for one in log.drivers() if one.ended_at is None and one.owner.alive(one.beat_at)
         }
 
     def _folder(self, name: str, remove: bool) -> bool:

@@ -53,9 +53,12 @@ class Manifest:
         """Return how far in its source rows are reflected: a version, or a topic's sum of offsets."""
         return rank(self.position)
 
-    def model_spec(self) -> ModelSpec:
-        """Return the spec as it was when the snapshot was made: what its states mean."""
-        return ModelSpec.model_validate_json(self.spec)
+    def model_spec(self, folder: str | None = None) -> ModelSpec:
+        """Return the spec of the snapshot's own time, which says what its states mean.
+
+        folder: of the model's functions (`ModelSpec.folder`); a spec that names functions cannot be built without it.
+        """
+        return ModelSpec.model_validate_json(self.spec).with_folder(folder)
 
 
 def find(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:

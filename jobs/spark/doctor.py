@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 PYTHON_AT_LEAST = (3, 11)
 JAVA_VERSIONS = (17, 21)
@@ -24,10 +25,7 @@ def python_problem() -> str:
             "(Debian, Ubuntu: apt install python3.11 python3.11-venv; macOS: brew install python@3.11) "
             "and run: make setup PYTHON=python3.11"
         )
-    try:
-        import ensurepip  # noqa: F401
-        import venv  # noqa: F401
-    except ImportError:
+    if not (find_spec("ensurepip") and find_spec("venv")):
         name = "python{}.{}-venv".format(*sys.version_info[:2])
         return (
             f"{sys.executable} cannot make a virtual environment: "

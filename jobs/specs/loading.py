@@ -8,38 +8,34 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from jobs.specs import yaml_text
-from jobs.specs.model_spec import ModelSpec, folder_of, loaded_from
+from jobs.specs.model_spec import EARLIER, ModelSpec
 from jobs.specs.problems import Problem, SpecError, closest, problem_of
 
 
-def load_spec(
-    name_or_path: str | Path, models_dir: str | Path | None = None, *, deep: bool = False
-) -> ModelSpec:
+def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) -> ModelSpec:
     """Load a spec by its model's name (`nile`: `<models_dir>/nile.yaml`) or by its file's path.
 
     Args:
         name_or_path: a name, or a path that has a folder in it or ends in .yaml or .yml.
         models_dir: the folder of specs; by default `models`.
-        deep: also check what only the numerics can judge (loads NumPy).
 
     Raises:
         SpecError: the file is missing, is no YAML, or is no valid spec; one problem a line.
     """
     text = str(name_or_path)
     if text.endswith((".yaml", ".yml")) or "/" in text or isinstance(name_or_path, Path):
-        spec = _load(Path(text).expanduser())
-    else:
-        folder = Path(models_dir or "models")
-        path = folder / f"{text}.yaml"
-        if not path.is_file():
-            known = [file.stem for file in spec_files(folder)] if folder.is_dir() else []
-            hint = closest(text, known) or (
-                f"models there are {', '.join(known)}" if known else "there are no models there"
-            )
-            raise SpecError(Problem(str(path), "", f"there is no model '{text}'", hint))
-        spec = _load(path)
-        _check_stem(spec, path)
-    return spec.check() if deep else spec
+        return _load(Path(text).expanduser())
+    folder = Path(models_dir or "models")
+    path = folder / f"{text}.yaml"
+    if not path.is_file():
+        known = [file.stem for file in spec_files(folder)] if folder.is_dir() else []
+        hint = closest(text, known) or (
+            f"models there are {', '.join(known)}" if known else "there are no models there"
+        )
+        raise SpecError(Problem(str(path), "", f"there is no model '{text}'", hint))
+    spec = _load(path)
+    _check_stem(spec, path)
+    return spec
 
 
 def spec_files(models_dir: str | Path) -> list[Path]:
@@ -125,16 +121,21 @@ def _load(path: Path) -> ModelSpec:
         raise SpecError(sorted(found, key=lambda problem: problem.line)) from error
     except RecursionError as error:
         raise SpecError(Problem(file, "", "is nested too deeply", "a matrix is a list of rows")) from error
-    spec._source, spec._lines = path, document.lines
-    loaded_from[spec.name] = folder_of(path)
+    spec._source, spec._folder, spec._lines = path, _folder_of(path), document.lines
     return spec
+
+
+def _folder_of(path: Path) -> str:
+    """Return the folder of models that a spec's file is in; earlier versions have a folder of their own in it."""
+    parent = path.resolve().parent
+    return str(parent.parent if parent.name == EARLIER else parent)
 
 
 def _check_stem(spec: ModelSpec, path: Path) -> None:
     # By name a model is found by its file's name, so that two files cannot claim one model.
     if spec.name != path.stem:
         raise SpecError(
-            spec._problem(
+            spec.problem(
                 "name", f"'{spec.name}' differs from its file's name", f"name the file {spec.name}.yaml"
             )
         )

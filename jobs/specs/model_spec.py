@@ -65,8 +65,6 @@ TimeUnit = Literal["microsecond", "millisecond", "second", "minute", "hour", "da
 DEFAULT_MISSING = ("", "NA", "NaN", "null")
 EARLIER = "versions"
 """The folder, in that of the models, with the specs of earlier versions."""
-loaded_from: dict[str, str] = {}
-"""Where this process has loaded specs from, by model: the functions of those that come out of manifests are there."""
 # The fields that `kalman.build` reads, besides `learn`; in those of NUMERIC 1 and 1.0 are one number.
 DEFINITION = (
     "filter",
@@ -238,6 +236,7 @@ class ModelSpec(Section):
     airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")
 
     _source: Path | None = PrivateAttr(None)
+    _folder: str | None = PrivateAttr(None)
     _lines: dict[yaml_text.Path, int] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -407,12 +406,14 @@ class ModelSpec(Section):
 
     @property
     def folder(self) -> str | None:
-        """Return the folder of models that the spec was loaded from: one more place to look for functions.
+        """Return the folder of models of the spec's file, in which functions are searched too; None: it has none."""
+        return self._folder
 
-        A spec out of a manifest was loaded from none; its functions are beside the file of its model that this process
-        has loaded.
-        """
-        return loaded_from.get(self.name) if self._source is None else folder_of(self._source)
+    def with_folder(self, folder: str | None) -> Self:
+        """Return a spec out of a manifest with the folder of its functions."""
+        spec = self.model_copy()
+        spec._folder = folder
+        return spec
 
     @property
     def unit_us(self) -> float:
@@ -505,47 +506,11 @@ class ModelSpec(Section):
             parts["expiry"] = {"after": self.expiry.after_us, **self.expiry.model_dump(exclude={"after"})}
         return {name: meaning for name, meaning in parts.items() if meaning}
 
-    def check(self) -> Self:
-        """Check what only the numerics can: kinds, dimensions, covariances, what can be learned.
-
-        Raises:
-            SpecError: the model cannot be built.
-        """
-        import kalman
-
-        try:
-            kernel = kalman.build(self.definition())
-            if self.outputs.innovation:
-                from kalman.evaluation.forecast import check_measuring
-
-                check_measuring(kernel)
-            if self.learn is not None:
-                from kalman.learning.learners import learnable
-
-                learnable(self.definition())
-        except kalman.ModelError as error:
-            hint = _hint(error.field, error.problem, error.remedy)
-            raise SpecError(self._problem(error.field, error.problem, f"{hint} {error.remedy}")) from error
-        return self
-
-    def _problem(self, field: str, problem: str, remedy: str) -> Problem:
+    def problem(self, field: str, problem: str, remedy: str) -> Problem:
+        """Return a problem of a field with the file and the line that it was written in."""
         path = [int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", field)]
         file = str(self._source) if self._source else f"model {self.name}"
         return Problem(file, field, problem, remedy, line_of(path, self._lines))
-
-
-def folder_of(path: Path) -> str:
-    """Return the folder of models that a spec's file is in; earlier versions have a folder of their own in that."""
-    parent = path.resolve().parent
-    return str(parent.parent if parent.name == EARLIER else parent)
-
-
-def _hint(field: str, problem: str, remedy: str) -> str:
-    """Return `did you mean 'x'?` where the numerics list what they know."""
-    listed = re.search(r"(?:choose one of|choose from|known are) (.+)$", remedy)
-    written = re.match(r"'([^']*)'|the model has no parameter '([^']*)'", problem)
-    word = next(filter(None, written.groups()), "") if written else field.rsplit(".", 1)[-1]
-    return closest(word, listed[1].split(", ")) if listed else ""
 
 
 def _check_columns(names: Sequence[str], field: str, what: str = "column") -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.encoding.rows import KeyedRows, RowFormat, by_bucket, unpack_rows
 from kalman.run import SortedRows
 
 Bools = NDArray[np.bool_]
@@ -104,50 +101,7 @@ def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | N
     return again
 
 
-def marks_of(keyed: KeyedRows) -> tuple[Marks, Ints]:
-    """Return what tells those rows that have an id, and where they are among all."""
-    assert keyed.ids is not None
-    named = np.flatnonzero(keyed.ids.arrays["named"])
-    return Marks(keyed.rows.key, keyed.ids.arrays["id"], keyed.rows.time).take(named), named
-
-
-def distinct(keyed: KeyedRows, fmt: RowFormat) -> KeyedRows:
-    """Return rows without those that repeat another, where rows of the format are told to."""
-    if fmt.row_id is not None:
-        marks, named = marks_of(keyed)
-        again = np.zeros(len(keyed.rows.key), bool)
-        again[named] = resent(marks, fmt.row_id.within)
-    elif fmt.distinct:
-        again = repeated(keyed.rows)
-    else:
-        return keyed
-    return chosen(keyed, np.flatnonzero(~again)) if again.any() else keyed
-
-
-def chosen(keyed: KeyedRows, which: Ints) -> KeyedRows:
-    """Return some of the rows, in their order, and the keys that still have rows."""
-    rows = keyed.rows
-    present, code = np.unique(rows.key[which], return_inverse=True)
-    keys = keyed.keys if len(present) == keyed.keys.size else keyed.keys.take(present)
-    ids = None if keyed.ids is None else keyed.ids.take(which)
-    return KeyedRows(keys, rows.take(which)._replace(key=code.astype(np.int64)), ids)
-
-
 def _previous(counts: Bools) -> Ints:
     """Return for each place (N,) the last one before it that counts, -1 where there is none."""
     last = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
     return np.concatenate([[-1], last[:-1]]).astype(np.int64)
-
-
-def each_bucket(
-    fmt: RowFormat, work: Callable[[KeyedRows], Iterator[pa.RecordBatch]]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Wrap `work` on the rows of one bucket as a function over the packets of a partition."""
-
-    def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for payloads in by_bucket(batches):
-            keyed = distinct(unpack_rows(payloads, fmt), fmt)
-            if len(keyed.rows.key):
-                yield from work(keyed)
-
-    return over

@@ -31,7 +31,8 @@ from jobs.encoding.routing import block_of
 from jobs.encoding.rows import KeyedRows, keyed_rows
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks, decoded, due, touched, unknown
-from jobs.state.duplicates import chosen, repeated
+from jobs.state.distinct import chosen
+from jobs.state.duplicates import repeated
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import filter_step, gather, put
 from jobs.state.plan import accepted, late_rows, put_out, rows_of, without_state

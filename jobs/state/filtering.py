@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.encoding.estimates import INNOVATION
+from jobs.encoding.packet_kinds import INNOVATION
 from kalman.evaluation.diagnostics import Watch
 from kalman.run import KeyStates, Outputs, SortedRows, run
 from kalman.types import Filter

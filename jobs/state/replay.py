@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.rows import order_rows
+from jobs.encoding.order import order_rows
 from jobs.state.duplicates import repeated
 from jobs.state.filtering import filter_rows
 from kalman.run import KeyStates, Outputs, SortedRows, picked, run

@@ -22,7 +22,8 @@ from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.rows import KeyedRows, RowFormat, RowId
 from jobs.state.block_format import StateFormat, format_of
 from jobs.state.block_store import Blocks, due, touched
-from jobs.state.duplicates import Marks, marks_of, resent
+from jobs.state.distinct import marks_of
+from jobs.state.duplicates import Marks, resent
 
 if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec

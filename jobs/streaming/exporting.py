@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 def export(
     warehouse: Warehouse,
     generation: Generation,
+    folder: str | None,
     batch: int | None = None,
     told: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest, bool]:
     """Return the snapshot of a generation's state at the end of a micro-batch, and if it was made now.
 
-    A generation that has committed nothing is still the snapshot that it began from.
+    A generation that has committed nothing is still the snapshot that it began from. `folder` is that of the model's
+    functions (`ModelSpec.folder`).
     """
     if generation.status == REMOVED:  # what is left of its checkpoint may be a part of it
         raise UserError(f"generation {generation.generation} is removed, and its state with it")
@@ -58,7 +60,7 @@ def export(
         committed_at=None,
         inputs=None if origin.inputs is None else version_of(warehouse, generation, batch),
     )
-    states = states_at(warehouse, generation, origin, batch)
+    states = states_at(warehouse, generation, origin, batch, folder)
     held = None
     if origin.model_spec().timed:
         held = waiting_at(warehouse, generation, origin, batch)

@@ -153,7 +153,9 @@ def start_query(
     sink = MicroBatchWriter(generation, rows, out, fence, told, spec.quarantine)
     sink.ended, sink.corrects = ended, spec.order.kind == "replay"
     sink.pins, sink.profiler = pins, profiler
-    sink.latest = _latest(fence, out, deployed.sinks, manifest, pinned, committed, timing is not None)
+    sink.latest = _latest(
+        fence, out, deployed.sinks, manifest, pinned, committed, timing is not None, spec.folder
+    )
     sink.publisher = _publisher(warehouse, lease, deployed, committed)
     writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
     writer = writer.option("checkpointLocation", warehouse.path(generation.checkpoint))
@@ -176,6 +178,7 @@ def _latest(
     pinned: DataFrame | None,
     committed: int | None,
     scattered: bool,
+    folder: str | None,
 ) -> Latest | None:
     """Return what keeps the latest states, with those that there are already; None where the spec wants none."""
     warehouse, generation = fence.warehouse, fence.lease.generation
@@ -184,7 +187,7 @@ def _latest(
         if pinned is not None:
             return pinned
         assert committed is not None
-        return states_at(warehouse, generation, manifest, committed)
+        return states_at(warehouse, generation, manifest, committed, folder)
 
     if not sinks.latest:
         latest_states.forget(warehouse, generation.model, generation.generation)

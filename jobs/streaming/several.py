@@ -24,8 +24,8 @@ from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import stream_conf
 from jobs.spark.session import spark_session
-from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.kernel import load_checked_spec
 from jobs.streaming.driver import Driver
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import need_measurements
@@ -58,7 +58,7 @@ def run(
     Raises:
         UserError: a model is named twice, or one of them is driven already; no stream has been started then.
     """
-    specs = [load_spec(model, settings.models, deep=True) for model in models]
+    specs = [load_checked_spec(model, settings.models) for model in models]
     names = [spec.name for spec in specs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

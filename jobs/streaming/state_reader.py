@@ -36,14 +36,17 @@ if TYPE_CHECKING:
     from kalman.types import Filter
 
 
-def states_at(warehouse: Warehouse, generation: Generation, origin: Manifest, batch: int) -> DataFrame:
+def states_at(
+    warehouse: Warehouse, generation: Generation, origin: Manifest, batch: int, folder: str | None
+) -> DataFrame:
     """Return a generation's states at the end of a committed micro-batch, as the rows of a snapshot.
+
+    folder: of the model's functions (`ModelSpec.folder`).
 
     Raises:
         UserError: the state cannot be read, or is not that of the generation's model.
     """
-
-    spec = origin.model_spec()
+    spec = origin.model_spec(folder)
     kernel = kalman.build(spec.definition(), origin.parameters)
     ship(warehouse.spark, spec.definition())
     kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)

@@ -1,1 +1,1 @@
-"""The log of drivers: who drives what; launching, watching and stopping. Airflow imports it, so no Spark and no NumPy."""
+"""The log of drivers: who drives what; launching, watching and stopping. Airflow imports it: no Spark, no NumPy."""

@@ -1,4 +1,4 @@
-"""Say which process drives a stream, and tell if it still runs."""
+"""The identity of the process that drives a stream, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
 
 HEARTBEAT_SECONDS = LEASE_SECONDS / 3
 LIVENESS_SECONDS = min(5.0, LEASE_SECONDS / 6)
-"""How often a driver gives a sign of life in the log of drivers, and looks there if it is to stop."""
+"""How often a driver renews its sign of life in the log of drivers, and reads there whether to stop."""
 
 ORPHAN_SECONDS = 60.0
 """How long a start waits for the Spark process of a driver that was killed."""
@@ -27,7 +27,7 @@ ORPHAN_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class DriverIdentity:
-    """A driver: its machine, its process and Spark's, when they started, and a token that no other driver has."""
+    """A driver: its machine, its process and Spark's (`jvm`), their start times, and a token unique to the driver."""
 
     host: str
     pid: int
@@ -38,34 +38,34 @@ class DriverIdentity:
 
     @classmethod
     def this_process(cls, jvm: int) -> DriverIdentity:
-        """Return this very process, whose Spark runs in process `jvm`."""
+        """Return the identity of the current process, whose Spark runs in process `jvm`."""
         pid = os.getpid()
         return cls(machine(), pid, started_at(pid) or 0.0, jvm, started_at(jvm) or 0.0, uuid.uuid4().hex)
 
     @classmethod
     def parse(cls, text: str | None) -> DriverIdentity | None:
-        """Read an owner as `generations` holds it; None where there is none."""
+        """Parse the column `owner` of the table of generations; None if it is empty."""
         return None if not text else cls(**json.loads(text))
 
     def text(self) -> str:
-        """Return the owner as `generations` holds it."""
+        """Return the value of the column `owner` of the table of generations."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @property
     def here(self) -> bool:
-        """Tell if it is a process of this machine."""
+        """Tell whether the process is of this machine."""
         return self.host == machine()
 
     def alive(self, heartbeat: datetime | None) -> bool:
-        """Tell if the driver still runs: by its processes on this machine, else by its heartbeat."""
+        """Tell whether the driver runs: by its processes on this machine, elsewhere by its heartbeat."""
         if self.here:
             return started_at(self.pid) == self.started or started_at(self.jvm) == self.jvm_started
         return heartbeat is not None and is_fresh(heartbeat, LEASE_SECONDS)
 
     def alive_after_waiting(self, heartbeat: datetime | None) -> bool:
-        """Tell if the driver still runs, once a driver that was killed has had the time to be gone altogether.
+        """Tell whether the driver runs, after giving the processes of a killed one the time to end.
 
-        Spark's process notices that its Python is gone and ends by itself; until then it could still write.
+        Spark's process ends by itself once its Python has gone; until then it could still write.
         """
         deadline = time.monotonic() + ORPHAN_SECONDS
         while self.alive(heartbeat):
@@ -81,20 +81,20 @@ def machine() -> str:
     return os.environ.get("KALMAN_HOST") or socket.gethostname()
 
 
-def is_fresh(beat: datetime, seconds: float) -> bool:
-    """Tell if a sign of life is of the last seconds.
+def is_fresh(heartbeat: datetime, seconds: float) -> bool:
+    """Tell whether a heartbeat is less than `seconds` old.
 
-    One that seems to come from as far in the future is not: the clock was put back since, and whoever still lives has
-    given a sign by the new one. Should that be wrong, because two machines' clocks differ so much, a driver is replaced
-    that need not be, and the fence keeps it from writing.
+    A heartbeat further in the future than that is stale: the clock was set back since, and a live driver has written
+    another one by the new time. Where two machines' clocks really differ that much, a live driver is replaced, and the
+    fence keeps the replaced one from writing.
     """
-    return abs((clock.now() - beat).total_seconds()) < seconds
+    return abs((clock.now() - heartbeat).total_seconds()) < seconds
 
 
 def started_at(pid: int) -> float | None:
-    """Return when a process was started, or None if it has ended: a number that it keeps for life.
+    """Return the start time of a process, or None if it has ended; with the process id it names one process.
 
-    On Linux in seconds since the machine was: the time of day moves when somebody sets the clock.
+    On Linux in seconds since the machine's own start, as setting the clock changes the time of day.
     """
     try:
         process = psutil.Process(pid)

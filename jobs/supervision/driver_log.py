@@ -1,14 +1,16 @@
-"""The log of drivers: a small file for each that has held a stream's lease, kept while it drives and after.
+"""The log of drivers: a small file for each driver that has held a stream's lease, kept after its end too.
 
-The lease itself is in `generations`. These files say the same, cheaply and to processes without Spark: who drives, when
-it last gave a sign, how it ended. Each driver writes only its own file, named by its epoch, so nobody can overwrite
-what a later driver says, and a file of a later epoch tells a driver that its lease is lost.
+The lease itself is in the table of generations. These files give the same facts, cheaply, to processes without Spark:
+who drives, when it last gave a sign of life, how it ended. Each driver writes only its own file, named by its epoch, so
+that no driver overwrites the record of a later one; a file of a later epoch tells a driver that it has lost its lease.
 
-    <warehouse>/_leases/<model>/<generation>/<epoch>.json    a driver's life
-    <warehouse>/_leases/<model>/<generation>/<epoch>.stop    a request that it finish its micro-batch and end
+    <warehouse>/_leases/<model>/<generation>/<epoch>.json    a driver from start to end
+    <warehouse>/_leases/<model>/<generation>/<epoch>.stop    a request that it finish its micro-batch and stop
     <warehouse>/_leases/<model>/launches/<token>.json|stop   the same of a process that may not have a lease yet
-    <warehouse>/_leases/<model>/hold.json                    nothing is to start a driver by itself now
-    <warehouse>/_leases/<model>/crashes.json                 drivers in a row that have crashed and done nothing
+    <warehouse>/_leases/<model>/hold.json                    no driver is to be started automatically
+    <warehouse>/_leases/<model>/crashes.json                 consecutive drivers that crashed without progress
+
+The names of the records' fields are the keys of the JSON.
 """
 
 from __future__ import annotations
@@ -29,17 +31,20 @@ FOLDER = "_leases"
 LAUNCHES = "launches"
 HOLD, CRASHES = "hold.json", "crashes.json"
 KEPT = 100
-"""Drivers of a generation that the log remembers."""
+"""Drivers of a generation that the log keeps."""
 
 STOPPED, CAUGHT_UP, FAILED, LOST = "stopped", "caught up", "failed", "lost"
-"""How a driver ends: asked to; nothing left to do; by an error; its lease is another's, or its generation retired. One
-that is killed says nothing."""
+"""How a driver ends: by a request; with nothing left to do; by an error; because another driver has its lease or its
+generation is retired. A killed driver records nothing."""
+
+QUERIES = "queries"
+"""The entry of a driver's rules that lists its queries, where it drives others than its generation's own."""
 
 R = TypeVar("R", bound="Record")
 
 
 class Record:
-    """What a file holds: the fields of a dataclass as JSON."""
+    """The content of a file: the fields of a dataclass as JSON."""
 
     def text(self) -> bytes:
         """Return the file's content."""
@@ -47,28 +52,21 @@ class Record:
 
     @classmethod
     def parse(cls: type[R], content: bytes | None) -> R | None:
-        """Read a file's content; None where there is no file, or one that is not whole yet."""
+        """Parse a file's content; None if there is no file, or it is not complete yet."""
         try:
             values: dict[str, Any] = json.loads(content or b"")
-            known = {one.name for one in fields(cls)}  # pyright: ignore[reportArgumentType]
-            return cls(**{name: cls._value(name, value) for name, value in values.items() if name in known})
+            known = [one for one in fields(cls) if one.name in values]  # pyright: ignore[reportArgumentType]
+            return cls(**{one.name: _parsed(str(one.type), values[one.name]) for one in known})
         except (ValueError, TypeError):
             return None
-
-    @staticmethod
-    def _value(name: str, value: Any) -> Any:
-        if value is not None and name.endswith(("_at", "until")):
-            return datetime.fromisoformat(value)
-        if name == "owner" and value is not None:
-            return DriverIdentity(**value)
-        return value
 
 
 @dataclass(frozen=True, slots=True)
 class DriverRecord(Record):
-    """A driver's hold on a generation, from the moment that it had the lease.
+    """One driver of a generation, from the moment that it had the lease.
 
-    rules: what decided what becomes of rows (`compatibility.row_rules`).
+    beat_at: its last sign of life; how: it ended (`STOPPED`, ...); rules: the fields of the spec that decided what
+    became of rows (`jobs.lineage.compatibility.row_rules`), or `QUERIES`.
     """
 
     model: str
@@ -89,12 +87,17 @@ class DriverRecord(Record):
         """Return the name of its file."""
         return f"{self.generation}/{self.epoch:08d}.json"
 
+    @property
+    def queries(self) -> list[str] | None:
+        """Return the names of its queries, which are those of their checkpoints; None: its generation's own."""
+        return (self.rules or {}).get(QUERIES)
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecord(Record):
-    """A driver's process as whoever started it saw it: before it has a lease, and how it ended.
+    """A driver's process as its launcher saw it: before it has a lease, and its exit code.
 
-    keeper: the process that writes this.
+    keeper: the process that writes this record.
     """
 
     token: str
@@ -118,9 +121,9 @@ class LaunchRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Record):
-    """A wish that nothing start a driver by itself, for a time or until it is taken back.
+    """A request that no driver be started automatically, for a time or until `resume`.
 
-    crashes: of something that was given up, how many drivers in a row had crashed; run: Airflow's that gave it up.
+    crashes: consecutive crashed drivers, where restarts were given up; run: the Airflow run that gave up.
     """
 
     reason: str
@@ -130,15 +133,15 @@ class Hold(Record):
     run: str | None = None
 
     def over(self, now: datetime) -> bool:
-        """Tell if it has run out."""
+        """Tell whether it has expired."""
         return self.until is not None and now >= self.until
 
 
 @dataclass(frozen=True, slots=True)
 class Crashes(Record):
-    """Drivers in a row that have crashed before they had committed a micro-batch.
+    """Consecutive drivers that crashed before committing a micro-batch.
 
-    done: the newest micro-batch of each checkpoint after the last of them.
+    done: the newest micro-batch of each checkpoint after the last crash.
     """
 
     count: int
@@ -148,7 +151,7 @@ class Crashes(Record):
 
 @dataclass(frozen=True, slots=True)
 class Stop(Record):
-    """A request to end."""
+    """A request that a driver stop."""
 
     reason: str
     asked_at: datetime
@@ -167,11 +170,11 @@ class DriverLog:
 
     @classmethod
     def of(cls, warehouse: Warehouse, model: str) -> Self:
-        """Return the log of a model in a warehouse, reached as Spark reaches it."""
+        """Open the log of a model through Spark's file system."""
         return cls(hadoop_files(warehouse, f"{FOLDER}/{model}"), model)
 
-    def drives(self) -> list[DriverRecord]:
-        """Return every generation's latest driver, the one that began last at the end."""
+    def drivers(self) -> list[DriverRecord]:
+        """Return the latest driver of each generation, in the order in which they began."""
         found = []
         for generation in self.files.names(""):
             if generation in (LAUNCHES, HOLD, CRASHES):
@@ -182,11 +185,11 @@ class DriverLog:
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
     def next_time(self) -> datetime:
-        """Return the time, but later than when any known driver or launch began, whatever the clock says.
+        """Return the current time, or a later one that is after the beginning of every known driver and launch.
 
-        The last one to begin is the one that counts, also after the clock was put back.
+        So the last one to begin stays last in the log even if the clock was set back.
         """
-        began = [one.began_at for one in (*self.drives(), *self.launches())]
+        began = [one.began_at for one in (*self.drivers(), *self.launches())]
         return max([clock.now(), *(at + timedelta(microseconds=1) for at in began)])
 
     def history(self, generation: str) -> list[DriverRecord]:
@@ -196,21 +199,21 @@ class DriverLog:
         return [one for one in found if one is not None]
 
     def last(self, generation: str) -> DriverRecord | None:
-        """Return a generation's last driver, None if it has had none."""
+        """Return a generation's last driver, or None."""
         return next(reversed(self.history(generation)), None)
 
     def launches(self) -> list[LaunchRecord]:
-        """Return the launches that are still known, oldest first."""
+        """Return the launches that the log still has, oldest first."""
         names = (name for name in self.files.names(LAUNCHES) if name.endswith(".json"))
         found = (LaunchRecord.parse(self.files.read(f"{LAUNCHES}/{name}")) for name in names)
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
     def launch(self, token: str) -> LaunchRecord | None:
-        """Return a launch."""
+        """Return a launch by its token."""
         return LaunchRecord.parse(self.files.read(f"{LAUNCHES}/{token}.json"))
 
     def overtaken(self, generation: str, epoch: int) -> bool:
-        """Tell if a driver of a later epoch has taken the generation."""
+        """Tell whether a driver of a later epoch has the generation."""
         return any(name > f"{epoch:08d}.stop" for name in self.files.names(generation))
 
     def write(self, record: DriverRecord | LaunchRecord) -> None:
@@ -218,12 +221,12 @@ class DriverLog:
         self.files.write(record.name, record.text())
 
     def ask_to_stop(self, record: DriverRecord | LaunchRecord, reason: str) -> None:
-        """Leave a request that a driver end."""
+        """Write a request that a driver stop."""
         stop = Stop(reason, clock.now())
         self.files.write(record.name.removesuffix("json") + "stop", stop.text())
 
     def asked_to_stop(self, record: DriverRecord | LaunchRecord) -> Stop | None:
-        """Return the request that a driver end, if there is one."""
+        """Return the request that a driver stop, if there is one."""
         return Stop.parse(self.files.read(record.name.removesuffix("json") + "stop"))
 
     def hold(self) -> Hold | None:
@@ -232,7 +235,7 @@ class DriverLog:
         return None if found is None or found.over(clock.now()) else found
 
     def put_hold(self, hold: Hold | None) -> None:
-        """Begin a hold, or end the one that is there: then crashes are counted anew."""
+        """Begin a hold, or with None end it and reset the count of crashes."""
         if hold is None:
             self.files.remove(CRASHES)
             self.files.remove(HOLD)
@@ -240,18 +243,18 @@ class DriverLog:
             self.files.write(HOLD, hold.text())
 
     def crashes(self) -> Crashes | None:
-        """Return how many drivers in a row have crashed."""
+        """Return the count of consecutive crashes."""
         return Crashes.parse(self.files.read(CRASHES))
 
     def put_crashes(self, crashes: Crashes | None) -> None:
-        """Write down how many drivers in a row have crashed, None: none."""
+        """Write the count of consecutive crashes, or with None reset it."""
         if crashes is None:
             self.files.remove(CRASHES)
         else:
             self.files.write(CRASHES, crashes.text())
 
     def prune(self, folder: str, keep: int = KEPT) -> None:
-        """Forget all but the last drivers of a generation, or launches."""
+        """Remove all but the last `keep` drivers of a generation, or launches."""
         if folder == LAUNCHES:
             old = [one.name.removesuffix(".json") for one in self.launches()][:-keep]
         else:
@@ -260,6 +263,14 @@ class DriverLog:
         for stem in old:
             for ending in ("json", "stop"):
                 self.files.remove(f"{stem}.{ending}")
+
+
+def _parsed(kind: str, value: Any) -> Any:
+    """Parse a JSON value by the annotation of its field."""
+    kind = kind.removesuffix(" | None")
+    if value is None or kind not in ("datetime", "DriverIdentity"):
+        return value
+    return datetime.fromisoformat(value) if kind == "datetime" else DriverIdentity(**value)
 
 
 def _json(value: Any) -> Any:

@@ -13,35 +13,36 @@ POLL_SECONDS = 0.5
 
 
 def end_driver(log: DriverLog, longest: timedelta, reason: str) -> DriverStatus:
-    """Ask the driver of a stream, or of what follows it, to end, wait until it has; return what was seen of it before.
+    """Stop the driver of a model's stream, monitor or skill query, and wait; return its status before. Idempotent.
 
     Raises:
         UserError: it has not ended in time, or gives no sign of life.
     """
-    was = sight = driver_status(log)
-    ask(log, sight, reason)
+    before = status = driver_status(log)
+    request_stop(log, status, reason)
     deadline = time.monotonic() + longest.total_seconds()
-    while is_there(sight):
-        if sight.state == SILENT:
-            raise UserError(f"{sight.text()}: kill it, nothing is lost by that", RUN_FAILED)
+    while is_there(status):
+        if status.state == SILENT:
+            raise UserError(f"{status.text()}: kill it, nothing is lost by that", RUN_FAILED)
         if time.monotonic() > deadline:
             waited = f"{longest.total_seconds() / 60:g} min"
             raise UserError(
-                f"{sight.text()}, after {waited} still: it may be in a long micro-batch", RUN_FAILED
+                f"{status.text()}, after {waited} still: it may be in a long micro-batch", RUN_FAILED
             )
         time.sleep(POLL_SECONDS)
-        sight = driver_status(log)
-        if sight.launch != was.launch or sight.drive is not None and was.drive is None:
-            ask(log, sight, reason)  # it had no lease yet, or another has begun
-    return was
+        status = driver_status(log)
+        if status.launch != before.launch or status.driver is not None and before.driver is None:
+            request_stop(log, status, reason)  # it has its lease only now, or another driver has begun
+    return before
 
 
-def is_there(sight: DriverStatus) -> bool:
-    return sight.driven or sight.state == SILENT
+def is_there(status: DriverStatus) -> bool:
+    """Tell whether a driver runs or starts, with or without a sign of life."""
+    return status.driven or status.state == SILENT
 
 
-def ask(log: DriverLog, sight: DriverStatus, reason: str) -> None:
-    """Leave a request to end for a driver that runs or starts, once."""
-    for record in (sight.drive, sight.launch):
-        if sight.driven and record is not None and log.asked_to_stop(record) is None:
+def request_stop(log: DriverLog, status: DriverStatus, reason: str) -> None:
+    """Write a request to stop for a driver that runs or starts, unless it has one."""
+    for record in (status.driver, status.launch):
+        if status.driven and record is not None and log.asked_to_stop(record) is None:
             log.ask_to_stop(record, reason)

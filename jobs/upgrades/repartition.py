@@ -76,7 +76,7 @@ def relayout(
             )
             if mine and one.partitions == layout.partitions and not _waits(warehouse, layout.spec, one):
                 return one
-    manifest, _ = export(warehouse, live, told=told)
+    manifest, _ = export(warehouse, live, layout.spec.folder, told=told)
     return start_point.begin(warehouse, layout.spec, manifest, status, layout.partitions, behind=live)
 
 
@@ -89,7 +89,7 @@ def _judged(
     warehouse: Warehouse, spec: ModelSpec, generation: Generation
 ) -> tuple[compatibility.BuiltWith, list[Finding]]:
     made = compatibility.generation_built_with(
-        warehouse, generation, start_point.origin(warehouse, generation)
+        warehouse, generation, start_point.origin(warehouse, generation), spec.folder
     )
     asked = compatibility.deployed(warehouse, spec, made.stored)
     compatibility.check(made, asked)

@@ -95,7 +95,7 @@ def _snapshot(
 ) -> tuple[Manifest | None, dict[str, Any]]:
     """Return the live generation's last state, carried back, and what that does to it; None if it is a dry run."""
     with _with_a_hint(way.live, way.to):
-        source, _ = export(warehouse, way.live, told=told)
+        source, _ = export(warehouse, way.live, way.steps[-1].new.folder, told=told)
         manifest, change, _ = migrate_along(warehouse, source, way.steps, way.parameters, dry_run, told)
     return manifest, change
 
@@ -162,9 +162,9 @@ def _way(warehouse: Warehouse, spec: ModelSpec, live: Generation, to: Generation
     for manifest in (origin, first):
         there = files.get(manifest.model_version)
         if there is None or there.fingerprint() != manifest.fingerprint:
-            files[manifest.model_version] = manifest.model_spec()
+            files[manifest.model_version] = manifest.model_spec(spec.folder)
     steps = path_back(files, live.model_version, to.model_version)
-    made = compatibility.generation_built_with(warehouse, live, origin)
+    made = compatibility.generation_built_with(warehouse, live, origin, spec.folder)
     other = compatibility.other_source(made, steps[-1].new)
     if other is not None:
         raise UserError(

@@ -59,7 +59,8 @@ def refuse_other_source(warehouse: Warehouse, spec: ModelSpec, live: Generation)
     Raises:
         UserError: it does.
     """
-    made = compatibility.generation_built_with(warehouse, live, start_point.origin(warehouse, live))
+    origin = start_point.origin(warehouse, live)
+    made = compatibility.generation_built_with(warehouse, live, origin, spec.folder)
     other = compatibility.other_source(made, spec)
     if other is not None:
         raise UserError(f"{spec.name} cannot be upgraded to version {spec.version}: {other}")
@@ -72,7 +73,7 @@ def refuse_other_keys(warehouse: Warehouse, spec: ModelSpec, live: Generation, s
         UserError: it has, and would.
     """
     known = known_versions(warehouse, spec)
-    known[live.model_version] = start_point.origin(warehouse, live).model_spec()
+    known[live.model_version] = start_point.origin(warehouse, live).model_spec(spec.folder)
     steps = path_between(known, live.model_version, spec.version)
     if not any(step.keys is not None for step in steps):
         return
@@ -278,10 +279,9 @@ class Upgrade:
         return manifest
 
     def _migrated(self, live: Generation, dry_run: bool = False) -> tuple[Manifest | None, dict[str, Any]]:
-        source, _ = export(self.warehouse, live, told=self.progress.note)
-        known = known_versions(self.warehouse, self.spec)
+        source, _ = export(self.warehouse, live, self.spec.folder, told=self.progress.note)
         note = self.progress.note
-        manifest, change, _ = migrate(self.warehouse, source, known, self.spec.version, dry_run, note)
+        manifest, change, _ = migrate(self.warehouse, source, self.spec, self.spec.version, dry_run, note)
         return manifest, change
 
     def _pretrained(self, live: Generation) -> Manifest:

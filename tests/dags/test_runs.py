@@ -7,7 +7,7 @@ import pytest
 from demo.delta_log import rows_of
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import RUNNING, driver_status
-from jobs.supervision.stopping import ask
+from jobs.supervision.stopping import request_stop
 from kalman_dags.supervision.launchers import Work, launcher
 from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, run_dag, write_days
 from tests.dags.test_operator import wait_for
@@ -75,12 +75,12 @@ def test_monitor(streamed: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv(name, value)
         launched = launcher().start(str(streamed.warehouse), Work("tiny", 2.0, "monitor"), "")
         wait_for(lambda: driver_status(log).state == RUNNING, 120)
-        assert log.drives()[-1].launch == launched.token
+        assert log.drivers()[-1].launch == launched.token
         refused = run_dag(streamed, "kalman_monitor__tiny", DAYS)
         assert refused == {"monitor": "skipped"}
-        ask(log, driver_status(log), "a test")
+        request_stop(log, driver_status(log), "a test")
         wait_for(lambda: not driver_status(log).driven, 120)
-        assert (log.drives()[-1].how, driver_status(log).exit_code) == ("stopped", 0)
+        assert (log.drivers()[-1].how, driver_status(log).exit_code) == ("stopped", 0)
     finally:
         spec.write_text(before)
 

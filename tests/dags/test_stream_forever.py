@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 
-from jobs.supervision import crash_count
+from jobs.supervision.crash_count import CrashCounter
 from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
 from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRecord
 from jobs.supervision.driver_status import driver_status
 from jobs.supervision.launcher import detach
-from jobs.supervision.stopping import ask
+from jobs.supervision.stopping import request_stop
 from kalman_dags.supervision import operator as stream_operator
 from kalman_dags.supervision.launchers import Work
 from kalman_dags.supervision.operator import StreamForeverOperator
@@ -278,21 +278,22 @@ def test_a_run_that_waits_as_something_was_given_up_goes_on_when_it_may(
 
 
 def test_a_crash_behind_a_committed_micro_batch_begins_the_count_anew(log: DriverLog, tmp_path: Path) -> None:
-    root, commits = str(tmp_path), tmp_path / "checkpoints" / "tiny-g0001" / "commits"
-    crash_count.about_to_start(root, log)
-    assert [crash_count.count(root, log, "boom") for _ in range(2)] == [1, 2]  # without ever a lease
+    commits = tmp_path / "checkpoints" / "tiny-g0001" / "commits"
+    crashes = CrashCounter(str(tmp_path), log)
+    crashes.before_start()
+    assert [crashes.count("boom") for _ in range(2)] == [1, 2]  # without ever a lease
     log.write(driving(ended_at=NOW))
-    crash_count.about_to_start(root, log)
-    assert crash_count.count(root, log, "boom") == 1  # it had a lease: that is more than the one before had
-    assert crash_count.count(root, log, "boom") == 2
+    crashes.before_start()
+    assert crashes.count("boom") == 1  # it had a lease: that is more than the one before had
+    assert crashes.count("boom") == 2
     commits.mkdir(parents=True)
     (commits / "0").touch()
     (commits / ".0.crc").touch()
-    assert [crash_count.count(root, log, "boom") for _ in range(2)] == [0, 1]
-    assert crash_count.count(root, log, "boom", lived=3601.0) == 0
+    assert [crashes.count("boom") for _ in range(2)] == [0, 1]
+    assert crashes.count("boom", lived=3601.0) == 0
     # What follows the estimates has checkpoints of other names, one or two.
     log.write(driving(2, generation="monitor", began_at=datetime.now(UTC), rules={"queries": ["a", "b"]}))
-    assert crash_count.committed(root, log) == {"a": -1, "b": -1}
+    assert crashes.committed() == {"a": -1, "b": -1}
 
 
 @pytest.mark.parametrize(
@@ -398,5 +399,5 @@ def test_the_watch_of_a_run_ends_and_the_driver_goes_on(
 
 
 def test_only_a_driver_is_asked_once(log: DriverLog) -> None:
-    ask(log, driver_status(log), "nobody is there")
+    request_stop(log, driver_status(log), "nobody is there")
     assert log.files.names("") == []

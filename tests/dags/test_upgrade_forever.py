@@ -90,11 +90,11 @@ def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, 
     land(tiny, DAYS)
     wait_for(lambda: estimated(tiny, "tiny-g0001") == 2 * ROWS_A_DAY, 120, "the same driver's estimates")
     after = driver_status(log)
-    assert before.drive is not None and after.drive is not None
-    assert (after.state, after.drive.name, after.drive.owner) == (
+    assert before.driver is not None and after.driver is not None
+    assert (after.state, after.driver.name, after.driver.owner) == (
         RUNNING,
-        before.drive.name,
-        before.drive.owner,
+        before.driver.name,
+        before.driver.owner,
     )
     assert statuses(tiny) == {"tiny-g0001": "live"}
     rows = rows_of(tiny.warehouse / "estimates" / "tiny")
@@ -104,10 +104,10 @@ def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, 
 def test_it_is_upgraded_in_each_way_and_goes_on(airflow: Airflow, tiny: Tiny, log: DriverLog) -> None:  # noqa: F811
     def drives(generation: str) -> bool:
         sight = driver_status(log)
-        return sight.state == RUNNING and sight.drive is not None and sight.drive.generation == generation
+        return sight.state == RUNNING and sight.driver is not None and sight.driver.generation == generation
 
     airflow.switch("kalman_upgrade__tiny")
-    first = driver_status(log).drive
+    first = driver_status(log).driver
 
     spec = tiny.models / "tiny.yaml"
     spec.write_text(spec.read_text().replace("version: 1", "version: 2").replace("0.01", "0.011"))
@@ -115,7 +115,7 @@ def test_it_is_upgraded_in_each_way_and_goes_on(airflow: Airflow, tiny: Tiny, lo
     assert (done["replace"], done["promote"]) == ("success", "skipped"), done
     assert statuses(tiny) == {"tiny-g0001": "retired", "tiny-g0002": "live"}
     assert log.hold() is None
-    ended = next(one for one in log.drives() if first is not None and one.name == first.name)
+    ended = next(one for one in log.drivers() if first is not None and one.name == first.name)
     assert ended.how == "stopped", "it finished its micro-batch, and was not robbed of its lease"
     wait_for(lambda: drives("tiny-g0002"), 300, "the next driver")
     land(tiny, DAYS + 1)

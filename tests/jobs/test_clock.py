@@ -62,12 +62,12 @@ def test_the_last_driver_to_begin_counts_though_the_clock_was_put_back(clock: Se
     clock(NOON - timedelta(hours=1))
     second = drive(log, "m-g0002", 1, "b")
     assert second.began_at > first.began_at
-    assert [one.generation for one in log.drives()] == ["m-g0001", "m-g0002"]
+    assert [one.generation for one in log.drivers()] == ["m-g0001", "m-g0002"]
     launch = LaunchRecord("t", "c", log.next_time())
     log.write(launch)
     assert launch.began_at > second.began_at
     third = drive(log, "m-g0001", 2)  # rolled back
-    assert third.began_at > launch.began_at and log.drives()[-1] == third
+    assert third.began_at > launch.began_at and log.drivers()[-1] == third
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from demo.delta_log import rows_of
 from jobs.supervision.driver_log import STOPPED, DriverLog, DriverRecord
 from jobs.supervision.driver_status import DriverStatus, driver_status, processes
-from jobs.supervision.stopping import ask
+from jobs.supervision.stopping import request_stop
 from kalman_dags.supervision.launchers import ClusterLauncher, Work, about, launcher
 from tests.dags.conftest import ROOT
 from tests.jobs.support.pipeline import Pipeline, assert_as_the_filter_alone, random_rows, random_walk_spec
@@ -82,7 +82,7 @@ class ClusterStream:
 
     def stop(self) -> None:
         """Ask its second driver to stop, and check that it did so, and that the first was killed."""
-        ask(self.log, driver_status(self.log), "by the test")
+        request_stop(self.log, driver_status(self.log), "by the test")
         wait_for(lambda: self.drives()[-1].ended_at, PATIENCE, "the driver's end")
         assert [one.how for one in self.drives()] == [None, STOPPED]
 

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from jobs.core import clock
 from jobs.core.errors import ALREADY_RUNNING, UserError
-from jobs.supervision import crash_count
+from jobs.supervision.crash_count import CrashCounter, give_up_reason
 from jobs.supervision.driver_log import CAUGHT_UP, LOST, STOPPED, DriverLog, Hold
 from jobs.supervision.driver_status import (
     ENDED,
@@ -29,7 +29,7 @@ from jobs.supervision.driver_status import (
     resume_command,
 )
 from jobs.supervision.launcher import tail
-from jobs.supervision.stopping import ask
+from jobs.supervision.stopping import request_stop
 from kalman_dags.submit import place
 from kalman_dags.supervision.launchers import Work, about, launcher
 from kalman_dags.supervision.trigger import StreamEvent, StreamTrigger
@@ -108,7 +108,7 @@ class StreamForeverOperator(BaseOperator):
     def on_kill(self) -> None:
         """Ask a driver that this task is just starting to stop."""
         log = self._log()
-        ask(log, driver_status(log), "its task was killed")
+        request_stop(log, driver_status(log), "its task was killed")
 
     def _drive(self, failures: int, until: str) -> NoReturn:
         """Watch the running driver, or start one."""
@@ -130,7 +130,7 @@ class StreamForeverOperator(BaseOperator):
             self._wait(timedelta(0), failures, until)
         if status.state == SILENT:
             self._kill(status)
-        crash_count.about_to_start(self._root, self._log())
+        CrashCounter(self._root, self._log()).before_start()
         try:
             started = launcher().start(self._root, self._work, about(seconds=self.seconds))
         except UserError as error:
@@ -161,7 +161,7 @@ class StreamForeverOperator(BaseOperator):
         if status.state == SILENT:
             return False
         log = self._log()
-        asked = any(log.asked_to_stop(one) for one in (status.drive, status.launch) if one is not None)
+        asked = any(log.asked_to_stop(one) for one in (status.driver, status.launch) if one is not None)
         # Without an exit code it was killed, or ran in a cluster, where only its own record in the log is known.
         if status.exit_code is None:
             return asked or status.how in (LOST, STOPPED, CAUGHT_UP)
@@ -170,11 +170,11 @@ class StreamForeverOperator(BaseOperator):
     def _count(self, status: DriverStatus) -> None:
         """Count a crash, and give up where the limit is reached."""
         log = self._log()
-        number = crash_count.count(self._root, log, status.text(), status.seconds)
+        number = CrashCounter(self._root, log).count(status.text(), status.seconds)
         if self.give_up_after is None or number < self.give_up_after:
             return
         if log.hold() is None:
-            log.put_hold(Hold(crash_count.said(number, status), clock.now(), None, number, self._run))
+            log.put_hold(Hold(give_up_reason(number, status), clock.now(), None, number, self._run))
         self._fail_if_given_up()
 
     def _fail_if_given_up(self) -> None:
@@ -190,8 +190,8 @@ class StreamForeverOperator(BaseOperator):
 
     def _kill(self, status: DriverStatus) -> None:
         """Kill a driver of this machine that gives no sign of life; the next one resumes from the checkpoint."""
-        assert status.drive is not None
-        for pid in processes(status.drive.owner):
+        assert status.driver is not None
+        for pid in processes(status.driver.owner):
             self.log.warning("Killing process %s: %s", pid, status.text())
             os.kill(pid, signal.SIGKILL)
 

@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import driver_status
-from jobs.supervision.stopping import ask
+from jobs.supervision.stopping import request_stop
 
 PATH = "dags.kalman_dags.supervision.trigger.StreamTrigger"
 """Where the triggerer finds this class: it has the installed package, not the folder of the DAGs, on its path."""
@@ -85,4 +85,4 @@ class StreamTrigger(BaseTrigger):
         hold = log.hold()
         if hold is not None and hold.crashes is not None:
             log.put_hold(None)
-        ask(log, driver_status(log), "its task was cleared, or its state set")
+        request_stop(log, driver_status(log), "its task was cleared, or its state set")

@@ -51,4 +51,4 @@ def files_of(warehouse: Warehouse, model: str, generation: str) -> tuple[Files, 
 
 def _spec_of(warehouse: Warehouse, spec: ModelSpec, new: Generation) -> ModelSpec:
     """Return the spec that the new generation's estimates mean: the deployed one, or that of its snapshot."""
-    return spec if new.fingerprint == spec.fingerprint() else origin(warehouse, new).model_spec()
+    return spec if new.fingerprint == spec.fingerprint() else origin(warehouse, new).model_spec(spec.folder)

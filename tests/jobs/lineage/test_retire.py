@@ -29,7 +29,7 @@ def test_a_shadow_that_is_driven_is_retired_and_its_driver_ends(tmp_path: Path) 
     assert retire.run(pipeline.settings, "walk").data["retired"] is True
     # Asked to end it does so well, unless it sees first that its lease is gone.
     assert driver.finish() in (0, 1), driver.said()
-    ended = {one.generation: one.ended_at for one in log.drives()}
+    ended = {one.generation: one.ended_at for one in log.drivers()}
     assert ended["walk-g0002"] is not None
     known = {
         one.generation: (one.status, one.owner) for one in generations.all_of(pipeline.warehouse, "walk")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from jobs.spark.jars import (
     main,
     optional_jars,
 )
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -139,3 +143,11 @@ def test_sets_are_fetched_beforehand_by_name(
     assert len(asked) == 1 + len(OPTIONAL)
     assert main(["zookeeper"]) == 2
     assert "give kafka or broker" in capsys.readouterr().err
+
+
+def test_the_deprecated_name_still_works_and_says_so():
+    command = [sys.executable, "-m", "jobs.jars", "nonsense"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    notice, error = done.stderr.splitlines()
+    assert done.returncode == 2 and "deprecated: run `python -m jobs.spark.jars`" in notice
+    assert error.startswith("error: there is no set of jars 'nonsense'")

@@ -15,6 +15,7 @@ from jobs.spark import user_functions
 from jobs.specs import functions
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
+from jobs.state.kernel import load_checked_spec
 
 FUNCTIONS = """
 import numpy as np
@@ -77,7 +78,7 @@ def test_functions_beside_the_spec_are_found(tmp_path: Path, changes: dict[str, 
 def test_what_is_wrong_with_a_function_names_its_line(tmp_path: Path) -> None:
     path = spec_in(tmp_path, observation={"h": "car_functions:distanse", "R": [[0.04]]})
     with pytest.raises(SpecError, match=r"car.yaml:\d+: observation.h: module car_functions has no function"):
-        load_spec(path, deep=True)
+        load_checked_spec(path)
 
 
 def test_the_fingerprint_holds_names_and_forms_not_places(tmp_path: Path) -> None:

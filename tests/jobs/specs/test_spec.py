@@ -18,6 +18,7 @@ from jobs.core.times import duration_us
 from jobs.specs import yaml_text
 from jobs.specs.loading import load_all, load_spec, spec_files
 from jobs.specs.model_spec import ModelSpec, SpecError
+from jobs.state.kernel import load_checked_spec
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = ROOT / "models"
@@ -46,7 +47,7 @@ def refused(folder: Path, text: str | dict[str, Any], *, deep: bool = False) -> 
         text if isinstance(text, str) else yaml.safe_dump(text, sort_keys=False), encoding="utf-8"
     )
     with pytest.raises(SpecError) as caught:
-        load_spec(path, deep=deep)
+        (load_checked_spec if deep else load_spec)(path)
     said = str(caught.value)
     assert all(line.startswith(str(path)) for line in said.splitlines())
     assert len(said.splitlines()) == len(caught.value.problems)
@@ -58,7 +59,7 @@ def refused(folder: Path, text: str | dict[str, Any], *, deep: bool = False) -> 
 
 @pytest.mark.parametrize("path", spec_files(MODELS), ids=lambda path: path.stem)
 def test_every_model_of_the_project_loads_and_builds(path: Path) -> None:
-    spec = load_spec(path.stem, MODELS, deep=True)
+    spec = load_checked_spec(path.stem, MODELS)
     assert spec.name == path.stem and spec.source_path == path
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first == "# yaml-language-server: $schema=../docs/model.schema.json"
@@ -110,7 +111,7 @@ def test_the_guides_smallest_model_is_a_model(tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     text = guide.split("```yaml\n")[1].split("```")[0]
     (tmp_path / "nile.yaml").write_text(text, encoding="utf-8")
-    spec = load_spec("nile", tmp_path, deep=True)
+    spec = load_checked_spec("nile", tmp_path)
     assert spec.fingerprint() == load_spec("nile", MODELS).fingerprint()
 
 

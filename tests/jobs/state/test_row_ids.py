@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from jobs.encoding.packet_kinds import BEHIND, BEYOND, DROPPED, LATE, NEVER, RESENT
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import RowFormat, RowId, keyed_rows
-from jobs.state.duplicates import Marks, distinct, resent
+from jobs.state.distinct import distinct
+from jobs.state.duplicates import Marks, resent
 from jobs.state.reorder_buffer import IDLE, PARTS, Clock
 from jobs.state.row_ids import ids_layout
 from tests.jobs.state.test_replay import latest

@@ -118,7 +118,7 @@ SCRIPT = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from tests.jobs.supervision.test_driver_status import *
-log = LeaseLog.at(sys.argv[1], "tiny")
+log = DriverLog.at(sys.argv[1], "tiny")
 one = replace(drive(), launch=os.environ[LAUNCH_VARIABLE])
 time.sleep(float(sys.argv[2]))
 log.write(one)
@@ -144,7 +144,7 @@ def test_a_launched_driver_is_seen_from_start_to_end(tmp_path: Path, log: Driver
     sight = driver_status(log)
     assert (sight.state, sight.exit_code, sight.error, sight.killed) == (ENDED, 1, "it is full", False)
     assert sight.launch and sight.launch.about == "about" and 0.5 < sight.seconds < 60
-    assert sight.drive is not None
+    assert sight.driver is not None
     assert sight.text() == "the driver ended with exit code 1 (stopped): it is full"
 
 
@@ -165,8 +165,8 @@ def test_a_driver_lives_on_without_what_launched_it(tmp_path: Path, log: DriverL
     os.kill(os.getsid(launch.pid), signal.SIGKILL)
     time.sleep(0.2)
     sight = driver_status(log)
-    assert sight.state == RUNNING and sight.drive
-    log.ask_to_stop(sight.drive, "test")
+    assert sight.state == RUNNING and sight.driver
+    log.ask_to_stop(sight.driver, "test")
     wait_for(lambda: driver_status(log).state == ENDED)
     assert driver_status(log).how == "stopped" and not driver_status(log).killed
 

@@ -22,8 +22,8 @@ from jobs.encoding.keys import key_kind
 from jobs.encoding.rows import row_format
 from jobs.snapshots import state_rows
 from jobs.spark.session import spark_session
-from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.kernel import load_checked_spec
 from jobs.training.batch_filter import Batch, bucket_rows, packed_estimates
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, measurements
@@ -67,7 +67,7 @@ class Pipeline:
 
     @property
     def spec(self) -> ModelSpec:
-        return load_spec(self.name, self.settings.models, deep=True)
+        return load_checked_spec(self.name, self.settings.models)
 
     @property
     def warehouse(self) -> Warehouse:

@@ -1,0 +1,49 @@
+"""Check a model spec with the numerics: what the light room `specs` cannot judge."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import kalman
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec, SpecError
+from jobs.specs.problems import closest
+from kalman.evaluation.forecast import check_measuring
+from kalman.learning.learners import learnable
+
+
+def load_checked_spec(name_or_path: str | Path, models_dir: str | Path | None = None) -> ModelSpec:
+    """Load a spec as `load_spec` does, and check it with the numerics.
+
+    Raises:
+        SpecError: the file is missing, is not YAML, is not a valid spec, or its model cannot be built.
+    """
+    return check_numerics(load_spec(name_or_path, models_dir))
+
+
+def check_numerics(spec: ModelSpec) -> ModelSpec:
+    """Check kinds, dimensions, covariances and what can be learned; return the spec.
+
+    Raises:
+        SpecError: the model cannot be built.
+    """
+    definition = spec.definition()
+    try:
+        kernel = kalman.build(definition)
+        if spec.outputs.innovation:
+            check_measuring(kernel)
+        if spec.learn is not None:
+            learnable(definition)
+    except kalman.ModelError as error:
+        hint = _hint(error.field, error.problem, error.remedy)
+        raise SpecError(spec.problem(error.field, error.problem, f"{hint} {error.remedy}")) from error
+    return spec
+
+
+def _hint(field: str, problem: str, remedy: str) -> str:
+    """Return `did you mean 'x'?` where the numerics list the words that they know."""
+    listed = re.search(r"(?:choose one of|choose from|known are) (.+)$", remedy)
+    written = re.match(r"'([^']*)'|the model has no parameter '([^']*)'", problem)
+    word = next(filter(None, written.groups()), "") if written else field.rsplit(".", 1)[-1]
+    return closest(word, listed[1].split(", ")) if listed else ""
