@@ -22,7 +22,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.training import new_keys
 from jobs.training.pretraining import snapshot_at
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time, said
+from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time, describe
 from jobs.warehouse.tables import need_measurements
 from kalman.models.groups import GROUPS
 
@@ -113,7 +113,7 @@ def _report(
     offers: list[Offer],
     seconds: float,
 ) -> Report:
-    place = said(manifest.position)
+    place = describe(manifest.position)
     if manifest.cut is not None:
         place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
     lines = [

@@ -238,9 +238,7 @@ def _commit(
 
 def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:
     """Return the refusal of a driver that came second; what: the stream, or what follows it."""
-    return UserError(
-        f"the {what} of {model} is taken: {who}; one driver at a time, so this one stops", ALREADY_RUNNING
-    )
+    return UserError(f"the {what} of {model} already has a driver: {who}", ALREADY_RUNNING)
 
 
 @contextmanager
