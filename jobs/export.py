@@ -20,7 +20,7 @@ from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
 from jobs.streaming.exporting import export
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import said
+from jobs.warehouse.positions import describe
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
@@ -61,7 +61,7 @@ def run(
 
 
 def _report(manifest: Manifest, made: bool, seconds: float) -> Report:
-    where = said(manifest.position)
+    where = describe(manifest.position)
     if manifest.generation is not None:
         where += f", the end of micro-batch {manifest.batch_id} of {manifest.generation}"
     lines = [f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, {manifest.rows:,} rows, {where}"]

@@ -24,7 +24,7 @@ from jobs.state.kernel import load_checked_spec
 from jobs.training import new_keys
 from jobs.training.pretraining import snapshot_at
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time, said
+from jobs.warehouse.positions import Cut, check_version, cut_at, describe, parse_time
 from jobs.warehouse.tables import need_measurements
 from kalman.models.groups import GROUPS
 
@@ -116,7 +116,7 @@ def _report(
     offers: list[Offer],
     seconds: float,
 ) -> Report:
-    place = said(manifest.position)
+    place = describe(manifest.position)
     if manifest.cut is not None:
         place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
     lines = [

@@ -15,7 +15,7 @@ from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.kernel import load_checked_spec
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import said
+from jobs.warehouse.positions import describe
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
@@ -66,7 +66,7 @@ def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) 
     live, retired = promotion.roll_back(warehouse, spec.name, to)
     lines = [
         f"generation {live.generation} of version {live.model_version} is live again, at "
-        f"{said(generations.position_of(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` takes it on "
+        f"{describe(generations.position_of(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` takes it on "
         f"from there"
     ]
     if retired is not None:
@@ -101,7 +101,7 @@ def _with_the_last_state(
     return Report(
         [
             f"generation {live.generation} of version {live.model_version} is live, from snapshot {done.snapshot} "
-            f"({said(live.start_position)}): the state of {retired.generation}, carried back",
+            f"({describe(live.start_position)}): the state of {retired.generation}, carried back",
             *table,
             f"{retired.generation} of version {retired.model_version} is retired",
             f"go on with `kalman-pipeline stream --model {spec.name}`",

@@ -17,7 +17,7 @@ from jobs.operations.alarms import alarms
 from jobs.operations.model_status import ENDED, model_status
 from jobs.specs.loading import load_spec, spec_files
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import KAFKA, said
+from jobs.warehouse.positions import KAFKA, describe
 from jobs.warehouse.quarantine import held_by_model
 
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
@@ -147,7 +147,7 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
 def _place(lineage: dict[str, Any], newest: int | None) -> str:
     """Return how far a generation has come, and of how much where that is known."""
     if lineage["position"]["source"] == KAFKA:
-        return said(lineage["position"])
+        return describe(lineage["position"])
     return f"{lineage['version']} of {newest}"
 
 

@@ -152,7 +152,6 @@ class Scores:
     def _named(self, found: DataFrame, batch_id: int) -> DataFrame:
         """Give rows (`skill_pairs.FOUND`) their names instead of numbers."""
 
-        alone = [name.casefold() for name in self.kind.columns] == ["key"]
         lengths = [length / 1e6 for length in self.section.lengths]
 
         def nth(values: list[Any], column: str) -> Any:
@@ -160,7 +159,7 @@ class Scores:
 
         return found.select(
             "key",
-            *([] if alone else columns_of(self.kind, F.col("key"))),
+            *([] if self.kind.is_plain_key else columns_of(self.kind, F.col("key"))),
             nth(self.spec.measurement, "measurement").alias("measurement"),
             nth(list(self.section.horizons), "horizon").alias("horizon"),
             nth(lengths, "horizon").alias("horizon_seconds"),

@@ -235,10 +235,9 @@ class Alerts:
             if not counts:
                 return
             names = F.array(*(F.lit(rule.name) for rule in self.monitor.rules))
-            alone = [name.casefold() for name in self.kind.columns] == ["key"]
             rows = events.select(
                 "key",
-                *([] if alone else columns_of(self.kind, F.col("key"))),
+                *([] if self.kind.is_plain_key else columns_of(self.kind, F.col("key"))),
                 F.get(names, F.col("rule")).alias("rule"),
                 F.when(F.col("raised"), RAISED).otherwise(CLEARED).alias("status"),
                 F.timestamp_micros("time").alias("event_time"),

@@ -132,20 +132,15 @@ def unpack_estimates(
     )
     # In the order in which they are wanted: to put columns in another one, Spark would copy every row.
     rows = packed.select("payload").mapInArrow(around(_unpacker(fmt, batch_id)), schema)
-    if fmt.kind.integer or _is_key(fmt.kind):
+    if fmt.kind.integer or fmt.kind.is_plain_key:
         return rows
     _, *others = rows.columns
     return rows.select("key", *columns_of(fmt.kind, F.col("key")), *others)
 
 
-def _is_key(kind: KeyKind) -> bool:
-    """Tell if the only key column is called `key`: then the text stands for the column too."""
-    return [name.casefold() for name in kind.columns] == ["key"]
-
-
 def _has_number(kind: KeyKind) -> bool:
     """Tell if the estimates have the key as an integer beside its text."""
-    return kind.integer and not _is_key(kind)
+    return kind.integer and not kind.is_plain_key
 
 
 def _number_column(kind: KeyKind) -> str:

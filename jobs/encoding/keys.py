@@ -39,6 +39,11 @@ class KeyKind(NamedTuple):
         """Return the packet columns that hold a key's identity."""
         return (ROUTE,) if self.integer else (ROUTE, CHECK)
 
+    @property
+    def is_plain_key(self) -> bool:
+        """Tell if the only key column is called `key`: a table's text column `key` then stands for it."""
+        return len(self.columns) == 1 and self.columns[0].casefold() == "key"
+
 
 def key_kind(columns: list[str], schema: StructType) -> KeyKind:
     """Read off a table's schema how the keys in its `columns` are known."""

@@ -25,7 +25,7 @@ from jobs.ingestion.json_rows import FORMATS as JSON_FORMATS
 from jobs.ingestion.json_rows import is_array, is_json, json_frame, json_schema, read_checked
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import MARK, MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
+from jobs.warehouse.measurements_table import HISTORY_PREFIX, MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
 from jobs.warehouse.quarantine import PAYLOAD, REASON, TABLE, holds, keep, refusal, too_many
 from jobs.warehouse.tables import measurements
 
@@ -190,7 +190,7 @@ def _commit(
             reasons = {}
     if span is None:
         return Landed(path, 0, reasons, None)
-    origin = F.lit(MARK + path if history else path)
+    origin = F.lit(HISTORY_PREFIX + path if history else path)
     frame = accepted().withColumn("_origin", origin).withColumn("_landed_at", F.current_timestamp())
     detail = {"file": path, "sha256": digest, "rows": rows, "min_time": span[0], "max_time": span[1]}
     if history:

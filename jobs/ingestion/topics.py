@@ -30,7 +30,7 @@ from jobs.specs.source import Source
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
-from jobs.warehouse.positions import landed_offsets, offsets_of, said
+from jobs.warehouse.positions import describe, landed_offsets, offsets_of
 from jobs.warehouse.quarantine import (
     OFFSET,
     PARTITION,
@@ -92,7 +92,7 @@ def messages_behind(
         reached = checkpoint.position(batch, {})
         if reached["topic"] != source.topic:
             raise UserError(
-                f"{what} has come to {said(reached)}, and the spec reads topic {source.topic} now. Put the "
+                f"{what} has come to {describe(reached)}, and the spec reads topic {source.topic} now. Put the "
                 f"topic back, or give the model of the other one a name of its own"
             )
         needed = offsets_of(reached)

@@ -16,10 +16,10 @@ from jobs.core.errors import UserError
 from jobs.encoding.routing import blocks_for
 from jobs.lineage.damage import half_written
 from jobs.lineage.generations import position_of
-from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec
+from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.positions import DELTA, said
+from jobs.warehouse.positions import DELTA, describe
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -113,15 +113,15 @@ class BuiltWith(NamedTuple):
     fixed.
     """
 
-    what: str
+    name: str
     spec: ModelSpec
     fingerprint: str
-    reached: Mapping[str, Any]
+    position: Mapping[str, Any]
     keys: int
     table: str | None = None
     partitions: int | None = None
     blocks: int | None = None
-    stored: Mapping[str, str] = {}
+    settings: Mapping[str, str] = {}
     takes_keys: bool | None = None
 
 
@@ -130,7 +130,7 @@ class Deployed(NamedTuple):
 
     spec: ModelSpec
     table: str | None = None
-    newest: int | None = None
+    latest_version: int | None = None
     settings: Mapping[str, str] = {}
 
 
@@ -138,43 +138,45 @@ class Finding(NamedTuple):
     """A difference: what becomes of it, and the sentence that says what it is and what to do."""
 
     verdict: str
-    said: str
+    text: str
 
 
-def differences(made: BuiltWith, asked: Deployed) -> list[Finding]:
+def differences(built_with: BuiltWith, deployed: Deployed) -> list[Finding]:
     """Return what differs between what a state was made with and what is asked for now, but for what is allowed."""
-    return [finding for check in _CHECKS for finding in check(made, asked)]
+    return [finding for check in _CHECKS for finding in check(built_with, deployed)]
 
 
-def check(made: BuiltWith, asked: Deployed) -> list[str]:
+def check(built_with: BuiltWith, deployed: Deployed) -> list[str]:
     """Return what a person should know of differences that wait for an upgrade or a hand-over.
 
     Raises:
         UserError: the stream may not go on; a line for each reason.
     """
-    found = differences(made, asked)
-    refused = [one.said for one in found if one.verdict == REFUSED]
+    found = differences(built_with, deployed)
+    refused = [one.text for one in found if one.verdict == REFUSED]
     if refused:
-        raise UserError("\n".join(f"the stream of {asked.spec.name} cannot go on: {one}" for one in refused))
-    return [one.said for one in found]
+        raise UserError(
+            "\n".join(f"the stream of {deployed.spec.name} cannot go on: {one}" for one in refused)
+        )
+    return [one.text for one in found]
 
 
-def changes(made: ModelSpec, asked: ModelSpec) -> dict[str, str]:
+def changed_fields(built_with: ModelSpec, deployed: ModelSpec) -> dict[str, str]:
     """Return the fields in which two specs differ, and the verdict of each; 1 and 1.0 are one number."""
-    old, new = _fields(made), _fields(asked)
+    old, new = _fields(built_with), _fields(deployed)
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    same = made.fingerprint() == asked.fingerprint()
+    same = built_with.fingerprint() == deployed.fingerprint()
     return {name: _verdict(name, same) for name in names}
 
 
-def spec_to_run(made: ModelSpec, asked: ModelSpec) -> ModelSpec:
+def spec_to_run(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
     """Return the spec that a state goes on with: the deployed one, or its own where that is of another version.
 
     How a stream takes in its rows, and when it fails, is always as the deployed one says.
     """
-    if made.fingerprint() == asked.fingerprint():
-        return asked
-    return made.model_copy(update={"stream": asked.stream, "quarantine": asked.quarantine})
+    if built_with.fingerprint() == deployed.fingerprint():
+        return deployed
+    return built_with.model_copy(update={"stream": deployed.stream, "quarantine": deployed.quarantine})
 
 
 def row_rules(spec: ModelSpec) -> dict[str, Any]:
@@ -224,18 +226,18 @@ def generation_built_with(
     folder: of the model's functions (`ModelSpec.folder`).
     """
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    stored, sources = checkpoint.settings(), checkpoint.sources()
-    reached = position_of(warehouse, generation)
+    settings, sources = checkpoint.settings(), checkpoint.sources()
+    position = position_of(warehouse, generation)
     return BuiltWith(
-        what=generation.generation,
+        name=generation.generation,
         spec=manifest.model_spec(folder),
         fingerprint=generation.fingerprint,
-        reached=reached,
+        position=position,
         keys=manifest.key_count,
-        table=reached.get("id"),
+        table=position.get("id"),
         partitions=generation.partitions,
         blocks=generation.blocks,
-        stored=stored,
+        settings=settings,
         takes_keys=None if sources is None else sources > 1,
     )
 
@@ -243,16 +245,16 @@ def generation_built_with(
 def snapshot_built_with(manifest: Manifest) -> BuiltWith:
     """Return what a snapshot was made with."""
     return BuiltWith(
-        what=f"snapshot {manifest.snapshot_id}",
+        name=f"snapshot {manifest.snapshot_id}",
         spec=manifest.model_spec(),
         fingerprint=manifest.fingerprint,
-        reached=manifest.position,
+        position=manifest.position,
         keys=manifest.key_count,
         table=manifest.position.get("id"),
     )
 
 
-def deployed(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] = {}) -> Deployed:
+def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] = {}) -> Deployed:
     """Return what is asked for now, with the session's values of the settings that a checkpoint has stored."""
 
     table = measurements(spec.name)
@@ -273,16 +275,8 @@ def _fields(spec: ModelSpec) -> dict[str, Any]:
         if name in _SPLIT:
             fields |= {f"{name}.{part}": inner for part, inner in (value or {}).items()}
         else:
-            fields[name] = _as_floats(value) if name in NUMERIC else value
+            fields[name] = as_floats(value) if name in NUMERIC else value
     return fields
-
-
-def _as_floats(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _as_floats(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_as_floats(inner) for inner in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _verdict(name: str, same: bool) -> str:
@@ -291,130 +285,138 @@ def _verdict(name: str, same: bool) -> str:
     return ALLOWED if same and verdict == MIGRATION else verdict  # `form: covariance` is what none is, say
 
 
-def _meaning(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
-    name, old, new = asked.spec.name, made.spec.version, asked.spec.version
-    if made.spec.name != name:
-        yield Finding(REFUSED, f"{made.what} holds the state of model {made.spec.name}, not of {name}")
-    elif made.fingerprint != made.spec.fingerprint():
+def _meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
+    name, old, new = deployed.spec.name, built_with.spec.version, deployed.spec.version
+    if built_with.spec.name != name:
+        yield Finding(
+            REFUSED, f"{built_with.name} holds the state of model {built_with.spec.name}, not of {name}"
+        )
+    elif built_with.fingerprint != built_with.spec.fingerprint():
         yield Finding(
             REFUSED,
-            f"{made.what} and the snapshot that it began from are not of one model: start a new generation with "
+            f"{built_with.name} and the snapshot that it began from are not of one model: start a new generation with "
             f"`stream --model {name} --adopt SNAPSHOT`",
         )
     elif new < old:
         yield Finding(
             REFUSED,
-            f"the deployed spec is version {new}, older than the version {old} of {made.what}, so its state would mean "
+            f"the deployed spec is version {new}, older than the version {old} of {built_with.name}, so its state would mean "
             f"something else. Put version {old} back, or go back with `kalman-pipeline rollback --model {name}`",
         )
     elif new > old:
         yield Finding(
             MIGRATION,
-            f"version {new} is deployed, and {made.what} goes on as version {old} until `kalman-pipeline upgrade "
+            f"version {new} is deployed, and {built_with.name} goes on as version {old} until `kalman-pipeline upgrade "
             f"--model {name}`",
         )
-    elif asked.spec.fingerprint() != made.fingerprint:
-        fields = [field for field, verdict in changes(made.spec, asked.spec).items() if verdict == MIGRATION]
+    elif deployed.spec.fingerprint() != built_with.fingerprint:
+        fields = [
+            field
+            for field, verdict in changed_fields(built_with.spec, deployed.spec).items()
+            if verdict == MIGRATION
+        ]
         yield Finding(
             REFUSED,
-            f"its spec has changed since {made.what} began, under the same version {old} ({', '.join(fields)}), so "
+            f"its spec has changed since {built_with.name} began, under the same version {old} ({', '.join(fields)}), so "
             f"its state would mean something else. Put the spec back; or raise its version and run `kalman-pipeline "
             f"upgrade --model {name}`; or pretrain it and start a new generation with `stream "
             f"--model {name} --adopt SNAPSHOT`",
         )
 
 
-def other_source(made: BuiltWith, spec: ModelSpec) -> str | None:
+def other_source(built_with: BuiltWith, spec: ModelSpec) -> str | None:
     """Return what is wrong if a spec reads another source than the one that a state reflects rows of."""
     source = spec.source
-    if made.reached["source"] != spec.source_kind:
+    if built_with.position["source"] != spec.source_kind:
         return (
-            f"{made.what} has come to {said(made.reached)}, and the spec "
+            f"{built_with.name} has come to {describe(built_with.position)}, and the spec "
             + ("reads the measurements table" if source is None else f"reads topic {source.topic}")
             + " now. Put `source` back as it was, or begin anew from the new source: `ingest`, `pretrain`, and `stream "
             f"--model {spec.name} --adopt` the new snapshot"
         )
-    if source is not None and made.reached["topic"] != source.topic:
+    if source is not None and built_with.position["topic"] != source.topic:
         return (
-            f"{made.what} has come to {said(made.reached)}, and the spec reads topic {source.topic} now. Put the topic "
+            f"{built_with.name} has come to {describe(built_with.position)}, and the spec reads topic {source.topic} now. Put the topic "
             f"back, or give the model of the other topic a name of its own"
         )
     return None
 
 
-def _source(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
+def _source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     # Under a higher version it goes on with its own spec, which has its own source.
-    other = None if asked.spec.version > made.spec.version else other_source(made, asked.spec)
+    other = (
+        None if deployed.spec.version > built_with.spec.version else other_source(built_with, deployed.spec)
+    )
     if other is not None:
         yield Finding(REFUSED, other)
 
 
-def _table(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
-    if made.reached["source"] != DELTA:
+def _table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
+    if built_with.position["source"] != DELTA:
         return
-    name = asked.spec.name
-    if made.table is not None and asked.table is not None and made.table != asked.table:
+    name = deployed.spec.name
+    if built_with.table is not None and deployed.table is not None and built_with.table != deployed.table:
         yield Finding(
             REFUSED,
-            f"the measurements table has been made anew since {made.what}, so its versions are others (table "
-            f"{asked.table} now, {made.table} then). Put the old table back; or begin anew: `pretrain`, and `stream "
+            f"the measurements table has been made anew since {built_with.name}, so its versions are others (table "
+            f"{deployed.table} now, {built_with.table} then). Put the old table back; or begin anew: `pretrain`, and `stream "
             f"--model {name} --adopt` the new snapshot",
         )
-    elif asked.newest is not None and asked.newest < made.reached["version"]:
+    elif deployed.latest_version is not None and deployed.latest_version < built_with.position["version"]:
         yield Finding(
             REFUSED,
-            f"{made.what} has come to {said(made.reached)}, and the table ends with version {asked.newest}: it was put "
+            f"{built_with.name} has come to {describe(built_with.position)}, and the table ends with version {deployed.latest_version}: it was put "
             f"back to an older state. Put the newer one back; or begin anew: `pretrain`, and `stream --model {name} "
             f"--adopt` the new snapshot",
         )
 
 
-def _layout(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
-    if made.partitions is None or made.blocks is None:
+def _layout(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
+    if built_with.partitions is None or built_with.blocks is None:
         return
-    name, wish = asked.spec.name, asked.spec.stream
-    stored = made.stored.get(PARTITIONS)
-    if stored is not None and int(stored) != made.partitions:
+    name, wish = deployed.spec.name, deployed.spec.stream
+    stored = built_with.settings.get(PARTITIONS)
+    if stored is not None and int(stored) != built_with.partitions:
         yield Finding(
             REFUSED,
-            f"the checkpoint of {made.what} has {stored} state partitions and its row in `generations` says "
-            f"{made.partitions}, so its keys would not be found. Start a new generation with `stream --model {name} "
+            f"the checkpoint of {built_with.name} has {stored} state partitions and its row in `generations` says "
+            f"{built_with.partitions}, so its keys would not be found. Start a new generation with `stream --model {name} "
             f"--adopt SNAPSHOT`",
         )
         return
     command = f"`kalman-pipeline upgrade --model {name} --mode repartition`"
-    if wish.partitions is not None and wish.partitions != made.partitions:
+    if wish.partitions is not None and wish.partitions != built_with.partitions:
         yield Finding(
             HAND_OVER,
-            f"the spec wants {wish.partitions} state partitions, and {made.what} keeps its {made.partitions} until "
+            f"the spec wants {wish.partitions} state partitions, and {built_with.name} keeps its {built_with.partitions} until "
             f"{command}",
         )
-    blocks = blocks_of(asked.spec, made.keys, made.partitions)
-    if blocks != made.blocks:
+    blocks = blocks_of(deployed.spec, built_with.keys, built_with.partitions)
+    if blocks != built_with.blocks:
         yield Finding(
             HAND_OVER,
-            f"the spec wants {blocks} blocks of keys in a partition, and {made.what} keeps its {made.blocks} until "
+            f"the spec wants {blocks} blocks of keys in a partition, and {built_with.name} keeps its {built_with.blocks} until "
             f"{command}",
         )
 
 
-def _new_keys(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
-    if asked.spec.stream.new_keys == PRETRAINED and made.takes_keys is False:
+def _new_keys(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
+    if deployed.spec.stream.new_keys == PRETRAINED and built_with.takes_keys is False:
         yield Finding(
             HAND_OVER,
-            f"the spec wants stream.new_keys: {PRETRAINED}, and {made.what} takes no new keys until `kalman-pipeline "
-            f"upgrade --model {asked.spec.name} --mode repartition`",
+            f"the spec wants stream.new_keys: {PRETRAINED}, and {built_with.name} takes no new keys until `kalman-pipeline "
+            f"upgrade --model {deployed.spec.name} --mode repartition`",
         )
 
 
-def _store(made: BuiltWith, asked: Deployed) -> Iterator[Finding]:
-    for setting, value in asked.settings.items():
-        stored = made.stored.get(setting)
+def _store(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
+    for setting, value in deployed.settings.items():
+        stored = built_with.settings.get(setting)
         if stored is not None and stored != value:
             yield Finding(
                 HAND_OVER,
-                f"{setting} is {value} here, and {made.what} keeps its {stored} until `kalman-pipeline upgrade --model "
-                f"{asked.spec.name} --mode repartition`",
+                f"{setting} is {value} here, and {built_with.name} keeps its {stored} until `kalman-pipeline upgrade --model "
+                f"{deployed.spec.name} --mode repartition`",
             )
 
 

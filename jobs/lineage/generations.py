@@ -14,6 +14,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.supervision.driver_status import LIVE
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse, utc
 from jobs.warehouse.positions import KAFKA, rank
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from jobs.snapshots.manifests import Manifest
 
-LIVE, RETIRED, FAILED, SHADOW, REMOVED = "live", "retired", "failed", "shadow", "removed"
+RETIRED, FAILED, SHADOW, REMOVED = "retired", "failed", "shadow", "removed"
 """`removed`: retired, and `maintain` has taken its checkpoint away. The row stays, as estimates are read by it."""
 
 
@@ -237,9 +238,7 @@ def _commit(
 
 def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:
     """Return the refusal of a driver that came second; what: the stream, or what follows it."""
-    return UserError(
-        f"the {what} of {model} is taken: {who}; one driver at a time, so this one stops", ALREADY_RUNNING
-    )
+    return UserError(f"the {what} of {model} already has a driver: {who}", ALREADY_RUNNING)
 
 
 @contextmanager

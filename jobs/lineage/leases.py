@@ -51,13 +51,13 @@ class Lease:
 
     generation: Generation
     log: DriverLog
-    drive: DriverRecord
+    record: DriverRecord
     taken_over: bool
     lost: threading.Event = field(default_factory=threading.Event)
 
     def overtaken(self) -> bool:
         """Tell if a later driver has the generation."""
-        if self.log.overtaken(self.drive.generation, self.drive.epoch):
+        if self.log.overtaken(self.record.generation, self.record.epoch):
             self.lost.set()
         return self.lost.is_set()
 
@@ -106,12 +106,12 @@ def acquire(
         )
     launch = os.environ.get(LAUNCH_VARIABLE)
     renew = clock.now()
-    drive = DriverRecord(
+    record = DriverRecord(
         now.model, now.generation, now.epoch, now.status, owner, log.next_time(), renew, launch, rules=rules
     )
-    log.write(drive)
+    log.write(record)
     log.prune(now.generation)
-    return Lease(now, log, drive, _may_still_write(generation, before))
+    return Lease(now, log, record, _may_still_write(generation, before))
 
 
 def _may_still_write(generation: Generation, before: DriverRecord | None) -> bool:
@@ -170,7 +170,7 @@ def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = No
         )
     finally:
         at = clock.now()
-        lease.log.write(replace(lease.drive, beat_at=at, ended_at=at, how=how, error=error))
+        lease.log.write(replace(lease.record, beat_at=at, ended_at=at, how=how, error=error))
 
 
 @contextmanager
@@ -194,7 +194,7 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
                         lease.lost.set()
                         stop.set()
                         return
-                    lease.drive = replace(lease.drive, status=now.status)  # a shadow may have been promoted
+                    lease.record = replace(lease.record, status=now.status)  # a shadow may have been promoted
             except Exception:  # one that fails must not end the stream; the next one tells
                 continue
 
@@ -209,9 +209,9 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
 
 def report_alive(lease: Lease, stop: threading.Event) -> None:
     """Give a sign of life in the log of drivers, and stop if somebody asked for it there."""
-    lease.drive = replace(lease.drive, beat_at=clock.now())
-    lease.log.write(lease.drive)
-    if lease.log.asked_to_stop(lease.drive) is not None:
+    lease.record = replace(lease.record, beat_at=clock.now())
+    lease.log.write(lease.record)
+    if lease.log.asked_to_stop(lease.record) is not None:
         stop.set()
 
 

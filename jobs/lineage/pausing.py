@@ -33,7 +33,7 @@ WAIT = timedelta(minutes=30)
 
 @contextmanager
 def paused_stream(
-    log: DriverLog, reason: str, told: Callable[[str], None] = lambda text: None
+    log: DriverLog, reason: str, on_progress: Callable[[str], None] = lambda text: None
 ) -> Iterator[DriverStatus]:
     """Stop the driver of a stream, if there is one, and let nothing start it by itself meanwhile; yield what was seen.
 
@@ -56,7 +56,7 @@ def paused_stream(
     thread = threading.Thread(target=renew, name="hold", daemon=True)
     thread.start()
     try:
-        told("waiting for the driver to finish its micro-batch")
+        on_progress("waiting for the driver to finish its micro-batch")
         yield end_driver(log, WAIT, reason)
     finally:
         done.set()
@@ -70,7 +70,7 @@ def exclusive_stream(
     live: Generation,
     reason: str,
     drain: bool,
-    told: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[None]:
     """Hold the stream of a model's live generation, which nobody drives; with `drain` its driver is stopped first.
 
@@ -80,7 +80,7 @@ def exclusive_stream(
     name = live.model
     log = DriverLog.of(warehouse, name)
     with (
-        paused_stream(log, reason, told) if drain else nullcontext(),
+        paused_stream(log, reason, on_progress) if drain else nullcontext(),
         leases.stream_lock(warehouse.root, name, patience=LETS_GO_SECONDS if drain else 0.0),
     ):
         now = generations.named(warehouse, name)

@@ -8,15 +8,15 @@ from jobs.lineage.damage import refuse_damaged
 from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, position_of, progress_rank
 from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import said
+from jobs.warehouse.positions import describe
 
 
-class Behind(UserError):
+class ShadowLags(UserError):
     """A shadow has not come as far as the live generation."""
 
 
 def promote(
-    warehouse: Warehouse, model: str, name: str | None = None, behind: bool = False
+    warehouse: Warehouse, model: str, name: str | None = None, allow_lag: bool = False
 ) -> tuple[Generation, Generation | None]:
     """Make a shadow the live generation; return it and the one that it replaced. Again it changes nothing.
 
@@ -24,10 +24,10 @@ def promote(
         warehouse: where.
         model: whose.
         name: the shadow; by default the newest.
-        behind: allow a shadow that has not come as far as the live one, so that readers see time go back.
+        allow_lag: allow a shadow that has not come as far as the live one, so that readers see time go back.
 
     Raises:
-        UserError: there is no such shadow; `Behind`: it has not come as far as the live one.
+        UserError: there is no such shadow; `ShadowLags`: it has not come as far as the live one.
     """
     known = generations.all_of(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
@@ -39,12 +39,12 @@ def promote(
         return found, None
     if found.status != SHADOW:
         raise UserError(f"{found.generation} is {found.status}, not a shadow: roll back to it instead")
-    if live is not None and not behind:
+    if live is not None and not allow_lag:
         have, want = progress_rank(warehouse, found), progress_rank(warehouse, live)
         if have < want:
-            raise Behind(
-                f"{found.generation} has come to {said(position_of(warehouse, found))} and {live.generation} to "
-                f"{said(position_of(warehouse, live))}: let it catch up first "
+            raise ShadowLags(
+                f"{found.generation} has come to {describe(position_of(warehouse, found))} and {live.generation} to "
+                f"{describe(position_of(warehouse, live))}: let it catch up first "
                 f"(kalman-pipeline stream --model {model} --generation {found.generation})",
                 RUN_FAILED,
             )

@@ -13,7 +13,7 @@ from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import said
+from jobs.warehouse.positions import describe
 
 
 class StartPoint(NamedTuple):
@@ -25,7 +25,7 @@ class StartPoint(NamedTuple):
     generation: Generation
     manifest: Manifest
     spec: ModelSpec
-    begins: bool
+    is_new: bool
     notes: tuple[str, ...] = ()
 
 
@@ -49,12 +49,12 @@ def resolve(
             leases.refuse_if_driven(live)
         return StartPoint(begin(warehouse, spec, manifest), manifest, spec, True)
     if live is None:
-        asked = compatibility.deployed(warehouse, spec)
-        known = spec.fingerprint(), spec.source_kind, asked.table
+        deployed = compatibility.deployment(warehouse, spec)
+        known = spec.fingerprint(), spec.source_kind, deployed.table
         manifest = manifests.newest_startable(warehouse, spec.name, *known)
         if manifest is None:
             raise UserError(_no_snapshot(warehouse, spec))
-        compatibility.check(compatibility.snapshot_built_with(manifest), asked)
+        compatibility.check(compatibility.snapshot_built_with(manifest), deployed)
         return StartPoint(begin(warehouse, spec, manifest), manifest, spec, True)
     return _again(warehouse, spec, live)
 
@@ -70,16 +70,16 @@ def begin(
     manifest: Manifest,
     status: str = generations.LIVE,
     partitions: int | None = None,
-    behind: Generation | None = None,
+    exported_from: Generation | None = None,
 ) -> Generation:
     """Make a generation from a snapshot, laid out for its keys, with the one that it follows as its parent.
 
-    behind: the generation whose state the snapshot is, where it is an export. One that has committed nothing is still
+    exported_from: the generation whose state the snapshot is, where it is an export. One that has committed nothing is still
     the snapshot that it began from, of another generation: it is followed from its start.
     """
     parent = _parent(warehouse, manifest)
-    if behind is not None and manifest.generation not in (None, behind.generation):
-        parent = behind.generation, -1
+    if exported_from is not None and manifest.generation not in (None, exported_from.generation):
+        parent = exported_from.generation, -1
     partitions = partitions or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
     return generations.begin(
         warehouse,
@@ -141,10 +141,12 @@ def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Sta
         )
     manifest = origin(warehouse, generation)
     refuse_damaged(warehouse, generation)
-    made = compatibility.generation_built_with(warehouse, generation, manifest, spec.folder)
-    asked = compatibility.deployed(warehouse, spec, made.stored)
-    notes = compatibility.check(made, asked)
-    return StartPoint(generation, manifest, compatibility.spec_to_run(made.spec, spec), False, tuple(notes))
+    built_with = compatibility.generation_built_with(warehouse, generation, manifest, spec.folder)
+    deployed = compatibility.deployment(warehouse, spec, built_with.settings)
+    notes = compatibility.check(built_with, deployed)
+    return StartPoint(
+        generation, manifest, compatibility.spec_to_run(built_with.spec, spec), False, tuple(notes)
+    )
 
 
 def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manifest:
@@ -160,14 +162,16 @@ def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manif
         )
     if manifest.position["source"] != spec.source_kind:
         raise UserError(
-            f"--adopt {snapshot_id}: its position is in another source than the spec's ({said(manifest.position)}): "
+            f"--adopt {snapshot_id}: its position is in another source than the spec's ({describe(manifest.position)}): "
             f"pretrain the spec as it is now"
         )
-    compatibility.check(compatibility.snapshot_built_with(manifest), compatibility.deployed(warehouse, spec))
+    compatibility.check(
+        compatibility.snapshot_built_with(manifest), compatibility.deployment(warehouse, spec)
+    )
     if manifest.cut is not None:
         raise UserError(
             f"--adopt {snapshot_id}: it is history before {manifest.cut:%Y-%m-%d %H:%M} UTC only; rows after that, "
-            f"up to {said(manifest.position)}, would be lost. Pretrain up to a version instead"
+            f"up to {describe(manifest.position)}, would be lost. Pretrain up to a version instead"
         )
     return manifest
 

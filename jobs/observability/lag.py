@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from jobs.observability.progress import Lag, offsets_behind
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.tables import measurements
 
 MOST_VERSIONS = 1000
@@ -73,25 +73,10 @@ def lag_of(warehouse: Warehouse, model: str) -> Callable[[dict[str, Any]], Lag]:
 
 
 def _reader(warehouse: Warehouse, table: str) -> Reader:
-    folder = f"{warehouse.path(table)}/_delta_log"
+    log = hadoop_files(warehouse, f"{table}/_delta_log")
 
-    def local(version: int) -> str | None:
-        try:
-            return Path(folder, f"{version:020d}.json").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
+    def read(version: int) -> str | None:
+        content = log.read(f"{version:020d}.json")
+        return None if content is None else content.decode()
 
-    def remote(version: int) -> str | None:
-        jvm: Any = warehouse.spark._jvm
-        session: Any = warehouse.spark._jsparkSession
-        path = jvm.org.apache.hadoop.fs.Path(folder, f"{version:020d}.json")
-        files = path.getFileSystem(session.sessionState().newHadoopConf())
-        if not files.exists(path):
-            return None
-        stream = files.open(path)
-        try:
-            return jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
-
-    return local if warehouse.local else remote
+    return read

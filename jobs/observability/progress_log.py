@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.observability.progress import COLUMNS, SCHEMA
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import LocalFiles, hadoop_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,27 +44,15 @@ class ProgressLog:
     def __init__(self, warehouse: Warehouse, model: str) -> None:
         self.warehouse, self.model = warehouse, model
         self.path = warehouse.path(f"_progress/{model}")
-        jvm: Any = warehouse.spark._jvm
-        session: Any = warehouse.spark._jsparkSession
-        self._path: Any = jvm.org.apache.hadoop.fs.Path
-        self._jvm = jvm
-        self._files: Any = self._path(self.path).getFileSystem(session.sessionState().newHadoopConf())
+        self.files = hadoop_files(warehouse, f"_progress/{model}")
 
-    def names(self, folder: str = "") -> list[str]:
-        """Return what is in the folder, or in one below it, by name."""
-        path = self._path(f"{self.path}/{folder}" if folder else self.path)
-        if not self._files.exists(path):
-            return []
-        names = (str(one.getPath().getName()) for one in self._files.listStatus(path))
-        return sorted(name for name in names if not name.startswith((".", "_")))
+    def names(self) -> list[str]:
+        """Return the names of the files and of unfinished folds, sorted."""
+        return [name for name in self.files.names("") if not name.startswith("_")]
 
     def read(self, name: str) -> list[dict[str, Any]]:
-        """Return the records of a file; a last line that was cut short is left out."""
-        stream = self._files.open(self._path(f"{self.path}/{name}"))
-        try:
-            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
+        """Return the records of a file, without a last line that was cut short."""
+        text = (self.files.read(name) or b"").decode(errors="replace")
         return [json.loads(line) for line in text.split("\n")[:-1] if line]
 
     def newest(self, generation: str) -> dict[str, Any] | None:
@@ -89,11 +77,8 @@ class ProgressLog:
             closed = self.closed()
             if closed:
                 folder = f"{_FOLD}{uuid.uuid4().hex}"
-                self._files.mkdirs(self._path(f"{self.path}/{folder}"))
                 for name in closed:
-                    self._files.rename(
-                        self._path(f"{self.path}/{name}"), self._path(f"{self.path}/{folder}/{name}")
-                    )
+                    self.files.rename(name, f"{folder}/{name}")
                 self._end(folder)
         return len(closed)
 
@@ -101,7 +86,7 @@ class ProgressLog:
         self.warehouse.create(table_of(self.model), SCHEMA)
         rows = _typed(self.warehouse, [f"{self.path}/{folder}"]).coalesce(1)
         self.warehouse.append(rows, table_of(self.model), (folder, 1))
-        self._files.delete(self._path(f"{self.path}/{folder}"), True)
+        self.files.remove_tree(folder)
 
 
 class Writer:
@@ -124,15 +109,12 @@ class Writer:
             self._begun = True
             if len(self.spool.closed()) >= FOLD_FILES:
                 self.spool.fold()
-        text = "\n".join(self._waiting) + "\n"
-        if self.spool.warehouse.local:
-            path = Path(self.spool.path, self._name())
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
-                full = file.tell() > PART_BYTES
+        files, content = self.spool.files, ("\n".join(self._waiting) + "\n").encode()
+        local = isinstance(files, LocalFiles)
+        if local:
+            full = files.append(self._name(), content) > PART_BYTES
         elif last or time.monotonic() - self._since > REMOTE_SECONDS:
-            self._create(text)
+            files.write(self._name(), content)
             self._part += 1
             self._since = time.monotonic()
             full = self._part % FOLD_FILES == 0
@@ -140,18 +122,11 @@ class Writer:
             return
         self._waiting = []
         if full:
-            self._part += self.spool.warehouse.local
+            self._part += local
             self.spool.fold()
 
     def _name(self) -> str:
         return f"{self._stem}.{self._part:06d}.jsonl"
-
-    def _create(self, text: str) -> None:
-        stream = self.spool._files.create(self.spool._path(f"{self.spool.path}/{self._name()}"), True)
-        try:
-            stream.write(text.encode())
-        finally:
-            stream.close()
 
 
 def progress_of(warehouse: Warehouse, model: str) -> DataFrame:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-GOING = ("live", "shadow")
+from jobs.lineage.generations import LIVE, SHADOW
+
+GOING = (LIVE, SHADOW)
 
 
 def alarms(models: list[dict[str, Any]], after: float, now: datetime) -> list[str]:

@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.lineage.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation
+from jobs.snapshots.manifests import GOOD
 from jobs.specs.retention import Retention
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
-GOOD = "good"
 _NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 

@@ -1,4 +1,4 @@
-"""Manifests: the commit point of a snapshot, and how one is found."""
+"""Manifests: the commit point of a snapshot, and how to find one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
 
 GOOD, REMOVED = "good", "removed"
-"""`removed`: `maintain` has taken its rows away. The manifest stays, as it says what generations began from."""
+"""`removed`: `maintain` has removed its rows. The manifest stays, as generations refer to it."""
+_JSON = ("parameters", "position", "waiting", "inputs")
+"""Columns that hold a dictionary as JSON."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One snapshot as its manifest row says it is."""
+    """One snapshot, as its row in `manifests` describes it."""
 
     snapshot_id: str
     model: str
@@ -44,31 +46,32 @@ class Manifest:
     parent: str | None = None
     committed_at: datetime | None = None
     waiting: dict[str, Any] | None = None
-    """Of a model whose rows wait for a watermark: that, and the rows that wait (`jobs.snapshots.waiting_rows`)."""
+    """The watermark and a digest of the waiting rows (`jobs.snapshots.waiting_rows`), if the model's rows wait for one."""
     inputs: dict[str, Any] | None = None
-    """Of a model with inputs: the version of their table that the last rows had (`jobs.key_inputs.table.Version`)."""
+    """The version of the table of inputs at the last rows (`jobs.key_inputs.table.Version`), if the model has inputs."""
 
     @property
     def version(self) -> int:
-        """Return how far in its source rows are reflected: a version, or a topic's sum of offsets."""
+        """Return the rank of the position: a version of the measurements, or the sum of a topic's offsets."""
         return rank(self.position)
 
     def model_spec(self, folder: str | None = None) -> ModelSpec:
-        """Return the spec of the snapshot's own time, which says what its states mean.
+        """Return the spec that the snapshot was made with, which gives its states their meaning.
 
-        folder: of the model's functions (`ModelSpec.folder`); a spec that names functions cannot be built without it.
+        Args:
+            folder: folder of the model's functions (`ModelSpec.folder`); a spec that names functions needs it.
         """
         return ModelSpec.model_validate_json(self.spec).with_folder(folder)
 
 
 def find(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
-    """Return a snapshot's manifest, or None if the snapshot does not exist, or does no longer."""
+    """Return a snapshot's manifest, or None if the snapshot does not exist or was removed."""
     found = record(warehouse, snapshot_id)
     return None if found is None or found.status == REMOVED else found
 
 
 def record(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
-    """Return a snapshot's manifest, also if its rows are gone, or None if there never was such a snapshot."""
+    """Return a snapshot's manifest, also of a removed one, or None if there never was such a snapshot."""
     if not warehouse.exists("manifests"):
         return None
     row = warehouse.read("manifests").filter(F.col("snapshot_id") == snapshot_id).first()
@@ -76,7 +79,7 @@ def record(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
 
 
 def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
-    """Return the manifests, of one model or of all, in the order in which their rows were committed."""
+    """Return the manifests, of one model or of all, in the order in which their state rows were committed."""
     if not warehouse.exists("manifests"):
         return []
     frame = warehouse.read("manifests")
@@ -88,9 +91,14 @@ def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
 def newest_startable(
     warehouse: Warehouse, model: str, fingerprint: str, source: str = DELTA, table: str | None = None
 ) -> Manifest | None:
-    """Return the good snapshot of this very model that reflects most, among those that a stream may start from.
+    """Return the furthest good snapshot, of those with this fingerprint, that a stream may start from, or None.
 
-    With the id of the measurements `table`, none of a table that was there before it.
+    Args:
+        warehouse: of the snapshots.
+        model: name of the model.
+        fingerprint: of its spec.
+        source: kind of the snapshot's position.
+        table: id of the measurements table; excludes snapshots of a former table of the same name.
     """
     fit = [
         one
@@ -104,14 +112,14 @@ def newest_startable(
     return max(fit, key=lambda one: (one.version, one.snapshots_version), default=None)
 
 
+def row_of(manifest: Manifest) -> dict[str, Any]:
+    """Return a manifest as a row of its table, with dictionaries as JSON."""
+    values = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
+    texts = {name: None if values[name] is None else json.dumps(values[name]) for name in _JSON}
+    return {**values, **texts}
+
+
 def _manifest(row: Row) -> Manifest:
     values = utc(row.asDict())
-    return Manifest(
-        **{
-            **values,
-            "parameters": json.loads(values["parameters"] or "{}"),
-            "position": json.loads(values["position"]),
-            "waiting": json.loads(values.get("waiting") or "null"),
-            "inputs": json.loads(values.get("inputs") or "null"),
-        }
-    )
+    parsed = {name: json.loads(values.get(name) or "null") for name in _JSON}
+    return Manifest(**{**values, **parsed, "parameters": parsed["parameters"] or {}})

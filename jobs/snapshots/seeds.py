@@ -21,7 +21,7 @@ from jobs.state.event_time_policy import EventTimePolicy
 from jobs.state.reorder_buffer import row_format_of
 from jobs.state.row_ids import ids_format
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import create, new_keys
+from jobs.warehouse.measurements_table import create_new_keys_table, new_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -97,7 +97,7 @@ def offered(
 ) -> DataFrame:
     """Return the states that are offered to a stream with these parameters, as packets that it takes in."""
 
-    table = create(warehouse, spec.name)
+    table = create_new_keys_table(warehouse, spec.name)
     # All that there are at once: a key is to be known before its first row comes.
     reader = warehouse.spark.readStream.format("delta").option("maxFilesPerTrigger", 1_000_000)
     rows = reader.load(warehouse.path(table))

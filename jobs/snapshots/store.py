@@ -1,8 +1,8 @@
-"""Write, find, verify and load snapshots: state rows first, then the manifest row that makes the snapshot exist."""
+"""Write, verify and remove snapshots: state rows first, then the manifest row that makes the snapshot exist."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from delta.tables import DeltaTable
@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from jobs.core.errors import UserError, first_line
 from jobs.snapshots import waiting_rows
-from jobs.snapshots.manifests import GOOD, REMOVED, Manifest, all_of, find, record
+from jobs.snapshots.manifests import GOOD, REMOVED, Manifest, all_of, find, record, row_of
 from jobs.snapshots.row_ids import TABLE as IDS
 from jobs.snapshots.state_rows import measure, read_rows
 from jobs.snapshots.waiting_rows import TABLE as WAITING
@@ -28,23 +28,44 @@ if TYPE_CHECKING:
 
 
 def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Held | None = None) -> Manifest:
-    """Write a snapshot: its rows, replacing what an earlier, killed attempt left; then its manifest.
+    """Write a snapshot: its rows, replacing those of a killed attempt, then its manifest. Return the written manifest.
+
+    Killed before the manifest is committed, the snapshot does not exist, and the next attempt overwrites its rows. A
+    snapshot that exists with damaged rows gets new rows, and one commit points its manifest to them.
 
     Args:
-        warehouse: where.
-        manifest: what the snapshot is; count, checksum and table version are filled in here. The count that it has is
-            about how many keys to expect.
+        warehouse: of the snapshot.
+        manifest: describes the snapshot. Count, checksum and table version are filled in here; its `key_count` is the
+            number of keys to expect, about.
         states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras.
-        held: rows that wait, of a model whose rows do.
-
-    Killed before the manifest is committed, the snapshot does not exist; the next attempt overwrites its rows. One that
-    exists and whose rows are damaged gets new rows, and its manifest is pointed to them in one commit.
+        held: waiting rows and remembered ids, for a model whose rows wait for a watermark.
     """
+    version = _write_states(warehouse, manifest, states)
+    waiting = None
+    if held is not None:
+        waiting = waiting_rows.write(warehouse, manifest.snapshot_id, manifest.model, held)
+    with codegen_for(warehouse.spark, manifest.key_count):
+        written = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
+        count, checksum, total = measure(written)
+    return _commit(
+        warehouse,
+        replace(
+            manifest,
+            key_count=count,
+            checksum=checksum,
+            rows=total,
+            snapshots_version=version,
+            status=GOOD,
+            waiting=waiting,
+        ),
+    )
 
-    # A snapshot is read as a whole, so the least and greatest value of each column in each file would help nobody.
+
+def _write_states(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> int:
+    """Write a snapshot's state rows, and return the version of their table."""
+    # A snapshot is always read as a whole, so per-file minima and maxima of columns would be no use.
     properties = {"delta.dataSkippingNumIndexedCols": "0"}
     warehouse.create("snapshots", SNAPSHOTS, ("model", "snapshot_id"), properties)
-    warehouse.create("manifests", MANIFESTS)
     rows = states.select(
         F.lit(manifest.snapshot_id).alias("snapshot_id"),
         F.lit(manifest.model).alias("model"),
@@ -56,65 +77,55 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
         rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(
             warehouse.path("snapshots")
         )
-        version = warehouse.latest_version("snapshots")
-    waiting = None
-    if held is not None:
-        waiting = waiting_rows.write(warehouse, manifest.snapshot_id, manifest.model, held)
-    with codegen_for(warehouse.spark, manifest.key_count):
-        written = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
-        count, checksum, total = measure(written)
-    row = {
-        "snapshot_id": manifest.snapshot_id,
-        "model": manifest.model,
-        "model_version": manifest.model_version,
-        "fingerprint": manifest.fingerprint,
-        "parameters": json.dumps(manifest.parameters),
-        "position": json.dumps(manifest.position),
-        "cut": manifest.cut,
-        "learn_from": manifest.learn_from,
-        "learn_to": manifest.learn_to,
-        "generation": manifest.generation,
-        "batch_id": manifest.batch_id,
-        "key_count": count,
-        "checksum": checksum,
-        "rows": total,
-        "snapshots_version": version,
-        "status": GOOD,
-        "spec": manifest.spec,
-        "parent": manifest.parent,
-        "waiting": None if waiting is None else json.dumps(waiting),
-        "inputs": None if manifest.inputs is None else json.dumps(manifest.inputs),
-    }
+        return warehouse.latest_version("snapshots")
+
+
+def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
+    """Commit the manifest of a snapshot whose rows are written, and return it as its table has it."""
+    warehouse.create("manifests", MANIFESTS)
+    row = row_of(manifest)
     before = record(warehouse, manifest.snapshot_id)
     if before is not None and before.status != REMOVED:
-        return _repaired(warehouse, row)
-    schema = StructType.fromDDL(MANIFESTS)
-    assert isinstance(schema, StructType)
-    frame = warehouse.spark.createDataFrame([row], schema).withColumn("committed_at", F.current_timestamp())
-    if before is None:
-        # A table of an earlier release has not all of the columns yet.
-        warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1), {"mergeSchema": "true"})
+        _point_to_new_rows(warehouse, row)
     else:
-        _again(warehouse, frame)
+        schema = StructType.fromDDL(MANIFESTS)
+        assert isinstance(schema, StructType)
+        frame = warehouse.spark.createDataFrame([row], schema)
+        frame = frame.withColumn("committed_at", F.current_timestamp())
+        if before is None:
+            # A table of an earlier release lacks some of the columns.
+            options = {"mergeSchema": "true"}
+            warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1), options)
+        else:
+            _restore(warehouse, frame)
     written = find(warehouse, manifest.snapshot_id)
     assert written is not None
     return written
 
 
-def _again(warehouse: Warehouse, row: DataFrame) -> None:
-    """Let a snapshot exist again that had been taken away; one that is there is left as it is."""
+def _restore(warehouse: Warehouse, row: DataFrame) -> None:
+    """Replace the manifest of a removed snapshot; a snapshot that exists is left unchanged."""
     table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests")).alias("t")
     merge = table.merge(row.alias("s"), "t.snapshot_id = s.snapshot_id")
     with warehouse.lock("manifests"):
         merge.withSchemaEvolution().whenMatchedUpdateAll(f"t.status = '{REMOVED}'").execute()
 
 
+def _point_to_new_rows(warehouse: Warehouse, row: dict[str, Any]) -> None:
+    """Point the manifest of a snapshot to its rows, which were written again, in one commit."""
+    names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
+    if row["waiting"] is not None:
+        names.append("waiting")
+    table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests"))
+    with warehouse.lock("manifests"):
+        table.update(F.col("snapshot_id") == row["snapshot_id"], {name: F.lit(row[name]) for name in names})
+
+
 def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
-    """Take snapshots away: the manifests are marked first, in one commit, so that none is there without its rows.
+    """Remove snapshots: first mark their manifests, in one commit, so that no valid manifest is without its rows.
 
-    Killed between the two, the rows of marked manifests are found and removed by the next call.
+    Killed in between, the next call removes the rows of the marked manifests.
     """
-
     if not warehouse.exists("manifests"):
         return
     if names:
@@ -131,7 +142,7 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
 
 
 def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
-    """Return a snapshot's manifest if the snapshot exists and its rows are there; None: it is to be made (again)."""
+    """Return a snapshot's manifest if it exists and its rows are whole; None means that it has to be written."""
     found = find(warehouse, snapshot_id)
     try:
         if found is not None:
@@ -141,24 +152,11 @@ def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
     return found
 
 
-def _repaired(warehouse: Warehouse, row: dict[str, Any]) -> Manifest:
-    """Point the manifest of a snapshot whose rows were written again to them, in one commit."""
-    names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
-    if row["waiting"] is not None:
-        names.append("waiting")
-    table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests"))
-    with warehouse.lock("manifests"):
-        table.update(F.col("snapshot_id") == row["snapshot_id"], {name: F.lit(row[name]) for name in names})
-    written = find(warehouse, row["snapshot_id"])
-    assert written is not None
-    return written
-
-
 def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
-    """Return the snapshot's rows, pinned to a version of their table, once they are found whole.
+    """Return a snapshot's state rows, pinned to a version of their table, after checking that they are whole.
 
-    The version is the one that was written; Delta forgets it after 30 days, and then it is the newest, in which the
-    snapshot's rows are the same: they are written once, and the checksum tells.
+    That is the version that was written. After 30 days Delta has dropped it, and the newest version is used: rows of a
+    snapshot are written once, and the checksum shows that they are unchanged.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -171,7 +169,7 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
 
     try:
         rows, count, checksum = counted(manifest.snapshots_version)
-    except (PySparkException, Py4JJavaError):  # a file that is gone is the latter
+    except (PySparkException, Py4JJavaError):  # a missing file raises the latter
         try:
             rows, count, checksum = counted(warehouse.latest_version("snapshots"))
         except (PySparkException, Py4JJavaError) as error:

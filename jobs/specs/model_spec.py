@@ -494,7 +494,7 @@ class ModelSpec(Section):
             **self._timing(),
         }
         for field in NUMERIC & meaning.keys():
-            meaning[field] = _floats(meaning[field])
+            meaning[field] = as_floats(meaning[field])
         return hashlib.sha256(_canonical(meaning).encode()).hexdigest()
 
     def _timing(self) -> dict[str, Any]:
@@ -526,12 +526,12 @@ def _check_columns(names: Sequence[str], field: str, what: str = "column") -> No
             )
 
 
-def _floats(value: Any) -> Any:
-    """Write whole numbers as floats, so that 1 and 1.0 give one fingerprint."""
+def as_floats(value: Any) -> Any:
+    """Return a value with its whole numbers as floats, so that 1 and 1.0 are equal as JSON."""
     if isinstance(value, dict):
-        return {key: _floats(item) for key, item in cast(dict[str, Any], value).items()}
+        return {key: as_floats(item) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
-        return [_floats(item) for item in value]
+        return [as_floats(item) for item in value]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

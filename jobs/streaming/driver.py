@@ -32,7 +32,7 @@ from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import rank, said
+from jobs.warehouse.positions import describe, rank
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Driver:
         self, generation: Generation, began: bool, notes: Sequence[str], totals: Totals | None
     ) -> Report:
         position = position_of(self.warehouse, generation)
-        where = said(position)
+        where = describe(position)
         how = f"began from snapshot {generation.snapshot_id}" if began else "went on"
         lines = [f"generation {generation.generation} {how}"]
         rows, late, rejected, batches, seconds = 0, 0, 0, 0, 0.0

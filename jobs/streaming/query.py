@@ -125,7 +125,7 @@ def start_query(
     if generation.topic is None:
         source = _source(spark, warehouse, spec, generation)
         if takes_keys and "_origin" in source.columns:  # another tool's table may have none
-            source = source.filter(~measurements_table.marked())
+            source = source.filter(~measurements_table.is_history())
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
     else:
         types = {name: schema[name].dataType.simpleString() for name in spec.naming_columns}

@@ -34,7 +34,7 @@ from jobs.state.key_groups import group_begin
 from jobs.training.batch_filter import Batch, bucket_rows, final_states
 from jobs.training.learning import Window, each_key_learner
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import create, marked, newest_landing
+from jobs.warehouse.measurements_table import create_new_keys_table, is_history, latest_history_version
 from jobs.warehouse.positions import check_version, delta_position, to_datetime
 from jobs.warehouse.tables import measurements
 from kalman.learning.learners import LEARNERS
@@ -62,7 +62,7 @@ def offer(
     the snapshot that one would begin from. Killed between the snapshot and the offer, the next call ends what was
     begun; again it changes nothing.
     """
-    landed = newest_landing(warehouse, table, version)
+    landed = latest_history_version(warehouse, table, version)
     if landed is None:
         return []
     return [_offer(warehouse, spec, table, landed, base, say) for base in _bases(warehouse, spec, table)]
@@ -100,7 +100,7 @@ def _offer(
     identity = f"{spec.name}-v{spec.version}-new-{landed}-{digest[:10]}"
     manifest = find_whole(warehouse, identity)
     if manifest is None:
-        rows = warehouse.read(table, landed).filter(marked()).select(*spec.columns)
+        rows = warehouse.read(table, landed).filter(is_history()).select(*spec.columns)
         kind = key_kind(spec.key, rows.schema)
         given = 0
         if inputs is not None and version is not None:  # as in a snapshot of all measurements
@@ -152,7 +152,7 @@ def _filter_of(
 def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) -> int:
     """Offer the states of a snapshot that have not been offered as they are, once; return how many there were."""
 
-    table = create(warehouse, model)
+    table = create_new_keys_table(warehouse, model)
     rows = verify(warehouse, manifest).withColumn("meaning", F.lit(meaning))
     before = warehouse.read(table, warehouse.latest_version(table))
     before = before.filter(F.col("meaning") == meaning)
@@ -188,7 +188,7 @@ def only_history(
         )
     table = measurements(spec.name)
     newest = check_version(warehouse, table, version)
-    if newest_landing(warehouse, table, newest) is None:
+    if latest_history_version(warehouse, table, newest) is None:
         raise UserError(
             f"--history: no history of new keys has landed for {spec.name}: land some with `kalman-pipeline ingest "
             f"--model {spec.name} --history --input FILE`"

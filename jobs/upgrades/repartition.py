@@ -47,7 +47,7 @@ def wanted(
         )
     made, found = _judged(warehouse, spec, generation)
     number = partitions or said or generation.partitions
-    reasons = [one.said for one in found if one.verdict == HAND_OVER]
+    reasons = [one.text for one in found if one.verdict == HAND_OVER]
     if number != generation.partitions and said is None:
         reasons.append(
             f"{number} state partitions are asked for, and {generation.generation} has {generation.partitions}"
@@ -77,7 +77,7 @@ def relayout(
             if mine and one.partitions == layout.partitions and not _waits(warehouse, layout.spec, one):
                 return one
     manifest, _ = export(warehouse, live, layout.spec.folder, told=told)
-    return start_point.begin(warehouse, layout.spec, manifest, status, layout.partitions, behind=live)
+    return start_point.begin(warehouse, layout.spec, manifest, status, layout.partitions, exported_from=live)
 
 
 def _waits(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> bool:
@@ -91,6 +91,6 @@ def _judged(
     made = compatibility.generation_built_with(
         warehouse, generation, start_point.origin(warehouse, generation), spec.folder
     )
-    asked = compatibility.deployed(warehouse, spec, made.stored)
+    asked = compatibility.deployment(warehouse, spec, made.settings)
     compatibility.check(made, asked)
     return made, compatibility.differences(made, asked)

@@ -86,7 +86,7 @@ def reverse_migration(
         assert manifest is not None
         laid_out = compatibility.spec_to_run(way.steps[-1].new, spec)
         partitions = laid_out.stream.partitions or live.partitions
-        made = start_point.begin(warehouse, laid_out, manifest, LIVE, partitions, behind=live)
+        made = start_point.begin(warehouse, laid_out, manifest, LIVE, partitions, exported_from=live)
     return ReversedMigration(made, live, manifest.snapshot_id, change)
 
 

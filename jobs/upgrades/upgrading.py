@@ -17,7 +17,7 @@ from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.generations import Generation
 from jobs.lineage.leases import stream_lock
 from jobs.lineage.pausing import exclusive_stream
-from jobs.lineage.promotion import Behind, promote
+from jobs.lineage.promotion import ShadowLags, promote
 from jobs.lineage.start_point import origin
 from jobs.migration.apply import rekeyed_lines, table_of
 from jobs.migration.migrating import migrate
@@ -34,7 +34,7 @@ from jobs.upgrades import repartition, upgrading
 from jobs.upgrades.comparison.decision import lines_of
 from jobs.upgrades.comparison.report import written
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import Cut, said
+from jobs.warehouse.positions import Cut, describe
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -204,10 +204,10 @@ class Upgrade:
     def _at_once(self, live: Generation) -> tuple[list[str], dict[str, Any]]:
         """Replace a generation that nobody drives; the next `stream` goes on with the new one."""
         manifest = self._snapshot(live)
-        made = start_point.begin(self.warehouse, self.spec, manifest, behind=live)
+        made = start_point.begin(self.warehouse, self.spec, manifest, exported_from=live)
         return [
             f"generation {made.generation} of version {made.model_version} is live, from snapshot "
-            f"{manifest.snapshot_id} ({said(manifest.position)}); {live.generation} is retired",
+            f"{manifest.snapshot_id} ({describe(manifest.position)}); {live.generation} is retired",
             f"go on with `kalman-pipeline stream --model {self.spec.name}`",
         ], {
             "generation": made.generation,
@@ -265,7 +265,7 @@ class Upgrade:
             if one.status == generations.SHADOW and mine:
                 return one
         return start_point.begin(
-            self.warehouse, self.spec, self._snapshot(live), generations.SHADOW, behind=live
+            self.warehouse, self.spec, self._snapshot(live), generations.SHADOW, exported_from=live
         )
 
     def _snapshot(self, live: Generation) -> Manifest:
@@ -341,7 +341,7 @@ class Upgrade:
         try:
             promote(self.warehouse, name, shadow.generation)
             return
-        except Behind:
+        except ShadowLags:
             self.progress.note(f"{shadow.generation} runs beside {live.generation} until it is level")
         deadline = time.monotonic() + LEVEL_SECONDS
         with self._running(shadow) as ended:
@@ -351,7 +351,7 @@ class Upgrade:
                     try:
                         promote(self.warehouse, name, shadow.generation)
                         return
-                    except Behind:
+                    except ShadowLags:
                         if late or ended.is_set():
                             raise
 

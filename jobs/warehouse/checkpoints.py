@@ -1,32 +1,34 @@
-"""Read what a stream's checkpoint says of its progress. Nothing here writes to one."""
+"""Read a streaming query's progress from its checkpoint. Only Spark writes to a checkpoint."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import HadoopFiles
 from jobs.warehouse.positions import delta_position, offsets_of, topic_position
 
 _SCHEMAS = "state/0/_stateSchema/default"
-"""Where Spark keeps the types of the state's variables."""
+"""Where Spark keeps the types of the state variables."""
 _STATES_AS_BYTES = '{"name":"states","type":"binary"'
 
-_BASE_INDEX = -1  # Delta's index of "nothing of this version yet"; versions before it are done
+_BASE_INDEX = -1  # Delta's index before the first file of a version: all earlier versions are complete
 
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """How far a checkpoint has come.
+    """The progress of a checkpoint.
 
-    batch: the last committed micro-batch; version: all of the measurements table's versions up to it are done;
-    partial: some files of the next one, too. Of a topic, version is the sum of its offsets (`positions.rank`).
+    batch: the last committed micro-batch; version: the latest version of the measurements table that is complete;
+    partial: some files of the next version are done, too. For a topic, version is the sum of its offsets
+    (`positions.rank`).
     """
 
     batch: int
@@ -35,26 +37,23 @@ class Progressed:
 
 
 class Checkpoint:
-    """A checkpoint folder, local or remote, through the file system that Spark uses for it."""
+    """A checkpoint folder, local or remote."""
 
     def __init__(self, warehouse: Warehouse, name: str) -> None:
-        """Look at the checkpoint that a generation's row names, below the warehouse's root."""
+        """Open a checkpoint by its path below the warehouse's root."""
         self.path = warehouse.path(name)
-        self._jvm: Any = warehouse.spark._jvm
-        root = self._jvm.org.apache.hadoop.fs.Path(self.path)
-        session: Any = warehouse.spark._jsparkSession
-        self._files: Any = root.getFileSystem(session.sessionState().newHadoopConf())
+        self._files = HadoopFiles(warehouse, name)
 
     def last_commit(self) -> int | None:
-        """Return the last committed micro-batch, or None if none has been."""
-        return self._last("commits")
+        """Return the last committed micro-batch, or None before the first."""
+        return max(self._numbers("commits"), default=None)
 
     def last_planned(self) -> int | None:
-        """Return the last micro-batch whose offsets are fixed; it may not be committed."""
-        return self._last("offsets")
+        """Return the last micro-batch whose offsets are fixed; it may not be committed yet."""
+        return max(self._numbers("offsets"), default=None)
 
     def progressed(self) -> Progressed | None:
-        """Return how far the last committed micro-batch has come, or None if none has been."""
+        """Return the progress after the last committed micro-batch, or None before the first."""
         batch = self.last_commit()
         if batch is None:
             return None
@@ -65,9 +64,9 @@ class Checkpoint:
         return Progressed(batch, version - 1, index > _BASE_INDEX)
 
     def position(self, batch: int, start: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the position that a micro-batch ends with, of a stream that began at `start`.
+        """Return the position at the end of a micro-batch of a stream that began at `start`.
 
-        Of one that ends within a version it is the version before.
+        If the micro-batch ends within a version, the position is the version before.
         """
         offset = self.offset(batch)
         if _of_delta(offset):
@@ -76,27 +75,26 @@ class Checkpoint:
 
     def query_id(self) -> str | None:
         """Return the id that Spark gave the query, or None before its first start."""
-        if not self._files.exists(self._jvm.org.apache.hadoop.fs.Path(self.path, "metadata")):
-            return None
-        return json.loads(self._read("metadata"))["id"]
+        return json.loads(self._read("metadata"))["id"] if self._files.exists("metadata") else None
 
     def settings(self) -> dict[str, str]:
-        """Return the settings that Spark goes on with, whatever the session says; none before the first micro-batch."""
+        """Return the settings that Spark restores, overriding the session's; none before the first micro-batch."""
         batch = self.last_planned()
         return {} if batch is None else json.loads(self._lines(batch)[1]).get("conf") or {}
 
     def keeps_text(self) -> bool:
-        """Tell if the state's values are text, as they are in every checkpoint that begins now (`jobs.state.text_codec`)."""
-        folder = self._jvm.org.apache.hadoop.fs.Path(self.path, _SCHEMAS)
-        if not self._files.exists(folder):
+        """Tell if the state's values are text, as in every new checkpoint (`jobs.state.text_codec`)."""
+        if not self._files.exists(_SCHEMAS):
             return True
-        names = [status.getPath().getName() for status in self._files.listStatus(folder)]
-        return not any(_STATES_AS_BYTES in self._read(f"{_SCHEMAS}/{name}") for name in names)
+        return not any(
+            _STATES_AS_BYTES in self._read(f"{_SCHEMAS}/{name}") for name in self._files.names(_SCHEMAS)
+        )
 
     def damage(self) -> str | None:
-        """Return what is wrong with what Spark goes on from, None if nothing is.
+        """Return what is wrong with the files that Spark restarts from, or None.
 
-        Of a micro-batch first the offsets are written, then, when all is done, the commit; one may be under way.
+        Spark writes the offsets of a micro-batch first and its commit last, so at most one micro-batch has offsets
+        and no commit.
         """
         planned, committed = self.last_planned(), self.last_commit()
         if planned is None and committed is None:
@@ -116,71 +114,63 @@ class Checkpoint:
         return None
 
     def commits(self) -> list[int]:
-        """Return the micro-batches whose commits are still there, oldest first."""
+        """Return the committed micro-batches that Spark has not cleaned up yet, oldest first."""
         return self._numbers("commits")
 
     def has(self, batch: int) -> bool:
-        """Tell if a micro-batch is committed and its offsets are still there."""
-        return all(
-            self._files.exists(self._jvm.org.apache.hadoop.fs.Path(self.path, f"{folder}/{batch}"))
-            for folder in ("commits", "offsets")
-        )
+        """Tell if a micro-batch is committed and its offsets still exist."""
+        return all(self._files.exists(f"{folder}/{batch}") for folder in ("commits", "offsets"))
 
     def committed_at(self, batch: int) -> datetime:
         """Return when a micro-batch was committed."""
-        path = self._jvm.org.apache.hadoop.fs.Path(self.path, f"commits/{batch}")
-        return datetime.fromtimestamp(self._files.getFileStatus(path).getModificationTime() / 1000, UTC)
+        return self._files.modified_at(f"commits/{batch}")
 
     def ends_with(self, batch: int) -> int | None:
-        """Return how far a micro-batch has come, as `progressed` says it; None if it ends within a version."""
+        """Return `Progressed.version` at the end of a micro-batch, or None if it ends within a version."""
         offset = self.offset(batch)
         if not _of_delta(offset):
             return sum(offsets_of(_of_topic(offset)).values())
         return int(offset["reservoirVersion"]) - 1 if int(offset["index"]) <= _BASE_INDEX else None
 
     def offset(self, batch: int) -> dict[str, Any]:
-        """Return the source's offset at the end of a micro-batch."""
+        """Return the source's offset at the end of a micro-batch.
+
+        Raises:
+            UserError: the file is missing, unreadable or damaged.
+        """
         try:
             return json.loads(self._lines(batch)[2])
         except ValueError:
             raise UserError(f"offsets/{batch} is damaged", RUN_FAILED) from None
 
     def sources(self) -> int | None:
-        """Return how many sources the query reads; None before its first micro-batch."""
+        """Return the number of sources that the query reads, or None before its first micro-batch."""
         batch = self.last_planned()
         return None if batch is None else len(self._lines(batch)) - 2
 
     def _lines(self, batch: int) -> list[str]:
-        """Return what is planned for a micro-batch: the version of the log, its metadata, then a line a source.
+        """Return the lines of a micro-batch's offsets file: the format's version, metadata, then one line per source.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: the file is missing, unreadable or cut short.
         """
         lines = self._read(f"offsets/{batch}").splitlines()
         if len(lines) < 3:
             raise UserError(f"offsets/{batch} is cut short", RUN_FAILED)
         return lines
 
-    def _last(self, folder: str) -> int | None:
-        return max(self._numbers(folder), default=None)
-
     def _numbers(self, folder: str) -> list[int]:
-        path = self._jvm.org.apache.hadoop.fs.Path(self.path, folder)
-        if not self._files.exists(path):
-            return []
-        names = [status.getPath().getName() for status in self._files.listStatus(path)]
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in self._files.names(folder) if name.isdigit())
 
     def _read(self, name: str) -> str:
         try:
-            stream = self._files.open(self._jvm.org.apache.hadoop.fs.Path(self.path, name))
-            try:
-                return self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-            finally:
-                stream.close()
+            content = self._files.read(name)
         except Py4JJavaError as error:
             why = str(error.java_exception.getClass().getSimpleName())
             raise UserError(f"{name} cannot be read ({why})", RUN_FAILED) from error
+        if content is None:
+            raise UserError(f"{name} is missing", RUN_FAILED)
+        return content.decode(errors="replace")
 
 
 def _of_delta(offset: Mapping[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
+
+from jobs.warehouse.files import hadoop_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -88,15 +89,7 @@ class Warehouse:
 
     def _versions(self, table: str) -> list[int]:
         """Return the versions that the log still has, in any order; none where there is no log."""
-        if self.local:
-            log = Path(self.path(table), "_delta_log")
-            names = os.listdir(log) if log.is_dir() else []
-        else:
-            jvm: Any = self.spark._jvm
-            session: Any = self.spark._jsparkSession
-            log = jvm.org.apache.hadoop.fs.Path(self.path(table), "_delta_log")
-            files = log.getFileSystem(session.sessionState().newHadoopConf())
-            names = [one.getPath().getName() for one in (files.listStatus(log) if files.exists(log) else ())]
+        names = hadoop_files(self, f"{table}/_delta_log").names("")
         return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
 
     def table_id(self, table: str) -> str:

@@ -1,16 +1,18 @@
-"""Keep small files beside the tables: written whole or not at all, and read without Spark.
+"""Small files and folders of the warehouse: the only module that calls Hadoop's file system.
 
-The folder is named as the warehouse is. A local one is reached by the system, any other by the driver through the file
-system that Spark uses (`hadoop_files`), and by processes without Spark through fsspec, which needs the package of that
-store (s3fs, gcsfs, adlfs) beside it.
+A file is written as a whole or not at all. A local warehouse is read and written through the operating system. In any
+other warehouse, a Spark driver goes through Hadoop's file system (`hadoop_files`), and a process without Spark through
+fsspec (`files_of`), which needs the package of that store (s3fs, gcsfs, adlfs).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -23,31 +25,47 @@ if TYPE_CHECKING:
     from jobs.warehouse.delta import Warehouse
 
 _FSSPEC_NAMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "abfs", "wasb": "abfs"}
-"""What Hadoop and fsspec call the same store."""
+"""fsspec's name of a store by Hadoop's."""
 
 
 class Files(Protocol):
-    """A folder of small files; names are paths within it."""
+    """A folder of small files. Names are paths relative to it; names that begin with a dot are hidden."""
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's content, or None where there is no such file."""
+        """Return a file's content, or None if the file does not exist."""
         ...
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file, in place of one that is there: a reader sees the old content or the new."""
+        """Write or replace a file: a reader sees the old content or the new."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         ...
 
     def names(self, folder: str) -> list[str]:
-        """Return the names within a folder, in order; none where there is no such folder."""
+        """Return the names within a folder, sorted; an empty list if the folder does not exist."""
+        ...
+
+
+class WarehouseFiles(Files, Protocol):
+    """A folder of the warehouse, whose files and folders can also be renamed and removed as a whole."""
+
+    def exists(self, name: str) -> bool:
+        """Tell if a file or folder exists."""
+        ...
+
+    def rename(self, name: str, to: str) -> bool:
+        """Rename a file or folder, and tell if that succeeded; missing parent folders of `to` are made."""
+        ...
+
+    def remove_tree(self, name: str) -> bool:
+        """Remove a folder with its content, and tell if that succeeded."""
         ...
 
 
 def files_of(root: str) -> Files:
-    """Return the folder of a path or URI, reached without Spark.
+    """Return the files of a folder, given by path or URI, without Spark.
 
     Raises:
         UserError: the URI needs a package that is not installed.
@@ -56,14 +74,14 @@ def files_of(root: str) -> Files:
     return LocalFiles(local) if local is not None else FsspecFiles(root)
 
 
-def hadoop_files(warehouse: Warehouse, folder: str) -> Files:
-    """Return a folder of the warehouse, reached as Spark reaches it."""
+def hadoop_files(warehouse: Warehouse, folder: str) -> WarehouseFiles:
+    """Return the files of a folder of the warehouse, through Hadoop's file system unless the folder is local."""
     local = local_path(warehouse.path(folder))
     return LocalFiles(local) if local is not None else HadoopFiles(warehouse, folder)
 
 
 def local_path(root: str) -> Path | None:
-    """Return the path of a folder of this machine, or None for any other."""
+    """Return the path of a local folder, or None for any other."""
     if root.startswith("file:/"):
         return Path(unquote(urlsplit(root).path))
     return None if "://" in root else Path(root)
@@ -71,7 +89,7 @@ def local_path(root: str) -> Path | None:
 
 @contextmanager
 def _draft(path: Path, content: bytes) -> Iterator[Path]:
-    """Have the content under a hidden name beside `path`, to be given its own name at once; it does not stay."""
+    """Lend a hidden file with the content beside `path`, for the caller to rename or link; it is removed at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -82,7 +100,7 @@ def _draft(path: Path, content: bytes) -> Iterator[Path]:
 
 
 class LocalFiles:
-    """A folder of this machine."""
+    """A local folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -99,7 +117,7 @@ class LocalFiles:
             os.replace(draft, path)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file unless it is there, and tell if that was done: of two that try it, one does."""
+        """Write a file unless it exists, and tell if this call wrote it: of concurrent calls exactly one does."""
         path = self.root / name
         with _draft(path, content) as draft:
             try:
@@ -108,8 +126,37 @@ class LocalFiles:
                 return False
         return True
 
+    def append(self, name: str, content: bytes) -> int:
+        """Append to a file, which is made if it does not exist, and return the file's size in bytes."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(content)
+            return file.tell()
+
     def remove(self, name: str) -> None:
         (self.root / name).unlink(missing_ok=True)
+
+    def exists(self, name: str) -> bool:
+        return (self.root / name).exists()
+
+    def rename(self, name: str, to: str) -> bool:
+        target = self.root / to
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).rename(target)
+        except OSError:
+            return False
+        return True
+
+    def remove_tree(self, name: str) -> bool:
+        try:
+            shutil.rmtree(self.root / name)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
 
     def names(self, folder: str) -> list[str]:
         try:
@@ -119,7 +166,7 @@ class LocalFiles:
 
 
 class FsspecFiles:
-    """A folder that fsspec reaches. Object stores write a file whole; elsewhere a reader may find half of one."""
+    """A folder read through fsspec. Object stores write a file as a whole; elsewhere a reader may see half of it."""
 
     def __init__(self, root: str) -> None:
         scheme, rest = root.split("://", 1)
@@ -157,11 +204,14 @@ class FsspecFiles:
 
 
 class HadoopFiles:
-    """A folder that a running Spark reaches."""
+    """A folder of the warehouse, read and written by the JVM through the file system that Spark uses for it.
+
+    For a local folder, too: Hadoop keeps a checksum beside each file that Spark writes, and verifies it on reading.
+    """
 
     def __init__(self, warehouse: Warehouse, folder: str) -> None:
         self._jvm: Any = warehouse.spark._jvm
-        self._root = warehouse.path(folder)
+        self._root = warehouse.path(folder).rstrip("/")
         session: Any = warehouse.spark._jsparkSession
         self._files: Any = self._path("").getFileSystem(session.sessionState().newHadoopConf())
 
@@ -190,6 +240,23 @@ class HadoopFiles:
     def remove(self, name: str) -> None:
         self._files.delete(self._path(name), False)
 
+    def exists(self, name: str) -> bool:
+        return bool(self._files.exists(self._path(name)))
+
+    def modified_at(self, name: str) -> datetime:
+        """Return when a file was last modified."""
+        status = self._files.getFileStatus(self._path(name))
+        return datetime.fromtimestamp(status.getModificationTime() / 1000, UTC)
+
+    def rename(self, name: str, to: str) -> bool:
+        target = self._path(to)
+        self._files.mkdirs(target.getParent())
+        return bool(self._files.rename(self._path(name), target))
+
+    def remove_tree(self, name: str) -> bool:
+        path = self._path(name)
+        return bool(self._files.delete(path, True)) or not self._files.exists(path)
+
     def names(self, folder: str) -> list[str]:
         path = self._path(folder)
         if not self._files.exists(path):
@@ -202,40 +269,36 @@ class HadoopFiles:
 
 
 class Folder:
-    """A folder of the warehouse, which may be there or not."""
+    """A folder of the warehouse that `maintain` removes. It need not exist."""
 
     def __init__(self, warehouse: Warehouse, name: str) -> None:
-        jvm: Any = warehouse.spark._jvm
-        session: Any = warehouse.spark._jsparkSession
-        self._path: Any = jvm.org.apache.hadoop.fs.Path(warehouse.path(name))
-        self._files: Any = self._path.getFileSystem(session.sessionState().newHadoopConf())
+        self._files, self._name, self._path = hadoop_files(warehouse, ""), name, warehouse.path(name)
 
     def exists(self) -> bool:
-        """Tell if it is there."""
-        return bool(self._files.exists(self._path))
+        """Tell if the folder exists."""
+        return self._files.exists(self._name)
 
     def remove(self, really: bool = True) -> bool:
-        """Tell if it is there, and remove it with all that is in it, unless it is not meant.
+        """Remove the folder with its content, unless `really` is False, and tell if it existed.
 
         Raises:
-            UserError: it cannot be removed.
+            UserError: the folder cannot be removed.
         """
-        there = self.exists()
-        if there and really and not self._files.delete(self._path, True):
-            raise UserError(
-                f"{self._path} cannot be removed: look who may write there, and run maintain again",
-                RUN_FAILED,
-            )
-        return there
+        existed = self.exists()
+        if existed and really and not self._files.remove_tree(self._name):
+            raise self._refused("removed")
+        return existed
 
     def rename(self, to: Folder) -> None:
-        """Give it another name, at once.
+        """Rename the folder.
 
         Raises:
-            UserError: it cannot be renamed.
+            UserError: the folder cannot be renamed.
         """
-        if not self._files.rename(self._path, to._path):
-            raise UserError(
-                f"{self._path} cannot be renamed: look who may write there, and run maintain again",
-                RUN_FAILED,
-            )
+        if not self._files.rename(self._name, to._name):
+            raise self._refused("renamed")
+
+    def _refused(self, done: str) -> UserError:
+        return UserError(
+            f"{self._path} cannot be {done}: check who may write there, then run maintain again", RUN_FAILED
+        )

@@ -24,10 +24,10 @@ MEASUREMENT_PROPERTIES = {
     "delta.enableExpiredLogCleanup": "true",
 }
 
-MARK = "history:"
+HISTORY_PREFIX = "history:"
 """What `_origin` begins with in a marked row."""
 
-COLUMNS = f"{SNAPSHOTS}, meaning string"
+NEW_KEYS_COLUMNS = f"{SNAPSHOTS}, meaning string"
 """Of `new_keys/<model>`: a snapshot's, and what the state means (`meaning_of`)."""
 
 
@@ -53,12 +53,12 @@ def new_keys(model: str) -> str:
     return f"new_keys/{model}"
 
 
-def marked() -> Column:
+def is_history() -> Column:
     """Tell of measurements if they are history that no stream reads which takes new keys."""
-    return F.coalesce(F.col("_origin").startswith(MARK), F.lit(False))
+    return F.coalesce(F.col("_origin").startswith(HISTORY_PREFIX), F.lit(False))
 
 
-def newest_landing(warehouse: Warehouse, table: str, version: int) -> int | None:
+def latest_history_version(warehouse: Warehouse, table: str, version: int) -> int | None:
     """Return the newest version, up to one, that landed history of new keys; None: none did."""
     history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
     landed = history.filter(F.col("userMetadata").contains('"history": true') & (F.col("version") <= version))
@@ -66,9 +66,9 @@ def newest_landing(warehouse: Warehouse, table: str, version: int) -> int | None
     return None if row is None or row[0] is None else int(row[0])
 
 
-def create(warehouse: Warehouse, model: str) -> str:
+def create_new_keys_table(warehouse: Warehouse, model: str) -> str:
     """Make the table of a model's newly pretrained keys unless it is there, and return its name."""
 
     table = new_keys(model)
-    warehouse.create(table, COLUMNS, properties=MEASUREMENT_PROPERTIES)
+    warehouse.create(table, NEW_KEYS_COLUMNS, properties=MEASUREMENT_PROPERTIES)
     return table

@@ -135,7 +135,7 @@ def rank(position: Mapping[str, Any]) -> int:
     return sum(offsets_of(position).values()) if position["source"] == KAFKA else int(position["version"])
 
 
-def said(position: Mapping[str, Any]) -> str:
+def describe(position: Mapping[str, Any]) -> str:
     """Return what people are told of a position."""
     if position["source"] != KAFKA:
         return f"measurements version {position['version']}"

@@ -87,7 +87,7 @@ def test_of_two_drivers_started_at_once_one_runs_and_stops_cleanly(tmp_path: Pat
         time.sleep(0.1)
     ended = [one for one in drivers if one.process.poll() is not None]
     assert [one.process.returncode for one in ended] == [ALREADY_RUNNING], [one.said() for one in drivers]
-    assert "error: the stream of walk is taken" in ended[0].said()
+    assert "error: the stream of walk already has a driver" in ended[0].said()
     running = next(one for one in drivers if one not in ended)
     commits = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001", "commits")
     running.wait_for(lambda: "1" in files(commits))

@@ -28,8 +28,7 @@ def ended_states(kernel: Filter, layout: Layout, kind: KeyKind) -> Callable[[Dat
     def rows(packets: DataFrame) -> DataFrame:
         key_type = "bigint" if kind.integer else "string"
         states = typed_states(packets.select("payload").mapInArrow(unpack, f"key {key_type}, {STATE_ROWS}"))
-        alone = [name.casefold() for name in kind.columns] == ["key"]
-        named = [] if alone else columns_of(kind, F.col("key"))
+        named = [] if kind.is_plain_key else columns_of(kind, F.col("key"))
         return states.select("key", *named, *(name for name in states.columns if name != "key"))
 
     return rows

@@ -87,7 +87,6 @@ class Latest:
     def _seeds(self, states: DataFrame) -> DataFrame:
         """Return a snapshot's rows as rows of the table: what only a measurement has is null."""
         fmt = self.estimates
-        alone = [name.casefold() for name in fmt.kind.columns] == ["key"]
         covariance = F.col("covariance")
         if fmt.diagonal:
             step = fmt.states + 1
@@ -95,7 +94,7 @@ class Latest:
             covariance = F.transform(places, lambda place: F.get(F.col("covariance"), place))
         rows = states.select(
             "key",
-            *([] if alone else columns_of(fmt.kind, F.col("key"))),
+            *([] if fmt.kind.is_plain_key else columns_of(fmt.kind, F.col("key"))),
             "event_time",
             "mean",
             covariance.alias("covariance"),

@@ -181,7 +181,7 @@ class Publisher:
 
     @property
     def _live(self) -> bool:
-        return self.lease.drive.status == LIVE
+        return self.lease.record.status == LIVE
 
     def _write(self, target: Sink, rows: DataFrame, batch_id: int) -> None:
         target.write(rows, self.lease.generation.generation, batch_id)

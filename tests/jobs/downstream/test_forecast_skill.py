@@ -242,7 +242,7 @@ def test_run_on_it_goes_over_to_another_generation_and_is_killed_and_stopped(tmp
     driver.wait_for(lambda: forecasts(pipeline) > before)
     # A second one is refused; status tells of the first, and of what it has still to do.
     with pytest.raises(
-        UserError, match="the skill of walk is taken: process .* of this machine drives it"
+        UserError, match="the skill of walk already has a driver: process .* of this machine drives it"
     ) as told:
         skill.run(pipeline.settings, "walk")
     assert told.value.exit_code == ALREADY_RUNNING

@@ -19,7 +19,7 @@ from jobs.lineage.compatibility import (
     BuiltWith,
     Deployed,
     blocks_of,
-    changes,
+    changed_fields,
     check,
     differences,
     row_rules,
@@ -48,21 +48,21 @@ def made(of: ModelSpec | None = None, **facts: Any) -> BuiltWith:
         else topic_position(of.source.topic, {0: 7})
     )
     known: dict[str, Any] = {
-        "what": "walk-g0001",
+        "name": "walk-g0001",
         "spec": of,
         "fingerprint": of.fingerprint(),
-        "reached": position,
+        "position": position,
         "keys": 60,
         "table": position.get("id"),
         "partitions": 2,
         "blocks": blocks_of(of, 60, 2),
-        "stored": STORED,
+        "settings": STORED,
     }
     return BuiltWith(**{**known, **facts})
 
 
 def asked(of: ModelSpec | None = None, **facts: Any) -> Deployed:
-    known: dict[str, Any] = {"table": "t1", "newest": 9, "settings": {PROVIDER: "rocks"}}
+    known: dict[str, Any] = {"table": "t1", "latest_version": 9, "settings": {PROVIDER: "rocks"}}
     return Deployed(of or spec(), **{**known, **facts})
 
 
@@ -92,17 +92,17 @@ def test_what_a_spec_means_is_what_counts_for_migration() -> None:
     changed = spec(version=2)
     for one in (changed, spec(time_unit="hour"), spec(storage={"dtype": "float32"})):
         assert one.fingerprint() != spec().fingerprint()
-        assert set(changes(spec(), one).values()) == {MIGRATION}
-        assert set(changes(spec(), one)) <= set(rule.fields)
+        assert set(changed_fields(spec(), one).values()) == {MIGRATION}
+        assert set(changed_fields(spec(), one)) <= set(rule.fields)
     again = spec(initial={"mean": [0, 0], "covariance": [[10, 0], [0, 1]]}, form="covariance")
-    assert set(changes(spec(), again).values()) == {ALLOWED}
+    assert set(changed_fields(spec(), again).values()) == {ALLOWED}
 
 
 @pytest.mark.parametrize("path", ["models", "tests/dags/models"])
 def test_a_spec_that_a_manifest_has_kept_is_the_spec(path: str) -> None:
     for one in load_all(ROOT / path):
         kept = ModelSpec.model_validate_json(one.model_dump_json(by_alias=True))
-        assert kept.fingerprint() == one.fingerprint() and changes(kept, one) == {}
+        assert kept.fingerprint() == one.fingerprint() and changed_fields(kept, one) == {}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_spec_that_a_manifest_has_kept_is_the_spec(path: str) -> None:
 )
 def test_what_is_allowed_takes_hold(change: dict[str, Any]) -> None:
     new = spec(**change)
-    assert set(changes(spec(), new).values()) == {ALLOWED}
+    assert set(changed_fields(spec(), new).values()) == {ALLOWED}
     assert check(made(), asked(new)) == []
     assert spec_to_run(spec(), new) == new
 
@@ -140,7 +140,7 @@ def test_what_is_allowed_takes_hold(change: dict[str, Any]) -> None:
             "the spec reads topic other now. Put the topic back",
         ),
         (made(), asked(table="t2"), REFUSED, r"made anew since walk-g0001.*table t2 now, t1 then.*`pretrain`"),
-        (made(), asked(newest=6), REFUSED, "come to measurements version 7, and the table ends with version 6"),
+        (made(), asked(latest_version=6), REFUSED, "come to measurements version 7, and the table ends with version 6"),
         (made(partitions=3), asked(), REFUSED, "has 2 state partitions and its row in `generations` says 3"),
         (
             made(),
@@ -162,18 +162,18 @@ def test_what_is_not_allowed_is_said_with_what_to_do(
 ) -> None:
     (found,) = differences(state, now)
     assert found.verdict == verdict
-    assert re.search(said, found.said), found.said
+    assert re.search(said, found.text), found.text
     if verdict == REFUSED:
         with pytest.raises(UserError, match="the stream of walk cannot go on: ") as refused:
             check(state, now)
         assert refused.value.exit_code == INPUT_ERROR
     else:
-        assert check(state, now) == [found.said]
+        assert check(state, now) == [found.text]
 
 
 def test_a_snapshot_has_no_layout_and_an_old_one_no_table() -> None:
     bare = made(
-        partitions=None, blocks=None, stored={}, table=None, reached=delta_position("measurements/walk", 7)
+        partitions=None, blocks=None, settings={}, table=None, position=delta_position("measurements/walk", 7)
     )
     assert differences(bare, asked(spec(stream={"partitions": 9}), table="t2")) == []
 

@@ -205,7 +205,7 @@ def test_a_generation_that_becomes_live_hands_on_what_it_estimated_in_shadow(
 ) -> None:
     warehouse, sink = Warehouse(spark, str(tmp_path)), Recording()
     drive = SimpleNamespace(status="shadow")
-    lease = cast(Lease, SimpleNamespace(generation=SimpleNamespace(generation="g", model="m"), drive=drive))
+    lease = cast(Lease, SimpleNamespace(generation=SimpleNamespace(generation="g", model="m"), record=drive))
 
     def begun(committed: int | None) -> Publisher:
         made = Publisher(warehouse, lease, [sink])
