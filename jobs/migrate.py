@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.migration.apply import rekeyed_lines, table_of
+from jobs.migration.apply import change_table, rekeying_lines
 from jobs.migration.migrating import migrate, source_snapshot
 from jobs.observability.verb_profile import profiled
 from jobs.warehouse.delta import Warehouse
@@ -71,8 +71,8 @@ def _report(
 ) -> Report:
     lines = [f"{source.snapshot_id} (version {source.model_version}) to version {target}"]
     if change:
-        lines += [f"  {line}" for line in table_of(change)]
-        lines += rekeyed_lines(change)
+        lines += [f"  {line}" for line in change_table(change)]
+        lines += rekeying_lines(change)
     if manifest is None:
         lines.append("dry run: nothing was written")
     else:

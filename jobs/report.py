@@ -14,8 +14,8 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
-from jobs.upgrades.comparison.decision import lines_of
-from jobs.upgrades.comparison.report import written
+from jobs.upgrades.comparison.decision import comparison_lines
+from jobs.upgrades.comparison.report import compare
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates
 
@@ -46,23 +46,23 @@ def run(settings: Settings, model: str, generation: str | None = None, against: 
     with Progress(f"report {spec.name}", None, quiet=settings.quiet) as progress:
         new, old = _pair(warehouse, spec.name, generation, against)
         progress.note(f"comparing {new.generation} with {old.generation}")
-        found, place = written(warehouse, spec, old, new)
+        comparison, page = compare(warehouse, spec, old, new)
     seconds = time.monotonic() - started
     return Report(
         [
             f"{new.generation} (version {new.model_version}) against {old.generation} (version {old.model_version})",
-            *lines_of(found),
-            f"report: {place}",
+            *comparison_lines(comparison),
+            f"report: {page}",
             f"{seconds:.1f} s",
         ],
         {
             "model": spec.name,
             "generation": new.generation,
             "against": old.generation,
-            "good": found.good,
-            "reasons": found.reasons,
-            "comparison": found.numbers,
-            "report": place,
+            "good": comparison.good,
+            "reasons": comparison.reasons,
+            "comparison": comparison.numbers,
+            "report": page,
             "seconds": seconds,
         },
     )

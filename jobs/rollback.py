@@ -69,7 +69,7 @@ def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) 
 def _with_the_last_state(
     settings: Settings, warehouse: Warehouse, spec: ModelSpec, to: str | None, dry_run: bool
 ) -> Report:
-    from jobs.migration.apply import table_of
+    from jobs.migration.apply import change_table
     from jobs.upgrades.reverse_migration import reverse_migration
 
     with Progress(f"rollback {spec.name}", None, quiet=settings.quiet) as progress:
@@ -81,7 +81,7 @@ def _with_the_last_state(
         "change": done.change,
         "dry_run": done.dry,
     }
-    table = [f"  {line}" for line in table_of(done.change)] if done.change else []
+    table = [f"  {line}" for line in change_table(done.change)] if done.change else []
     if done.dry:
         first = f"the state of {live.generation} (version {live.model_version})"
         found = [f"carried back before: snapshot {done.snapshot}"] if done.snapshot else table

@@ -24,7 +24,7 @@ from jobs.snapshots import manifests, store
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
 from jobs.supervision.driver_log import DriverLog
-from jobs.upgrades.comparison.report import files_of
+from jobs.upgrades.comparison.report_files import report_files
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Folder
@@ -148,7 +148,7 @@ class Maintenance:
         """Remove the reports on generations that are gone."""
         self.found["reports"] = []
         for generation in gone:
-            files, names = files_of(self.warehouse, self.spec.name, generation)
+            files, names = report_files(self.warehouse, self.spec.name, generation)
             there = set(names) & set(files.names(""))
             if there:
                 self.found["reports"].append(generation)

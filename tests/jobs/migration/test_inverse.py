@@ -9,8 +9,8 @@ import pytest
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.migration.inverse import path_back, way_back
-from jobs.migration.state_map import migration
+from jobs.migration.inverse import path_back, reverse_rules
+from jobs.migration.state_map import build_migration
 from jobs.migration.versions import Step, path_between
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.migration.test_migration import spec, states
@@ -24,8 +24,10 @@ def there_and_back(*specs: ModelSpec, keys: int = 40) -> tuple[Any, Any, Any, An
     known = {one.version: one for one in specs}
     first, last = specs[0].version, specs[-1].version
     mean, covariance = states(len(specs[0].states), keys, 7)
-    there = migration(path_between(known, first, last), {}, {}).carry(mean, covariance, {})
-    back = migration(path_back(known, last, first), {}, {}).carry(there.mean, there.covariance, there.extras)
+    there = build_migration(path_between(known, first, last), {}, {}).apply(mean, covariance, {})
+    back = build_migration(path_back(known, last, first), {}, {}).apply(
+        there.mean, there.covariance, there.extras
+    )
     assert not there.wrong.any() and not back.wrong.any()
     return mean, covariance, back.mean, back.covariance
 
@@ -101,7 +103,7 @@ def test_a_state_that_was_given_up_begins_as_the_earlier_version_says() -> None:
     second = spec(2, ["a"], migrate={"drop": ["b"]}, initial={"diffuse": True})
     (step,) = path_back({1: diffuse, 2: second}, 2, 1)
     model = kalman.build(second.definition())
-    after = migration([step], {}, {}).carry(*model.snapshot(model.from_moments(*states(1, 3))))
+    after = build_migration([step], {}, {}).apply(*model.snapshot(model.from_moments(*states(1, 3))))
     A = after.extras["diffuse"].reshape(2, 2, 3)
     assert not after.wrong.any() and A[1].any(axis=0).all() and not A[0].any()
 
@@ -121,7 +123,7 @@ def half(mean: Any, covariance: Any, extras: Any) -> tuple[Any, Any]:
     return mean[: n // 2], covariance.reshape(n, n, -1)[: n // 2, : n // 2].reshape((n // 2) ** 2, -1)
 
 
-def test_a_way_back_that_is_written_down_goes_before() -> None:
+def test_migrate_reverse_takes_precedence_over_the_inverse() -> None:
     twice = {"a2": {"from": "a"}, "b2": {"from": "b"}}
     tall = {"matrix": [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]}
     flat = [[0.5, 0.0, 0.5, 0.0], [0.0, 0.5, 0.0, 0.5]]
@@ -149,7 +151,7 @@ KEYS = {"keys": {"function": "m:f"}}
     ("new", "said"),
     [
         (spec(2, ["a", "b", "c"], migrate={"states": {"c": {"from": "a"}}}), "state a became a and c"),
-        (spec(2, ["a", "b"], migrate={"function": "m:f"}), r"migrate.function \(m:f\) does cannot be turned"),
+        (spec(2, ["a", "b"], migrate={"function": "m:f"}), r"migrate.function \(m:f\) cannot be inverted"),
         (spec(2, ["a"], migrate={"transform": {"matrix": [[1.0, 1.0]]}}), "has 1 rows and 2 columns"),
         (spec(2, ["a", "b"], migrate={"transform": {"matrix": [[1.0, 1.0], [1.0, 1.0]]}}), "is singular"),
         (spec(2, ["a", "b"], migrate={"transform": {"matrix": [[1, 0], [0, 0]]}}), "is singular"),
@@ -159,7 +161,7 @@ KEYS = {"keys": {"function": "m:f"}}
 )
 def test_what_has_no_inverse_is_refused_and_said_what_to_write(new: ModelSpec, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
-        way_back(Step(spec(1, ["a", "b"]), new))
+        reverse_rules(Step.forward(spec(1, ["a", "b"]), new))
     assert "Say in the spec of version 2, under migrate.reverse" in raised.value.message
 
 
@@ -167,18 +169,18 @@ def test_other_keys_and_versions_that_nobody_knows_are_refused() -> None:
     old = spec(1, ["a"])
     for new in (spec(2, ["a"], key=["k", "l"], migrate=KEYS), spec(2, ["a"], migrate=KEYS)):
         with pytest.raises(UserError, match="gave the keys other names"):
-            way_back(Step(old, new))
+            reverse_rules(Step.forward(old, new))
     with pytest.raises(UserError, match="the spec of version 2 is not known"):
         path_back({1: old, 3: spec(3, ["a"])}, 3, 1)
 
 
-def test_a_way_back_that_is_written_wrong_names_itself() -> None:
+def test_an_error_in_migrate_reverse_names_that_section() -> None:
     new = spec(2, ["a"], migrate={"drop": ["b"], "reverse": {"states": {"b": {"from": "q"}}}})
     with pytest.raises(
         UserError, match=r"version 2 of m: migrate.reverse.states.b.from: version 2 has no state q"
     ):
-        migration(path_back({1: spec(1, ["a", "b"]), 2: new}, 2, 1), {}, {})
+        build_migration(path_back({1: spec(1, ["a", "b"]), 2: new}, 2, 1), {}, {})
     lms = spec(1, ["a", "b"], filter="lms", process=None, lms={"step": 0.1}, observation={"H": [[1.0, 0.5]]},
                initial={"mean": [1.0, 2.0]})  # fmt: skip
     with pytest.raises(UserError, match=r"of version 1 \(lms\) the filter keeps"):
-        migration(path_back({1: lms, 2: spec(2, ["a", "b"])}, 2, 1), {}, {})
+        build_migration(path_back({1: lms, 2: spec(2, ["a", "b"])}, 2, 1), {}, {})

@@ -149,9 +149,9 @@ def test_other_key_columns_are_refused_without_a_function() -> None:
     old = ModelSpec.model_validate(random_walk_spec())
     new = random_walk_spec(version=2, key=["room", "sensor"])
     with pytest.raises(UserError, match="Say in migrate.keys how the old keys become the new ones"):
-        state_map_of(Step(old, ModelSpec.model_validate(new)))
+        state_map_of(Step.forward(old, ModelSpec.model_validate(new)))
     new["migrate"] = {"keys": {"function": "walk_keys:split"}}
-    state_map_of(Step(old, ModelSpec.model_validate(new)))
+    state_map_of(Step.forward(old, ModelSpec.model_validate(new)))
 
 
 def test_what_a_query_raises_is_what_is_said() -> None:

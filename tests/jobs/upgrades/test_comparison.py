@@ -15,8 +15,8 @@ from scipy.stats import chi2, norm
 from jobs.core.report import plain
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades.comparison.content import Content, Shown, Sums, choose, measured_direction
-from jobs.upgrades.comparison.decision import decide, lines_of
+from jobs.upgrades.comparison.content import Content, Example, Sums, choose_examples, measured_direction
+from jobs.upgrades.comparison.decision import comparison_lines, decide
 from jobs.upgrades.comparison.page import page
 from jobs.upgrades.comparison.statistics import SUMS, judge_keys
 from tests.demo.test_report import page_of
@@ -59,7 +59,7 @@ def content(**changes: Any) -> Content:
     time = 1_380_600_000_000_000 + np.arange(40) * DAY // 4
     level = 150 + np.cumsum(rng.normal(size=40))
     line = (time, level, np.full(40, 2.0))
-    shown = Shown("JFK <LAX>", "the most rows", "air_time", time, level + rng.normal(size=40), line, line)
+    shown = Example("JFK <LAX>", "the most rows", "air_time", time, level + rng.normal(size=40), line, line)
     about = {
         "status": "live",
         "snapshot": "s1",
@@ -141,10 +141,10 @@ def test_each_key_is_judged_by_its_chi_square_and_normal_bounds() -> None:
     ],
 )
 def test_the_verdict_follows_the_thresholds(changes: Any, limits: Any, said: str | None) -> None:
-    numbers = {**content().found.numbers, **changes}
+    numbers = {**content().comparison.numbers, **changes}
     found = decide(numbers, Upgrade(**limits))
     assert found.good == (said is None)
-    assert lines_of(found)[-1].startswith("verdict: good" if said is None else "verdict: not good: ")
+    assert comparison_lines(found)[-1].startswith("verdict: good" if said is None else "verdict: not good: ")
     if said is not None:
         assert said in found.reasons[0]
 
@@ -180,9 +180,9 @@ def test_the_page_says_what_there_is_not_to_show(tmp_path: Path) -> None:
         keys=0, rows=0, log_likelihood_a_row=none, nis_a_component=none, nis_outside=none, bias=none,
         bias_outside=none, keys_better=0, keys_worse=0,
     )._replace(
-        time=np.empty(0, np.int64), names=[], gain=nothing, shown=[],
-        course={side: Sums(*[nothing] * 7) for side in ("old", "new")},
-        keys={side: Sums(*[nothing] * 7) for side in ("old", "new")},
+        time=np.empty(0, np.int64), keys=[], gain=nothing, examples=[],
+        by_time={side: Sums(*[nothing] * 7) for side in ("old", "new")},
+        by_key={side: Sums(*[nothing] * 7) for side in ("old", "new")},
     )  # fmt: skip
     path = tmp_path / "report.html"
     path.write_text(page(empty), encoding="utf-8")
@@ -203,9 +203,11 @@ def test_the_same_for_a_program() -> None:
 
 def test_the_keys_shown_are_the_busiest_and_the_extremes() -> None:
     gain, rows = np.array([0.5, -9.0, 2.0, -1.0]), np.array([900.0, 2.0, 40.0, 60.0])
-    assert choose(gain, rows) == [(0, "the most rows"), (2, "gains most"), (3, "loses most")]
-    assert choose(np.array([0.5]), np.array([3.0])) == [(0, "the most rows, gains most, gains least")]
-    assert choose(np.empty(0), np.empty(0)) == []
+    assert choose_examples(gain, rows) == [(0, "the most rows"), (2, "gains most"), (3, "loses most")]
+    assert choose_examples(np.array([0.5]), np.array([3.0])) == [
+        (0, "the most rows, gains most, gains least")
+    ]
+    assert choose_examples(np.empty(0), np.empty(0)) == []
 
 
 @pytest.mark.parametrize(
