@@ -1,11 +1,11 @@
-"""Take away what nothing needs any more, and keep the tables in good order.
+"""Remove what nothing needs any more, and compact and vacuum the tables.
 
-What goes is decided in `jobs.operations.retention_plan`. Every step is a commit, or finds what is left to do by itself: killed between
-any two and run again, it comes to the same end. A generation, or a snapshot, is first marked as removed, in one commit,
-and only then its checkpoint and report, or its rows, go; so what is there by half is nothing that anything reads.
+`jobs.operations.retention_plan` decides what is removed. Every step is a commit, or finds by itself what is left to do:
+killed between any two steps, a retry converges to the same end. A generation or snapshot is first marked as removed, in
+one commit, and only then its checkpoint and report, or its rows, are removed; so nothing reads a half removed one.
 
-The measurements are left alone. Their versions are the positions that streams, snapshots and backfills count by, so
-every version must stay readable, and OPTIMIZE with VACUUM would end that.
+The measurements are not touched. Their versions are the positions of streams, snapshots and backfills, so every version
+must stay readable, which OPTIMIZE with VACUUM would end.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from jobs.warehouse.delta import Warehouse
 
 
 def run(settings: Settings, model: str, dry_run: bool = False, estimates: bool = False) -> Report:
-    """Take away what the model's spec (`retention`) lets go, and what nothing needs. Again it changes nothing more.
+    """Remove what the model's spec (`retention`) allows. Idempotent.
 
     Args:
         settings: of the command.
         model: name or path of its spec.
-        dry_run: say what would go, and change nothing.
-        estimates: also let estimates go that belong to removed generations and are no part of the live ones.
+        dry_run: report what would be removed, and change nothing.
+        estimates: also remove estimates of removed generations that are no part of the live ones.
 
     Raises:
-        UserError: another command has just changed the model's generations, or a table refuses.
+        UserError: another command has changed the model's generations meanwhile, or a table cannot be vacuumed.
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -46,7 +46,7 @@ def run(settings: Settings, model: str, dry_run: bool = False, estimates: bool =
     seconds = time.monotonic() - started
     return Report(
         [*work.lines(), f"{seconds:.1f} s"],
-        {"model": spec.name, "dry_run": dry_run, **work.found, "seconds": seconds},
+        {"model": spec.name, "dry_run": dry_run, **work.result, "seconds": seconds},
     )
 
 

@@ -1,7 +1,6 @@
-"""Migrate a snapshot of one version of a model to a snapshot of another, checked before anybody can use it.
+"""Migrate a snapshot of one version of a model to another version, every key checked before the commit.
 
-The new snapshot has the old one's position. The same inputs give the same snapshot; killed half way, nothing is
-visible.
+The new snapshot has the old one's position. The same inputs give the same snapshot; a killed run leaves nothing visible.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ def run(
     Args:
         settings: of the command.
         model: name or path of its spec.
-        snapshot: which; by default the newest of an earlier version that a stream could start from.
+        snapshot: its id; by default the newest of an earlier version that a stream could start from.
         to: the version; by default that of the spec.
-        dry_run: report what would become of the states, and write nothing.
+        dry_run: report how the states would change, and write nothing.
 
     With `profile` the report says where the time went.
 
     Raises:
-        UserError: no such snapshot or version, no way between the versions, or keys that would come out wrong.
+        UserError: no such snapshot or version, no path between the versions, or keys with an invalid state.
     """
     from jobs.migration.versions import known_versions
     from jobs.spark.conf import short_command_conf
@@ -57,8 +56,8 @@ def run(
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
         source = source_snapshot(warehouse, spec.name, snapshot, target)
         known = known_versions(warehouse, spec)
-        manifest, change, made = migrate(warehouse, source, known, target, dry_run, progress.note)
-    return _report(source, manifest, target, change, made, time.monotonic() - started)
+        manifest, change, is_new = migrate(warehouse, source, known, target, dry_run, progress.note)
+    return _report(source, manifest, target, change, is_new, time.monotonic() - started)
 
 
 def _report(
@@ -66,7 +65,7 @@ def _report(
     manifest: Manifest | None,
     target: int,
     change: dict[str, Any],
-    made: bool,
+    is_new: bool,
     seconds: float,
 ) -> Report:
     lines = [f"{source.snapshot_id} (version {source.model_version}) to version {target}"]
@@ -80,8 +79,8 @@ def _report(
             f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, "
             f"parameters {json.dumps(manifest.parameters)}"
         )
-        if not made:
-            lines.append("it had been committed before: the same inputs give the same snapshot")
+        if not is_new:
+            lines.append("an earlier run had committed it: the same inputs give the same snapshot")
     lines.append(f"{seconds:.1f} s")
     return Report(
         lines,
@@ -91,7 +90,7 @@ def _report(
             "to": target,
             "source": source.snapshot_id,
             "snapshot": None if manifest is None else manifest.snapshot_id,
-            "made": made,
+            "made": is_new,
             "dry_run": manifest is None,
             "change": change,
             "parameters": None if manifest is None else manifest.parameters,

@@ -1,7 +1,7 @@
-"""Write the report on two generations of a model beside the tables: an HTML file that needs nothing else, and JSON.
+"""Write the report on two generations of a model: a self-contained HTML file, and JSON.
 
 They are `reports/<model>/<new generation>.html` and `.json` in the warehouse; the next report on the same generation
-takes their place.
+replaces them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(settings: Settings, model: str, generation: str | None = None, against: 
         settings: of the command.
         model: name or path of its spec.
         generation: the new one; by default the newest shadow, else the live one.
-        against: the old one; by default the one that the new one began behind.
+        against: the old one; by default the parent of the new one.
 
     Raises:
         UserError: there are no two generations to compare.
@@ -88,8 +88,8 @@ def _pair(
     other = against or new.parent
     if other is None or other == new.generation:
         raise UserError(
-            f"{new.generation} began behind no other generation of {model}: say with --against which one to compare it "
-            f"with",
+            f"{new.generation} has no parent among the generations of {model}: name the one to compare it with by "
+            f"--against",
             RUN_FAILED,
         )
     return new, generations.named(warehouse, model, other)

@@ -1,4 +1,4 @@
-"""Retire a shadow generation that is not to become the live one; the one that is live is not touched."""
+"""Retire a shadow generation; the live generation is not touched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jobs.warehouse.delta import Warehouse
 
 
 def run(settings: Settings, model: str, generation: str | None = None) -> Report:
-    """Retire a shadow. Running it again with the same generation changes nothing.
+    """Retire a shadow. Idempotent with the same generation.
 
     Args:
         settings: of the command.
@@ -17,7 +17,7 @@ def run(settings: Settings, model: str, generation: str | None = None) -> Report
         generation: the shadow; by default the only one.
 
     Raises:
-        UserError: it is the live generation, there is no such shadow, or there are several.
+        UserError: it is the live generation, there is no such shadow, or there are several and none is named.
     """
     from jobs.lineage import promotion
     from jobs.spark.conf import short_command_conf
@@ -25,10 +25,14 @@ def run(settings: Settings, model: str, generation: str | None = None) -> Report
 
     name = load_spec(model, settings.models).name
     warehouse = Warehouse(spark_session(settings, f"retire {name}", short_command_conf()), settings.warehouse)
-    retired, now = promotion.retire(warehouse, name, generation)
-    which = f"generation {retired.generation} of version {retired.model_version}"
-    lines = [f"{which} is retired" if now else f"{which} was retired before: nothing was changed"]
-    if now:
+    retired, changed = promotion.retire(warehouse, name, generation)
+    name_and_version = f"generation {retired.generation} of version {retired.model_version}"
+    lines = [
+        f"{name_and_version} is retired"
+        if changed
+        else f"{name_and_version} was retired before: nothing was changed"
+    ]
+    if changed:
         lines.append(
             f"`kalman-pipeline maintain --model {name}` removes its checkpoint when it is old enough"
         )
@@ -38,7 +42,7 @@ def run(settings: Settings, model: str, generation: str | None = None) -> Report
             "model": name,
             "generation": retired.generation,
             "model_version": retired.model_version,
-            "retired": now,
+            "retired": changed,
         },
     )
 

@@ -1,4 +1,4 @@
-"""Make an earlier version live again: from its own checkpoint, or with the newer version's state, carried back."""
+"""Make an earlier version live again: from its own checkpoint, or with the newer version's state, migrated back."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def run(
     last_state: bool = False,
     dry_run: bool = False,
 ) -> Report:
-    """Roll back. Running it again with the same generation, or with the last state, changes nothing.
+    """Roll back. Idempotent with a named generation, and with the last state.
 
     Args:
         settings: of the command.
         model: name or path of its spec.
-        to: a retired generation; by default the one that the live one came from (with the last state: the nearest one
-            of another version).
-        last_state: begin a new generation of that version, from the live one's state, and read no row again; the live
-            one's driver is stopped first.
-        dry_run: with the last state: say what would become of it, and write nothing but an export.
+        to: a retired generation; by default the live generation's parent (with the last state: its nearest ancestor of
+            another version).
+        last_state: stop the live generation's driver, and start a new generation of that version from the live state;
+            no row is read twice.
+        dry_run: with the last state: report how it would change, and write nothing but an export.
 
     Raises:
-        UserError: there is no generation to go back to, or no way back for the state.
+        UserError: there is no generation to roll back to, or the state has no path back.
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -58,8 +58,8 @@ def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) 
     live, retired = promotion.roll_back(warehouse, spec.name, to)
     lines = [
         f"generation {live.generation} of version {live.model_version} is live again, at "
-        f"{said(generations.position_of(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` takes it on "
-        f"from there"
+        f"{said(generations.position_of(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` "
+        f"resumes it from there"
     ]
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")
@@ -84,8 +84,8 @@ def _with_the_last_state(
     table = [f"  {line}" for line in change_table(done.change)] if done.change else []
     if done.dry:
         first = f"the state of {live.generation} (version {live.model_version})"
-        found = [f"carried back before: snapshot {done.snapshot}"] if done.snapshot else table
-        return Report([first, *found, "dry run: nothing was written but the export"], data)
+        change = [f"migrated back before: snapshot {done.snapshot}"] if done.snapshot else table
+        return Report([first, *change, "dry run: nothing was written but the export"], data)
     if retired is None:
         return Report(
             [f"generation {live.generation} is of version {live.model_version}: nothing to do"], data
@@ -93,10 +93,10 @@ def _with_the_last_state(
     return Report(
         [
             f"generation {live.generation} of version {live.model_version} is live, from snapshot {done.snapshot} "
-            f"({said(live.start_position)}): the state of {retired.generation}, carried back",
+            f"({said(live.start_position)}): the state of {retired.generation}, migrated back",
             *table,
             f"{retired.generation} of version {retired.model_version} is retired",
-            f"go on with `kalman-pipeline stream --model {spec.name}`",
+            f"continue with `kalman-pipeline stream --model {spec.name}`",
         ],
         data,
     )

@@ -1,4 +1,4 @@
-"""Say where every model stands: what has landed, its snapshots, its generations, how far its stream has come."""
+"""Report the status of every model: landed rows, snapshots, generations, and the position and lag of its stream."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def run(
     watch: float | None = None,
     alarm_after: str | None = None,
 ) -> Report:
-    """Report on one model, or on all that have a spec or anything in the warehouse.
+    """Report on one model, or on all models that have a spec or are in the warehouse.
 
     Args:
         settings: of the command.
         model: name or path of its spec.
-        watch: show the table anew every so many seconds, until Ctrl-C.
-        alarm_after: a duration such as 10m: for a stream that has rows to take and has taken none for so long, or whose
-            driver failed, the report names a problem, which makes the command fail.
+        watch: seconds after which the table is refreshed, until Ctrl-C.
+        alarm_after: a duration such as 10m: the command fails if a stream has let rows wait for so long, or its driver
+            has failed.
 
     Raises:
-        UserError: the model is unknown, or the duration is none.
+        UserError: the model is unknown, or the duration is invalid.
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -47,7 +47,7 @@ def run(
     warehouse = Warehouse(spark, settings.warehouse)
 
     def look() -> Report:
-        return _look(settings, warehouse, model, after)
+        return _report(settings, warehouse, model, after)
 
     return look() if watch is None else show_again(look, watch, settings.json)
 
@@ -59,7 +59,7 @@ def _duration(text: str) -> float:
         raise UserError(f"--alarm-after {text}: give a duration such as 10m, 90s or 2h") from None
 
 
-def _look(settings: Settings, warehouse: Warehouse, model: str | None, after: float | None) -> Report:
+def _report(settings: Settings, warehouse: Warehouse, model: str | None, after: float | None) -> Report:
     from jobs.lineage import generations
     from jobs.snapshots import manifests as snapshot_manifests
 
@@ -91,7 +91,7 @@ def _spec_names(settings: Settings) -> list[str]:
     try:
         return [path.stem for path in spec_files(settings.models)]
     except UserError:
-        return []  # a warehouse can be looked at without the specs
+        return []  # a warehouse has a status without its specs too
 
 
 def _table(root: str, data: list[dict[str, Any]]) -> Any:
@@ -116,10 +116,10 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
     errors: list[str] = []
     for one in data:
         landed, last = one["measurements"], one["snapshots"][-1:]
-        shown = (
+        lineages = (
             [g for g in one["generations"] if g["status"] not in ENDED] or one["generations"][-1:] or [None]
         )
-        for lineage in shown:
+        for lineage in lineages:
             table.add_row(
                 one["model"],
                 f"{landed['rows']:,}" if landed["version"] is not None else "-",
@@ -127,7 +127,7 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
                 last[0]["snapshot"] if last else "-",
                 f"{last[0]['keys']:,}" if last else "-",
                 "-" if lineage is None else f"{lineage['generation']} ({lineage['status']})",
-                "-" if lineage is None else _place(lineage, landed["version"]),
+                "-" if lineage is None else _position(lineage, landed["version"]),
                 "-"
                 if lineage is None or lineage["rows_behind"] is None
                 else f"{lineage['rows_behind']:,} rows",
@@ -141,8 +141,8 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
     return Group(table, *([] if followed is None else [followed]), *errors)
 
 
-def _place(lineage: dict[str, Any], newest: int | None) -> str:
-    """Return how far a generation has come, and of how much where that is known."""
+def _position(lineage: dict[str, Any], newest: int | None) -> str:
+    """Return a generation's position, with the newest one where it is known."""
     if lineage["position"]["source"] == KAFKA:
         return said(lineage["position"])
     return f"{lineage['version']} of {newest}"

@@ -1,4 +1,4 @@
-"""Describe a model's snapshots, generations, positions and lag."""
+"""The status of a model: its snapshots, generations, positions and lag."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 ENDED = ("retired", "removed")
-"""Generations that nothing drives."""
+"""The statuses of generations that no driver runs."""
 
 
 def model_status(
     warehouse: Warehouse, name: str, manifests: list[Manifest], lineages: list[Generation], quarantined: int
 ) -> dict[str, Any]:
+    """Return a model's status; `quarantined`: the number of its quarantined rows."""
     table = measurements(name)
     landed = warehouse.exists(table)
     version = warehouse.latest_version(table) if landed else None
@@ -86,7 +87,7 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
         "last_batch_at": last_batch_at,
         "progress": progress,
         "driver": None if holder is None or not running else {"host": holder.host, "pid": holder.pid},
-        # A lease whose driver is gone: it was killed, and the next start goes on from the checkpoint.
+        # A lease without its driver: the driver was killed, and the next one resumes from the checkpoint.
         "driver_lost": holder is not None and not running,
         "heartbeat": one.heartbeat,
         "last_error": f"the checkpoint is damaged: {damage}" if damage else one.last_error,
@@ -94,7 +95,7 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
 
 
 def _topic_lag(progress: dict[str, Any] | None, last_batch_at: datetime | None) -> Lag:
-    """Return the lag behind a topic as the last micro-batch knew it: to know more takes the broker."""
+    """Return the lag as of the last micro-batch; the broker alone knows the present one."""
     rows = None if progress is None else progress["lag_rows"]
     if not rows or last_batch_at is None:
         return Lag(rows, None if rows is None else 0.0)

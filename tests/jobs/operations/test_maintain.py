@@ -109,13 +109,13 @@ def versions(warehouse: Warehouse) -> dict[str, int]:
 
 
 STEPS: dict[str, tuple[Any, str]] = {
-    "generations are marked": (Maintenance, "_folder"),
-    "checkpoints are gone": (Maintenance, "_snapshots"),
+    "generations are marked": (Maintenance, "_remove_folder"),
+    "checkpoints are gone": (Maintenance, "_remove_snapshots"),
     "manifests are marked": (DeltaTable, "delete"),
-    "snapshots are gone": (Maintenance, "_estimates"),
-    "estimates are gone": (Maintenance, "_quarantine"),
-    "quarantine is smaller": (Maintenance, "_progress"),
-    "rows are gone": (Maintenance, "_optimize"),
+    "snapshots are gone": (Maintenance, "_remove_estimates"),
+    "estimates are gone": (Maintenance, "_remove_resolved_rows"),
+    "quarantine is smaller": (Maintenance, "_remove_progress"),
+    "rows are gone": (Maintenance, "_compact"),
     "tables are compact": (Maintenance, "_vacuum"),
 }
 """What comes next when a run ends after a step."""
@@ -192,8 +192,8 @@ def test_ended_after_any_step_it_comes_to_the_same_end(
     def die(*_: Any, **__: Any) -> None:
         raise Killed
 
-    if name not in ("_optimize", "_vacuum"):  # what they do is no part of what is compared
-        monkeypatch.setattr(Maintenance, "_tidy", lambda self: None)
+    if name not in ("_compact", "_vacuum"):  # what they do is no part of what is compared
+        monkeypatch.setattr(Maintenance, "_compact_and_vacuum", lambda self: None)
     with monkeypatch.context() as patch:
         patch.setattr(what, name, die)
         with pytest.raises(Killed):
@@ -216,7 +216,7 @@ def test_half_a_checkpoint_is_nothing_to_go_on_from(
         export.run(pipeline.settings, "walk", generation="walk-g0002")
     with pytest.raises(UserError, match="no retired generation walk-g0002"):
         rollback.run(pipeline.settings, "walk", to="walk-g0002")
-    monkeypatch.setattr(Maintenance, "_tidy", lambda self: None)
+    monkeypatch.setattr(Maintenance, "_compact_and_vacuum", lambda self: None)
     maintain.run(pipeline.settings, "walk")
     assert left(warehouse) == whole
 
@@ -226,7 +226,7 @@ def whole(old: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """What is left by a run that nothing interrupts."""
     pipeline = old.copied(tmp_path_factory.mktemp("whole") / "copy")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Maintenance, "_tidy", lambda self: None)
+        patch.setattr(Maintenance, "_compact_and_vacuum", lambda self: None)
         maintain.run(pipeline.settings, "walk")
     return left(pipeline.warehouse)
 

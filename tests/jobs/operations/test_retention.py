@@ -95,7 +95,7 @@ def test_the_newest_and_the_young_stay_as_the_spec_says() -> None:
     assert made.why_generations["m-g0005"] == "younger than 86d"
     assert made.snapshots == ["s1", "s2", "s3", "s4", "s5"]
     assert made.why_snapshots == {
-        "s0": "m-g0008 began from it",
+        "s0": "m-g0008 started from it",
         "s9": "the last good one",
         "s8": "one of the 2 newest",
         "s7": "younger than 95d",

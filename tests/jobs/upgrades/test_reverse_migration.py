@@ -190,7 +190,9 @@ def test_a_way_back_can_be_written_down_later_and_without_one_it_is_refused(tmp_
     with pytest.raises(UserError, match="the way from version 1 to 2 has no inverse") as raised:
         rollback.run(settings, "walk", last_state=True)
     assert "under migrate.reverse" in raised.value.message
-    assert "walk-g0002 is live as before; without --last-state walk-g0001 would go on" in raised.value.message
+    assert (
+        "walk-g0002 is live as before; without --last-state walk-g0001 would continue" in raised.value.message
+    )
     with pytest.raises(UserError, match=r"has no generation g \(it has walk-g0001, walk-g0002\)"):
         rollback.run(settings, "walk", to="g", last_state=True)
     assert len(manifests.all_of(pipeline.warehouse, "walk")) == before
@@ -207,7 +209,7 @@ def test_a_way_back_can_be_written_down_later_and_without_one_it_is_refused(tmp_
     pipeline.land(rows[3])
     pipeline.stream()
     check(pipeline, rows, [1, 1, 2, 1])
-    with pytest.raises(UserError, match="the way there is `kalman-pipeline upgrade"):
+    with pytest.raises(UserError, match="go there with `kalman-pipeline upgrade"):
         rollback.run(settings, "walk", to="walk-g0002", last_state=True)
 
 

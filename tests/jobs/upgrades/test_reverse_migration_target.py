@@ -61,7 +61,7 @@ def test_again_there_is_nothing_to_go_back_to_but_by_name() -> None:
         (lineage((1, 2, RETIRED), (1, 1, LIVE)), None, "came from no other version"),  # whatever the table says
         (lineage((1, None, RETIRED), (2, 1, LIVE)), "m-g0009", r"no generation m-g0009 \(it has m-g0001, m-g0002\)"),
         (lineage((1, None, LIVE), (2, 1, SHADOW)), "m-g0002", "m-g0002 is shadow, not retired"),
-        (lineage((1, None, LIVE), (2, 1, RETIRED)), "m-g0002", "the way there is `kalman-pipeline upgrade"),
+        (lineage((1, None, LIVE), (2, 1, RETIRED)), "m-g0002", "go there with `kalman-pipeline upgrade"),
     ],
 )  # fmt: skip
 def test_what_it_cannot_go_back_to_is_said(known: list[Generation], name: str | None, said: str) -> None:
