@@ -1,6 +1,7 @@
 """Migrate a snapshot of one version of a model to another version, every key checked before the commit.
 
-The new snapshot has the old one's position. The same inputs give the same snapshot; a killed run leaves nothing visible.
+The new snapshot has the old one's position. The same inputs give the same snapshot; a killed run leaves nothing
+visible.
 """
 
 from __future__ import annotations

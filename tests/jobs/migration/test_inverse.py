@@ -1,4 +1,4 @@
-"""The way of states back to an earlier version: there and back again gives the same states, or it is refused."""
+"""The path of states back to an earlier version: a step and its inverse give the same states, or it is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNITS = np.diag([1.0, 3.6, 1e3]) @ np.array([[2.0, 1.0, 0.0], [0.0, 1.0, 1.0], [
 
 
 def there_and_back(*specs: ModelSpec, keys: int = 40) -> tuple[Any, Any, Any, Any]:
-    """Return mean and covariance of the first version, and what they are after the way to the last and back."""
+    """Return mean and covariance of the first version, and both after a migration to the last version and back."""
     known = {one.version: one for one in specs}
     first, last = specs[0].version, specs[-1].version
     mean, covariance = states(len(specs[0].states), keys, 7)
@@ -57,11 +57,11 @@ ADDED = {"bias": {"mean": 1.0, "variance": 4.0, "covariance": {"gust": 1.0}}, "g
     ],
     ids=["the same", "another order", "rescaled", "swapped", "added to", "transformed"],
 )
-def test_there_and_back_gives_the_same_states(after: list[str], rules: dict[str, Any] | None) -> None:
+def test_a_step_and_its_inverse_give_the_same_states(after: list[str], rules: dict[str, Any] | None) -> None:
     assert_same(*there_and_back(spec(1, ["a", "b", "c"]), spec(2, after, migrate=rules)))
 
 
-def test_a_map_that_mixes_the_states_comes_back() -> None:
+def test_a_transform_that_mixes_the_states_is_inverted() -> None:
     rng = np.random.default_rng(0)
     for T in (UNITS, *(np.linalg.qr(rng.normal(size=(n, n)))[0] * 3.0 for n in (1, 2, 5))):
         names = [f"s{i}" for i in range(len(T))]
@@ -72,7 +72,7 @@ def test_a_map_that_mixes_the_states_comes_back() -> None:
         assert (np.abs(P - covariance).max(axis=0) <= 1e-12 * np.abs(covariance).max(axis=0)).all()
 
 
-def test_several_versions_are_gone_back_through_one_by_one() -> None:
+def test_a_path_back_goes_through_every_version_in_between() -> None:
     specs = (
         spec(1, ["a", "b"]),
         spec(2, ["a", "b", "c"], migrate={"states": {"c": {"mean": 0.0, "variance": 1.0}}}),
@@ -84,7 +84,7 @@ def test_several_versions_are_gone_back_through_one_by_one() -> None:
     assert [(step.old.version, step.new.version) for step in back] == [(5, 4), (4, 2), (2, 1)]
 
 
-def test_a_state_that_was_given_up_begins_as_the_earlier_version_says() -> None:
+def test_a_dropped_state_starts_from_the_earlier_versions_initial() -> None:
     first = spec(
         1,
         ["a", "b", "c"],
@@ -108,7 +108,7 @@ def test_a_state_that_was_given_up_begins_as_the_earlier_version_says() -> None:
     assert not after.wrong.any() and A[1].any(axis=0).all() and not A[0].any()
 
 
-def test_a_state_of_the_same_name_that_is_another_is_not_taken_for_the_old_one() -> None:
+def test_a_new_state_of_an_old_name_is_not_mapped_back_to_the_old_one() -> None:
     first, second = (
         spec(1, ["a", "b"]),
         spec(2, ["a", "b"], migrate={"states": {"b": {"mean": 7.0, "variance": 49.0}}, "drop": ["b"]}),
@@ -118,7 +118,7 @@ def test_a_state_of_the_same_name_that_is_another_is_not_taken_for_the_old_one()
 
 
 def half(mean: Any, covariance: Any, extras: Any) -> tuple[Any, Any]:
-    """The way back of a test: the second of two equal parts is given up."""
+    """A reverse function: drop the second of two equal parts."""
     n = len(mean)
     return mean[: n // 2], covariance.reshape(n, n, -1)[: n // 2, : n // 2].reshape((n // 2) ** 2, -1)
 
@@ -137,10 +137,10 @@ def test_migrate_reverse_takes_precedence_over_the_inverse() -> None:
         assert_same(*there_and_back(spec(1, ["a", "b"]), spec(2, ["a", "b", "a2", "b2"], migrate=rules)))
 
 
-def test_how_to_come_back_is_not_part_of_what_a_version_means() -> None:
+def test_migrate_reverse_is_no_part_of_the_fingerprint() -> None:
     plain = spec(2, ["a"], migrate={"drop": ["b"]})
-    told = spec(2, ["a"], migrate={"drop": ["b"], "reverse": {"states": {"b": {"initial": True}}}})
-    assert plain.fingerprint() == told.fingerprint()
+    reversible = spec(2, ["a"], migrate={"drop": ["b"], "reverse": {"states": {"b": {"initial": True}}}})
+    assert plain.fingerprint() == reversible.fingerprint()
 
 
 NOISE = {"transform": {"matrix": [[1.0, 0.0], [0.0, 1.0]], "noise": [[1.0, 0.0], [0.0, 0.0]]}}
@@ -159,13 +159,13 @@ KEYS = {"keys": {"function": "m:f"}}
         (spec(2, ["a", "b"], migrate=NOISE), "adds noise"),
     ],
 )
-def test_what_has_no_inverse_is_refused_and_said_what_to_write(new: ModelSpec, said: str) -> None:
+def test_a_step_without_inverse_is_refused_with_what_to_write(new: ModelSpec, said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
         reverse_rules(Step.forward(spec(1, ["a", "b"]), new))
     assert "Say in the spec of version 2, under migrate.reverse" in raised.value.message
 
 
-def test_other_keys_and_versions_that_nobody_knows_are_refused() -> None:
+def test_other_keys_and_unknown_versions_are_refused() -> None:
     old = spec(1, ["a"])
     for new in (spec(2, ["a"], key=["k", "l"], migrate=KEYS), spec(2, ["a"], migrate=KEYS)):
         with pytest.raises(UserError, match="gave the keys other names"):

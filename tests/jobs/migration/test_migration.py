@@ -1,4 +1,4 @@
-"""What becomes of states from version to version, against dense matrices written down here."""
+"""Migrations of states from version to version, against dense matrices written down here."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_states_are_kept_renamed_rescaled_dropped_and_added() -> None:
         "drop": ["c"],
     }
     new = spec(2, ["y", "per_cent", "a", "x", "z"], migrate=rules)
-    way = build_migration([Step.forward(old, new)], {}, {})
+    built = build_migration([Step.forward(old, new)], {}, {})
     mean, covariance = states(3, 11)
-    after = way.apply(mean, covariance, {})
+    after = built.apply(mean, covariance, {})
     P, Q = covariance.reshape(3, 3, 11), after.covariance.reshape(5, 5, 11)
     expected = [np.full(11, 3.0), 100.0 * mean[1] + 1.0, mean[0], np.full(11, 2.0), np.full(11, 0.5)]
     assert np.array_equal(after.mean, expected)
@@ -89,7 +89,7 @@ def test_states_are_kept_renamed_rescaled_dropped_and_added() -> None:
     assert not after.wrong.any()
 
 
-def test_a_migration_there_and_back_gives_the_states_again() -> None:
+def test_a_rescaling_and_its_inverse_give_the_states_to_the_last_bit() -> None:
     old, new = (
         spec(1, ["a", "b"]),
         spec(2, ["b2", "a"], migrate={"states": {"b2": {"from": "b", "scale": 4.0}}}),
@@ -102,7 +102,7 @@ def test_a_migration_there_and_back_gives_the_states_again() -> None:
     assert np.array_equal(after.mean, mean) and np.array_equal(after.covariance, covariance)
 
 
-def test_the_same_states_pass_whole() -> None:
+def test_an_identity_passes_extras_unchanged() -> None:
     learn = {"parameters": ["R"], "scope": "key"}
     old, new = spec(1, ["a"], learn=learn), spec(2, ["a"], learn=learn)
     extras = {"parameters": np.array([[1.0, 2.0]])}
@@ -140,7 +140,7 @@ IMM: dict[str, Any] = {
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
-def test_another_filter_goes_on_with_the_state(changes: dict[str, Any], rtol: float) -> None:
+def test_another_filter_continues_from_the_state(changes: dict[str, Any], rtol: float) -> None:
     """Carried over, there and back, the next row gives what the linear filter gives by the textbook."""
     old, new, back = spec(1, ["a", "b"]), spec(2, ["a", "b"], **changes), spec(3, ["a", "b"])
     rng = np.random.default_rng(3)
@@ -185,7 +185,7 @@ RLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("changes", [LMS, RLS], ids=["lms", "rls"])
-def test_a_filter_whose_state_is_more_than_moments_follows_only_its_like(changes: dict[str, Any]) -> None:
+def test_a_filter_whose_state_is_more_than_moments_follows_only_its_own_kind(changes: dict[str, Any]) -> None:
     old, new = spec(1, ["a", "b"], **changes), spec(2, ["a", "b"], **changes)
     model = kalman.build(old.definition())
     parts = model.snapshot(model.initial(4))
@@ -202,7 +202,7 @@ def test_a_filter_whose_state_is_more_than_moments_follows_only_its_like(changes
             build_migration(steps, {}, {})
 
 
-def test_what_a_key_has_learned_for_itself_goes_with_it() -> None:
+def test_parameters_learned_per_key_are_kept_with_the_key() -> None:
     learn = {"parameters": ["R"], "scope": "key"}
     old = spec(1, ["a"], learn=learn)
     new = spec(2, ["b", "a"], learn=learn, migrate={"states": {"b": {"mean": 0.0, "variance": 1.0}}})
@@ -213,7 +213,7 @@ def test_what_a_key_has_learned_for_itself_goes_with_it() -> None:
     assert given_up.extras["parameters"].tolist() == [[1.0, 1.0]]  # the spec's
 
 
-def test_undetermined_states_are_carried_as_such() -> None:
+def test_diffuse_states_stay_diffuse() -> None:
     diffuse = {"initial": {"diffuse": True}}
     old = spec(1, ["a", "b"], **diffuse)
     model = kalman.build(old.definition())
@@ -240,7 +240,7 @@ def test_undetermined_states_are_carried_as_such() -> None:
     assert after.extras["diffuse"].reshape(3, 3, 4).any(axis=2).sum() == 1 and not after.wrong.any()
 
 
-def test_a_key_that_would_come_out_wrong_is_found() -> None:
+def test_keys_with_an_invalid_state_are_found() -> None:
     old, new = (
         spec(1, ["a", "b"]),
         spec(2, ["a", "b"], migrate={"states": {"b": {"from": "b", "scale": 2.0}}}),
@@ -266,12 +266,12 @@ def test_a_key_that_would_come_out_wrong_is_found() -> None:
         (spec(2, ["a", "b"], migrate={"function": "no_such:thing"}), "migrate.function: there is no module no_such"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_migrated_is_said(new: ModelSpec, said: str) -> None:
+def test_an_impossible_migration_is_refused_with_the_reason(new: ModelSpec, said: str) -> None:
     with pytest.raises(UserError, match=said):
         state_map_of(Step.forward(spec(1, ["a", "b"]), new))
 
 
-def test_the_way_between_versions_is_found() -> None:
+def test_the_path_between_versions_is_found() -> None:
     known = {1: spec(1, ["a"]), 2: spec(2, ["a"]), 3: spec(3, ["a"]), 5: spec(5, ["a"], migrate={"from": 3})}
     assert [step.new.version for step in path_between(known, 1, 5)] == [2, 3, 5]
     assert path_between(known, 3, 3) == []

@@ -1,4 +1,4 @@
-"""Two versions compared: what is judged of each key, the verdict, and the page; on plain numbers, without Spark."""
+"""Comparing two versions: the statistics of each key, the decision, and the page; on plain numbers, without Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAY = 86_400 * 1_000_000
 
 
 def sums(rng: np.random.Generator, count: int, rows: int, scale: float = 1.0, bias: float = 0.0) -> Sums:
-    """Return what a filter whose errors are `scale` times as wide as it says, and off by `bias`, comes to."""
+    """Return the sums of a filter whose errors are `scale` times as wide as predicted, with a bias."""
     n = rng.integers(rows // 2, rows, count).astype(float)
     white = [scale * rng.normal(size=int(k)) + bias for k in n]
     nis = np.array([float(w @ w) for w in white])
@@ -140,7 +140,7 @@ def test_each_key_is_judged_by_its_chi_square_and_normal_bounds() -> None:
         ({"unequal_rows": 2}, {}, "it is the same model, and 2 rows differ"),
     ],
 )
-def test_the_verdict_follows_the_thresholds(changes: Any, limits: Any, said: str | None) -> None:
+def test_the_decision_follows_the_thresholds(changes: Any, limits: Any, said: str | None) -> None:
     numbers = {**content().comparison.numbers, **changes}
     found = decide(numbers, Upgrade(**limits))
     assert found.good == (said is None)
@@ -149,7 +149,7 @@ def test_the_verdict_follows_the_thresholds(changes: Any, limits: Any, said: str
         assert said in found.reasons[0]
 
 
-def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
+def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "report.html"
     path.write_text(page(content()), encoding="utf-8")
@@ -173,7 +173,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert ("p", {"class": "verdict bad"}) in seen.seen and "it predicts worse: 1 less" in seen.text
 
 
-def test_the_page_says_what_there_is_not_to_show(tmp_path: Path) -> None:
+def test_the_page_names_what_is_missing(tmp_path: Path) -> None:
     nothing = np.empty(0)
     none = {"old": None, "new": None}
     empty = content(
@@ -192,7 +192,7 @@ def test_the_page_says_what_there_is_not_to_show(tmp_path: Path) -> None:
     assert "outputs: {innovation: true}" in page_of(path).text
 
 
-def test_the_same_for_a_program() -> None:
+def test_the_json_report_has_the_same_numbers() -> None:
     data = json.loads(json.dumps(plain(content().data()), allow_nan=False))
     assert data["good"] is True and data["numbers"]["rows"] == 45_000
     assert data["thresholds"]["nis_outside"] == 0.1
@@ -201,7 +201,7 @@ def test_the_same_for_a_program() -> None:
     assert len(data["over_time"]["middle_us"]) == len(data["over_time"]["new"]["ll"]) == 40
 
 
-def test_the_keys_shown_are_the_busiest_and_the_extremes() -> None:
+def test_the_examples_are_the_busiest_key_and_the_extreme_gains() -> None:
     gain, rows = np.array([0.5, -9.0, 2.0, -1.0]), np.array([900.0, 2.0, 40.0, 60.0])
     assert choose_examples(gain, rows) == [(0, "the most rows"), (2, "gains most"), (3, "loses most")]
     assert choose_examples(np.array([0.5]), np.array([3.0])) == [
@@ -222,6 +222,8 @@ def test_the_keys_shown_are_the_busiest_and_the_extremes() -> None:
         ({"observation": {"h": "m:f", "R": [[1.0, 0.3], [0.3, 2.0]]}, "filter": "unscented"}, None),
     ],
 )
-def test_what_is_measured_of_the_state(changes: Any, wanted: list[float] | None) -> None:
+def test_the_measured_direction_is_a_constant_row_of_H_or_none(
+    changes: Any, wanted: list[float] | None
+) -> None:
     found = measured_direction(ModelSpec.model_validate(random_walk_spec(**changes)))
     assert (None if found is None else found.tolist()) == wanted
