@@ -21,16 +21,16 @@ from jobs.warehouse.delta import Warehouse
 
 
 def run(settings: Settings, model: str, dry_run: bool = False, estimates: bool = False) -> Report:
-    """Remove what the model's spec (`retention`) allows. Idempotent.
+    """Take away what the model's spec (`retention`) lets go, and what nothing needs. Again it changes nothing more.
 
     Args:
         settings: of the command.
         model: name or path of its spec.
-        dry_run: report what would be removed, and change nothing.
-        estimates: also remove estimates of removed generations that are no part of the live ones.
+        dry_run: say what would go, and change nothing.
+        estimates: also let estimates go that belong to removed generations and are no part of the live ones.
 
     Raises:
-        UserError: another command has changed the model's generations meanwhile, or a table cannot be vacuumed.
+        UserError: another command has just changed the model's generations, or a table refuses.
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session

@@ -35,14 +35,14 @@ def run(
     Args:
         settings: of the command.
         model: name or path of its spec.
-        snapshot: its id; by default the newest of an earlier version that a stream could start from.
+        snapshot: which; by default the newest of an earlier version that a stream could start from.
         to: the version; by default that of the spec.
-        dry_run: report how the states would change, and write nothing.
+        dry_run: report what would become of the states, and write nothing.
 
     With `profile` the report says where the time went.
 
     Raises:
-        UserError: no such snapshot or version, no path between the versions, or keys with an invalid state.
+        UserError: no such snapshot or version, no way between the versions, or keys that would come out wrong.
     """
     from jobs.migration.versions import known_versions
     from jobs.spark.conf import short_command_conf

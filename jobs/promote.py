@@ -9,16 +9,16 @@ from jobs.warehouse.delta import Warehouse
 
 
 def run(settings: Settings, model: str, generation: str | None = None, behind: bool = False) -> Report:
-    """Promote a shadow. Idempotent.
+    """Promote a shadow. Running it again changes nothing.
 
     Args:
         settings: of the command.
         model: name or path of its spec.
         generation: the shadow; by default the newest.
-        behind: promote it even if it lags the live generation.
+        behind: promote it even if it has not come as far as the live generation.
 
     Raises:
-        UserError: there is no such shadow, or it lags the live generation.
+        UserError: there is no such shadow, or it is behind.
     """
     from jobs.lineage import promotion
     from jobs.spark.conf import short_command_conf

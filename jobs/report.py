@@ -30,7 +30,7 @@ def run(settings: Settings, model: str, generation: str | None = None, against: 
         settings: of the command.
         model: name or path of its spec.
         generation: the new one; by default the newest shadow, else the live one.
-        against: the old one; by default the parent of the new one.
+        against: the old one; by default the one that the new one began behind.
 
     Raises:
         UserError: there are no two generations to compare.

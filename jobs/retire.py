@@ -9,7 +9,7 @@ from jobs.warehouse.delta import Warehouse
 
 
 def run(settings: Settings, model: str, generation: str | None = None) -> Report:
-    """Retire a shadow. Idempotent with the same generation.
+    """Retire a shadow. Running it again with the same generation changes nothing.
 
     Args:
         settings: of the command.
@@ -17,7 +17,7 @@ def run(settings: Settings, model: str, generation: str | None = None) -> Report
         generation: the shadow; by default the only one.
 
     Raises:
-        UserError: it is the live generation, there is no such shadow, or there are several and none is named.
+        UserError: it is the live generation, there is no such shadow, or there are several.
     """
     from jobs.lineage import promotion
     from jobs.spark.conf import short_command_conf

@@ -24,19 +24,19 @@ def run(
     last_state: bool = False,
     dry_run: bool = False,
 ) -> Report:
-    """Roll back. Idempotent with a named generation, and with the last state.
+    """Roll back. Running it again with the same generation, or with the last state, changes nothing.
 
     Args:
         settings: of the command.
         model: name or path of its spec.
-        to: a retired generation; by default the live generation's parent (with the last state: its nearest ancestor of
-            another version).
-        last_state: stop the live generation's driver, and start a new generation of that version from the live state;
-            no row is read twice.
-        dry_run: with the last state: report how it would change, and write nothing but an export.
+        to: a retired generation; by default the one that the live one came from (with the last state: the nearest one
+            of another version).
+        last_state: begin a new generation of that version, from the live one's state, and read no row again; the live
+            one's driver is stopped first.
+        dry_run: with the last state: say what would become of it, and write nothing but an export.
 
     Raises:
-        UserError: there is no generation to roll back to, or the state has no path back.
+        UserError: there is no generation to go back to, or no way back for the state.
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session

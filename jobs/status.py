@@ -27,17 +27,17 @@ def run(
     watch: float | None = None,
     alarm_after: str | None = None,
 ) -> Report:
-    """Report on one model, or on all models that have a spec or are in the warehouse.
+    """Report on one model, or on all that have a spec or anything in the warehouse.
 
     Args:
         settings: of the command.
         model: name or path of its spec.
-        watch: seconds after which the table is refreshed, until Ctrl-C.
-        alarm_after: a duration such as 10m: the command fails if a stream has let rows wait for so long, or its driver
-            has failed.
+        watch: show the table anew every so many seconds, until Ctrl-C.
+        alarm_after: a duration such as 10m: for a stream that has rows to take and has taken none for so long, or whose
+            driver failed, the report names a problem, which makes the command fail.
 
     Raises:
-        UserError: the model is unknown, or the duration is invalid.
+        UserError: the model is unknown, or the duration is none.
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session

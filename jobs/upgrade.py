@@ -31,21 +31,21 @@ def run(
     partitions: int | None = None,
     drain: bool = False,
 ) -> Report:
-    """Upgrade a model's stream to the version of its spec, or its state to another layout.
+    """Bring a model's stream to the version of its spec, or its state to another layout.
 
     Args:
         settings: of the command.
         model: name or path of its spec.
         mode: one of `MODES`.
-        dry_run: report how the states would change, and write nothing but an export.
-        promote: make a shadow live if the comparison is good.
+        dry_run: say what would become of the states, and write nothing but an export.
+        promote: in mode blue-green, let the new generation take over if the comparison is good.
         lose_state: must be true for mode stateless.
-        needed: fail with exit code 3 if there is nothing to upgrade.
-        partitions: in mode repartition, the number of state partitions; by default the spec's, else the present one.
-        drain: in the modes that need a stopped stream, stop it first; Airflow restarts it afterwards.
+        needed: end with exit code 3 where there is nothing to upgrade.
+        partitions: of mode repartition: how many state partitions; by default as the spec says, else as many as now.
+        drain: in the modes that need a stopped stream stop it first, and let Airflow start it again after.
 
     Raises:
-        UserError: no live generation, no path between the versions, a running driver, or a worse new version.
+        UserError: no live generation, no way between the versions, a driver in the way, a new version that is worse.
     """
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import spark_session

@@ -116,7 +116,7 @@ def migrated(context: UpgradeContext) -> tuple[Manifest | None, dict[str, Any]]:
     """Export the live state and migrate it; return the snapshot (in a dry run one of an earlier attempt, else None),
     and how the states change."""
     note = context.progress.note
-    source, _ = export(context.warehouse, context.live, None, note)
+    source, _ = export(context.warehouse, context.live, told=note)
     known = known_versions(context.warehouse, context.spec)
     manifest, change, _ = migrate(
         context.warehouse, source, known, context.spec.version, context.dry_run, note
