@@ -148,7 +148,7 @@ KEYS = {"keys": {"function": "m:f"}}
 
 
 @pytest.mark.parametrize(
-    ("new", "said"),
+    ("new", "message"),
     [
         (spec(2, ["a", "b", "c"], migrate={"states": {"c": {"from": "a"}}}), "state a became a and c"),
         (spec(2, ["a", "b"], migrate={"function": "m:f"}), r"migrate.function \(m:f\) cannot be inverted"),
@@ -159,8 +159,8 @@ KEYS = {"keys": {"function": "m:f"}}
         (spec(2, ["a", "b"], migrate=NOISE), "adds noise"),
     ],
 )
-def test_a_step_without_inverse_is_refused_with_what_to_write(new: ModelSpec, said: str) -> None:
-    with pytest.raises(UserError, match=said) as raised:
+def test_a_step_without_inverse_is_refused_with_what_to_write(new: ModelSpec, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
         reverse_rules(Step.forward(spec(1, ["a", "b"]), new))
     assert "Say in the spec of version 2, under migrate.reverse" in raised.value.message
 

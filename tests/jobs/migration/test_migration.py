@@ -254,7 +254,7 @@ def test_keys_with_an_invalid_state_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "said"),
+    ("new", "message"),
     [
         (spec(2, ["a", "b", "c"]), "state c is new, and migrate.states does not say what it begins with"),
         (spec(2, ["a"]), "state b of version 1 goes nowhere: name it in migrate.drop"),
@@ -266,8 +266,8 @@ def test_keys_with_an_invalid_state_are_found() -> None:
         (spec(2, ["a", "b"], migrate={"function": "no_such:thing"}), "migrate.function: there is no module no_such"),
     ],
 )  # fmt: skip
-def test_an_impossible_migration_is_refused_with_the_reason(new: ModelSpec, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_an_impossible_migration_is_refused_with_the_reason(new: ModelSpec, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         state_map_of(Step.forward(spec(1, ["a", "b"]), new))
 
 

@@ -102,7 +102,7 @@ def test_key_columns_are_split(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "names", "whole", "said"),
+    ("function", "names", "whole", "message"),
     [
         (
             "shorter",
@@ -117,9 +117,9 @@ def test_key_columns_are_split(folder: Path) -> None:
     ],
 )
 def test_an_invalid_key_function_is_refused(
-    folder: Path, function: str, names: tuple[str, ...], whole: tuple[bool, ...], said: str
+    folder: Path, function: str, names: tuple[str, ...], whole: tuple[bool, ...], message: str
 ) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         new_keys(rekey(folder, function, *names, whole=whole), pd.DataFrame({"id": KEYS}))
 
 
@@ -137,11 +137,11 @@ def test_a_merge_function_gets_all_colliding_states(folder: Path) -> None:
         vector = sum(w @ mean[:, k] for w, k in zip(weights, np.flatnonzero(group == g), strict=True))
         np.testing.assert_allclose(found[1][:, g].reshape(2, 2), expected, rtol=1e-12)
         np.testing.assert_allclose(found[0][:, g], expected @ vector, rtol=1e-12)
-    for function, said in (
+    for function, message in (
         ("wrong", r"mean \(2, 5\) and covariance \(4, 5\), not"),
         ("negative", "made 2 states of 2"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             merge_states(rule._replace(merge=named(folder, function)), group, np.arange(5), mean, covariance)
 
 

@@ -114,7 +114,7 @@ def test_each_key_is_judged_by_its_chi_square_and_normal_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "limits", "said"),
+    ("changes", "limits", "message"),
     [
         ({}, {}, None),
         ({"rows": 4}, {"rows": 5}, "only 4 rows to compare, of 5 wanted"),
@@ -140,13 +140,15 @@ def test_each_key_is_judged_by_its_chi_square_and_normal_bounds() -> None:
         ({"unequal_rows": 2}, {}, "it is the same model, and 2 rows differ"),
     ],
 )
-def test_the_decision_follows_the_thresholds(changes: Any, limits: Any, said: str | None) -> None:
+def test_the_decision_follows_the_thresholds(changes: Any, limits: Any, message: str | None) -> None:
     numbers = {**content().comparison.numbers, **changes}
     found = decide(numbers, Upgrade(**limits))
-    assert found.good == (said is None)
-    assert comparison_lines(found)[-1].startswith("verdict: good" if said is None else "verdict: not good: ")
-    if said is not None:
-        assert said in found.reasons[0]
+    assert found.good == (message is None)
+    assert comparison_lines(found)[-1].startswith(
+        "verdict: good" if message is None else "verdict: not good: "
+    )
+    if message is not None:
+        assert message in found.reasons[0]
 
 
 def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
@@ -158,14 +160,14 @@ def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
     assert len(pictures) == 4
     assert all(source.startswith("data:image/png;base64,") for source in pictures)
     assert not any("href" in attributes or tag in ("script", "link") for tag, attributes in seen.seen)
-    for said in (
+    for message in (
         "version 2 against 1",
         "45,000",
         "key 0 <&> ü"[:4],
         "walk-g0001",
         "What wanders <and> more.",
     ):
-        assert said in seen.text
+        assert message in seen.text
     assert ("p", {"class": "verdict good"}) in seen.seen
     worse = content(log_likelihood_a_row={"old": -1.0, "new": -2.0})
     path.write_text(page(worse), encoding="utf-8")

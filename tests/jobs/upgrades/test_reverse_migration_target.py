@@ -55,7 +55,7 @@ def test_after_a_roll_back_only_a_named_generation_is_a_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "name", "said"),
+    ("known", "name", "message"),
     [
         (lineage((1, None, LIVE)), None, "came from no other version than its own, 1"),
         (lineage((1, 2, RETIRED), (1, 1, LIVE)), None, "came from no other version"),  # whatever the table says
@@ -65,7 +65,7 @@ def test_after_a_roll_back_only_a_named_generation_is_a_target() -> None:
     ],
 )  # fmt: skip
 def test_an_impossible_target_is_refused_with_the_reason(
-    known: list[Generation], name: str | None, said: str
+    known: list[Generation], name: str | None, message: str
 ) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         target(known, name)
