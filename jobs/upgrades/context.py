@@ -100,14 +100,14 @@ def refuse_other_keys(context: UpgradeContext, in_shadow: bool = False) -> None:
         return
     if in_shadow:
         raise UserError(
-            f"version {spec.version} of {spec.name} has other keys, so it cannot take in the same rows in shadow: let "
-            f"version {live.model_version} take in all that has its keys, stop it, and run `kalman-pipeline upgrade "
+            f"version {spec.version} of {spec.name} has other keys, so it cannot read the same rows in shadow: let "
+            f"version {live.model_version} read all rows with its keys, stop it, and run `kalman-pipeline upgrade "
             f"--model {spec.name} --mode stop-start`"
         )
     newest = warehouse.latest_version(measurements(spec.name))
     if live.topic is None and generations.progress_rank(warehouse, live) < newest:
         raise UserError(
-            f"rows with the keys of version {live.model_version} have landed that {live.generation} has not taken in: "
+            f"rows with the keys of version {live.model_version} have landed that {live.generation} has not read: "
             f"run `kalman-pipeline stream --model {spec.name}` first"
         )
 

@@ -196,7 +196,7 @@ def test_a_stream_continues_with_other_keys(folder: Path) -> None:
 
     # Split into two columns, under the stream: each key goes on with its own state.
     deploy(pipeline, ["room", "sensor"], function="split")
-    with pytest.raises(UserError, match="has other keys, so it cannot take in the same rows in shadow"):
+    with pytest.raises(UserError, match="has other keys, so it cannot read the same rows in shadow"):
         upgrade.run(settings, "walk")
     done = upgrade.run(settings, "walk", mode="stop-start").data
     assert done["generation"] == "walk-g0002"
