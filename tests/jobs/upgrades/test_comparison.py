@@ -194,6 +194,12 @@ def test_the_page_names_what_is_missing(tmp_path: Path) -> None:
     assert "outputs: {innovation: true}" in page_of(path).text
 
 
+def test_without_matplotlib_the_page_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.upgrades.comparison.page.figures", None)
+    written = page(content())
+    assert "Pictures need matplotlib" in written and "<img" not in written
+
+
 def test_the_json_report_has_the_same_numbers() -> None:
     data = json.loads(json.dumps(plain(content().data()), allow_nan=False))
     assert data["good"] is True and data["numbers"]["rows"] == 45_000
