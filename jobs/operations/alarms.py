@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-RUNNING = ("live", "shadow")
+from jobs.lineage.generations import LIVE, SHADOW
+
+RUNNING = (LIVE, SHADOW)
 """The statuses of generations that a driver may run."""
 
 

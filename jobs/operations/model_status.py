@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from jobs.downstream.driver import followers, given_up
-from jobs.lineage.generations import position_of
+from jobs.lineage.generations import REMOVED, RETIRED, position_of
 from jobs.observability.lag import table_lag
 from jobs.observability.progress import Lag
 from jobs.observability.progress_log import ProgressLog
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
 
-ENDED = ("retired", "removed")
+ENDED = (RETIRED, REMOVED)
 """The statuses of generations that no driver runs."""
 
 
