@@ -30,25 +30,25 @@ def alarms(models: list[dict[str, Any]], after: float, now: datetime) -> list[st
     return found
 
 
-def stream_alarm(lineage: dict[str, Any], after: float, now: datetime) -> str | None:
+def stream_alarm(generation: dict[str, Any], after: float, now: datetime) -> str | None:
     """Return the alarm of a generation's stream, None without one."""
-    name, running = lineage["generation"], lineage["driver"] is not None
-    if not running and lineage["last_error"]:
-        return f"the driver of {name} ended with an error: {lineage['last_error']}"
-    waiting, seconds = lineage["rows_behind"], lineage["seconds_behind"]
+    name, running = generation["generation"], generation["driver"] is not None
+    if not running and generation["last_error"]:
+        return f"the driver of {name} ended with an error: {generation['last_error']}"
+    waiting, seconds = generation["rows_behind"], generation["seconds_behind"]
     if not waiting or seconds is None:
         return None
-    last: datetime | None = lineage["last_batch_at"]
+    last: datetime | None = generation["last_batch_at"]
     since = now - timedelta(seconds=seconds)  # before that, no row waited
     quiet = (now - (since if last is None else max(since, last))).total_seconds()
     if quiet <= after:
         return None
-    driver = lineage["driver"]
+    driver = generation["driver"]
     runs = (
         f"process {driver['pid']} on {driver['host']} runs it"
         if running
         else "its driver is lost"
-        if lineage["driver_lost"]
+        if generation["driver_lost"]
         else "no driver runs it"
     )
     batches = (

@@ -24,7 +24,11 @@ ENDED = (RETIRED, REMOVED)
 
 
 def model_status(
-    warehouse: Warehouse, name: str, manifests: list[Manifest], lineages: list[Generation], quarantined: int
+    warehouse: Warehouse,
+    name: str,
+    manifests: list[Manifest],
+    generations: list[Generation],
+    quarantined: int,
 ) -> dict[str, Any]:
     """Return a model's status; `quarantined`: the number of its quarantined rows."""
     table = measurements(name)
@@ -50,13 +54,13 @@ def model_status(
             }
             for one in manifests
         ],
-        "generations": [_lineage(warehouse, one, version) for one in lineages],
+        "generations": [_generation_status(warehouse, one, version) for one in generations],
         "followers": followers(warehouse, name),
         "given_up": given_up(warehouse, name),
     }
 
 
-def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
+def _generation_status(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
     checkpoint = Checkpoint(warehouse, one.checkpoint)
     damage = checkpoint.damage()
     done = None if damage else checkpoint.progressed()
