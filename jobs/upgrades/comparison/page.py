@@ -156,7 +156,7 @@ def _pictures(content: Content) -> list[str]:
         ),
         _section(
             "Which is better calibrated",
-            "The normalised innovation squared (NIS) averages the number of measured components if a filter's "
+            "The normalised innovation squared (NIS) averages to the number of measured components if a filter's "
             "covariances are right; above, they are too small, below, too large. Each dot is a key.",
             _picture(figures.draw_nis(content), "NIS per component, over time and by key"),
         ),
