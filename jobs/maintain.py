@@ -1,11 +1,11 @@
-"""Take away what nothing needs any more, and keep the tables in good order.
+"""Remove what nothing needs any more, and compact and vacuum the tables.
 
-What goes is decided in `jobs.operations.retention_plan`. Every step is a commit, or finds what is left to do by itself: killed between
-any two and run again, it comes to the same end. A generation, or a snapshot, is first marked as removed, in one commit,
-and only then its checkpoint and report, or its rows, go; so what is there by half is nothing that anything reads.
+`jobs.operations.retention_plan` decides what is removed. Every step is a commit, or finds by itself what is left to do:
+killed between any two steps, a retry converges to the same end. A generation or snapshot is first marked as removed, in
+one commit, and only then its checkpoint and report, or its rows, are removed; so nothing reads a half removed one.
 
-The measurements are left alone. Their versions are the positions that streams, snapshots and backfills count by, so
-every version must stay readable, and OPTIMIZE with VACUUM would end that.
+The measurements are not touched. Their versions are the positions of streams, snapshots and backfills, so every version
+must stay readable, which OPTIMIZE with VACUUM would end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(
     seconds = time.monotonic() - started
     return Report(
         [*work.lines(), f"{seconds:.1f} s"],
-        {"model": spec.name, "dry_run": dry_run, **work.found, "seconds": seconds},
+        {"model": spec.name, "dry_run": dry_run, **work.result, "seconds": seconds},
     )
 
 

@@ -1,6 +1,6 @@
-"""Migrate a snapshot of one version of a model to a snapshot of another, checked before anybody can use it.
+"""Migrate a snapshot of one version of a model to another version, every key checked before the commit.
 
-The new snapshot has the old one's position. The same inputs give the same snapshot; killed half way, nothing is
+The new snapshot has the old one's position. The same inputs give the same snapshot; a killed run leaves nothing
 visible.
 """
 
@@ -16,7 +16,7 @@ from jobs.core.command import Model, Profile, command
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.migration.apply import rekeyed_lines, table_of
+from jobs.migration.apply import change_table, rekeying_lines
 from jobs.migration.migrating import migrate, source_snapshot
 from jobs.warehouse.delta import Warehouse
 
@@ -54,8 +54,8 @@ def run(
     target = spec.version if to is None else to
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
         source = source_snapshot(warehouse, spec.name, snapshot, target)
-        manifest, change, made = migrate(warehouse, source, spec, target, dry_run, progress.note)
-    return _report(source, manifest, target, change, made, time.monotonic() - started)
+        manifest, change, is_new = migrate(warehouse, source, spec, target, dry_run, progress.note)
+    return _report(source, manifest, target, change, is_new, time.monotonic() - started)
 
 
 def _report(
@@ -63,13 +63,13 @@ def _report(
     manifest: Manifest | None,
     target: int,
     change: dict[str, Any],
-    made: bool,
+    is_new: bool,
     seconds: float,
 ) -> Report:
     lines = [f"{source.snapshot_id} (version {source.model_version}) to version {target}"]
     if change:
-        lines += [f"  {line}" for line in table_of(change)]
-        lines += rekeyed_lines(change)
+        lines += [f"  {line}" for line in change_table(change)]
+        lines += rekeying_lines(change)
     if manifest is None:
         lines.append("dry run: nothing was written")
     else:
@@ -77,8 +77,8 @@ def _report(
             f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, "
             f"parameters {json.dumps(manifest.parameters)}"
         )
-        if not made:
-            lines.append("it had been committed before: the same inputs give the same snapshot")
+        if not is_new:
+            lines.append("an earlier run had committed it: the same inputs give the same snapshot")
     lines.append(f"{seconds:.1f} s")
     return Report(
         lines,
@@ -88,7 +88,7 @@ def _report(
             "to": target,
             "source": source.snapshot_id,
             "snapshot": None if manifest is None else manifest.snapshot_id,
-            "made": made,
+            "made": is_new,
             "dry_run": manifest is None,
             "change": change,
             "parameters": None if manifest is None else manifest.parameters,

@@ -1,4 +1,4 @@
-"""Make a shadow generation the live one; the one that was live is retired, in the same commit."""
+"""Make a shadow generation the live one, and retire the one that was live, in one commit."""
 
 from __future__ import annotations
 

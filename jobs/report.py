@@ -1,7 +1,7 @@
-"""Write the report on two generations of a model beside the tables: an HTML file that needs nothing else, and JSON.
+"""Write the report on two generations of a model: a self-contained HTML file, and JSON.
 
 They are `reports/<model>/<new generation>.html` and `.json` in the warehouse; the next report on the same generation
-takes their place.
+replaces them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
-from jobs.upgrades.comparison.decision import lines_of
-from jobs.upgrades.comparison.report import written
+from jobs.upgrades.comparison.decision import comparison_lines
+from jobs.upgrades.comparison.report import compare
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates
 
@@ -55,23 +55,23 @@ def run(
     with Progress(f"report {spec.name}", None, quiet=settings.quiet) as progress:
         new, old = _pair(warehouse, spec.name, generation, against)
         progress.note(f"comparing {new.generation} with {old.generation}")
-        found, place = written(warehouse, spec, old, new)
+        comparison, page = compare(warehouse, spec, old, new)
     seconds = time.monotonic() - started
     return Report(
         [
             f"{new.generation} (version {new.model_version}) against {old.generation} (version {old.model_version})",
-            *lines_of(found),
-            f"report: {place}",
+            *comparison_lines(comparison),
+            f"report: {page}",
             f"{seconds:.1f} s",
         ],
         {
             "model": spec.name,
             "generation": new.generation,
             "against": old.generation,
-            "good": found.good,
-            "reasons": found.reasons,
-            "comparison": found.numbers,
-            "report": place,
+            "good": comparison.good,
+            "reasons": comparison.reasons,
+            "comparison": comparison.numbers,
+            "report": page,
             "seconds": seconds,
         },
     )
@@ -97,8 +97,8 @@ def _pair(
     other = against or new.parent
     if other is None or other == new.generation:
         raise UserError(
-            f"{new.generation} began behind no other generation of {model}: say with --against which one to compare it "
-            f"with",
+            f"{new.generation} has no parent among the generations of {model}: name the one to compare it with by "
+            f"--against",
             RUN_FAILED,
         )
     return new, generations.named(warehouse, model, other)

@@ -1,4 +1,4 @@
-"""Retire a shadow generation that is not to become the live one; the one that is live is not touched."""
+"""Retire a shadow generation; the live generation is not touched."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ def run(
 
     name = load_spec(model, settings.models).name
     warehouse = Warehouse(spark_session(settings, f"retire {name}", short_command_conf()), settings.warehouse)
-    retired, now = promotion.retire(warehouse, name, generation)
-    which = f"generation {retired.generation} of version {retired.model_version}"
-    lines = [f"{which} is retired" if now else f"{which} was retired before: nothing was changed"]
-    if now:
+    retired, changed = promotion.retire(warehouse, name, generation)
+    name_and_version = f"generation {retired.generation} of version {retired.model_version}"
+    lines = [
+        f"{name_and_version} is retired"
+        if changed
+        else f"{name_and_version} was retired before: nothing was changed"
+    ]
+    if changed:
         lines.append(
             f"`kalman-pipeline maintain --model {name}` removes its checkpoint when it is old enough"
         )
@@ -45,7 +49,7 @@ def run(
             "model": name,
             "generation": retired.generation,
             "model_version": retired.model_version,
-            "retired": now,
+            "retired": changed,
         },
     )
 

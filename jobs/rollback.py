@@ -1,4 +1,4 @@
-"""Make an earlier version live again: from its own checkpoint, or with the newer version's state, carried back."""
+"""Make an earlier version live again: from its own checkpoint, or with the newer version's state, migrated back."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) 
     live, retired = promotion.roll_back(warehouse, spec.name, to)
     lines = [
         f"generation {live.generation} of version {live.model_version} is live again, at "
-        f"{describe(generations.position_of(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` takes it on "
-        f"from there"
+        f"{describe(generations.position_of(warehouse, live))}: `kalman-pipeline stream --model {spec.name}` "
+        f"resumes it from there"
     ]
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")
@@ -77,7 +77,7 @@ def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) 
 def _with_the_last_state(
     settings: Settings, warehouse: Warehouse, spec: ModelSpec, to: str | None, dry_run: bool
 ) -> Report:
-    from jobs.migration.apply import table_of
+    from jobs.migration.apply import change_table
     from jobs.upgrades.reverse_migration import reverse_migration
 
     with Progress(f"rollback {spec.name}", None, quiet=settings.quiet) as progress:
@@ -89,11 +89,11 @@ def _with_the_last_state(
         "change": done.change,
         "dry_run": done.dry,
     }
-    table = [f"  {line}" for line in table_of(done.change)] if done.change else []
+    table = [f"  {line}" for line in change_table(done.change)] if done.change else []
     if done.dry:
         first = f"the state of {live.generation} (version {live.model_version})"
-        found = [f"carried back before: snapshot {done.snapshot}"] if done.snapshot else table
-        return Report([first, *found, "dry run: nothing was written but the export"], data)
+        change = [f"migrated back before: snapshot {done.snapshot}"] if done.snapshot else table
+        return Report([first, *change, "dry run: nothing was written but the export"], data)
     if retired is None:
         return Report(
             [f"generation {live.generation} is of version {live.model_version}: nothing to do"], data
@@ -101,10 +101,10 @@ def _with_the_last_state(
     return Report(
         [
             f"generation {live.generation} of version {live.model_version} is live, from snapshot {done.snapshot} "
-            f"({describe(live.start_position)}): the state of {retired.generation}, carried back",
+            f"({describe(live.start_position)}): the state of {retired.generation}, migrated back",
             *table,
             f"{retired.generation} of version {retired.model_version} is retired",
-            f"go on with `kalman-pipeline stream --model {spec.name}`",
+            f"continue with `kalman-pipeline stream --model {spec.name}`",
         ],
         data,
     )

@@ -1,4 +1,4 @@
-"""Say where every model stands: what has landed, its snapshots, its generations, how far its stream has come."""
+"""Report the status of every model: landed rows, snapshots, generations, and the position and lag of its stream."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(
     warehouse = Warehouse(spark, settings.warehouse)
 
     def look() -> Report:
-        return _look(settings, warehouse, model, after)
+        return _report(settings, warehouse, model, after)
 
     return show_again(look, every, settings.json) if watch else look()
 
@@ -62,7 +62,7 @@ def _duration(text: str) -> float:
         raise UserError(f"--alarm-after {text}: give a duration such as 10m, 90s or 2h") from None
 
 
-def _look(settings: Settings, warehouse: Warehouse, model: str | None, after: float | None) -> Report:
+def _report(settings: Settings, warehouse: Warehouse, model: str | None, after: float | None) -> Report:
     from jobs.lineage import generations
     from jobs.snapshots import manifests as snapshot_manifests
 
@@ -94,7 +94,7 @@ def _spec_names(settings: Settings) -> list[str]:
     try:
         return [path.stem for path in spec_files(settings.models)]
     except UserError:
-        return []  # a warehouse can be looked at without the specs
+        return []  # a warehouse has a status without its specs too
 
 
 def _table(root: str, data: list[dict[str, Any]]) -> Any:
@@ -119,10 +119,10 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
     errors: list[str] = []
     for one in data:
         landed, last = one["measurements"], one["snapshots"][-1:]
-        shown = (
+        lineages = (
             [g for g in one["generations"] if g["status"] not in ENDED] or one["generations"][-1:] or [None]
         )
-        for lineage in shown:
+        for lineage in lineages:
             table.add_row(
                 one["model"],
                 f"{landed['rows']:,}" if landed["version"] is not None else "-",
@@ -130,7 +130,7 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
                 last[0]["snapshot"] if last else "-",
                 f"{last[0]['keys']:,}" if last else "-",
                 "-" if lineage is None else f"{lineage['generation']} ({lineage['status']})",
-                "-" if lineage is None else _place(lineage, landed["version"]),
+                "-" if lineage is None else _position(lineage, landed["version"]),
                 "-"
                 if lineage is None or lineage["rows_behind"] is None
                 else f"{lineage['rows_behind']:,} rows",
@@ -144,8 +144,8 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
     return Group(table, *([] if followed is None else [followed]), *errors)
 
 
-def _place(lineage: dict[str, Any], newest: int | None) -> str:
-    """Return how far a generation has come, and of how much where that is known."""
+def _position(lineage: dict[str, Any], newest: int | None) -> str:
+    """Return a generation's position, with the newest one where it is known."""
     if lineage["position"]["source"] == KAFKA:
         return describe(lineage["position"])
     return f"{lineage['version']} of {newest}"

@@ -1,7 +1,7 @@
-"""Upgrade a model's stream to another version: no row is lost, none counts twice, and it can be undone.
+"""Upgrade a model's stream to another version: no row is lost or counted twice, and a roll-back undoes it.
 
-Each step finds what an earlier, killed attempt has left, so running the command again converges to the same end.
-docs/upgrades.md says what each mode does and when to choose it.
+Each step finds what an earlier, killed attempt has left, so a retry converges to the same end. docs/upgrades.md says
+what each mode does and when to choose it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.state.kernel import load_checked_spec
-from jobs.upgrades.upgrading import BLUE_GREEN, MODES, REPARTITION, STATELESS, Upgrade
+from jobs.lineage import generations
+from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
+from jobs.upgrades.modes import MODES
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import need_measurements
 
@@ -63,22 +64,25 @@ def run(
     if mode not in MODES:
         raise UserError(f"--mode {mode}: choose one of {', '.join(MODES)}")
     if mode == STATELESS and not lose_state:
-        raise UserError("--mode stateless forgets every key's state: say --lose-state if that is meant")
+        raise UserError("--mode stateless discards every key's state: add --lose-state to confirm")
     if drain and mode == BLUE_GREEN:
         raise UserError(
-            "--drain stops the stream, and --mode blue-green lets it run on: leave one of them out"
+            "--drain stops the stream, and --mode blue-green keeps it running: leave one of them out"
         )
     if partitions is not None and mode != REPARTITION:
         raise UserError(
-            "--partitions is for --mode repartition: a new version takes stream.partitions of its spec"
+            "--partitions is for --mode repartition: a new version takes stream.partitions from its spec"
         )
     spec = load_checked_spec(model, settings.models)
     spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf(), spec.speaks_to_kafka)
     warehouse = Warehouse(spark, settings.warehouse)
     need_measurements(warehouse, spec.name)
     with Progress(f"upgrade {spec.name}", None, quiet=settings.quiet) as progress:
-        work = Upgrade(settings, warehouse, spec, mode, progress, partitions, drain)
-        lines, data = work.run(dry_run, promote)
+        live = generations.named(warehouse, spec.name)
+        context = UpgradeContext(
+            settings, warehouse, spec, live, progress, dry_run, promote, partitions, drain
+        )
+        lines, data = MODES[mode](context)
     if needed and not data.get("upgraded", True):
         raise UserError(lines[0], ALREADY_RUNNING)
     return Report(

@@ -1,4 +1,4 @@
-"""Carry the rows of a snapshot over to another version on Spark, and say what that does to the states."""
+"""Migrate the rows of a snapshot on Spark, and measure how the states change."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.encoding.arrow import lists, matrix
+from jobs.encoding.arrow import lists
 from jobs.migration.state_map import Migration
-from jobs.snapshots.state_rows import STATE_ROWS, map_of, typed_states
+from jobs.snapshots.state_rows import (
+    STATE_ROWS,
+    extras_columns,
+    extras_widths,
+    map_of,
+    state_arrays,
+    typed_states,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SHOWN_KEYS = 5
-"""How many keys that go wrong a message names."""
+"""How many keys with an invalid state a message names."""
 
 _CHANGE = (
     "keys bigint, wrong bigint, wrong_keys array<string>, "
@@ -25,29 +32,29 @@ _CHANGE = (
 )
 
 
-def apply_migration(rows: DataFrame, way: Migration) -> DataFrame:
-    """Carry the rows of a snapshot over: the same columns, with the new version's states."""
-
-    states = _prepared(rows, way).mapInArrow(_carrier(way), f"key string, {STATE_ROWS}")
+def apply_migration(rows: DataFrame, migration: Migration) -> DataFrame:
+    """Return the rows of a snapshot with the new version's states, in the same columns."""
+    states = _prepared(rows, migration).mapInArrow(_migrator(migration), f"key string, {STATE_ROWS}")
     return typed_states(states)
 
 
-def change_of(rows: DataFrame, way: Migration) -> dict[str, Any]:
-    """Return what the migration does to the states of a snapshot, without writing.
+def change_of(rows: DataFrame, migration: Migration) -> dict[str, Any]:
+    """Return how a migration changes the states of a snapshot, without writing.
 
-    keys, wrong and wrong_keys (some); states: for each new state its average mean and variance; the same for the old
-    ones; and, for a state kept under its name, how far its mean moves at most and in how many keys it moves.
+    keys, wrong and wrong_keys (some): all keys, and those whose state would be invalid; before and after: of each state
+    the average mean and variance over all keys, and of one that keeps its name also the largest change of its mean and
+    the number of keys in which it changes.
     """
-    old, new = way.source.states, way.target.states
-    parts = _prepared(rows, way).mapInArrow(_measurer(way), _CHANGE).collect()
+    old, new = migration.source.states, migration.target.states
+    parts = _prepared(rows, migration).mapInArrow(_measurer(migration), _CHANGE).collect()
     keys = sum(part["keys"] for part in parts)
     total = {
         name: np.sum([part[name] for part in parts], axis=0) if parts else np.zeros(2 * len(states))
         for name, states in (("old", old), ("new", new))
     }
-    kept = [np.array(part["kept"]).reshape(-1, 2) for part in parts]
     shared = [name for name in new if name in old]
-    both = np.array(kept).reshape(-1, len(shared), 2)
+    kept = [np.array(part["kept"]).reshape(-1, 2) for part in parts]
+    changes = np.array(kept).reshape(-1, len(shared), 2)
 
     def averages(names: tuple[str, ...], sums: Any) -> dict[str, dict[str, float]]:
         n = len(names)
@@ -58,8 +65,8 @@ def change_of(rows: DataFrame, way: Migration) -> dict[str, Any]:
 
     after = averages(new, total["new"])
     for i, name in enumerate(shared):
-        after[name]["largest_change"] = float(both[:, i, 0].max(initial=0.0))
-        after[name]["keys_changed"] = int(both[:, i, 1].sum())
+        after[name]["largest_change"] = float(changes[:, i, 0].max(initial=0.0))
+        after[name]["keys_changed"] = int(changes[:, i, 1].sum())
     return {
         "keys": keys,
         "wrong": sum(part["wrong"] for part in parts),
@@ -71,36 +78,20 @@ def change_of(rows: DataFrame, way: Migration) -> dict[str, Any]:
     }
 
 
-def _prepared(rows: DataFrame, way: Migration) -> DataFrame:
-    extras = [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(_widths(way))]
+def _prepared(rows: DataFrame, migration: Migration) -> DataFrame:
     columns = ("state_index", "log_likelihood", "mean", "covariance")
+    extras = extras_columns(extras_widths(migration.source))
     return rows.select("key", F.unix_micros("event_time").alias("event_time"), *columns, *extras)
 
 
-def _widths(way: Migration) -> dict[str, int]:
-    _, _, extras = way.source.snapshot(way.source.initial(1))
-    return {name: array.shape[0] for name, array in extras.items()}
+def _migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    n, widths = len(migration.source.states), extras_widths(migration.source)
 
-
-def _parts(batch: pa.RecordBatch, way: Migration) -> tuple[Any, Any, dict[str, Any]]:
-    n = len(way.source.states)
-    extras = {
-        name: matrix(batch.column(f"x{i}"), width, name)
-        for i, (name, width) in enumerate(_widths(way).items())
-    }
-    return (
-        matrix(batch.column("mean"), n, "mean"),
-        matrix(batch.column("covariance"), n * n, "covariance"),
-        extras,
-    )
-
-
-def _carrier(way: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def carry(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def migrate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            after = way.carry(*_parts(batch, way))
+            after = migration.apply(*state_arrays(batch, n, widths))
             yield pa.RecordBatch.from_arrays(
                 [
                     batch.column("key"),
@@ -114,19 +105,20 @@ def _carrier(way: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa
                 ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"],
             )
 
-    return carry
+    return migrate
 
 
-def _measurer(way: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    old, new = way.source.states, way.target.states
+def _measurer(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    old, new = migration.source.states, migration.target.states
     shared = [(old.index(name), new.index(name)) for name in new if name in old]
+    widths = extras_widths(migration.source)
 
     def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            mean, covariance, extras = _parts(batch, way)
-            after = way.carry(mean, covariance, extras)
+            mean, covariance, extras = state_arrays(batch, len(old), widths)
+            after = migration.apply(mean, covariance, extras)
             moves = [np.abs(after.mean[j] - mean[i]) for i, j in shared]
             kept = [number for move in moves for number in (float(move.max()), float(np.count_nonzero(move)))]
             wrong = np.flatnonzero(after.wrong)
@@ -149,8 +141,8 @@ def _sums(mean: Any, covariance: Any) -> list[float]:
     return [*mean.sum(axis=1).tolist(), *(float(covariance[i * n + i].sum()) for i in range(n))]
 
 
-def table_of(change: dict[str, Any]) -> list[str]:
-    """Return what a migration does as the lines of a table: a state a line."""
+def change_table(change: dict[str, Any]) -> list[str]:
+    """Return the result of `change_of` as the lines of a table, one line a state."""
     lines = [
         f"{'state':<20} {'mean before':>14} {'after':>14} {'variance before':>16} {'after':>14}  keys changed"
     ]
@@ -160,23 +152,23 @@ def table_of(change: dict[str, Any]) -> list[str]:
         cells = [f"{one['mean']:>14.6g}" if one else f"{'-':>14}" for one in (old, new)]
         cells += [f"{one['variance']:>{w}.6g}" if one else f"{'-':>{w}}" for one, w in ((old, 16), (new, 14))]
         if new is None:
-            said = "dropped"
+            changed = "dropped"
         elif old is None:
-            said = "new"
+            changed = "new"
         else:
-            said = f"{new['keys_changed']:,}" + (
+            changed = f"{new['keys_changed']:,}" + (
                 f", by {new['largest_change']:.6g} at most" if new["keys_changed"] else ""
             )
-        lines.append(f"{name:<20} {' '.join(cells)}  {said}")
+        lines.append(f"{name:<20} {' '.join(cells)}  {changed}")
     return lines
 
 
-def rekeyed_lines(change: dict[str, Any]) -> list[str]:
-    """Return what a migration does to the keys, as lines; none where they stay."""
-    found = change.get("rekeyed")
-    if not found:
+def rekeying_lines(change: dict[str, Any]) -> list[str]:
+    """Return how a migration changes the keys, as lines; none where the keys stay."""
+    rekeyed = change.get("rekeyed")
+    if not rekeyed:
         return []
-    lines = [f"  {change['keys']:,} keys become {found['keys']:,}"]
-    if found["merged"]:
-        lines.append(f"  {found['merged']:,} of them were merged into {found['into']:,}")
+    lines = [f"  {change['keys']:,} keys become {rekeyed['keys']:,}"]
+    if rekeyed["merged"]:
+        lines.append(f"  {rekeyed['merged']:,} of them were merged into {rekeyed['into']:,}")
     return lines

@@ -1,8 +1,9 @@
-"""Find the way of states back from a version of a model to an earlier one: its own, or the inverse of the way there.
+"""The path of states back from a version of a model to an earlier one.
 
-The way there by state names has an inverse where no state became several: what is kept, renamed or rescaled comes
-back, what was added is given up (marginalised), and what was given up begins as the earlier version's `initial` says.
-A linear map has one where it is square, not singular, and adds no noise. Everything else needs `migrate.reverse`.
+Each step back follows the later version's `migrate.reverse`, else the inverse of the step forward. A step forward by
+state names has an inverse unless one state became several: a state that was kept, renamed or rescaled is mapped back,
+one that was added is marginalised out, and one that was dropped starts from the earlier version's `initial`. A linear
+map has an inverse if it is square, not singular and adds no noise. Any other step needs `migrate.reverse`.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from jobs.specs.migration import Origin, StateMapSpec, Transform
 from jobs.specs.model_spec import ModelSpec
 
 SINGULAR = 1e6
-"""The condition number, of a matrix whose rows and columns are scaled to 1, from which on it counts as singular: of a
-covariance, in which it counts twice, no more than four digits would be left."""
+"""The condition number, of a matrix whose rows and columns are scaled to 1, from which on it counts as singular. It
+enters a covariance squared, so that at most four digits would remain."""
 
 
 def path_back(known: dict[int, ModelSpec], last: int, first: int) -> list[Step]:
-    """Return the migrations that lead from version `last` back to the earlier version `first`, in their order.
+    """Return the migrations that lead from version `last` back to the earlier version `first`, in order.
 
     Raises:
-        UserError: a version's spec is not known, or a step there has no inverse; it says why and what to write.
+        UserError: a version's spec is not known, or a step has no inverse; it says why and what to write.
     """
-    there = path_between(known, first, last)
-    return [Step(step.new, step.old, way_back(step)) for step in reversed(there)]
+    forward = path_between(known, first, last)
+    return [Step.reverse(step.new, step.old, reverse_rules(step)) for step in reversed(forward)]
 
 
-def way_back(step: Step) -> StateMapSpec:
-    """Return how the states of the newer version of a step become those of the older one again.
+def reverse_rules(step: Step) -> StateMapSpec:
+    """Return how the states of a step's newer version become those of its older one.
 
     Raises:
-        UserError: it is not said, and what the step does has no inverse.
+        UserError: the step has no inverse, and its spec no `migrate.reverse`.
     """
     old, new = step.old, step.new
     if old.key != new.key or step.keys is not None:
@@ -43,18 +44,17 @@ def way_back(step: Step) -> StateMapSpec:
         )
     rules = new.migrate
     if rules is None:
-        return _by_names(step)
+        return _inverse_by_names(step)
     if rules.reverse is not None:
         return rules.reverse
     if rules.function is not None:
-        raise _no_inverse(step, f"what migrate.function ({rules.function}) does cannot be turned round")
+        raise _no_inverse(step, f"migrate.function ({rules.function}) cannot be inverted")
     if rules.transform is not None:
-        return StateMapSpec(transform=_inverse(step, rules.transform))
-    return _by_names(step)
+        return StateMapSpec(transform=_inverse_transform(step, rules.transform))
+    return _inverse_by_names(step)
 
 
-def _by_names(step: Step) -> StateMapSpec:
-    """Return the inverse of a way by the names of states."""
+def _inverse_by_names(step: Step) -> StateMapSpec:
     old, new = step.old, step.new
     origins = {} if new.migrate is None else new.migrate.states
     became: dict[str, tuple[str, Origin]] = {}
@@ -66,40 +66,39 @@ def _by_names(step: Step) -> StateMapSpec:
         elif origin.from_ in became:
             both = f"{became[origin.from_][0]} and {name}"
             raise _no_inverse(
-                step, f"state {origin.from_} became {both}, and nothing says which of them it is now"
+                step, f"state {origin.from_} became {both}, and which of them maps back is open"
             )
         else:
             became[origin.from_] = name, origin
-    given_up = [name for name in old.states if name not in became]
-    if given_up and old.initial is None:
+    dropped = [name for name in old.states if name not in became]
+    if dropped and old.initial is None:
         raise _no_inverse(
             step,
-            f"state {given_up[0]} was given up, and version {old.version} has no `initial` to begin it with",
+            f"state {dropped[0]} was dropped, and version {old.version} has no `initial` to start it from",
         )
-    back: dict[str, Origin] = {name: Origin(initial=True) for name in given_up}
+    states: dict[str, Origin] = {name: Origin(initial=True) for name in dropped}
     for name, (newer, origin) in became.items():
         if (newer, origin.scale, origin.offset) != (name, 1.0, 0.0):
             scale, offset = 1.0 / origin.scale, -origin.offset / origin.scale
-            back[name] = Origin.model_validate({"from": newer, "scale": scale, "offset": offset})
-    return StateMapSpec(states=back, drop=added)
+            states[name] = Origin.model_validate({"from": newer, "scale": scale, "offset": offset})
+    return StateMapSpec(states=states, drop=added)
 
 
-def _inverse(step: Step, there: Transform) -> Transform:
-    """Return the inverse of a linear map."""
-    T, n = np.array(there.matrix, float), len(there.matrix)
+def _inverse_transform(step: Step, forward: Transform) -> Transform:
+    T, n = np.array(forward.matrix, float), len(forward.matrix)
     if T.shape != (n, n):
         raise _no_inverse(step, f"the matrix of migrate.transform has {n} rows and {T.shape[1]} columns")
-    if there.noise is not None and np.any(there.noise):
-        raise _no_inverse(step, "migrate.transform adds noise, which cannot be taken back")
+    if forward.noise is not None and np.any(forward.noise):
+        raise _no_inverse(step, "migrate.transform adds noise, which cannot be subtracted")
     if _condition(T) > SINGULAR:
         raise _no_inverse(step, "the matrix of migrate.transform is singular, or nearly so")
     inverse = np.linalg.inv(T)
-    offset = np.zeros(n) if there.offset is None else -inverse @ np.array(there.offset, float)
+    offset = np.zeros(n) if forward.offset is None else -inverse @ np.array(forward.offset, float)
     return Transform(matrix=inverse.tolist(), offset=offset.tolist())
 
 
 def _condition(T: np.ndarray) -> float:
-    """Return the condition number of a square matrix, but for the units of its rows and columns."""
+    """Return the condition number of a square matrix, whatever the units of its rows and columns."""
     largest = np.abs(T).max(axis=1, keepdims=True)
     if not largest.all():
         return np.inf
@@ -108,10 +107,10 @@ def _condition(T: np.ndarray) -> float:
     return float(np.linalg.cond(scaled / columns)) if columns.all() else np.inf
 
 
-def _no_inverse(step: Step, why: str) -> UserError:
+def _no_inverse(step: Step, reason: str) -> UserError:
     newer, older = step.new.version, step.old.version
     return UserError(
-        f"{step.new.name}: the way from version {older} to {newer} has no inverse: {why}. Say in the spec of version "
-        f"{newer}, under migrate.reverse (states, drop, transform or function), how its states become those of version "
-        f"{older}"
+        f"{step.new.name}: the way from version {older} to {newer} has no inverse: {reason}. Say in the spec of "
+        f"version {newer}, under migrate.reverse (states, drop, transform or function), how its states become those of "
+        f"version {older}"
     )

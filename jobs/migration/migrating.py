@@ -1,4 +1,4 @@
-"""Migrate a snapshot to another version of its model, step by step, and commit the result."""
+"""Migrate a snapshot to another version of its model, step by step, and commit the migrated snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import kalman
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.migration.apply import apply_migration, change_of
 from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
-from jobs.migration.state_map import kept_in_unit, migration, state_map_of
+from jobs.migration.state_map import build_migration, keeps_units, state_map_of
 from jobs.migration.versions import known_versions, path_between
 from jobs.snapshots.manifests import GOOD, all_of, find
 from jobs.snapshots.store import find_whole, verify, write
@@ -40,22 +40,22 @@ def migrate(
     spec: ModelSpec,
     target: int,
     dry_run: bool = False,
-    told: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
-    """Return the migrated snapshot (None if it is a dry run), what changed, and if it was made now.
+    """Return the migrated snapshot (None in a dry run), how the states change, and if the snapshot was written now.
 
     spec: the deployed one, beside whose file those of other versions are.
 
     Raises:
-        UserError: there is no way between the versions, or some keys would come out wrong.
+        UserError: no path leads to the version, or some keys would have an invalid state.
     """
-    known = known_versions(warehouse, spec)
-    # What the snapshot's states mean is what its own manifest says, not what a file of that version says today.
-    known[source.model_version] = source.model_spec(spec.folder)
+    # The states mean what the snapshot's own manifest says, not what the file of that version says today.
+    known = {**known_versions(warehouse, spec), source.model_version: source.model_spec(spec.folder)}
     steps = path_between(known, source.model_version, target)
     if not steps:
         raise UserError(f"snapshot {source.snapshot_id} is of version {target} already")
-    return migrate_along(warehouse, source, steps, parameters_after(steps, source.parameters), dry_run, told)
+    parameters = parameters_after(steps, source.parameters)
+    return migrate_along(warehouse, source, steps, parameters, dry_run, on_progress)
 
 
 def migrate_along(
@@ -64,49 +64,39 @@ def migrate_along(
     steps: list[Step],
     parameters: dict[str, Any],
     dry_run: bool = False,
-    told: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
-    """Do what `migrate` does along these steps, to a snapshot with these learned parameters.
+    """Migrate a snapshot along steps, to a model with these learned parameters, and return what `migrate` does.
 
     Raises:
-        UserError: a step cannot be made, or some keys would come out wrong.
+        UserError: a step cannot be made, or some keys would have an invalid state.
     """
-    way = migration(steps, source.parameters, parameters)
-    spec, target = steps[-1].new, steps[-1].new.version
+    migration = build_migration(steps, source.parameters, parameters)
+    spec, spark = steps[-1].new, warehouse.spark
     identity = snapshot_id(source, steps, parameters)
     found = find_whole(warehouse, identity)
     if found is not None:
         return found, {}, False
     _ship(warehouse, steps)
-    told("checking every key")
-    doing = f"migrate {spec.name}"
-    with labelled(warehouse.spark, doing, "check every key"):
+    activity = f"migrate {spec.name}"
+    on_progress("checking every key")
+    with labelled(spark, activity, "check every key"):
         rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
-        with codegen_for(warehouse.spark, source.key_count):
-            change = change_of(rows, way)
-    if change["wrong"]:
-        raise UserError(
-            f"{change['wrong']:,} of {change['keys']:,} keys (such as {', '.join(change['wrong_keys'])}) would come "
-            f"out not finite, not positive semidefinite, or with undetermined states for which version {target} has "
-            f"no room: nothing was written",
-            RUN_FAILED,
-        )
-    states = apply_migration(rows, way)
-    rekey = rekey_of(warehouse, steps, way.target)
+        with codegen_for(spark, source.key_count):
+            change = change_of(rows, migration)
+    _refuse_wrong_keys(change, spec.version)
+    states = apply_migration(rows, migration)
+    rekey = rekey_of(warehouse, steps, migration.target)
     if rekey is not None:
-        if source.waiting is not None and source.waiting["rows"]:
-            raise UserError(
-                f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and version "
-                f"{spec.version} gives keys other names: pretrain it instead"
-            )
-        held = held and held._replace(ids=None)  # they are known by their old keys alone
-        told("giving every state its new key")
-        with labelled(warehouse.spark, doing, "give every state its new key"):
+        _refuse_waiting_rows(source, f"version {spec.version} gives keys other names")
+        held = held and held._replace(ids=None)  # the remembered ids belong to the old keys
+        on_progress("giving every state its new key")
+        with labelled(spark, activity, "give every state its new key"):
             states, change["rekeyed"] = _rekeyed(states, rekey, spec)
     if dry_run:
         return None, change, False
-    told(f"writing {change['keys']:,} keys")
-    made = replace(
+    on_progress(f"writing {change['keys']:,} keys")
+    manifest = replace(
         source,
         snapshot_id=identity,
         model_version=spec.version,
@@ -117,82 +107,95 @@ def migrate_along(
         committed_at=None,
         waiting=None,
     )
-    with labelled(warehouse.spark, doing, "write the snapshot"):
-        return write(warehouse, made, states, held), change, True
+    with labelled(spark, activity, "write the snapshot"):
+        return write(warehouse, manifest, states, held), change, True
+
+
+def _refuse_wrong_keys(change: dict[str, Any], target: int) -> None:
+    if change["wrong"]:
+        raise UserError(
+            f"{change['wrong']:,} of {change['keys']:,} keys (such as {', '.join(change['wrong_keys'])}) would come "
+            f"out not finite, not positive semidefinite, or with undetermined states for which version {target} has "
+            f"no room: nothing was written",
+            RUN_FAILED,
+        )
+
+
+def _refuse_waiting_rows(source: Manifest, reason: str) -> None:
+    if source.waiting is not None and source.waiting["rows"]:
+        raise UserError(
+            f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and {reason}: "
+            f"pretrain it instead"
+        )
 
 
 def _ship(warehouse: Warehouse, steps: list[Step]) -> None:
-    """Give Spark's workers the functions of the versions that are passed, and those that carry states and keys over."""
+    """Send Spark's workers the functions of all versions on the path, and those that migrate states and keys."""
     for spec in {spec.version: spec for step in steps for spec in (step.old, step.new)}.values():
         ship(warehouse.spark, spec.definition())
     for step in steps:
-        named = [
+        names = [
             step.rules and step.rules.function,
             step.keys and step.keys.function,
             step.keys and step.keys.merge,
         ]
-        ship_named(warehouse.spark, [one for one in named if one and one != NEWEST], step.later.folder)
+        ship_named(
+            warehouse.spark, [name for name in names if name and name != NEWEST], step.rules_spec.folder
+        )
 
 
-def _rekeyed(states: DataFrame, way: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:
-    """Return states with their new keys, and how many keys that makes.
+def _rekeyed(states: DataFrame, rekey: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:
+    """Return states with their new keys, and how many keys there are then.
 
     Raises:
-        UserError: keys come out as one and nothing says what becomes of them, or a function returns what it should not.
+        UserError: keys collide without a merge rule, or a function returns invalid keys or states.
     """
     try:
-        renamed = rekeyed(states, way)
+        renamed = rekeyed(states, rekey)
         old, new, some = collisions(renamed)
-        if old and way.merge is None:
+        if old and rekey.merge is None:
             raise UserError(
                 f"version {spec.version} of {spec.name}: {old:,} keys come out as {new:,} (such as {'; '.join(some)}), "
                 f"and nothing says what becomes of their states: write migrate.keys.merge, newest or module:function. "
                 f"Nothing was written",
                 RUN_FAILED,
             )
-        joined = merged(renamed, way)
+        joined = merged(renamed, rekey)
         return joined, {"keys": joined.count(), "merged": old, "into": new}
     except PySparkException as error:
         raise UserError(f"{raised_in_python(error)}. Nothing was written", RUN_FAILED) from error
 
 
 def waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held | None:
-    """Return the rows that wait in a snapshot, as rows that wait for another version of its model.
+    """Return the rows that wait for the watermark in a snapshot, for another version of its model.
 
     Raises:
-        UserError: the other version could not take them.
+        UserError: the other version could not read them.
     """
     held = verified(warehouse, source)
     if held is None or source.waiting is None:
         return None
-    old = source.model_spec()
+    old, version = source.model_spec(), f"version {spec.version}"
     for field, before, now in (
         ("measurement", old.measurement, spec.measurement),
         ("control", old.control, spec.control),
         ("duplicates.id", old.id_columns, spec.id_columns),
     ):
-        if before != now and source.waiting["rows"]:
-            raise UserError(
-                f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and version "
-                f"{spec.version} reads other columns ({field}): pretrain it instead"
-            )
+        if before != now:
+            _refuse_waiting_rows(source, f"{version} reads other columns ({field})")
     if old.id_columns != spec.id_columns:
         held = held._replace(ids=None)
-    if not spec.order.waits and source.waiting["rows"]:
-        raise UserError(
-            f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and version "
-            f"{spec.version} has no order.kind: strict to take them: pretrain it instead"
-        )
+    if not spec.order.waits:
+        _refuse_waiting_rows(source, f"{version} has no order.kind: strict to take them")
     return held if spec.timed else None
 
 
 def parameters_after(steps: list[Step], learned: dict[str, Any]) -> dict[str, Any]:
-    """Return the learned parameters of the last version: those of the same name and shape are kept where it says so."""
+    """Return the learned parameters of the last version: where a step keeps them, those of the same name and shape."""
     for step in steps:
-        rules = step.new.migrate
-        policy = rules and rules.parameters
+        policy = step.new.migrate and step.new.migrate.parameters
         if policy is None:
-            policy = "keep" if kept_in_unit([state_map_of(step)]) else "spec"
+            policy = "keep" if keeps_units(state_map_of(step)) else "spec"
         learned = _kept(step.new, learned) if policy == "keep" else {}
     return learned
 
@@ -200,7 +203,7 @@ def parameters_after(steps: list[Step], learned: dict[str, Any]) -> dict[str, An
 def snapshot_id(source: Manifest, steps: list[Step], parameters: dict[str, Any]) -> str:
     """Return the id of the snapshot that these inputs give."""
     spec = steps[-1].new
-    # How to come back does not count on the way there.
+    # `reverse` has no effect on a step forward.
     rules = [step.rules and step.rules.model_dump(by_alias=True, exclude={"reverse"}) for step in steps]
     inputs = [source.snapshot_id, [step.new.fingerprint() for step in steps], rules, parameters]
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
@@ -208,7 +211,7 @@ def snapshot_id(source: Manifest, steps: list[Step], parameters: dict[str, Any])
 
 
 def _kept(spec: ModelSpec, learned: dict[str, Any]) -> dict[str, Any]:
-    """Return the learned parameters that a spec's model has too, in the same shape."""
+    """Return the learned parameters that the model of a spec has in the same shape."""
     kept: dict[str, Any] = {}
     for name, value in learned.items():
         try:
@@ -224,18 +227,23 @@ def _kept(spec: ModelSpec, learned: dict[str, Any]) -> dict[str, Any]:
 
 
 def source_snapshot(warehouse: Warehouse, model: str, snapshot: str | None, target: int) -> Manifest:
+    """Return the named snapshot, or the newest one of an earlier version that a stream could start from.
+
+    Raises:
+        UserError: there is none.
+    """
     if snapshot is not None:
         found = find(warehouse, snapshot)
         if found is None or found.model != model:
             raise UserError(f"model {model} has no snapshot {snapshot}")
         return found
-    fit = [
+    startable = [
         one
         for one in all_of(warehouse, model)
         if one.status == GOOD and one.cut is None and one.model_version < target
     ]
-    if not fit:
+    if not startable:
         raise UserError(
             f"model {model} has no snapshot of a version before {target} that a stream could start from"
         )
-    return max(fit, key=lambda one: (one.version, one.snapshots_version))
+    return max(startable, key=lambda one: (one.version, one.snapshots_version))

@@ -1,7 +1,6 @@
-"""Give the states of a snapshot other keys: by a function of the key columns, and a rule for keys that become one.
+"""Give the states of a snapshot other keys: by a function of the key columns, and a rule that merges colliding keys.
 
-Keys are never joined by accident: without a rule, old keys that come out as one new key are refused. All functions get
-all keys of a part at a time.
+Without a rule, old keys that collide in one new key are refused. The functions are called once for a partition's keys.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ if TYPE_CHECKING:
 
 NEWEST = "newest"
 PART_KEYS = 65_536
-"""Old keys that a merge function gets at a time, about."""
-SHOWN = 3
-WHOLE = ("tinyint", "smallint", "int", "bigint")
+"""About how many old keys a merge function gets per call."""
+SHOWN_COLLISIONS = 3
+WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
 
 
 class Rekey(NamedTuple):
     """How keys change. Picklable: it is sent to the executors.
 
-    old: how the old keys are known; names, whole: the new columns, and which the measurements table has as whole
-    numbers; merge: None, "newest", or a function; target: the new version's filter.
+    old: the kind of the old keys; names, whole: the new columns, and which of them are whole numbers in the
+    measurements table; merge: None, "newest", or a function; target: the new version's filter.
     """
 
     old: KeyKind
@@ -55,10 +54,10 @@ class Rekey(NamedTuple):
 
 
 def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rekey | None:
-    """Return how some migrations change the keys, None if they do not.
+    """Return how the steps change the keys, None if they do not.
 
     Raises:
-        UserError: more than one of them does, or a function is not there.
+        UserError: more than one step changes them, or a function is missing.
     """
     changing = [(step, step.keys) for step in steps if step.keys is not None]
     if not changing:
@@ -67,7 +66,7 @@ def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rek
         versions = " and ".join(str(step.new.version) for step, _ in changing)
         raise UserError(
             f"versions {versions} both change the keys: migrate to version {changing[0][0].new.version} first "
-            f"(kalman-pipeline migrate --to {changing[0][0].new.version}), and from that snapshot on"
+            f"(kalman-pipeline migrate --to {changing[0][0].new.version}), and then that snapshot"
         )
     ((step, rules),) = changing
     folder = step.new.folder
@@ -77,33 +76,38 @@ def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rek
     return Rekey(
         key_kind(step.old.key, schema),
         tuple(step.new.key),
-        tuple(types.get(name) in WHOLE for name in step.new.key),
+        tuple(types.get(name) in WHOLE_NUMBERS for name in step.new.key),
         function_named(rules.function, "migrate.keys.function", folder),
         merge if merge in (None, NEWEST) else function_named(merge, "migrate.keys.merge", folder),
         target,
     )
 
 
-def rekeyed(rows: DataFrame, way: Rekey) -> DataFrame:
-    """Return a snapshot's state rows with their new keys, the old ones as `old_key`; some may share a new key."""
-    old = [column.alias(f"k{i}") for i, column in enumerate(columns_of(way.old, F.col("key")))]
+def rekeyed(rows: DataFrame, rekey: Rekey) -> DataFrame:
+    """Return a snapshot's state rows with their new keys, and the old ones as `old_key`; new keys may collide."""
+    old = [column.alias(f"k{i}") for i, column in enumerate(columns_of(rekey.old, F.col("key")))]
     rest = [field for field in rows.schema.fields if field.name != "key"]
-    new = [StructField(f"n{i}", StringType()) for i in range(len(way.names))]
+    new = [StructField(f"n{i}", StringType()) for i in range(len(rekey.names))]
     schema = StructType([StructField("old_key", StringType()), *new, *rest])
-    named = rows.select("*", *old).mapInArrow(_mapper(way, [field.name for field in rest]), schema)
+    named = rows.select("*", *old).mapInArrow(_mapper(rekey, [field.name for field in rest]), schema)
     text = text_of(KeyKind(tuple(field.name for field in new), ("string",) * len(new), False))
     return named.select(text.alias("key"), "old_key", *(field.name for field in rest))
 
 
 def collisions(rows: DataFrame) -> tuple[int, int, list[str]]:
-    """Return how many old keys share a new one, how many new keys those are, and some of them in words."""
+    """Return the number of old keys that collide, of the new keys in which they do, and some of them as text."""
     shared = rows.groupBy("key").agg(
         F.count("*").alias("n"), F.sort_array(F.collect_list("old_key")).alias("old")
     )
     shared = shared.filter("n > 1")
     total = shared.agg(F.sum("n").alias("old"), F.count("*").alias("new")).first()
     assert total is not None
-    some = shared.orderBy("key").select("key", F.slice("old", 1, SHOWN).alias("old")).limit(SHOWN).collect()
+    some = (
+        shared.orderBy("key")
+        .select("key", F.slice("old", 1, SHOWN_COLLISIONS).alias("old"))
+        .limit(SHOWN_COLLISIONS)
+        .collect()
+    )
     return (
         int(total["old"] or 0),
         int(total["new"]),
@@ -111,49 +115,51 @@ def collisions(rows: DataFrame) -> tuple[int, int, list[str]]:
     )
 
 
-def merged(rows: DataFrame, way: Rekey) -> DataFrame:
-    """Return state rows of which each new key has one, by the rule for keys that become one.
+def merged(rows: DataFrame, rekey: Rekey) -> DataFrame:
+    """Return one state row for each new key, by the merge rule.
 
-    Raises, when it runs:
-        UserError: the merge function does not return what it should.
+    Raises:
+        UserError: when the rows are computed: the merge function returns invalid states.
     """
     columns = [name for name in rows.columns if name != "old_key"]
-    if way.merge is None:
+    if rekey.merge is None:
         return rows.select(*columns)
-    if way.merge == NEWEST:
+    if rekey.merge == NEWEST:
         order = Window.partitionBy("key").orderBy(F.desc("event_time"), F.desc("state_index"), "old_key")
         return rows.withColumn("place", F.row_number().over(order)).filter("place = 1").select(*columns)
     counted = rows.withColumn("shares", F.count("*").over(Window.partitionBy("key")))
-    alone = counted.filter("shares = 1").select(*columns)
+    unique = counted.filter("shares = 1").select(*columns)
     parts = max(1, rows.count() // PART_KEYS)
     part = F.pmod(F.xxhash64("key"), F.lit(parts))
-    several = counted.filter("shares > 1").drop("shares").withColumn("part", part)
-    return alone.unionByName(several.groupBy("part").applyInArrow(_merger(way), alone.schema))
+    colliding = counted.filter("shares > 1").drop("shares").withColumn("part", part)
+    return unique.unionByName(colliding.groupBy("part").applyInArrow(_merger(rekey), unique.schema))
 
 
-def new_keys(way: Rekey, old: pd.DataFrame) -> list[list[str]]:
-    """Return the texts of the new key columns for a table of the old ones.
+def new_keys(rekey: Rekey, old: pd.DataFrame) -> list[list[str]]:
+    """Return the new key columns, as text, for a table of the old ones.
 
     Raises:
         UserError: the function does not return a whole number or a text for each key and column.
     """
-    what = f"migrate.keys.function: {way.function.name}"
-    found = way.function(old)
-    if not isinstance(found, pd.DataFrame) or list(found.columns) != list(way.names):
+    field = f"migrate.keys.function: {rekey.function.name}"
+    found = rekey.function(old)
+    if not isinstance(found, pd.DataFrame) or list(found.columns) != list(rekey.names):
         given = list(found.columns) if isinstance(found, pd.DataFrame) else type(found).__name__
-        raise UserError(f"{what} returned {given}, not a pandas table of the columns {', '.join(way.names)}")
+        raise UserError(
+            f"{field} returned {given}, not a pandas table of the columns {', '.join(rekey.names)}"
+        )
     if len(found) != len(old):
         raise UserError(
-            f"{what} returned {len(found)} rows for {len(old)} keys: it has to give each key one new key"
+            f"{field} returned {len(found)} rows for {len(old)} keys: it has to give each key one new key"
         )
     return [
-        _texts(cast(pd.Series, found[name]), whole, f"{what}: {name}")
-        for name, whole in zip(way.names, way.whole, strict=True)
+        _texts(cast(pd.Series, found[name]), whole, f"{field}: {name}")
+        for name, whole in zip(rekey.names, rekey.whole, strict=True)
     ]
 
 
 def merge_states(
-    way: Rekey,
+    rekey: Rekey,
     group: NDArray[np.int64],
     event_time: NDArray[np.int64],
     mean: NDArray[np.float64],
@@ -162,66 +168,66 @@ def merge_states(
     """Return the mean (n, G) and covariance (n*n, G) that the merge function makes of the K states of G keys.
 
     Args:
-        way: with a merge function.
+        rekey: with a merge function.
         group: (K,) number of each state's new key, 0 to G-1, in order.
         event_time: (K,) microseconds.
         mean: (n, K).
         covariance: (n*n, K).
 
     Raises:
-        UserError: it returns something of another shape, or states that cannot be.
+        UserError: it returns other shapes, or invalid states.
     """
-    assert isinstance(way.merge, Named)
+    assert isinstance(rekey.merge, Named)
     n, groups = mean.shape[0], int(group[-1]) + 1
-    what = f"migrate.keys.merge: {way.merge.name}"
-    given = way.merge(group, event_time, mean, covariance)
+    field = f"migrate.keys.merge: {rekey.merge.name}"
+    returned = rekey.merge(group, event_time, mean, covariance)
     try:
-        new_mean, new_covariance = (np.asarray(part, np.float64) for part in given)
+        new_mean, new_covariance = (np.asarray(part, np.float64) for part in returned)
     except (TypeError, ValueError):
-        raise UserError(f"{what} did not return a mean and a covariance") from None
+        raise UserError(f"{field} did not return a mean and a covariance") from None
     if new_mean.shape != (n, groups) or new_covariance.shape != (n * n, groups):
         raise UserError(
-            f"{what} returned mean {new_mean.shape} and covariance {new_covariance.shape}, not {(n, groups)} and "
+            f"{field} returned mean {new_mean.shape} and covariance {new_covariance.shape}, not {(n, groups)} and "
             f"{(n * n, groups)}"
         )
     wrong = wrong_states(new_mean, new_covariance)
     if wrong.any():
         raise UserError(
-            f"{what} made {int(wrong.sum())} states of {groups} that are not finite, not symmetric or not positive "
+            f"{field} made {int(wrong.sum())} states of {groups} that are not finite, not symmetric or not positive "
             f"semidefinite"
         )
     return new_mean, new_covariance
 
 
-def _texts(column: pd.Series, whole: bool, what: str) -> list[str]:
+def _texts(column: pd.Series, whole: bool, field: str) -> list[str]:
     if column.isna().any():
-        raise UserError(f"{what} has no value for {int(column.isna().sum())} of {len(column)} keys")
+        raise UserError(f"{field} has no value for {int(column.isna().sum())} of {len(column)} keys")
     if pd.api.types.is_integer_dtype(column.dtype):
         return [str(value) for value in column.tolist()]
     values = column.tolist()
     if not all(isinstance(value, str) for value in values):
-        raise UserError(f"{what} is {column.dtype}: give whole numbers or texts")
+        raise UserError(f"{field} is {column.dtype}: give whole numbers or texts")
     if whole:
         try:
             return [str(int(value)) for value in values]
         except ValueError as error:
             raise UserError(
-                f"{what} is to be a whole number, as in the measurements table: {error}"
+                f"{field} is to be a whole number, as in the measurements table: {error}"
             ) from None
     return values
 
 
-def _mapper(way: Rekey, rest: list[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    names = [f"n{i}" for i in range(len(way.names))]
+def _mapper(rekey: Rekey, rest: list[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    names = [f"n{i}" for i in range(len(rekey.names))]
 
     def rename(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
             old = pd.DataFrame(
-                {name: batch.column(f"k{i}").to_pandas() for i, name in enumerate(way.old.columns)}
+                {name: batch.column(f"k{i}").to_pandas() for i, name in enumerate(rekey.old.columns)}
             )
-            texts = [pa.array(column, pa.string()) for column in new_keys(way, old)]
+            texts = [pa.array(column, pa.string()) for column in new_keys(rekey, old)]
             yield pa.RecordBatch.from_arrays(
                 [batch.column("key"), *texts, *(batch.column(name) for name in rest)],
                 ["old_key", *names, *rest],
@@ -230,7 +236,7 @@ def _mapper(way: Rekey, rest: list[str]) -> Callable[[Iterator[pa.RecordBatch]],
     return rename
 
 
-def _merger(way: Rekey) -> Callable[[pa.Table], pa.Table]:
+def _merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
     def merge(table: pa.Table) -> pa.Table:
         needed = table.select([name for name in table.column_names if name not in ("extras", "part")])
         by = [(name, "ascending") for name in ("key", "event_time", "old_key")]
@@ -241,22 +247,20 @@ def _merger(way: Rekey) -> Callable[[pa.Table], pa.Table]:
         code = keys.dictionary_encode().indices.to_numpy()
         starts[1:] = code[1:] != code[:-1]
         first = np.flatnonzero(starts)
-        n = len(way.target.states)
+        n = len(rekey.target.states)
         times = part.column("event_time")
         time = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64()).to_numpy()
         mean, covariance = (
             matrix(part.column("mean"), n, "mean"),
             matrix(part.column("covariance"), n * n, "covariance"),
         )
-        new = merge_states(way, np.cumsum(starts) - 1, time, mean, covariance)
-        mean, covariance, extras = way.target.snapshot(way.target.from_moments(*new))
+        new = merge_states(rekey, np.cumsum(starts) - 1, time, mean, covariance)
+        mean, covariance, extras = rekey.target.snapshot(rekey.target.from_moments(*new))
         count, likelihood = (part.column(name).to_numpy() for name in ("state_index", "log_likelihood"))
         columns = {
             "key": keys.take(pa.array(first)),
             "state_index": pa.array(np.add.reduceat(count, first)),
-            "event_time": times.take(
-                pa.array(np.append(first[1:], len(keys)) - 1)
-            ),  # the newest, as they are ordered
+            "event_time": times.take(pa.array(np.append(first[1:], len(keys)) - 1)),  # the last is the newest
             "mean": lists(mean),
             "covariance": lists(covariance),
             "log_likelihood": pa.array(np.add.reduceat(likelihood, first)),

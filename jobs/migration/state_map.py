@@ -1,4 +1,4 @@
-"""Carry the states of one version of a model over to another: what becomes of each state, and of a batch of keys."""
+"""The map from the states of one version of a model to those of another, by spec, and applied to K keys at a time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.errors import UserError
 from jobs.migration.versions import Step
+from jobs.specs.migration import Origin, Transform
 from kalman.filters.affine import Affine, moved
 from kalman.filters.rounded import stored_as, unrounded
 from kalman.filters.state_layout import places
@@ -25,10 +26,10 @@ SYMMETRY = 1e-9
 
 
 class StateMap(NamedTuple):
-    """One migration on the way: a linear map, or a function of moments; `diffuse`: states not known at all."""
+    """One step's map of states to `states`: affine, or a function of moments; `diffuse`: undetermined new states."""
 
-    new: tuple[str, ...]
-    to: Affine | None
+    states: tuple[str, ...]
+    affine: Affine | None
     function: Named | None
     diffuse: tuple[int, ...]
 
@@ -41,8 +42,8 @@ class Moments(NamedTuple):
     A: Floats | None
 
 
-class Carried(NamedTuple):
-    """What became of K keys: the parts of a snapshot, and (K,) bool which keys came out wrong."""
+class MigratedStates(NamedTuple):
+    """The migrated states of K keys as the parts of a snapshot, and (K,) bool: the keys whose state is invalid."""
 
     mean: Floats
     covariance: Floats
@@ -52,55 +53,60 @@ class Carried(NamedTuple):
 
 @dataclass(frozen=True)
 class Migration:
-    """The way of states from one version's filter to another's. Picklable: it is sent to the executors."""
+    """The maps from the states of one version's filter to those of another's. Picklable: it is sent to the executors.
 
-    legs: tuple[StateMap, ...]
+    keeps_key_parameters: whether parameters that each key has learned for itself stay valid.
+    """
+
+    state_maps: tuple[StateMap, ...]
     source: Filter
     target: Filter
-    own: bool = False
-    """Whether parameters that keys have for themselves are still those of the model."""
+    keeps_key_parameters: bool = False
 
     @property
-    def same(self) -> bool:
-        """Tell if a state stays what it is, to the last bit, whatever else its fields hold."""
-        plain = all(leg.to is not None and leg.to.identity and not leg.diffuse for leg in self.legs)
+    def is_identity(self) -> bool:
+        """Tell if every state stays the same to the last bit, with all its fields."""
+        identity = all(
+            one.affine is not None and one.affine.identity and not one.diffuse for one in self.state_maps
+        )
         return (
-            plain
+            identity
             and type(unrounded(self.source)) is type(unrounded(self.target))
             and stored_as(self.source) == stored_as(self.target)
             and dict(self.source.fields) == dict(self.target.fields)
         )
 
-    def carry(self, mean: Floats, covariance: Floats, extras: Mapping[str, Floats]) -> Carried:
-        """Return the states of K keys as the target keeps them.
+    def apply(self, mean: Floats, covariance: Floats, extras: Mapping[str, Floats]) -> MigratedStates:
+        """Return the states of K keys in the target's fields.
 
         Args:
             mean: (n, K).
             covariance: (n*n, K), row by row.
             extras: the other fields, each (d, K).
         """
-        if self.same:
+        if self.is_identity:
             if more_than_moments(self.target) is None:
                 wrong = wrong_states(mean, covariance)
-            else:  # what it says of mean and covariance may be infinite or nothing
+            else:  # its mean and covariance may be infinite or NaN, its state may not
                 state = self.target.restore(mean, covariance, extras)
                 wrong = np.asarray(~np.isfinite(state).all(axis=0))
-            return Carried(mean, covariance, dict(extras), wrong)
+            return MigratedStates(mean, covariance, dict(extras), wrong)
         n, keys = mean.shape
         A = extras["diffuse"].reshape(n, -1, keys) if "diffuse" in extras else None
-        at = Moments(mean, covariance, A)
-        for leg in self.legs:
-            at = _through(leg, at, extras)
-        state = self.target.from_moments(at.mean, at.covariance)
-        if self.own and "parameters" in extras:
+        moments = Moments(mean, covariance, A)
+        for state_map in self.state_maps:
+            moments = _mapped(state_map, moments, extras)
+        state = self.target.from_moments(moments.mean, moments.covariance)
+        if self.keeps_key_parameters and "parameters" in extras:
             state = self.target.with_parameters(state, extras["parameters"])
-        lost = _put_diffuse(self.target, state, at.A)
+        no_room = _put_diffuse(self.target, state, moments.A)
         new_mean, new_covariance, new_extras = self.target.snapshot(state)
-        return Carried(new_mean, new_covariance, new_extras, lost | wrong_states(new_mean, new_covariance))
+        wrong = no_room | wrong_states(new_mean, new_covariance)
+        return MigratedStates(new_mean, new_covariance, new_extras, wrong)
 
 
-def migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[str, Any]) -> Migration:
-    """Return the migration that some steps make, between filters with these learned parameters.
+def build_migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[str, Any]) -> Migration:
+    """Return the migration along steps, between filters with these learned parameters.
 
     Raises:
         UserError: a step cannot be made; it says why and what to write.
@@ -110,23 +116,23 @@ def migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[str, A
     first, last = steps[0].old, steps[-1].new
     source, target = kalman.build(first.definition(), old), kalman.build(last.definition(), new)
     field = source.fields.get("parameters")
-    own = (
+    keeps_key_parameters = (
         bool(old)
         and dict(old) == dict(new)
         and field is not None
         and field == target.fields.get("parameters")
     )
-    made = Migration(tuple(state_map_of(step) for step in steps), source, target, own)
-    if not made.same:
+    migration = Migration(tuple(state_map_of(step) for step in steps), source, target, keeps_key_parameters)
+    if not migration.is_identity:
         for spec, model in ((first, source), (last, target)):
             reason = more_than_moments(model)
             if reason is not None:
                 raise UserError(
                     f"{last.name} cannot be migrated from version {first.version} to {last.version}: of version "
-                    f"{spec.version} ({spec.filter}) {reason.problem}, and what they know is carried over by mean and "
-                    f"covariance. Pretrain version {last.version} from history instead (upgrade --mode retrain)"
+                    f"{spec.version} ({spec.filter}) {reason.problem}, and a migration passes on mean and covariance "
+                    f"alone. Pretrain version {last.version} from history instead (upgrade --mode retrain)"
                 )
-    return made
+    return migration
 
 
 def more_than_moments(model: Filter) -> kalman.ModelError | None:
@@ -140,84 +146,89 @@ def more_than_moments(model: Filter) -> kalman.ModelError | None:
 
 
 def state_map_of(step: Step) -> StateMap:
-    """Return what a step does to the states.
+    """Return the map of states that a step makes.
 
     Raises:
-        UserError: a state's origin is not said, or keys or time have changed.
+        UserError: a state has no origin, an old state is neither mapped nor dropped, or the keys have changed.
     """
-    old, new = step.old, step.new
     _refuse_other_keys(step)
-    rules, section = step.rules, step.section
-    where = f"version {step.later.version} of {new.name}"
-    before, after = tuple(old.states), tuple(new.states)
+    rules, states = step.rules, tuple(step.new.states)
     if rules is not None and rules.function is not None:
-        found = function_named(rules.function, f"{section}.function", step.later.folder)
-        return StateMap(after, None, found, ())
+        function = function_named(rules.function, f"{step.section}.function", step.rules_spec.folder)
+        return StateMap(states, None, function, ())
     if rules is not None and rules.transform is not None:
-        return StateMap(after, _transform(step), None, ())
-    origins = {} if rules is None else rules.states
+        return StateMap(states, _transform(step, rules.transform), None, ())
+    return _map_by_names(step)
+
+
+def _map_by_names(step: Step) -> StateMap:
+    """Return the map of states that are kept, renamed, rescaled, dropped or added."""
+    old, new, where, section = step.old, step.new, step.where, step.section
+    before, after = tuple(old.states), tuple(new.states)
+    origins = {} if step.rules is None else step.rules.states
     unknown = [name for name in origins if name not in after]
     if unknown:
         raise UserError(f"{where}: {section}.states.{unknown[0]} is no state of version {new.version}")
     n = len(after)
-    T = np.zeros((n, len(before)))
-    b, N = np.zeros(n), np.zeros((n, n))
+    T, b, N = np.zeros((n, len(before))), np.zeros(n), np.zeros((n, n))
     diffuse: list[int] = []
-    taken: list[str] = []
+    mapped: list[str] = []
     for i, name in enumerate(after):
-        origin = origins.get(name)
-        if origin is None and name not in before:
+        if name not in origins and name not in before:
             raise UserError(
                 f"{where}: state {name} is new, and {section}.states does not say what it begins with: write "
                 f"{name}: {{initial: true}}, {{mean: ..., variance: ...}} or {{from: OLD_STATE}}"
             )
-        if origin is None or origin.from_ is not None:
-            source = name if origin is None or origin.from_ is None else origin.from_
-            if source not in before:
+        origin = origins.get(name) or Origin.model_validate({"from": name})
+        if origin.from_ is not None:
+            if origin.from_ not in before:
                 raise UserError(
-                    f"{where}: {section}.states.{name}.from: version {old.version} has no state {source} "
+                    f"{where}: {section}.states.{name}.from: version {old.version} has no state {origin.from_} "
                     f"(it has {', '.join(before)})"
                 )
-            T[i, before.index(source)] = 1.0 if origin is None else origin.scale
-            b[i] = 0.0 if origin is None else origin.offset
-            taken.append(source)
+            T[i, before.index(origin.from_)], b[i] = origin.scale, origin.offset
+            mapped.append(origin.from_)
         elif origin.initial:
-            diffuse += _begin_as_initial(
-                step, i, b, N, [j for j, other in enumerate(after) if _initial(origins, other)]
-            )
+            together = [j for j, other in enumerate(after) if other in origins and origins[other].initial]
+            diffuse += _put_initial(step, i, b, N, together)
         else:
             b[i], N[i, i] = float(origin.mean or 0.0), float(origin.variance or 0.0)
             for other, value in origin.covariance.items():
                 if other not in after or other in before and other not in origins:
                     raise UserError(f"{where}: {section}.states.{name}.covariance.{other} is no new state")
                 N[i, after.index(other)] = N[after.index(other), i] = value
-    dropped = [] if rules is None else rules.drop
-    for name in before:
-        if name not in taken and name not in dropped:
-            raise UserError(
-                f"{where}: state {name} of version {old.version} goes nowhere: name it in {section}.drop if it is to "
-                f"be given up, or say under {section}.states what it becomes"
-            )
-    wrong = [name for name in dropped if name in taken or name not in before]
-    if wrong:
-        raise UserError(
-            f"{where}: {section}.drop: {wrong[0]} is kept, or is no state of version {old.version}"
-        )
+    _check_dropped(step, mapped)
     if np.linalg.eigvalsh(N).min() < -SYMMETRY * max(1.0, float(np.abs(N).max())):
         raise UserError(f"{where}: the new states' variances and covariances are not positive semidefinite")
     return StateMap(after, _affine(T, b, N), None, tuple(diffuse))
 
 
-def kept_in_unit(legs: Sequence[StateMap]) -> bool:
-    """Tell if every state that is carried over keeps its unit, so that parameters keep their meaning."""
-    rows = [row for leg in legs if leg.to is not None for row in leg.to.T]
-    return all(leg.to is not None for leg in legs) and all(
-        value in (0.0, 1.0) for row in rows for value in row
+def _check_dropped(step: Step, mapped: Sequence[str]) -> None:
+    """Refuse an old state that is neither mapped nor dropped, or both."""
+    old, where, section = step.old, step.where, step.section
+    dropped = [] if step.rules is None else step.rules.drop
+    for name in old.states:
+        if name not in mapped and name not in dropped:
+            raise UserError(
+                f"{where}: state {name} of version {old.version} goes nowhere: name it in {section}.drop if it is to "
+                f"be given up, or say under {section}.states what it becomes"
+            )
+    wrong = [name for name in dropped if name in mapped or name not in old.states]
+    if wrong:
+        raise UserError(
+            f"{where}: {section}.drop: {wrong[0]} is kept, or is no state of version {old.version}"
+        )
+
+
+def keeps_units(state_map: StateMap) -> bool:
+    """Tell if every mapped state keeps its unit, so that parameters keep their meaning."""
+    return state_map.affine is not None and all(
+        value in (0.0, 1.0) for row in state_map.affine.T for value in row
     )
 
 
 def function_named(name: str, field: str, folder: str | None = None) -> Named:
-    """Return the function `module:function` of a field; `folder` is one more place to look for the module.
+    """Return the function `module:function` of a field; `folder` is searched for the module too.
 
     Raises:
         UserError: there is no such function.
@@ -229,24 +240,26 @@ def function_named(name: str, field: str, folder: str | None = None) -> Named:
     return Named(name, folder)
 
 
-def _through(leg: StateMap, at: Moments, extras: Mapping[str, Floats]) -> Moments:
-    keys = at.mean.shape[1]
-    if leg.to is None:
-        assert leg.function is not None
-        mean, covariance = (np.asarray(a, float) for a in leg.function(at.mean, at.covariance, extras))
-        n = len(leg.new)
+def _mapped(state_map: StateMap, moments: Moments, extras: Mapping[str, Floats]) -> Moments:
+    keys = moments.mean.shape[1]
+    if state_map.affine is None:
+        assert state_map.function is not None
+        mean, covariance = (
+            np.asarray(a, float) for a in state_map.function(moments.mean, moments.covariance, extras)
+        )
+        n = len(state_map.states)
         if mean.shape != (n, keys) or covariance.shape != (n * n, keys):
             raise UserError(
-                f"the migration's function {leg.function.name} returned mean {mean.shape} and covariance "
+                f"the migration's function {state_map.function.name} returned mean {mean.shape} and covariance "
                 f"{covariance.shape}, not {(n, keys)} and {(n * n, keys)}"
             )
         return Moments(mean, covariance, None)
-    mean, covariance = moved(at.mean, at.covariance, leg.to)
-    T = np.array(leg.to.T)
+    mean, covariance = moved(moments.mean, moments.covariance, state_map.affine)
+    T, A = np.array(state_map.affine.T), moments.A
     parts = []
-    if at.A is not None:
-        parts.append(np.array([[T[i] @ at.A[:, j] for j in range(at.A.shape[1])] for i in range(len(T))]))
-    for i in leg.diffuse:
+    if A is not None:
+        parts.append(np.array([[T[i] @ A[:, j] for j in range(A.shape[1])] for i in range(len(T))]))
+    for i in state_map.diffuse:
         column = np.zeros((len(T), 1, keys))
         column[i] = 1.0
         parts.append(column)
@@ -254,13 +267,13 @@ def _through(leg: StateMap, at: Moments, extras: Mapping[str, Floats]) -> Moment
 
 
 def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.bool_]:
-    """Write the undetermined directions into states, in place; return the keys that have more than fit."""
+    """Write the undetermined directions into states, in place; return the keys with more directions than fit."""
     keys = state.shape[1]
     if A is None or not A.any():
         return np.zeros(keys, bool)
     n = A.shape[0]
     width = target.fields.get("diffuse", (0,))[0] // n
-    used = np.flatnonzero(A.any(axis=(0, 2)))  # a column that no key uses takes no room
+    used = np.flatnonzero(A.any(axis=(0, 2)))  # a column that no key uses needs no room
     if len(used) <= width:
         at = places(target.fields)["diffuse"]
         full = np.zeros((n, width, keys))
@@ -271,7 +284,7 @@ def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.
 
 
 def wrong_states(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
-    """Return which keys are not finite, not symmetric or not positive semidefinite."""
+    """Return the keys (K,) whose state is not finite, not symmetric or not positive semidefinite."""
     n, keys = mean.shape
     P = covariance.reshape(n, n, keys)
     finite = np.isfinite(mean).all(axis=0) & np.isfinite(P).all(axis=(0, 1))
@@ -279,7 +292,7 @@ def wrong_states(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
     skew = np.abs(P - P.transpose(1, 0, 2)).max(axis=(0, 1))
     bad = ~finite | (skew > SYMMETRY * scale)
     good = np.flatnonzero(~bad)
-    # Scaled to unit variances, so that states of very different units are judged alike.
+    # Scaled to unit variances, so that states of very different units are treated alike.
     part = np.moveaxis(P[:, :, good], 2, 0)
     spread = np.sqrt(np.maximum(np.einsum("kii->ki", part), 0.0))
     unit = np.where(spread > 0, spread, 1.0)
@@ -300,18 +313,16 @@ def _affine(T: Floats, b: Floats, N: Floats) -> Affine:
     )
 
 
-def _transform(step: Step) -> Affine:
-    rules = step.rules
-    assert rules is not None and rules.transform is not None
-    where = f"version {step.later.version} of {step.new.name}: {step.section}.transform"
+def _transform(step: Step, transform: Transform) -> Affine:
+    where = f"{step.where}: {step.section}.transform"
     n, m = len(step.new.states), len(step.old.states)
-    T = rules.transform.matrix
+    T = transform.matrix
     if len(T) != n or any(len(row) != m for row in T):
         raise UserError(f"{where}.matrix: {n} rows (the new states) of {m} numbers (the old ones) are needed")
-    b = rules.transform.offset or [0.0] * n
+    b = transform.offset or [0.0] * n
     if len(b) != n:
         raise UserError(f"{where}.offset: {n} numbers are needed")
-    N = np.array(rules.transform.noise or np.zeros((n, n)), float)
+    N = np.array(transform.noise or np.zeros((n, n)), float)
     if (
         N.shape != (n, n)
         or not np.allclose(N, N.T)
@@ -321,17 +332,15 @@ def _transform(step: Step) -> Affine:
     return _affine(np.array(T, float), np.array(b, float), N)
 
 
-def _initial(origins: Mapping[str, Any], name: str) -> bool:
-    return name in origins and origins[name].initial
+def _put_initial(step: Step, i: int, b: Floats, N: Floats, together: Sequence[int]) -> list[int]:
+    """Write new state i's mean, and its covariances with `together`, from the spec's `initial`, in place.
 
-
-def _begin_as_initial(step: Step, i: int, b: Floats, N: Floats, together: Sequence[int]) -> list[int]:
-    """Fill in a new state's mean and covariances from the spec's initial distribution; return it if it is diffuse."""
+    Returns [i] if the state is diffuse, else [].
+    """
     new, initial = step.new, step.new.initial
     if initial is None:
         raise UserError(
-            f"version {step.later.version} of {new.name}: {step.section}.states.{new.states[i]}: the spec of "
-            f"version {new.version} has no `initial`"
+            f"{step.where}: {step.section}.states.{new.states[i]}: the spec of version {new.version} has no `initial`"
         )
     diffuse = initial.diffuse
     if diffuse is True or (isinstance(diffuse, list) and diffuse[i]):

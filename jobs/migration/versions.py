@@ -1,7 +1,7 @@
-"""Find the specs of a model's versions, and the way from one version to another.
+"""The specs of a model's versions, and the path of migrations from one version to another.
 
-A version's spec is the model's file itself, a file `versions/<model>.v<version>.yaml` beside it, or what the manifest
-of any snapshot of that version keeps.
+A version's spec is the model's file itself, a file `versions/<model>.v<version>.yaml` beside it, or the spec in the
+manifest of any snapshot of that version.
 """
 
 from __future__ import annotations
@@ -10,45 +10,52 @@ from typing import NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.snapshots.manifests import all_of
-from jobs.specs.migration import Rekeying, StateMapSpec
+from jobs.specs.migration import Migrate, Rekeying, StateMapSpec
 from jobs.specs.model_spec import EARLIER, ModelSpec
 from jobs.state.kernel import load_checked_spec
 from jobs.warehouse.delta import Warehouse
 
 
 class Step(NamedTuple):
-    """One migration: from the old spec to the new; `back`: how, where that is the earlier version again."""
+    """One migration of states, from version `old` to version `new`, forward or in reverse.
+
+    rules: how the states change; None: all of them keep their names. rules_spec, section: the spec that contains the
+    rules, which in both directions is the later version's, and their section in it. `forward` and `reverse` make steps.
+    """
 
     old: ModelSpec
     new: ModelSpec
-    back: StateMapSpec | None = None
+    rules: StateMapSpec | None
+    rules_spec: ModelSpec
+    section: str
+
+    @classmethod
+    def forward(cls, old: ModelSpec, new: ModelSpec) -> Step:
+        """Return the step to a later version, whose section `migrate` has the rules."""
+        return cls(old, new, new.migrate, new, "migrate")
+
+    @classmethod
+    def reverse(cls, later: ModelSpec, earlier: ModelSpec, rules: StateMapSpec) -> Step:
+        """Return the step back to an earlier version."""
+        return cls(later, earlier, rules, later, "migrate.reverse")
 
     @property
-    def rules(self) -> StateMapSpec | None:
-        """Return what says what becomes of the states; None: all of them are kept under their names."""
-        return self.new.migrate if self.back is None else self.back
-
-    @property
-    def later(self) -> ModelSpec:
-        """Return the later version of the two, whose spec says what becomes of the states in both directions."""
-        return self.new if self.back is None else self.old
-
-    @property
-    def section(self) -> str:
-        """Return the section of that spec that says it."""
-        return "migrate" if self.back is None else "migrate.reverse"
+    def where(self) -> str:
+        """Return the version with the rules, for errors."""
+        return f"version {self.rules_spec.version} of {self.new.name}"
 
     @property
     def keys(self) -> Rekeying | None:
-        """Return how the keys change; None: they stay. No way back changes them."""
-        return None if self.back is not None or self.new.migrate is None else self.new.migrate.keys
+        """Return how the keys change; None: they stay, as in every step in reverse."""
+        return self.rules.keys if isinstance(self.rules, Migrate) else None
 
 
 def known_versions(warehouse: Warehouse, current: ModelSpec) -> dict[int, ModelSpec]:
-    """Return the specs of a model by version: the one at hand, the files beside it, and those of manifests.
+    """Return a model's specs by version: the current one, the files beside it, and those of manifests.
 
     Raises:
         SpecError: a file is no valid spec.
+        UserError: a file's name and content are of different models or versions.
     """
     found = {one.model_version: one.model_spec(current.folder) for one in all_of(warehouse, current.name)}
     beside = (
@@ -65,12 +72,12 @@ def known_versions(warehouse: Warehouse, current: ModelSpec) -> dict[int, ModelS
 
 
 def path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[Step]:
-    """Return the migrations that lead from one version to another, in their order.
+    """Return the migrations that lead from version `first` to the later version `last`, in order.
 
-    Each spec says from which version it migrates (`migrate.from`, by default the one before).
+    Each spec says which version it migrates from (`migrate.from`, by default the previous one).
 
     Raises:
-        UserError: a version's spec is not known, or there is no way.
+        UserError: a version's spec is not known, or no path leads to it.
     """
     name = known[max(known)].name
     for version in (first, last):
@@ -81,21 +88,24 @@ def path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[Ste
                 f"{EARLIER}/{name}.v{version}.yaml in the folder of models"
             )
     steps: list[Step] = []
-    at = last
-    while at != first:
-        spec = known.get(at)
-        before = None if spec is None else _before(spec)
-        if spec is None or before is None or before not in known or len(steps) > len(known):
-            there = f"the spec of version {before} is not known" if spec else f"version {at} is not known"
-            raise UserError(
-                f"model {name} cannot be migrated from version {first} to {last}: {there}. Say in the spec of version "
-                f"{last} how to come from there (migrate.from), or put the specs in between into {EARLIER}/"
+    version = last
+    while version != first:
+        spec = known.get(version)
+        previous = None if spec is None else _previous_version(spec)
+        if spec is None or previous is None or previous not in known or len(steps) > len(known):
+            missing = (
+                f"the spec of version {previous} is not known" if spec else f"version {version} is not known"
             )
-        steps.insert(0, Step(known[before], spec))
-        at = before
+            raise UserError(
+                f"model {name} cannot be migrated from version {first} to {last}: {missing}. Say in the spec of "
+                f"version {last} which version it migrates from (migrate.from), or put the specs in between into "
+                f"{EARLIER}/"
+            )
+        steps.insert(0, Step.forward(known[previous], spec))
+        version = previous
     return steps
 
 
-def _before(spec: ModelSpec) -> int | None:
+def _previous_version(spec: ModelSpec) -> int | None:
     given = spec.migrate and spec.migrate.from_
     return given or (spec.version - 1 if spec.version > 1 else None)

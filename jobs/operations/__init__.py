@@ -1,1 +1,1 @@
-"""Maintenance and status: what may be deleted, deleting it, the status of every model, alarms."""
+"""Maintenance and status: the retention plan, deleting by it, the status of every model, and alarms."""

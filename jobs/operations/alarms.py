@@ -1,4 +1,4 @@
-"""Tell from a model's status when somebody should look: no progress though rows wait, or a driver that failed."""
+"""Alarms from a model's status: a stream or query without progress though rows wait, or a failed driver."""
 
 from __future__ import annotations
 
@@ -7,58 +7,60 @@ from typing import Any
 
 from jobs.lineage.generations import LIVE, SHADOW
 
-GOING = (LIVE, SHADOW)
+RUNNING = (LIVE, SHADOW)
+"""The statuses of generations that a driver may run."""
 
 
 def alarms(models: list[dict[str, Any]], after: float, now: datetime) -> list[str]:
-    """Return a sentence for each stream that has something to do and has done nothing for `after` seconds, or failed.
+    """Return a sentence for each stream or query that has let rows wait for `after` seconds, or whose driver failed.
 
     Args:
-        models: as `status` reports them.
+        models: the models of the report of `status`.
         after: seconds.
-        now: the time.
+        now: the current time.
     """
     found: list[str] = []
     for model in models:
-        said = [alarm_of(one, after, now) for one in model["generations"] if one["status"] in GOING]
-        said += [alarm_of_follower(one, after, now) for one in model["followers"]]
-        said += model["given_up"]
-        found += [f"{model['model']}: {one}" for one in said if one is not None]
+        sentences = [
+            stream_alarm(one, after, now) for one in model["generations"] if one["status"] in RUNNING
+        ]
+        sentences += [query_alarm(one, after, now) for one in model["followers"]]
+        sentences += model["given_up"]
+        found += [f"{model['model']}: {one}" for one in sentences if one is not None]
     return found
 
 
-def alarm_of(lineage: dict[str, Any], after: float, now: datetime) -> str | None:
-    """Return what is wrong with a stream, None if nothing is."""
-    name, running = lineage["generation"], lineage["driver"] is not None
-    if not running and lineage["last_error"]:
-        return f"the driver of {name} ended with an error: {lineage['last_error']}"
-    waiting, seconds = lineage["rows_behind"], lineage["seconds_behind"]
+def stream_alarm(generation: dict[str, Any], after: float, now: datetime) -> str | None:
+    """Return the alarm of a generation's stream, None without one."""
+    name, running = generation["generation"], generation["driver"] is not None
+    if not running and generation["last_error"]:
+        return f"the driver of {name} ended with an error: {generation['last_error']}"
+    waiting, seconds = generation["rows_behind"], generation["seconds_behind"]
     if not waiting or seconds is None:
         return None
-    last: datetime | None = lineage["last_batch_at"]
-    since = now - timedelta(seconds=seconds)  # before, there was nothing to do
+    last: datetime | None = generation["last_batch_at"]
+    since = now - timedelta(seconds=seconds)  # before that, no row waited
     quiet = (now - (since if last is None else max(since, last))).total_seconds()
     if quiet <= after:
         return None
-    driver = lineage["driver"]
-    who = (
-        f"process {driver['pid']} on {driver['host']} drives it"
+    driver = generation["driver"]
+    runs = (
+        f"process {driver['pid']} on {driver['host']} runs it"
         if running
-        else "its driver is gone"
-        if lineage["driver_lost"]
-        else "nothing drives it"
+        else "its driver is lost"
+        if generation["driver_lost"]
+        else "no driver runs it"
     )
-    seen = (
-        "none has ended yet"
+    batches = (
+        "it has committed no micro-batch yet"
         if last is None
-        else f"the last ended {last.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        else f"its last micro-batch ended {last.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     )
-    wait = f"{waiting:,} rows have waited for {_time(quiet)}"
-    return f"{name} makes no progress: {wait}; of its micro-batches {seen}; {who}"
+    return f"{name} makes no progress: {waiting:,} rows have waited for {_duration(quiet)}; {batches}; {runs}"
 
 
-def alarm_of_follower(one: dict[str, Any], after: float, now: datetime) -> str | None:
-    """Return what is wrong with a monitor, or with a comparison of forecasts; None if nothing is."""
+def query_alarm(one: dict[str, Any], after: float, now: datetime) -> str | None:
+    """Return the alarm of a model's monitor or forecast skill, None without one."""
     name = one["follower"]
     if one["driver"] is None and one["last_error"]:
         return f"its {name} ended with an error: {one['last_error']}"
@@ -70,10 +72,10 @@ def alarm_of_follower(one: dict[str, Any], after: float, now: datetime) -> str |
     if quiet <= after:
         return None
     driver = one["driver"]
-    who = "nothing runs it" if driver is None else f"process {driver['pid']} on {driver['host']} runs it"
-    return f"its {name} makes no progress: {waiting:,} estimates have waited for {_time(quiet)}; {who}"
+    runs = "no driver runs it" if driver is None else f"process {driver['pid']} on {driver['host']} runs it"
+    return f"its {name} makes no progress: {waiting:,} estimates have waited for {_duration(quiet)}; {runs}"
 
 
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     minutes = int(seconds // 60)
     return f"{seconds:.0f} s" if minutes < 1 else f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"

@@ -1,4 +1,4 @@
-"""Delete what the retention plan lets go, compact and vacuum the tables; every step is idempotent."""
+"""Remove what the retention plan allows, and compact and vacuum the tables. Every step is idempotent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobs.snapshots import manifests, store
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
 from jobs.supervision.driver_log import DriverLog
-from jobs.upgrades.comparison.report import files_of
+from jobs.upgrades.comparison.report_files import report_files
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Folder
@@ -46,129 +46,130 @@ OF_SNAPSHOTS = ("snapshots", "waiting", "remembered_ids")
 
 @dataclass
 class Maintenance:
-    """One run; `found` says what has gone, or would."""
+    """One run for one model; `result` is what has been removed, or, if `dry`, would be."""
 
     warehouse: Warehouse
     spec: ModelSpec
     dry: bool
     with_estimates: bool
-    told: Callable[[str], None] = lambda text: None
-    found: dict[str, Any] = field(
+    on_progress: Callable[[str], None] = lambda text: None
+    result: dict[str, Any] = field(
         default_factory=lambda: {"optimized": [], "vacuumed": [], "not_vacuumed": {}}
     )
 
     def run(self) -> None:
-        """Take the steps in their order: generations before the snapshots that they began from."""
+        """Take the steps in their order: generations before the snapshots from which they started."""
         model = self.spec.name
         known = generations.all_of(self.warehouse, model)
-        made = plan(
+        planned = plan(
             known,
             manifests.all_of(self.warehouse, model),
             self.spec.retention,
             datetime.now(UTC),
             self.spec.fingerprint(),
-            self._driven(),
+            self._held_generations(),
         )
-        self.told("removing what is not needed")
-        self._generations(made, known)
-        self._snapshots(made)
-        self._estimates(made)
-        self._quarantine(known)
-        self._progress()
-        self.found["followers"] = Followers(self.warehouse, self.spec, self.dry).run()
-        self._tidy()
+        self.on_progress("removing what the retention plan allows")
+        self._remove_generations(planned, known)
+        self._remove_snapshots(planned)
+        self._remove_estimates(planned)
+        self._remove_resolved_rows(known)
+        self._remove_progress()
+        self.result["followers"] = Followers(self.warehouse, self.spec, self.dry).run()
+        self._compact_and_vacuum()
 
-    def _tidy(self) -> None:
+    def _compact_and_vacuum(self) -> None:
         """Compact and vacuum the tables."""
-        self.found["optimized"] = [
-            one for one in (self._optimize(table) for table in self._tables()) if one is not None
+        self.result["optimized"] = [
+            one for one in (self._compact(table) for table in self._tables()) if one is not None
         ]
-        self._spare()
-        self.found["vacuumed"] = [
+        self._keep_unread_files()
+        self.result["vacuumed"] = [
             one
             for one in (self._vacuum(table) for table in ("generations", *OF_SNAPSHOTS, *self._tables()))
             if one is not None
         ]
 
-    def _spare(self) -> None:
-        """Leave files of the estimates alone that a monitor, or forecast skill, has still to read."""
-        verb, behind = furthest_behind(self.warehouse, self.spec)
-        if behind >= span_of(self.spec.retention.files):
-            self.found["not_vacuumed"][estimates(self.spec.name)] = (
-                f"the {verb} has not read estimates of {behind.days} days ago: run it, or take it out of the spec"
+    def _keep_unread_files(self) -> None:
+        """Do not vacuum the estimates while the monitor or forecast skill lags by more than `retention.files`."""
+        verb, lag = furthest_behind(self.warehouse, self.spec)
+        if lag >= span_of(self.spec.retention.files):
+            self.result["not_vacuumed"][estimates(self.spec.name)] = (
+                f"the {verb} has not read estimates of {lag.days} days ago: run it, or remove it from the spec"
             )
 
     def lines(self) -> list[str]:
-        """Say what has gone, or would."""
+        """Return the result as lines of a report."""
         would = "would remove" if self.dry else "removed"
         lines = [f"{self.spec.name}: dry run, nothing was changed"] if self.dry else []
         for what in ("generations", "snapshots"):
-            names = self.found[what]
+            names = self.result[what]
             lines.append(f"{would} {len(names)} {what}{': ' if names else ''}{', '.join(names)}")
-        if self.found["checkpoints"]:
-            lines.append(f"{would} the checkpoints of {', '.join(self.found['checkpoints'])}")
-        if self.found["reports"]:
-            lines.append(f"{would} the reports on {', '.join(self.found['reports'])}")
+        if self.result["checkpoints"]:
+            lines.append(f"{would} the checkpoints of {', '.join(self.result['checkpoints'])}")
+        if self.result["reports"]:
+            lines.append(f"{would} the reports on {', '.join(self.result['reports'])}")
         for what, text in (
             ("estimates", "estimates of removed generations"),
             ("quarantine", "quarantined rows that were replayed or discarded"),
             ("progress", "records of micro-batches"),
         ):
-            lines.append(f"{would} {self.found[what]:,} {text}")
-        lines += lines_of(self.found["followers"], would)
-        for one in self.found["optimized"]:
+            lines.append(f"{would} {self.result[what]:,} {text}")
+        lines += lines_of(self.result["followers"], would)
+        for one in self.result["optimized"]:
             now = f", now {one['files_after']}" if one["files_after"] is not None else ""
             lines.append(
                 f"{'would compact' if self.dry else 'compacted'} {one['table']}: {one['files']} files{now}"
             )
-        files = [one for one in self.found["vacuumed"] if one["files"]]
+        files = [one for one in self.result["vacuumed"] if one["files"]]
         if self.dry and files:
-            said = ", ".join(f"{one['files']} of {one['table']}" for one in files)
-            lines.append(f"would remove files that no table needs: {said}")
+            counts = ", ".join(f"{one['files']} of {one['table']}" for one in files)
+            lines.append(f"would remove files that no table needs: {counts}")
         elif not self.dry:
-            lines.append(f"vacuumed {', '.join(one['table'] for one in self.found['vacuumed']) or 'nothing'}")
-        lines += [f"did not vacuum {table}: {why}" for table, why in self.found["not_vacuumed"].items()]
-        kept = {**self.found["kept"]["generations"], **self.found["kept"]["snapshots"]}
+            lines.append(
+                f"vacuumed {', '.join(one['table'] for one in self.result['vacuumed']) or 'nothing'}"
+            )
+        lines += [f"did not vacuum {table}: {why}" for table, why in self.result["not_vacuumed"].items()]
+        kept = {**self.result["kept"]["generations"], **self.result["kept"]["snapshots"]}
         return [*lines, *(f"kept {name}: {why}" for name, why in kept.items())]
 
-    def _generations(self, made: Plan, known: list[Generation]) -> None:
-        self.found["generations"] = made.generations
-        self.found["kept"] = {"generations": made.why_generations, "snapshots": made.why_snapshots}
+    def _remove_generations(self, planned: Plan, known: list[Generation]) -> None:
+        self.result["generations"] = planned.generations
+        self.result["kept"] = {"generations": planned.why_generations, "snapshots": planned.why_snapshots}
         if not self.dry:
-            generations.remove(self.warehouse, made.generations, known)
+            generations.remove(self.warehouse, planned.generations, known)
         gone = [
-            one for one in known if one.status == generations.REMOVED or one.generation in made.generations
+            one for one in known if one.status == generations.REMOVED or one.generation in planned.generations
         ]
-        self.found["checkpoints"] = [
-            one.generation for one in gone if self._folder(one.checkpoint, remove=not self.dry)
+        self.result["checkpoints"] = [
+            one.generation for one in gone if self._remove_folder(one.checkpoint, remove=not self.dry)
         ]
-        self._reports([one.generation for one in gone])
+        self._remove_reports([one.generation for one in gone])
 
-    def _reports(self, gone: list[str]) -> None:
-        """Remove the reports on generations that are gone."""
-        self.found["reports"] = []
+    def _remove_reports(self, gone: list[str]) -> None:
+        """Remove the reports on removed generations."""
+        self.result["reports"] = []
         for generation in gone:
-            files, names = files_of(self.warehouse, self.spec.name, generation)
-            there = set(names) & set(files.names(""))
-            if there:
-                self.found["reports"].append(generation)
-            for name in () if self.dry else there:
+            files, names = report_files(self.warehouse, self.spec.name, generation)
+            existing = set(names) & set(files.names(""))
+            if existing:
+                self.result["reports"].append(generation)
+            for name in () if self.dry else existing:
                 files.remove(name)
 
-    def _snapshots(self, made: Plan) -> None:
-        self.found["snapshots"] = made.snapshots
+    def _remove_snapshots(self, planned: Plan) -> None:
+        self.result["snapshots"] = planned.snapshots
         if not self.dry:
-            store.remove(self.warehouse, self.spec.name, made.snapshots)
+            store.remove(self.warehouse, self.spec.name, planned.snapshots)
 
-    def _estimates(self, made: Plan) -> None:
-        mine = F.col("generation").isin(made.estimates)
-        wanted = bool(made.estimates) and self.with_estimates
-        self.found["estimates"] = self._delete(estimates(self.spec.name), mine) if wanted else 0
+    def _remove_estimates(self, planned: Plan) -> None:
+        rows = F.col("generation").isin(planned.estimates)
+        wanted = bool(planned.estimates) and self.with_estimates
+        self.result["estimates"] = self._delete(estimates(self.spec.name), rows) if wanted else 0
 
-    def _quarantine(self, known: list[Generation]) -> None:
-        """Let rows go that were replayed or discarded long ago."""
-
-        self.found["quarantine"] = 0
+    def _remove_resolved_rows(self, known: list[Generation]) -> None:
+        """Remove quarantined rows that were replayed or discarded before `retention.quarantine`."""
+        self.result["quarantine"] = 0
         if not self.warehouse.exists(TABLE) or "status" not in self.warehouse.read(TABLE).columns:
             return
         old = (
@@ -178,23 +179,22 @@ class Maintenance:
         )
         for one in known:
             if one.status in (LIVE, SHADOW):
-                # The next driver asks the table whether the micro-batch that it begins with has been written.
+                # The next driver looks up in the table whether its first micro-batch has been written.
                 last = Checkpoint(self.warehouse, one.checkpoint).last_commit()
                 pending = (F.col("generation") == one.generation) & (
                     F.col("batch_id") > F.lit(-1 if last is None else last)
                 )
                 old = old & ~F.coalesce(pending, F.lit(False))
-        self.found["quarantine"] = self._delete(TABLE, old)
+        self.result["quarantine"] = self._delete(TABLE, old)
 
-    def _progress(self) -> None:
-
+    def _remove_progress(self) -> None:
         if not self.dry:
             ProgressLog(self.warehouse, self.spec.name).fold()
         before = datetime.now(UTC) - span_of(self.spec.retention.progress)
-        self.found["progress"] = self._delete(table_of(self.spec.name), F.col("started_at") < F.lit(before))
+        self.result["progress"] = self._delete(table_of(self.spec.name), F.col("started_at") < F.lit(before))
 
     def _delete(self, table: str, rows: Column) -> int:
-        """Delete rows of a table in one commit, and return how many they are."""
+        """Delete rows of a table in one commit, and return their number."""
         return self.warehouse.delete(table, rows, self.dry)
 
     def _tables(self) -> list[str]:
@@ -202,9 +202,9 @@ class Maintenance:
         own = (estimates(name), archive(name), table_of(name), *tables_of(name))
         return [table for table in (*own, *SHARED) if self.warehouse.exists(table)]
 
-    def _optimize(self, table: str) -> dict[str, Any] | None:
-        """Put a table's small files together; None where there is one at most, or another command is at it."""
-        self.told(f"compacting {table}")
+    def _compact(self, table: str) -> dict[str, Any] | None:
+        """Compact a table's small files; return None with at most one, or after a concurrent write."""
+        self.on_progress(f"compacting {table}")
         found = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table))
         files = _files(found)
         if files < 2 or self.dry:
@@ -213,27 +213,27 @@ class Maintenance:
             with self.warehouse.lock(table):
                 found.optimize().executeCompaction()
         except DeltaConcurrentModificationException:
-            return None  # a writer came first, which is what the table is for; the next run compacts it
+            return None  # a writer takes precedence; the next run compacts the table
         return {"table": table, "files": files, "files_after": _files(found)}
 
     def _vacuum(self, table: str) -> dict[str, Any] | None:
-        """Remove the files that a table has not needed for `retention.files`; return how many would go in a dry run."""
-        if not self.warehouse.exists(table) or table in self.found["not_vacuumed"]:
+        """Remove the files that a table has not needed for `retention.files`; in a dry run count them."""
+        if not self.warehouse.exists(table) or table in self.result["not_vacuumed"]:
             return None
-        self.told(f"removing unneeded files of {table}")
+        self.on_progress(f"removing unneeded files of {table}")
         spark = self.warehouse.spark
-        # It would write two commits a time, which say nothing that anybody reads.
+        # Its log would be two commits a run that nobody reads.
         spark.conf.set("spark.databricks.delta.vacuum.logging.enabled", "false")
-        # By default each table's folders are listed by 10,000 tasks.
+        # By default 10,000 tasks list the folders of a table.
         tasks = 4 * spark.sparkContext.defaultParallelism
         spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)
         hours = span_of(self.spec.retention.files).total_seconds() / 3600
-        words = f"VACUUM delta.`{self.warehouse.path(table)}` RETAIN {hours:g} HOURS"
+        statement = f"VACUUM delta.`{self.warehouse.path(table)}` RETAIN {hours:g} HOURS"
         try:
-            with _silent(self.warehouse):
+            with _console_silenced(self.warehouse):
                 if self.dry:
-                    return {"table": table, "files": spark.sql(f"{words} DRY RUN").count()}
-                spark.sql(words)
+                    return {"table": table, "files": spark.sql(f"{statement} DRY RUN").count()}
+                spark.sql(statement)
         except PySparkException as error:
             raise UserError(
                 f"table {table} cannot be vacuumed with retention.files {self.spec.retention.files}: "
@@ -242,25 +242,25 @@ class Maintenance:
             ) from error
         return {"table": table, "files": None}
 
-    def _driven(self) -> set[str]:
-        """Return the generations that a driver holds, by the log of drivers."""
+    def _held_generations(self) -> set[str]:
+        """Return the generations that a driver holds, from the log of drivers."""
         log = DriverLog.of(self.warehouse, self.spec.name)
         return {
             one.generation for one in log.drivers() if one.ended_at is None and one.owner.alive(one.beat_at)
         }
 
-    def _folder(self, name: str, remove: bool) -> bool:
-        """Tell if a checkpoint's folder is there, and remove it."""
+    def _remove_folder(self, name: str, remove: bool) -> bool:
+        """Tell if a checkpoint's folder exists, and remove it if asked to."""
         if not name.startswith(CHECKPOINTS) or ".." in name:
             raise UserError(
-                f"the checkpoint {name} is in no folder of this warehouse: it is left alone", RUN_FAILED
+                f"the checkpoint {name} is in no folder of this warehouse, so it is not removed", RUN_FAILED
             )
         return Folder(self.warehouse, name).remove(remove)
 
 
 @contextmanager
-def _silent(warehouse: Warehouse) -> Iterator[None]:
-    """Keep what VACUUM prints off standard output, where the report goes."""
+def _console_silenced(warehouse: Warehouse) -> Iterator[None]:
+    """Discard what VACUUM prints on standard output, which belongs to the report."""
     jvm: Any = warehouse.spark._jvm
     console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
     before = console.out()

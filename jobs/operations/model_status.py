@@ -1,4 +1,4 @@
-"""Describe a model's snapshots, generations, positions and lag."""
+"""The status of a model: its snapshots, generations, positions and lag."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from jobs.downstream.driver import followers, given_up
-from jobs.lineage.generations import position_of
+from jobs.lineage.generations import REMOVED, RETIRED, position_of
 from jobs.observability.lag import table_lag
 from jobs.observability.progress import Lag
 from jobs.observability.progress_log import ProgressLog
@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
 
-ENDED = ("retired", "removed")
-"""Generations that nothing drives."""
+ENDED = (RETIRED, REMOVED)
+"""The statuses of generations that no driver runs."""
 
 
 def model_status(
-    warehouse: Warehouse, name: str, manifests: list[Manifest], lineages: list[Generation], quarantined: int
+    warehouse: Warehouse,
+    name: str,
+    manifests: list[Manifest],
+    generations: list[Generation],
+    quarantined: int,
 ) -> dict[str, Any]:
+    """Return a model's status; `quarantined`: the number of its quarantined rows."""
     table = measurements(name)
     landed = warehouse.exists(table)
     version = warehouse.latest_version(table) if landed else None
@@ -49,13 +54,13 @@ def model_status(
             }
             for one in manifests
         ],
-        "generations": [_lineage(warehouse, one, version) for one in lineages],
+        "generations": [_generation_status(warehouse, one, version) for one in generations],
         "followers": followers(warehouse, name),
         "given_up": given_up(warehouse, name),
     }
 
 
-def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
+def _generation_status(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
     checkpoint = Checkpoint(warehouse, one.checkpoint)
     damage = checkpoint.damage()
     done = None if damage else checkpoint.progressed()
@@ -86,7 +91,7 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
         "last_batch_at": last_batch_at,
         "progress": progress,
         "driver": None if holder is None or not running else {"host": holder.host, "pid": holder.pid},
-        # A lease whose driver is gone: it was killed, and the next start goes on from the checkpoint.
+        # A lease without its driver: the driver was killed, and the next one resumes from the checkpoint.
         "driver_lost": holder is not None and not running,
         "heartbeat": one.heartbeat,
         "last_error": f"the checkpoint is damaged: {damage}" if damage else one.last_error,
@@ -94,7 +99,7 @@ def _lineage(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[
 
 
 def _topic_lag(progress: dict[str, Any] | None, last_batch_at: datetime | None) -> Lag:
-    """Return the lag behind a topic as the last micro-batch knew it: to know more takes the broker."""
+    """Return the lag as of the last micro-batch; the broker alone knows the present one."""
     rows = None if progress is None else progress["lag_rows"]
     if not rows or last_batch_at is None:
         return Lag(rows, None if rows is None else 0.0)

@@ -1,14 +1,14 @@
-"""Decide what of a model's generations, snapshots and estimates may go. No Spark, no clock, nothing is changed here.
+"""Plan which of a model's generations, snapshots and estimates may be removed. A pure function: no Spark, no clock.
 
-What is needed comes first, and no setting overrides it:
+These are always kept, whatever the settings:
 
-- a live or shadow generation, one that a driver still holds, and the one that `rollback` goes back to;
-- the snapshot from which any generation that is kept began;
-- the model's last good snapshot that a stream can start from, and the last one of each version that is deployed or
-  that a generation is kept of;
-- estimates that are part of the live ones now, or would be after a roll-back to a generation that is kept.
+- a live or shadow generation, one that a driver still holds, and the one that `rollback` makes live again;
+- the snapshot from which any kept generation started;
+- the model's last good snapshot that a stream can start from, and the last one of the deployed version and of the
+  version of each kept generation;
+- estimates that are part of the live ones now, or would be after a roll-back to a kept generation.
 
-Of the rest the newest are kept, and the young ones, as the spec's section `retention` says.
+Of the rest the newest and the young ones are kept, by the spec's section `retention`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class Plan(NamedTuple):
-    """What may go, by name, oldest first; and why each of the others is kept.
+    """The names of what may be removed, oldest first, and the reason for each of the others.
 
-    estimates: generations whose estimates may go, if that is asked for.
+    estimates: generations whose estimates may be removed, if the spec or the command wants it.
     """
 
     generations: list[str]
@@ -48,31 +48,31 @@ def plan(
     deployed: str,
     driven: Collection[str] = (),
 ) -> Plan:
-    """Return what of one model may go.
+    """Return the plan for one model.
 
     Args:
         generations: all of the model's.
         manifests: all of the model's.
-        rules: the spec's.
-        now: ages are counted from here.
-        deployed: fingerprint of the spec at hand.
-        driven: generations that a driver holds, whatever their status says.
+        rules: the spec's section `retention`.
+        now: the current time.
+        deployed: fingerprint of the deployed spec.
+        driven: generations that a driver holds, whatever their status.
     """
     keep = kept_generations(generations, rules, now, driven)
     known = [one for one in generations if one.status != REMOVED]
-    going = [one.generation for one in known if one.generation not in keep]
-    stay = [one for one in known if one.generation in keep]
-    snapshots = kept_snapshots(manifests, stay, rules, now, deployed)
+    removable = [one.generation for one in known if one.generation not in keep]
+    kept = [one for one in known if one.generation in keep]
+    snapshots = kept_snapshots(manifests, kept, rules, now, deployed)
     old = [one.snapshot_id for one in manifests if one.status == GOOD and one.snapshot_id not in snapshots]
-    read = lineages(generations, stay)
-    gone = [one.generation for one in generations if one.status == REMOVED or one.generation in going]
-    return Plan(going, old, [one for one in gone if one not in read], keep, snapshots)
+    live = lineages(generations, kept)
+    gone = [one.generation for one in generations if one.status == REMOVED or one.generation in removable]
+    return Plan(removable, old, [one for one in gone if one not in live], keep, snapshots)
 
 
 def kept_generations(
     generations: Sequence[Generation], rules: Retention, now: datetime, driven: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the generations that stay, each with the reason."""
+    """Return the generations to keep, each with the reason."""
     live = next((one for one in generations if one.status == LIVE), None)
     ended = sorted(
         (one for one in generations if one.status in (RETIRED, FAILED)),
@@ -103,25 +103,25 @@ def kept_snapshots(
     now: datetime,
     deployed: str,
 ) -> dict[str, str]:
-    """Return the snapshots that stay, each with the reason; `generations` are those that stay."""
+    """Return the snapshots to keep, each with the reason; `generations` are the kept ones."""
     good = sorted(
         (one for one in manifests if one.status == GOOD),
         key=lambda one: (one.committed_at or now, one.snapshot_id),
     )
-    begun = {one.snapshot_id: one.generation for one in generations}
+    started = {one.snapshot_id: one.generation for one in generations}
     last: dict[str, str] = {}
-    for meaning in (None, deployed, *(one.fingerprint for one in generations)):
-        startable = [one for one in good if one.cut is None and meaning in (None, one.fingerprint)]
+    for fingerprint in (None, deployed, *(one.fingerprint for one in generations)):
+        startable = [one for one in good if one.cut is None and fingerprint in (None, one.fingerprint)]
         if startable:
             newest = max(startable, key=lambda one: (one.version, one.committed_at or _NEVER))
-            of = "" if meaning is None else f" of version {newest.model_version}"
+            of = "" if fingerprint is None else f" of version {newest.model_version}"
             last.setdefault(newest.snapshot_id, f"the last good one{of}")
     if good:
         last.setdefault(good[-1].snapshot_id, "the last good one")
     keep: dict[str, str] = {}
     for place, one in enumerate(reversed(good)):
-        if one.snapshot_id in begun:
-            keep[one.snapshot_id] = f"{begun[one.snapshot_id]} began from it"
+        if one.snapshot_id in started:
+            keep[one.snapshot_id] = f"{started[one.snapshot_id]} started from it"
         elif one.snapshot_id in last:
             keep[one.snapshot_id] = last[one.snapshot_id]
         elif place < rules.snapshots.newest:
@@ -131,13 +131,13 @@ def kept_snapshots(
     return keep
 
 
-def lineages(generations: Sequence[Generation], stay: Sequence[Generation]) -> set[str]:
-    """Return the generations whose estimates are read as the live ones if any of those that stay is live."""
+def lineages(generations: Sequence[Generation], kept: Sequence[Generation]) -> set[str]:
+    """Return the generations whose estimates are part of the live ones if any of the kept generations is live."""
     by_name = {one.generation: one for one in generations}
-    found: set[str] = set()
-    for one in stay:
-        at: Generation | None = one
-        while at is not None and at.generation not in found:
-            found.add(at.generation)
-            at = None if at.parent is None else by_name.get(at.parent)
-    return found
+    names: set[str] = set()
+    for one in kept:
+        ancestor: Generation | None = one
+        while ancestor is not None and ancestor.generation not in names:
+            names.add(ancestor.generation)
+            ancestor = None if ancestor.parent is None else by_name.get(ancestor.parent)
+    return names

@@ -85,9 +85,7 @@ def seed_packets(
     rows: DataFrame, kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing
 ) -> DataFrame:
     """Pack a snapshot's rows for the stream's initial state: (bucket, packet of state records)."""
-    _, _, extras = kernel.snapshot(kernel.initial(1))
-    widths = {name: array.shape[0] for name, array in extras.items()}
-    named: list[Column] = [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]
+    widths = extras_widths(kernel)
     columns = rows.select(
         *identity_expressions(kind, F.col("key")),
         F.unix_micros("event_time").alias("event_time"),
@@ -95,7 +93,7 @@ def seed_packets(
         "log_likelihood",
         "mean",
         "covariance",
-        *named,
+        *extras_columns(widths),
     )
     return columns.mapInArrow(_seeder(kernel, kind, layout, routing, widths), SEED)
 
@@ -113,15 +111,7 @@ def _seeder(
             arrays = identity_arrays({name: batch.column(name).to_numpy() for name in names})
             for name in ("event_time", "count", "log_likelihood"):
                 arrays[name] = batch.column(name).to_numpy()
-            extras = {
-                name: matrix(batch.column(f"x{i}"), width, name)
-                for i, (name, width) in enumerate(widths.items())
-            }
-            mean, covariance = (
-                matrix(batch.column("mean"), n, "mean"),
-                matrix(batch.column("covariance"), n * n, "covariance"),
-            )
-            arrays["values"] = kernel.restore(mean, covariance, extras)
+            arrays["values"] = kernel.restore(*state_arrays(batch, n, widths))
             records = Records(arrays, None if kind.integer else batch.column("text"))
             bucket = bucket_of(arrays["route"], len(labels))
             for number in np.unique(bucket):
@@ -132,6 +122,28 @@ def _seeder(
                 )
 
     return seed
+
+
+def extras_widths(kernel: Filter) -> dict[str, int]:
+    """Return how many numbers a key has in each of the fields beside mean and covariance."""
+    _, _, extras = kernel.snapshot(kernel.initial(1))
+    return {name: array.shape[0] for name, array in extras.items()}
+
+
+def extras_columns(widths: dict[str, int]) -> list[Column]:
+    """Return a snapshot's map `extras` as columns, which `state_arrays` reads."""
+    return [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]
+
+
+def state_arrays(
+    batch: pa.RecordBatch, n: int, widths: dict[str, int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """Return the means (n, K), the covariances (n*n, K) and the extras (d, K) each, of K rows."""
+    extras = {
+        name: matrix(batch.column(f"x{i}"), width, name) for i, (name, width) in enumerate(widths.items())
+    }
+    mean = matrix(batch.column("mean"), n, "mean")
+    return mean, matrix(batch.column("covariance"), n * n, "covariance"), extras
 
 
 def map_of(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:

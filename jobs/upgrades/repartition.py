@@ -1,13 +1,12 @@
 """Give a stream's state another layout: state partitions, blocks of keys, the state store's settings.
 
-The layout is fixed for the life of a generation. So its state is exported, and a new generation of the same version,
-laid out anew, goes on exactly behind the export. A stream that nobody drives is handed over in one commit. Of one that
-is driven the new generation takes in the same rows in shadow first, so that readers do not see time go back.
+A generation's layout is fixed. So its state is exported, and a new generation of the same version, in the new layout,
+continues from exactly the export. If no driver runs the stream, the new generation replaces the old one in one commit.
+Otherwise it first reads the same rows in shadow, so that readers do not see time move backwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from jobs.core.errors import UserError
@@ -17,13 +16,15 @@ from jobs.lineage.generations import LIVE, SHADOW, Generation
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
 from jobs.supervision.driver_identity import DriverIdentity
+from jobs.upgrades.blue_green import prove
+from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext
 from jobs.warehouse.delta import Warehouse
 
 
 class Layout(NamedTuple):
-    """What a generation's state is to be like: the spec that it means, and its number of partitions.
+    """The wanted layout of a generation's state: the spec that the state means, and the number of partitions.
 
-    reasons: how that differs from what the generation has; empty: it does not.
+    reasons: the differences from the generation's present layout; empty where there is none.
     """
 
     spec: ModelSpec
@@ -31,66 +32,103 @@ class Layout(NamedTuple):
     reasons: list[str]
 
 
-def wanted(
-    warehouse: Warehouse, spec: ModelSpec, generation: Generation, partitions: int | None = None
-) -> Layout:
-    """Return the layout that is asked for: by `partitions`, by the spec, else as many partitions as there are.
+def repartition(context: UpgradeContext) -> Outcome:
+    """Continue the live generation's state in a generation of the same version and the wanted layout."""
+    live = context.live
+    layout = _wanted_layout(context)
+    if not layout.reasons:
+        present = f"{live.generation} has {live.partitions} state partitions of {live.blocks} blocks"
+        return [f"{present}, as wanted: nothing to do"], {
+            "generation": live.generation,
+            "promoted": False,
+            "upgraded": False,
+            "partitions": live.partitions,
+            "blocks": live.blocks,
+        }
+    if context.dry_run:
+        return [*layout.reasons, "dry run: nothing was written"], {"dry_run": True}
+    if not context.drain and _has_driver(live):
+        shadow = _shadow(context, layout)
+        lines, data = prove(context, shadow)
+        return [*layout.reasons, *lines], {**data, "partitions": shadow.partitions, "blocks": shadow.blocks}
+    with context.exclusive(REPARTITION):
+        new = _relayout(context, layout, LIVE)
+    return [
+        *layout.reasons,
+        f"generation {new.generation} is live, with {new.partitions} state partitions of {new.blocks} blocks, "
+        f"from snapshot {new.snapshot_id}; {live.generation} is retired",
+        f"continue with `kalman-pipeline stream --model {context.spec.name}`",
+    ], {
+        "generation": new.generation,
+        "snapshot": new.snapshot_id,
+        "retired": live.generation,
+        "partitions": new.partitions,
+        "blocks": new.blocks,
+        "upgraded": True,
+        "promoted": True,
+    }
+
+
+def _wanted_layout(context: UpgradeContext) -> Layout:
+    """Return the layout that the option or the spec wants; without either, the number of partitions stays.
 
     Raises:
-        UserError: the spec says another number, or its state means something else than the generation's.
+        UserError: option and spec want different numbers, or the spec gives the state another meaning.
     """
-    said = spec.stream.partitions
-    if partitions is not None and said is not None and partitions != said:
+    spec, live, option = context.spec, context.live, context.partitions
+    of_spec = spec.stream.partitions
+    if option is not None and of_spec is not None and option != of_spec:
         raise UserError(
-            f"--partitions {partitions}: the spec of {spec.name} says stream.partitions: {said}, and a new generation "
-            f"would take that: change it there"
+            f"--partitions {option}: the spec of {spec.name} says stream.partitions: {of_spec}, which a new generation "
+            f"would take: change it there"
         )
-    made, found = _judged(warehouse, spec, generation)
-    number = partitions or said or generation.partitions
-    reasons = [one.text for one in found if one.verdict == HAND_OVER]
-    if number != generation.partitions and said is None:
-        reasons.append(
-            f"{number} state partitions are asked for, and {generation.generation} has {generation.partitions}"
-        )
-    return Layout(compatibility.spec_to_run(made.spec, spec), number, reasons)
+    built, findings = _differences(context.warehouse, spec, live)
+    number = option or of_spec or live.partitions
+    reasons = [one.text for one in findings if one.verdict == HAND_OVER]
+    if number != live.partitions and of_spec is None:
+        reasons.append(f"{number} state partitions are wanted, and {live.generation} has {live.partitions}")
+    return Layout(compatibility.spec_to_run(built.spec, spec), number, reasons)
 
 
-def is_driven(generation: Generation) -> bool:
+def _has_driver(generation: Generation) -> bool:
     """Tell if a driver holds a generation."""
     holder = DriverIdentity.parse(generation.owner)
     return holder is not None and holder.alive_after_waiting(generation.heartbeat)
 
 
-def relayout(
-    warehouse: Warehouse,
-    live: Generation,
-    layout: Layout,
-    status: str = LIVE,
-    told: Callable[[str], None] = lambda text: None,
-) -> Generation:
-    """Return a generation in the new layout that goes on behind the live one; a shadow that is there is taken up."""
-    if status == SHADOW:
-        for one in generations.all_of(warehouse, live.model):
-            mine = (
-                one.status == SHADOW and one.parent == live.generation and one.fingerprint == live.fingerprint
-            )
-            if mine and one.partitions == layout.partitions and not _waits(warehouse, layout.spec, one):
-                return one
-    manifest, _ = export(warehouse, live, layout.spec.folder, told=told)
-    return start_point.begin(warehouse, layout.spec, manifest, status, layout.partitions, exported_from=live)
+def _shadow(context: UpgradeContext, layout: Layout) -> Generation:
+    """Return the shadow of this repartitioning: an earlier attempt's in the same layout, or a new one."""
+    warehouse, live = context.warehouse, context.live
+    for one in generations.all_of(warehouse, live.model):
+        own = one.status == SHADOW and one.parent == live.generation and one.fingerprint == live.fingerprint
+        if own and one.partitions == layout.partitions and not _needs_relayout(warehouse, layout.spec, one):
+            return one
+    return _relayout(context, layout, SHADOW)
 
 
-def _waits(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> bool:
-    _, found = _judged(warehouse, spec, generation)
-    return any(one.verdict == HAND_OVER for one in found)
+def _relayout(context: UpgradeContext, layout: Layout, status: str) -> Generation:
+    """Return a new generation in a layout, from an export of the live generation."""
+    warehouse, live = context.warehouse, context.live
+    manifest, _ = export(warehouse, live, layout.spec.folder, told=context.progress.note)
+    return start_point.begin(warehouse, layout.spec, manifest, status, layout.partitions, live)
 
 
-def _judged(
+def _needs_relayout(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> bool:
+    _, findings = _differences(warehouse, spec, generation)
+    return any(one.verdict == HAND_OVER for one in findings)
+
+
+def _differences(
     warehouse: Warehouse, spec: ModelSpec, generation: Generation
 ) -> tuple[compatibility.BuiltWith, list[Finding]]:
-    made = compatibility.generation_built_with(
+    """Return what a generation was built with, and its differences from the spec.
+
+    Raises:
+        UserError: a difference is refused.
+    """
+    built = compatibility.generation_built_with(
         warehouse, generation, start_point.origin(warehouse, generation), spec.folder
     )
-    asked = compatibility.deployment(warehouse, spec, made.settings)
-    compatibility.check(made, asked)
-    return made, compatibility.differences(made, asked)
+    deployed = compatibility.deployment(warehouse, spec, built.settings)
+    compatibility.check(built, deployed)
+    return built, compatibility.differences(built, deployed)

@@ -1,9 +1,9 @@
-"""Make an earlier version live again with the newer one's state, carried back: no row is read again, none is lost.
+"""Make an earlier version live again with the newer version's state, migrated back: no row is lost or read twice.
 
-The live generation is stopped behind a micro-batch and its state exported, carried back, and given to a new generation
-of the earlier version, which goes on from exactly the next row. Making that one live is one commit, as in every switch.
+The live generation is stopped after a micro-batch. Its state is exported and migrated back, and a new generation of the
+earlier version continues from exactly the next row. That one becomes live in one commit, as in every promotion.
 
-Killed before that commit nothing has changed but for snapshots, which the next attempt finds; after it, the live
+An attempt killed before that commit has changed nothing but snapshots, which the next attempt finds; after it, the live
 generation is of the earlier version, and the next attempt finds nothing to do.
 """
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class ReversedMigration(NamedTuple):
-    """What was done: the generation that is live, and the one that it replaced, None if nothing was to be done.
+    """The outcome of a reverse migration: the live generation, and the one that it replaced, None if none.
 
-    snapshot: what the live one began from, or, of a dry run, what an earlier attempt has left, if one has.
-    change: what became of the states (`jobs.migration.apply.change_of`), empty where an earlier attempt had carried them.
+    snapshot: the snapshot that the live generation started from, or, of a dry run, the one of an earlier attempt.
+    change: how the states changed (`jobs.migration.apply.change_of`), empty if an earlier attempt had migrated them.
     """
 
     live: Generation
@@ -42,11 +42,11 @@ class ReversedMigration(NamedTuple):
     dry: bool = False
 
 
-class _Way(NamedTuple):
-    """From the live generation to the version of an earlier one: the steps, and what the states are to mean at last."""
+class _Path(NamedTuple):
+    """The steps from the live generation to the version of `target`, and the learned parameters of that version."""
 
     live: Generation
-    to: Generation
+    target: Generation
     steps: list[Step]
     parameters: dict[str, Any]
 
@@ -56,82 +56,86 @@ def reverse_migration(
     spec: ModelSpec,
     name: str | None = None,
     dry_run: bool = False,
-    told: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> ReversedMigration:
-    """Make the version of an earlier generation live, with the live generation's state. Again it changes nothing.
+    """Make the version of an earlier generation live, with the live generation's state. Idempotent.
 
     Args:
-        warehouse: where.
-        spec: the deployed one, of whatever version; it says how the new generation is laid out.
-        name: the generation whose version it is to be, retired or removed; by default the nearest one, of those that
-            the live one came from, that is of another version.
-        dry_run: say what would become of the states, and write nothing but an export.
-        told: is told what is going on.
+        warehouse: of the generations.
+        spec: the deployed one, of any version; it decides the new generation's layout.
+        name: the retired or removed generation whose version becomes live; by default the nearest ancestor of the live
+            generation that is of another version.
+        dry_run: return how the states would change, and write nothing but an export.
+        on_progress: called with the step that begins.
 
     Raises:
-        UserError: there is no such generation, no way back, a driver that does not end, or keys would come out wrong.
+        UserError: no such generation, no path back, a driver that does not stop, or keys with an invalid state.
     """
     known = generations.all_of(warehouse, spec.name)
     live = generations.named(warehouse, spec.name)
-    to = target_of(known, live, name)
-    if to is None:
+    target = target_of(known, live, name)
+    if target is None:
         return ReversedMigration(live, None, live.snapshot_id, {})
-    with _with_a_hint(live, to):
-        way = _way(warehouse, spec, live, to)
+    with _alternative_named(live, target):
+        path = _path(warehouse, spec, live, target)
     if dry_run:
-        manifest, change = _snapshot(warehouse, way, True, told)
+        manifest, change = _snapshot(warehouse, path, True, on_progress)
         return ReversedMigration(live, None, manifest and manifest.snapshot_id, change, True)
-    with exclusive_stream(warehouse, live, f"a roll-back to version {to.model_version}", True, told):
-        manifest, change = _snapshot(warehouse, way, False, told)
+    reason = f"a roll-back to version {target.model_version}"
+    with exclusive_stream(warehouse, live, reason, True, on_progress):
+        manifest, change = _snapshot(warehouse, path, False, on_progress)
         assert manifest is not None
-        laid_out = compatibility.spec_to_run(way.steps[-1].new, spec)
-        partitions = laid_out.stream.partitions or live.partitions
-        made = start_point.begin(warehouse, laid_out, manifest, LIVE, partitions, exported_from=live)
-    return ReversedMigration(made, live, manifest.snapshot_id, change)
+        to_run = compatibility.spec_to_run(path.steps[-1].new, spec)
+        partitions = to_run.stream.partitions or live.partitions
+        new = start_point.begin(warehouse, to_run, manifest, LIVE, partitions, live)
+    return ReversedMigration(new, live, manifest.snapshot_id, change)
 
 
 def _snapshot(
-    warehouse: Warehouse, way: _Way, dry_run: bool, told: Callable[[str], None]
+    warehouse: Warehouse, path: _Path, dry_run: bool, on_progress: Callable[[str], None]
 ) -> tuple[Manifest | None, dict[str, Any]]:
-    """Return the live generation's last state, carried back, and what that does to it; None if it is a dry run."""
-    with _with_a_hint(way.live, way.to):
-        source, _ = export(warehouse, way.live, way.steps[-1].new.folder, told=told)
-        manifest, change, _ = migrate_along(warehouse, source, way.steps, way.parameters, dry_run, told)
+    """Export the live state and migrate it back; return the snapshot (in a dry run None, or an earlier attempt's), and
+    how the states change."""
+    with _alternative_named(path.live, path.target):
+        source, _ = export(warehouse, path.live, path.steps[-1].new.folder, told=on_progress)
+        manifest, change, _ = migrate_along(
+            warehouse, source, path.steps, path.parameters, dry_run, on_progress
+        )
     return manifest, change
 
 
 @contextmanager
-def _with_a_hint(live: Generation, to: Generation) -> Iterator[None]:
-    """Let a refusal say what is left: to go back without the state."""
+def _alternative_named(live: Generation, target: Generation) -> Iterator[None]:
+    """Add to an error which generation is live, and the roll-back without the state."""
     try:
         yield
     except UserError as error:
-        left = ""
-        if to.status == RETIRED:
-            left = f"; without --last-state {to.generation} would go on from its own checkpoint"
-        message = f"{error.message}. {live.generation} is live as before{left}"
+        alternative = ""
+        if target.status == RETIRED:
+            alternative = f"; without --last-state {target.generation} would continue from its own checkpoint"
+        message = f"{error.message}. {live.generation} is live as before{alternative}"
         raise UserError(message, error.exit_code) from error
 
 
 def target_of(known: list[Generation], live: Generation, name: str | None) -> Generation | None:
-    """Return the generation whose version is to be live; None: it is.
+    """Return the generation whose version is to become live; None if that version is live already.
 
     Raises:
-        UserError: there is none, or none that this can go back to.
+        UserError: there is none, or the named one is not of an earlier version.
     """
     by_name = {one.generation: one for one in known}
     if name is None:
-        at, seen = live, {live.generation}
-        while at is not None and at.model_version == live.model_version:
-            at = by_name.get(at.parent or "")
-            if at is None or at.generation in seen:
+        ancestor, seen = live, {live.generation}
+        while ancestor is not None and ancestor.model_version == live.model_version:
+            ancestor = by_name.get(ancestor.parent or "")
+            if ancestor is None or ancestor.generation in seen:
                 raise UserError(
                     f"the live generation {live.generation} of {live.model} came from no other version than its own, "
                     f"{live.model_version}: there is none to go back to"
                 )
-            seen.add(at.generation)
-        # One that came from a later version is what an earlier attempt has made.
-        return at if at.model_version < live.model_version else None
+            seen.add(ancestor.generation)
+        # A live generation that came from a later version is the result of an earlier attempt.
+        return ancestor if ancestor.model_version < live.model_version else None
     found = by_name.get(name)
     if found is None:
         have = ", ".join(by_name)
@@ -143,31 +147,31 @@ def target_of(known: list[Generation], live: Generation, name: str | None) -> Ge
     if found.model_version >= live.model_version:
         raise UserError(
             f"{name} is of version {found.model_version} and the live generation {live.generation} of version "
-            f"{live.model_version}: the way there is `kalman-pipeline upgrade --model {live.model}`"
+            f"{live.model_version}: go there with `kalman-pipeline upgrade --model {live.model}`"
         )
     return found
 
 
-def _way(warehouse: Warehouse, spec: ModelSpec, live: Generation, to: Generation) -> _Way:
-    """Return the way from the live generation back to another one's version.
+def _path(warehouse: Warehouse, spec: ModelSpec, live: Generation, target: Generation) -> _Path:
+    """Return the path from the live generation back to the target's version.
 
-    What the states of both mean is what their own snapshots say. A spec file of that very meaning goes before: how to
-    come back may have been written into it since.
+    The specs of both come from their own snapshots. A spec file of the same meaning takes precedence, because
+    `migrate.reverse` may have been added to it since.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no path.
     """
-    files = known_versions(warehouse, spec)
-    origin, first = start_point.origin(warehouse, live), start_point.origin(warehouse, to)
-    for manifest in (origin, first):
-        there = files.get(manifest.model_version)
-        if there is None or there.fingerprint() != manifest.fingerprint:
-            files[manifest.model_version] = manifest.model_spec(spec.folder)
-    steps = path_back(files, live.model_version, to.model_version)
-    made = compatibility.generation_built_with(warehouse, live, origin, spec.folder)
-    other = compatibility.other_source(made, steps[-1].new)
-    if other is not None:
+    known = known_versions(warehouse, spec)
+    origin, target_origin = start_point.origin(warehouse, live), start_point.origin(warehouse, target)
+    for manifest in (origin, target_origin):
+        file = known.get(manifest.model_version)
+        if file is None or file.fingerprint() != manifest.fingerprint:
+            known[manifest.model_version] = manifest.model_spec(spec.folder)
+    steps = path_back(known, live.model_version, target.model_version)
+    built = compatibility.generation_built_with(warehouse, live, origin, spec.folder)
+    difference = compatibility.other_source(built, steps[-1].new)
+    if difference is not None:
         raise UserError(
-            f"the state of {live.generation} is no state of version {to.model_version} of {spec.name}: {other}"
+            f"the state of {live.generation} is no state of version {target.model_version} of {spec.name}: {difference}"
         )
-    return _Way(live, to, steps, first.parameters)
+    return _Path(live, target, steps, target_origin.parameters)

@@ -160,7 +160,7 @@ def test_an_upgrade_of_a_stream_that_runs_for_ever_does_not_wait_for_its_slot(
 def test_an_upgrade_can_lay_the_state_out_anew(bag: DagBag) -> None:
     from jinja2 import Template
 
-    from jobs.upgrades.upgrading import MODES
+    from jobs.upgrades.modes import MODES
 
     dag: Any = bag.dags["kalman_upgrade__tiny"]
     form = dag.params.get_param("mode").schema["enum"]

@@ -1,1 +1,1 @@
-"""Compare two generations on the same rows: statistics, verdict and report."""
+"""Compare two generations on the same rows: statistics, decision and report."""

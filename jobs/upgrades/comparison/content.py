@@ -1,4 +1,4 @@
-"""Gather what the report on two generations shows: the numbers, their course over time, the keys, some estimates."""
+"""The content of the report on two generations: statistics in total, over time and by key, and examples of keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from jobs.encoding.keys import key_kind, text_of
 from jobs.lineage.live import latest_corrections
 from jobs.lineage.start_point import origin
 from jobs.upgrades.comparison.decision import Comparison, decide
-from jobs.upgrades.comparison.statistics import SIDES, SUMS, moments, per_key, same_model, totals, unequal
+from jobs.upgrades.comparison.statistics import (
+    SIDES,
+    SUMS,
+    count_unequal_rows,
+    paired_sums,
+    same_model,
+    sums_by_key,
+    totals,
+)
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, measurements
 
@@ -25,12 +33,12 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 BINS = 60
 SAMPLE = 5_000
-"""Keys that the pictures show at most; the numbers are of all."""
+"""At most so many keys are drawn; the statistics count all."""
 ROWS_SHOWN = 400
 
 
 class Sums(NamedTuple):
-    """Sums of one side over N bins or keys (N,), as `compare.SUMS` says; NaN where there is nothing."""
+    """The `statistics.SUMS` of one side in N bins of time, or of N keys, (N,) each; NaN where there is no row."""
 
     rows: Floats
     ll: Floats
@@ -41,12 +49,15 @@ class Sums(NamedTuple):
     components: Floats
 
 
-class Shown(NamedTuple):
-    """One key's rows: time (N,) microseconds, what was measured, and both estimates with their deviations."""
+class Example(NamedTuple):
+    """The newest rows of one key: measurements, and both sides' estimates as times, means and standard deviations.
+
+    why: the reason for this key; quantity: the name of what is estimated; time, measured: (N,), in microseconds.
+    """
 
     key: str
     why: str
-    what: str
+    quantity: str
     time: NDArray[np.int64]
     measured: Floats
     old: tuple[NDArray[np.int64], Floats, Floats]
@@ -54,39 +65,40 @@ class Shown(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What the report says.
+    """The content of a report.
 
     old, new: generation, version, snapshot, status; limits: the spec's section `upgrade`; time (B,): the middle of each
-    bin in microseconds; course, keys: sums of both sides by bin, and by key of a sample; names, gain (K,): of the keys.
+    bin in microseconds; by_time, by_key: the sums of both sides in each bin, and of each key of a sample; keys, gain
+    (K,): that sample's keys, and the log-likelihood per row that each gains.
     """
 
     model: str
     description: str
     old: dict[str, Any]
     new: dict[str, Any]
-    found: Comparison
+    comparison: Comparison
     limits: dict[str, Any]
     time: NDArray[np.int64]
-    course: dict[str, Sums]
-    names: list[str]
-    keys: dict[str, Sums]
+    by_time: dict[str, Sums]
+    keys: list[str]
+    by_key: dict[str, Sums]
     gain: Floats
-    shown: list[Shown]
+    examples: list[Example]
 
     def data(self) -> dict[str, Any]:
-        """Return the same for a program."""
+        """Return the content of the JSON report."""
         order = np.argsort(self.gain)
         return {
             "model": self.model,
             "old": self.old,
             "new": self.new,
-            "good": self.found.good,
-            "reasons": self.found.reasons,
-            "numbers": self.found.numbers,
+            "good": self.comparison.good,
+            "reasons": self.comparison.reasons,
+            "numbers": self.comparison.numbers,
             "thresholds": self.limits,
             "over_time": {
                 "middle_us": self.time,
-                **{side: self.course[side]._asdict() for side in self.course},
+                **{side: sums._asdict() for side, sums in self.by_time.items()},
             },
             "keys_best": self._ranked(order[::-1][:20]),
             "keys_worst": self._ranked(order[:20]),
@@ -95,14 +107,14 @@ class Content(NamedTuple):
     def _ranked(self, places: NDArray[np.int64]) -> list[dict[str, Any]]:
         return [
             {
-                "key": self.names[at],
-                "rows": int(self.keys["old"].rows[at]),
+                "key": self.keys[at],
+                "rows": int(self.by_key["old"].rows[at]),
                 "gain_a_row": float(self.gain[at]),
                 **{
                     f"nis_a_component_{side}": float(sums.nis[at] / sums.degrees[at])
                     if sums.degrees[at] > 0
                     else None
-                    for side, sums in self.keys.items()
+                    for side, sums in self.by_key.items()
                 },
             }
             for at in places.tolist()
@@ -112,23 +124,23 @@ class Content(NamedTuple):
 def gather(
     warehouse: Warehouse, spec: ModelSpec, old: Generation, new: Generation, first_batch: int
 ) -> Content:
-    """Compare a new generation with an old one on the rows that both have, and gather what the report shows.
+    """Compare a new generation with an old one on the rows that both have estimated.
 
     Args:
-        warehouse: where.
+        warehouse: with both generations' estimates.
         spec: the new version's, with its thresholds (`upgrade`).
-        old: the live generation, say.
-        new: its shadow.
-        first_batch: of the old generation, whose rows the new one has too.
+        old: for example the live generation.
+        new: for example its shadow.
+        first_batch: the old generation's first micro-batch whose rows the new one has too.
     """
-    both = moments(warehouse, spec, old.generation, new.generation, first_batch).persist()
-    keys = per_key(both).persist()
+    both = paired_sums(warehouse, spec, old.generation, new.generation, first_batch).persist()
+    keys = sums_by_key(both).persist()
     try:
         numbers = totals(keys)
         if same_model(warehouse, old, new):
             table = warehouse.read(estimates(spec.name))
-            numbers["unequal_rows"] = unequal(table, old.generation, new.generation, first_batch)
-        time, course = _course(both)
+            numbers["unequal_rows"] = count_unequal_rows(table, old.generation, new.generation, first_batch)
+        time, by_time = _sums_by_time(both)
         sample = (
             keys.orderBy(F.xxhash64("key")).limit(SAMPLE).toPandas().sort_values("key", ignore_index=True)
         )
@@ -137,42 +149,42 @@ def gather(
         both.unpersist()
     names, gain = sample["key"].tolist(), sample["gain"].to_numpy(np.float64)
     by_key = {side: _sums(sample, letter) for letter, side in SIDES.items()}
-    chosen = [(names[at], why) for at, why in choose(gain, by_key["old"].rows)]
-    shown = _shown(warehouse, spec, old, new, first_batch, chosen)
+    chosen = [(names[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]
+    examples = _examples(warehouse, spec, old, new, first_batch, chosen)
     return Content(
         spec.name,
         spec.description,
-        _about(old),
-        _about(new),
+        _generation_data(old),
+        _generation_data(new),
         decide(numbers, spec.upgrade),
         spec.upgrade.model_dump(),
         time,
-        course,
+        by_time,
         names,
         by_key,
         gain,
-        shown,
+        examples,
     )
 
 
-def choose(gain: Floats, rows: Floats) -> list[tuple[int, str]]:
-    """Return which keys to show, and why: most rows, most gained, most lost; each once."""
+def choose_examples(gain: Floats, rows: Floats) -> list[tuple[int, str]]:
+    """Return the indices of the keys with the most rows and the extreme gains, each once, with the reason."""
     if not len(gain):
         return []
-    enough = np.where(rows >= min(20.0, np.median(rows)), gain, np.nan)  # a key of two rows shows nothing
+    enough = np.where(rows >= min(20.0, np.median(rows)), gain, np.nan)  # a key of two rows is no example
     wanted = [(int(np.argmax(rows)), "the most rows")]
     if np.isfinite(enough).any():
         wanted += [
             (int(np.nanargmax(enough)), "gains most"),
             (int(np.nanargmin(enough)), "gains least" if np.nanmin(enough) >= 0 else "loses most"),
         ]
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for at, why in wanted:
-        found[at] = f"{found[at]}, {why}" if at in found else why
-    return list(found.items())
+        reasons[at] = f"{reasons[at]}, {why}" if at in reasons else why
+    return list(reasons.items())
 
 
-def _about(one: Generation) -> dict[str, Any]:
+def _generation_data(one: Generation) -> dict[str, Any]:
     return {
         "generation": one.generation,
         "version": one.model_version,
@@ -183,13 +195,13 @@ def _about(one: Generation) -> dict[str, Any]:
     }
 
 
-def _course(both: DataFrame) -> tuple[NDArray[np.int64], dict[str, Sums]]:
-    """Return the sums of both sides over equal pieces of time, and the middle of each."""
+def _sums_by_time(both: DataFrame) -> tuple[NDArray[np.int64], dict[str, Sums]]:
+    """Return the middles of up to `BINS` equal bins of event time, and the sums of both sides in each."""
     micros = F.unix_micros("event_time")
     span = both.agg(F.min(micros).alias("first"), F.max(micros).alias("last")).first()
     if span is None or span["first"] is None:
-        nothing = np.empty(0)
-        return np.empty(0, np.int64), {side: Sums(*[nothing] * len(SUMS)) for side in SIDES.values()}
+        empty = np.empty(0)
+        return np.empty(0, np.int64), {side: Sums(*[empty] * len(SUMS)) for side in SIDES.values()}
     first, width = int(span["first"]), max(1, -(-(int(span["last"]) - int(span["first"]) + 1) // BINS))
     number = F.floor((micros - first) / width).cast("bigint")
     names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
@@ -203,25 +215,24 @@ def _sums(frame: Any, letter: str) -> Sums:
     return Sums(*(frame[f"{letter}_{name}"].to_numpy(np.float64) for name in SUMS))
 
 
-def _shown(
+def _examples(
     warehouse: Warehouse,
     spec: ModelSpec,
     old: Generation,
     new: Generation,
     first_batch: int,
     chosen: list[tuple[str, str]],
-) -> list[Shown]:
-    """Return the newest rows of keys, with why each is shown: what was measured, what both versions make of it."""
-
+) -> list[Example]:
+    """Return the newest rows of chosen keys: measurements, and the estimates of both generations."""
     if not chosen:
         return []
-    name, directions = _what(origin(warehouse, old).model_spec(), spec)
+    name, directions = _shown_quantity(origin(warehouse, old).model_spec(), spec)
     wanted = F.col("key").isin([key for key, _ in chosen])
-    theirs = (F.col("generation") == old.generation) & (F.col("batch_id") >= first_batch)
-    theirs = theirs | (F.col("generation") == new.generation)
+    common = (F.col("generation") == old.generation) & (F.col("batch_id") >= first_batch)
+    common = common | (F.col("generation") == new.generation)
     columns = ("key", "generation", F.unix_micros("event_time").alias("time"), "mean", "covariance")
     table = (
-        latest_corrections(warehouse.read(estimates(spec.name)).filter(wanted & theirs))
+        latest_corrections(warehouse.read(estimates(spec.name)).filter(wanted & common))
         .select(*columns)
         .toPandas()
     )
@@ -234,10 +245,10 @@ def _shown(
             key.alias("key"), at.alias("time"), F.col(f"`{name}`").cast("double").alias("value")
         )
         measured = rows.filter(wanted & (F.col("time") >= int(table["time"].min()))).toPandas()
-    return [_one(key, why, name, table, measured, (old, new), directions) for key, why in chosen]
+    return [_example(key, why, name, table, measured, (old, new), directions) for key, why in chosen]
 
 
-def _one(
+def _example(
     key: str,
     why: str,
     name: str,
@@ -245,22 +256,25 @@ def _one(
     measured: Any,
     sides: tuple[Generation, Generation],
     directions: tuple[Floats, Floats],
-) -> Shown:
-    mine = table[table["key"] == key]
+) -> Example:
+    rows = table[table["key"] == key]
     lines = [
-        _line(mine[mine["generation"] == one.generation].tail(ROWS_SHOWN), direction)
+        _estimate_line(rows[rows["generation"] == one.generation].tail(ROWS_SHOWN), direction)
         for one, direction in zip(sides, directions, strict=True)
     ]
     time, values = np.empty(0, np.int64), np.empty(0)
     first = min((line[0][0] for line in lines if len(line[0])), default=None)
     if measured is not None and first is not None:
-        seen = measured[(measured["key"] == key) & (measured["time"] >= first)].sort_values("time")
-        time, values = seen["time"].to_numpy(np.int64), seen["value"].to_numpy(np.float64)
-    return Shown(key, why, name, time, values, lines[0], lines[1])
+        landed = measured[(measured["key"] == key) & (measured["time"] >= first)].sort_values("time")
+        time, values = landed["time"].to_numpy(np.int64), landed["value"].to_numpy(np.float64)
+    return Example(key, why, name, time, values, lines[0], lines[1])
 
 
-def _what(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, Floats]]:
-    """Return what is shown, and its direction among the states of both: what is measured, else a state of both."""
+def _shown_quantity(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, Floats]]:
+    """Return the name of the quantity to show, and its row of weights over the states of both versions.
+
+    It is the first measured component if both versions measure it linearly, else a state that both have.
+    """
     before, after = measured_direction(old), measured_direction(new)
     if before is not None and after is not None and old.measurement[0] == new.measurement[0]:
         return new.measurement[0], (before, after)
@@ -273,7 +287,7 @@ def _what(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, Floats]]:
 
 
 def measured_direction(spec: ModelSpec) -> Floats | None:
-    """Return how the first measured component depends on the state, None where that is no fixed row of numbers."""
+    """Return the first row of H (n,), None where it is not constant."""
     observation = spec.definition().get("observation") or {}
     if "h" in observation or observation.get("offset"):
         return None
@@ -287,8 +301,8 @@ def measured_direction(spec: ModelSpec) -> Floats | None:
     return row if row.shape == (len(spec.states),) else None
 
 
-def _line(rows: Any, direction: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Return times, and mean and standard deviation of the state in a direction; NaN without covariances."""
+def _estimate_line(rows: Any, direction: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Return times, and mean and standard deviation of a weighted sum of states; NaN where covariances are missing."""
     n = len(direction)
     time = rows["time"].to_numpy(np.int64)
     if not len(time):
@@ -298,6 +312,6 @@ def _line(rows: Any, direction: Floats) -> tuple[NDArray[np.int64], Floats, Floa
     if P.shape[1] == n * n:
         variance = np.einsum("i,kij,j->k", direction, P.reshape(len(time), n, n), direction)
     else:
-        alone = np.count_nonzero(direction) == 1  # variances alone tell the deviation of one state
-        variance = P @ direction**2 if alone else np.full(len(time), np.nan)
+        single = np.count_nonzero(direction) == 1  # one state's deviation needs no covariances
+        variance = P @ direction**2 if single else np.full(len(time), np.nan)
     return time, mean, np.sqrt(np.maximum(variance, 0.0))

@@ -1,4 +1,4 @@
-"""Judge a new version of a model by what a comparison counted, and by the thresholds of its spec. No Spark."""
+"""Decide if a new version of a model may become live, by its comparison and the thresholds of its spec. Spark-free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobs.specs.migration import Upgrade
 
 
 class Comparison(NamedTuple):
-    """What the comparison found: numbers, the verdict (is the new one no worse?), and why."""
+    """The result of a comparison: its numbers, whether the new generation is good enough, and why not."""
 
     numbers: dict[str, Any]
     good: bool
@@ -16,10 +16,10 @@ class Comparison(NamedTuple):
 
 
 def decide(numbers: dict[str, Any], limits: Upgrade) -> Comparison:
-    """Return the verdict on the numbers of `compare`, by the spec's section `upgrade`."""
-    if "unequal_rows" in numbers:  # it is the same model: nothing but the bits can be wrong
-        differ = numbers["unequal_rows"]
-        reasons = [f"it is the same model, and {differ:,} rows differ"] if differ else []
+    """Return the decision on the numbers of `statistics.totals`, by the spec's section `upgrade`."""
+    if "unequal_rows" in numbers:  # of the same model: only the bits can differ
+        count = numbers["unequal_rows"]
+        reasons = [f"it is the same model, and {count:,} rows differ"] if count else []
         return Comparison(numbers, not reasons, reasons)
     reasons: list[str] = []
     if numbers["rows"] < limits.rows:
@@ -28,7 +28,7 @@ def decide(numbers: dict[str, Any], limits: Upgrade) -> Comparison:
         loss = numbers["log_likelihood_a_row"]["old"] - numbers["log_likelihood_a_row"]["new"]
         if not loss <= limits.loss:
             reasons.append(
-                f"it predicts worse: {loss:.4g} less log-likelihood a row, {limits.loss:g} allowed (upgrade.loss)"
+                f"it predicts worse: {loss:.4g} less log-likelihood per row, {limits.loss:g} allowed (upgrade.loss)"
             )
         if numbers["flagged"]["new"] > numbers["flagged"]["old"]:
             reasons.append(
@@ -39,44 +39,44 @@ def decide(numbers: dict[str, Any], limits: Upgrade) -> Comparison:
 
 
 def _shares(numbers: dict[str, Any], limits: Upgrade) -> list[str]:
-    """Return what is wrong with the shares of keys for which the spec has a threshold."""
-    found: list[str] = []
+    """Return the reasons why shares of the keys exceed the spec's thresholds."""
+    reasons: list[str] = []
     worse = numbers["keys_worse"] / numbers["keys"]
     if limits.keys_worse is not None and worse > limits.keys_worse:
-        found.append(
+        reasons.append(
             f"it predicts {worse:.1%} of the keys worse, {limits.keys_worse:.1%} allowed (upgrade.keys_worse)"
         )
-    for name, what in (("nis_outside", "NIS"), ("bias_outside", "mean innovation")):
+    for name, statistic in (("nis_outside", "NIS"), ("bias_outside", "mean innovation")):
         limit = getattr(limits, name)
         if limit is None:
             continue
         share = numbers[name]["new"]
         if share is None:
-            how = "say `outputs: {innovation: true}`" if name == "bias_outside" else "there is none"
-            found.append(f"its {what} cannot be judged, as upgrade.{name} wants it: {how}")
+            remedy = "say `outputs: {innovation: true}`" if name == "bias_outside" else "no row has any"
+            reasons.append(f"its {statistic} cannot be judged, as upgrade.{name} requires: {remedy}")
         elif share > limit:
-            found.append(
-                f"the {what} of {share:.1%} of the keys is outside its 95 % bounds, {limit:.1%} allowed "
+            reasons.append(
+                f"the {statistic} of {share:.1%} of the keys is outside its 95 % bounds, {limit:.1%} allowed "
                 f"(upgrade.{name})"
             )
-    return found
+    return reasons
 
 
-def lines_of(found: Comparison) -> list[str]:
-    """Say in lines what a comparison found."""
-    numbers = found.numbers
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """Return a comparison as lines of a report."""
+    numbers = comparison.numbers
     lines = [f"compared on {numbers['rows']:,} rows of {numbers['keys']:,} keys"]
     if numbers["rows"]:
         likelihood = numbers["log_likelihood_a_row"]
         lines.append(
-            f"log-likelihood a row: {likelihood['old']:.6g} old, {likelihood['new']:.6g} new; better for "
+            f"log-likelihood per row: {likelihood['old']:.6g} old, {likelihood['new']:.6g} new; better for "
             f"{numbers['keys_better']:,} keys, worse for {numbers['keys_worse']:,}"
         )
         nis, outside = numbers["nis_a_component"], numbers["nis_outside"]
         if nis["old"] is not None and nis["new"] is not None:
             lines.append(
-                f"NIS a component (1 is expected): {nis['old']:.4g} old, {nis['new']:.4g} new; outside its 95 % bounds "
-                f"for {_share(outside['old'])} of the keys old, {_share(outside['new'])} new"
+                f"NIS per component (1 is expected): {nis['old']:.4g} old, {nis['new']:.4g} new; outside its 95 % "
+                f"bounds for {_share(outside['old'])} of the keys old, {_share(outside['new'])} new"
             )
         bias, outside = numbers["bias"], numbers["bias_outside"]
         if bias["new"] is not None:
@@ -86,7 +86,10 @@ def lines_of(found: Comparison) -> list[str]:
             )
     if "unequal_rows" in numbers:
         lines.append(f"the same model: {numbers['unequal_rows']:,} rows differ")
-    return [*lines, "verdict: good" if found.good else f"verdict: not good: {'; '.join(found.reasons)}"]
+    return [
+        *lines,
+        "verdict: good" if comparison.good else f"verdict: not good: {'; '.join(comparison.reasons)}",
+    ]
 
 
 def _share(value: float | None) -> str:

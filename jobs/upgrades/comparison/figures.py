@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from numpy.typing import NDArray
 
 from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, inlined, styled
-from jobs.upgrades.comparison.content import Content, Shown, Sums
+from jobs.upgrades.comparison.content import Content, Sums
 from kalman.evaluation.diagnostics import mean_bounds
 
 if TYPE_CHECKING:
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
 COLOURS = {"old": SMOOTHED, "new": ESTIMATE}
 
 
+def without_display() -> None:
+    """Draw into memory: a driver has no display."""
+    matplotlib.use("Agg")
+
+
 @styled
 def draw_likelihood(content: Content) -> str:
-    """Draw what the new version gains: added up over time, and key by key."""
+    """Draw the log-likelihood that the new version gains: cumulated over time, and by key."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.0, 3.1), width_ratios=[3, 2], layout="constrained")
-    old, new = content.course["old"], content.course["new"]
+    old, new = content.by_time["old"], content.by_time["new"]
     gain = np.cumsum(new.ll - old.ll)
     time = _dates(content.time)
     left.axhline(0.0, color=INK, linewidth=0.8)
@@ -32,27 +38,27 @@ def draw_likelihood(content: Content) -> str:
         left.fill_between(
             time, 0.0, np.where(sign * gain > 0, gain, 0.0), color=colour, alpha=0.15, linewidth=0
         )
-    left.set_title("log-likelihood gained by the new version, added up")
+    left.set_title("log-likelihood gained by the new version, cumulated")
     _date_axis(left)
     known = content.gain[np.isfinite(content.gain)]
     if known.size:
         edge = max(float(np.quantile(np.abs(known), 0.99)), 1e-3)
         right.hist(np.clip(known, -edge, edge), bins=41, range=(-edge, edge), color=MEASURED, alpha=0.75)
     right.axvline(0.0, color=INK, linewidth=0.8)
-    numbers = content.found.numbers
+    numbers = content.comparison.numbers
     right.set_title(f"by key: better {numbers['keys_better']:,}, worse {numbers['keys_worse']:,}")
-    right.set_xlabel("log-likelihood gained a row (right of 0: better)")
+    right.set_xlabel("log-likelihood gained per row (right of 0: better)")
     right.set_ylabel("keys")
     return inlined(figure)
 
 
 @styled
 def draw_nis(content: Content) -> str:
-    """Draw NIS a component over time with its bounds, and key by key against them."""
+    """Draw NIS per component with its bounds, over time and by key."""
     figure, axes = plt.subplot_mosaic(
         [["time", "time"], ["old", "new"]], figsize=(11.0, 5.4), height_ratios=[4, 5], layout="constrained"
     )
-    for side, sums in content.course.items():
+    for side, sums in content.by_time.items():
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = sums.nis / sums.degrees
         axes["time"].plot(
@@ -64,19 +70,19 @@ def draw_nis(content: Content) -> str:
             markersize=4,
             label=_name(content, side),
         )
-    degrees = np.maximum(np.nan_to_num(content.course["new"].degrees), 1.0)
+    degrees = np.maximum(np.nan_to_num(content.by_time["new"].degrees), 1.0)
     low, high = mean_bounds(1, degrees)
     axes["time"].fill_between(
-        _dates(content.time), low, high, color=INK, alpha=0.08, linewidth=0, label="95 % of a right model"
+        _dates(content.time), low, high, color=INK, alpha=0.08, linewidth=0, label="95 % of a correct model"
     )
     axes["time"].axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
-    axes["time"].set_title("NIS a component over time (1 is expected)")
+    axes["time"].set_title("NIS per component over time (1 is expected)")
     axes["time"].legend(loc="best", fontsize=8.5)
     _date_axis(axes["time"])
-    highest = _top(*(one.nis / np.maximum(one.degrees, 1.0) for one in content.keys.values()))
-    for side, sums in content.keys.items():
+    highest = _top(*(one.nis / np.maximum(one.degrees, 1.0) for one in content.by_key.values()))
+    for side, sums in content.by_key.items():
         known = np.isfinite(sums.nis) & (sums.degrees > 0)
-        share = content.found.numbers["nis_outside"][side]
+        share = content.comparison.numbers["nis_outside"][side]
         _funnel(
             axes[side],
             sums.degrees[known],
@@ -87,18 +93,18 @@ def draw_nis(content: Content) -> str:
         axes[side].axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
         axes[side].set_ylim(0.0, highest)
         axes[side].set_title(f"{_name(content, side)}: {_share(share)} of the keys outside (5 % expected)")
-        axes[side].set_ylabel("NIS a component")
+        axes[side].set_ylabel("NIS per component")
     return inlined(figure)
 
 
 @styled
 def draw_bias(content: Content) -> str:
-    """Draw the mean normalised innovation of each key against its bounds, of the sides that put it out."""
-    sides = [side for side in content.keys if content.found.numbers["bias"][side] is not None]
+    """Draw the mean normalised innovation of each key with its bounds, of the sides that have written innovations."""
+    sides = [side for side in content.by_key if content.comparison.numbers["bias"][side] is not None]
     figure, grid = plt.subplots(
         1, len(sides), figsize=(5.5 * len(sides), 3.2), squeeze=False, layout="constrained"
     )
-    means = {side: _mean_innovation(content.keys[side]) for side in sides}
+    means = {side: _mean_innovation(content.by_key[side]) for side in sides}
     highest = _top(*(np.abs(mean) for _, mean in means.values()), least=0.1)
     for ax, side in zip(grid[0], sides, strict=True):
         count, mean = means[side]
@@ -109,19 +115,20 @@ def draw_bias(content: Content) -> str:
         _funnel(ax, count, mean, bounds, COLOURS[side])
         ax.axhline(0.0, color=INK, linewidth=0.8, linestyle=":")
         ax.set_ylim(-highest, highest)
-        share = content.found.numbers["bias_outside"][side]
+        share = content.comparison.numbers["bias_outside"][side]
         ax.set_title(f"{_name(content, side)}: {_share(share)} of the keys outside (5 % expected)")
         ax.set_ylabel("mean innovation")
     return inlined(figure)
 
 
 @styled
-def draw_keys(shown: list[Shown], content: Content) -> str:
-    """Draw what both versions make of some keys, over what was measured."""
+def draw_examples(content: Content) -> str:
+    """Draw both versions' estimates of the example keys, over the measurements."""
+    examples = content.examples
     figure, grid = plt.subplots(
-        len(shown), 1, figsize=(11.0, 2.5 * len(shown) + 0.4), squeeze=False, layout="constrained"
+        len(examples), 1, figsize=(11.0, 2.5 * len(examples) + 0.4), squeeze=False, layout="constrained"
     )
-    for ax, one in zip(grid[:, 0], shown, strict=True):
+    for ax, one in zip(grid[:, 0], examples, strict=True):
         ax.plot(
             _dates(one.time), one.measured, ".", color=MEASURED, markersize=4, alpha=0.7, label="measured"
         )
@@ -134,14 +141,14 @@ def draw_keys(shown: list[Shown], content: Content) -> str:
             style = "--" if side == "old" else "-"
             ax.plot(_dates(time), mean, style, color=COLOURS[side], linewidth=1.3, label=_name(content, side))
         ax.set_title(f"{one.key} · {one.why}")
-        ax.set_ylabel(one.what)
+        ax.set_ylabel(one.quantity)
         _date_axis(ax)
     grid[0, 0].legend(loc="best", fontsize=8.5)
     return inlined(figure)
 
 
 def _funnel(ax: Axes, count: Any, value: Any, bounds: Any, colour: str) -> None:
-    """Draw values over the numbers that they are of, and the bounds that get narrower with those."""
+    """Draw each key's value over its number of components, and the bounds, which narrow with that number."""
     ax.set_xscale("log")
     if len(count):
         x = np.geomspace(max(1.0, 0.8 * float(count.min())), 1.25 * float(count.max()), 200)
@@ -160,12 +167,12 @@ def _mean_innovation(sums: Sums) -> tuple[Any, Any]:
 
 
 def _name(content: Content, side: str) -> str:
-    about = content.old if side == "old" else content.new
-    return f"version {about['version']} ({side})"
+    generation = content.old if side == "old" else content.new
+    return f"version {generation['version']} ({side})"
 
 
 def _top(*values: Any, least: float = 2.0) -> float:
-    """Return an axis' end that a few outliers may leave."""
+    """Return the end of an axis, which a few outliers may exceed."""
     known = np.concatenate([np.asarray(one, float)[np.isfinite(one)] for one in values])
     return max(least, 1.15 * float(np.quantile(known, 0.99))) if known.size else least
 

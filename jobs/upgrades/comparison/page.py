@@ -1,22 +1,26 @@
-"""Write the report on two generations as one HTML page that needs nothing else."""
+"""The report on two generations as one self-contained HTML page."""
 
 from __future__ import annotations
 
 import html
 from typing import Any
 
-from jobs.upgrades.comparison import figures
 from jobs.upgrades.comparison.content import Content
+
+try:
+    from jobs.upgrades.comparison import figures
+except ImportError:  # matplotlib is optional
+    figures = None
 
 
 def page(content: Content) -> str:
-    """Return the report as HTML; without pictures where matplotlib is not installed."""
+    """Return the report as HTML, without pictures where matplotlib is not installed."""
     title = f"{content.model}: version {content.new['version']} against {content.old['version']}"
-    good = content.found.good
+    good = content.comparison.good
     verdict = (
-        "By the thresholds of its spec the new version may take over."
+        "By the thresholds of its spec the new version may become live."
         if good
-        else "The new version is not good enough: " + "; ".join(content.found.reasons) + "."
+        else "The new version is not good enough: " + "; ".join(content.comparison.reasons) + "."
     )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
@@ -24,27 +28,27 @@ def page(content: Content) -> str:
         f"<style>{_STYLE}</style></head><body><main>"
         f"<h1>{html.escape(title)}</h1><p>{html.escape(_subject(content))}</p>"
         f'<p class="verdict {"good" if good else "bad"}">{html.escape(verdict)}</p>'
-        f"{_cards(content)}{_table(content)}{''.join(_pictures(content))}{_keys(content)}{_lineage(content)}"
+        f"{_cards(content)}{_thresholds(content)}{''.join(_pictures(content))}{_keys(content)}{_generations(content)}"
         "</main></body></html>\n"
     )
 
 
 def _subject(content: Content) -> str:
-    numbers = content.found.numbers
+    numbers = content.comparison.numbers
     return (
         f"{content.description} Both versions have estimated the same {numbers['rows']:,} rows of "
-        f"{numbers['keys']:,} keys; what is compared is how well each foretold them."
+        f"{numbers['keys']:,} keys; compared is how well each predicted them."
     ).strip()
 
 
 def _cards(content: Content) -> str:
-    numbers = content.found.numbers
+    numbers = content.comparison.numbers
     likelihood = numbers["log_likelihood_a_row"]
     gain = None if likelihood["new"] is None else likelihood["new"] - likelihood["old"]
     keys = numbers["keys"] or 1
     cards = [
         (f"{numbers['rows']:,}", "rows compared", f"of {numbers['keys']:,} keys"),
-        (number(gain, "+.4f"), "log-likelihood gained a row", "above 0 the new version predicts better"),
+        (number(gain, "+.4f"), "log-likelihood gained per row", "above 0 the new version predicts better"),
         (
             f"{numbers['keys_better'] / keys:.0%}",
             "of the keys predicted better",
@@ -52,7 +56,7 @@ def _cards(content: Content) -> str:
         ),
         (
             number(numbers["nis_a_component"]["new"], ".3f"),
-            "NIS a component, new",
+            "NIS per component, new",
             f"1 is expected; {number(numbers['nis_a_component']['old'], '.3f')} old",
         ),
         (
@@ -62,7 +66,7 @@ def _cards(content: Content) -> str:
         ),
     ]
     if "unequal_rows" in numbers:
-        cards.append((f"{numbers['unequal_rows']:,}", "rows differ", "it is the same model: none may"))
+        cards.append((f"{numbers['unequal_rows']:,}", "rows differ", "it is the same model: none may differ"))
     parts = [
         f'<div class="card"><b>{html.escape(value)}</b><span>{html.escape(name)}</span>'
         f"<small>{html.escape(more)}</small></div>"
@@ -71,16 +75,16 @@ def _cards(content: Content) -> str:
     return f'<div class="cards">{"".join(parts)}</div>'
 
 
-def _table(content: Content) -> str:
-    """Show every number that is judged, of both, with its threshold."""
-    numbers, limits = content.found.numbers, content.limits
+def _thresholds(content: Content) -> str:
+    """Return the table of the statistics that decide, of both versions, with their thresholds."""
+    numbers, limits = content.comparison.numbers, content.limits
     keys = numbers["keys"]
     worse = None if not keys else numbers["keys_worse"] / keys
     loss = numbers["log_likelihood_a_row"]
     rows: list[tuple[str, str, str, str]] = [
         ("rows compared", "", f"{numbers['rows']:,}", f"at least {limits['rows']:,} (upgrade.rows)"),
         (
-            "log-likelihood a row",
+            "log-likelihood per row",
             number(loss["old"], ".6g"),
             number(loss["new"], ".6g"),
             f"at most {limits['loss']:g} less than the old (upgrade.loss)",
@@ -91,7 +95,7 @@ def _table(content: Content) -> str:
             number(worse, ".1%"),
             _limit(limits["keys_worse"], "upgrade.keys_worse"),
         ),
-        *_pair(numbers, "nis_a_component", "NIS a component", ".4f", "1 is expected"),
+        *_pair(numbers, "nis_a_component", "NIS per component", ".4f", "1 is expected"),
         *_pair(
             numbers,
             "nis_outside",
@@ -119,8 +123,8 @@ def _table(content: Content) -> str:
     )
     head = "".join(f"<th>{name}</th>" for name in ("", "old", "new", "allowed"))
     return _section(
-        "What is judged",
-        "Bounds are those within which 95 % of the keys would be if the model were exactly right.",
+        "Thresholds",
+        "Of an exactly right model, 95 % of the keys would lie within the bounds.",
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>',
     )
 
@@ -136,45 +140,42 @@ def _limit(value: float | None, name: str) -> str:
 
 
 def _pictures(content: Content) -> list[str]:
-    """Return the sections with pictures, or one that says why there are none."""
-    if not content.found.numbers["rows"]:
+    """Return the sections with pictures, or one with the reason why there are none."""
+    if not content.comparison.numbers["rows"]:
         return [_section("Nothing to draw", "The two have no row in common yet.", "")]
-    try:
-        import matplotlib
-    except ImportError:
-        text = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then make the report again."
+    if figures is None:
+        text = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then run the report again."
         return [_section("Pictures", text, "")]
-    matplotlib.use("Agg")
-
+    figures.without_display()
     sections = [
         _section(
             "Which predicts better",
-            "The predictive log-likelihood says how probable a version held each measurement before it came. Left: "
-            "what the new one gains over the old, added up over event time. Right: the gain a row of each key.",
+            "The predictive log-likelihood is that of each measurement before the filter has seen it. Left: the new "
+            "version's gain over the old one, cumulated over event time. Right: each key's gain per row.",
             _picture(figures.draw_likelihood(content), "Log-likelihood gained, over time and by key"),
         ),
         _section(
-            "Which knows its own error",
-            "The normalised innovation squared is, on average, the number of measured components if a filter's "
-            "covariances are right: above, it is too sure of itself; below, too cautious. Each dot is a key.",
-            _picture(figures.draw_nis(content), "NIS a component, over time and by key"),
+            "Which is better calibrated",
+            "The normalised innovation squared (NIS) averages to the number of measured components if a filter's "
+            "covariances are right; above, they are too small, below, too large. Each dot is a key.",
+            _picture(figures.draw_nis(content), "NIS per component, over time and by key"),
         ),
     ]
-    if any(value is not None for value in content.found.numbers["bias"].values()):
-        text = "The mean of a key's normalised innovations. In a right model it is zero but for chance."
+    if any(value is not None for value in content.comparison.numbers["bias"].values()):
+        text = "The mean of a key's normalised innovations. In a correct model it differs from zero only by chance."
         sections.append(
             _section("Bias", text, _picture(figures.draw_bias(content), "Mean innovation by key"))
         )
     else:
-        text = "Not judged: a spec that says outputs: {innovation: true} has each row's innovation kept."
+        text = "Not judged: it needs each row's innovation, which outputs: {innovation: true} in the spec writes."
         sections.append(_section("Bias", text, ""))
-    if content.shown:
-        text = "Some keys as both versions see them: the estimate of what is measured, with its 95 % band."
+    if content.examples:
+        text = "Both versions' estimates of some keys, with their 95 % bands, over the measurements."
         sections.append(
             _section(
                 "Estimates",
                 text,
-                _picture(figures.draw_keys(content.shown, content), "Estimates of some keys"),
+                _picture(figures.draw_examples(content), "Estimates of some keys"),
             )
         )
     return sections
@@ -190,17 +191,17 @@ def _keys(content: Content) -> str:
             f"<td>{number(one['nis_a_component_new'], '.3f')}</td></tr>"
             for one in data[name][:8]
         )
-        head = f"<th>keys that {title}</th><th>rows</th><th>gain a row</th><th>NIS old</th><th>NIS new</th>"
+        head = f"<th>keys that {title}</th><th>rows</th><th>gain per row</th><th>NIS old</th><th>NIS new</th>"
         parts.append(
             f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         )
     return _section(
-        "Keys", "By log-likelihood gained a row; more of them are in the JSON file beside this one.",
+        "Keys", "By log-likelihood gained per row; the JSON file beside this one has more of them.",
         f'<div class="two">{"".join(parts)}</div>',
     )  # fmt: skip
 
 
-def _lineage(content: Content) -> str:
+def _generations(content: Content) -> str:
     rows = "".join(
         "<tr>"
         + "".join(
@@ -210,16 +211,16 @@ def _lineage(content: Content) -> str:
         + "</tr>"
         for side, one in (("old", content.old), ("new", content.new))
     )
-    head = "".join(f"<th>{name}</th>" for name in ("", "generation", "version", "status", "began from"))
+    head = "".join(f"<th>{name}</th>" for name in ("", "generation", "version", "status", "started from"))
     return _section(
         "Generations",
-        "The new one began behind a micro-batch of the old one; rows before that are not compared.",
+        "The new generation starts after a micro-batch of the old one; rows before that are not compared.",
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>',
     )
 
 
 def number(value: float | None, form: str) -> str:
-    """Write a number, or a dash where there is none."""
+    """Return a number as text, or a dash where there is none."""
     return "–" if value is None else format(value, form)
 
 

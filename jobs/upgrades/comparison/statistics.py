@@ -1,12 +1,12 @@
-"""Compare two generations on the rows that both have estimated: which predicts better, and knows its own error better.
+"""Compare two generations on the rows that both have estimated: which predicts better, and which is better calibrated.
 
-For each key: the predictive log-likelihood of both; their NIS, whose average is the number of measured components where
-a filter is right about its uncertainty, with the chi-square bounds of that average; and their bias, the mean of the
-normalised innovations, where the spec has them put out (`outputs.innovation`). Two generations of one and the same
-model must agree to the last bit.
+Three statistics a key: the predictive log-likelihood; the NIS, whose average is the number of measured components if a
+filter's covariances are right, with the chi-square bounds of that average; and the bias, the mean of the normalised
+innovations, if the spec writes them (`outputs.innovation`). Two generations of the same model must agree to the last
+bit.
 
-Rows of one key and one time have no number of their own, so they are taken together. Where rows were corrected
-(`order.kind: replay`), their last estimates count.
+Rows of one key and one event time cannot be told apart, so their statistics are summed. Of corrected rows
+(`order.kind: replay`) the last estimates count.
 """
 
 from __future__ import annotations
@@ -32,56 +32,59 @@ if TYPE_CHECKING:
 
 SIDES = {"a": "old", "b": "new"}
 SUMS = ("rows", "ll", "nis", "degrees", "flagged", "innovation", "components")
-"""What is summed up of each side: rows, log-likelihood, NIS of rows that are not flagged and the components that it is
-of, flagged rows, normalised innovations and their number."""
+"""The sums of each side: rows, log-likelihood, NIS of the rows without flags and their measured components (its degrees
+of freedom), flagged rows, normalised innovations and their number."""
 
 
 def same_model(warehouse: Warehouse, old: Generation, new: Generation) -> bool:
-    """Tell if two generations are of the same model and parameters, whatever its version is called."""
+    """Tell if two generations have the same model and parameters, whatever their version numbers."""
     before, after = origin(warehouse, old), origin(warehouse, new)
-    meanings = {one.model_spec().model_copy(update={"version": 1}).fingerprint() for one in (before, after)}
-    return len(meanings) == 1 and before.parameters == after.parameters
+    fingerprints = {
+        one.model_spec().model_copy(update={"version": 1}).fingerprint() for one in (before, after)
+    }
+    return len(fingerprints) == 1 and before.parameters == after.parameters
 
 
-def moments(warehouse: Warehouse, spec: ModelSpec, old: str, new: str, first_batch: int) -> DataFrame:
-    """Return, for each key and time that both have estimated as often, the sums of the old (`a_`) and the new (`b_`).
+def paired_sums(warehouse: Warehouse, spec: ModelSpec, old: str, new: str, first_batch: int) -> DataFrame:
+    """Return the `SUMS` of the old (`a_`) and the new generation (`b_`) by key and event time.
 
-    first_batch: of the old generation, whose rows the new one has too.
+    Only pairs of the same number of rows are compared.
+
+    first_batch: the old generation's first micro-batch whose rows the new one has too.
     """
     table = warehouse.read(estimates(spec.name))
     a, b = (
-        _of(table, generation, letter, behind)
-        for generation, letter, behind in ((old, "a", first_batch), (new, "b", 0))
+        _sums_of(table, generation, letter, first)
+        for generation, letter, first in ((old, "a", first_batch), (new, "b", 0))
     )
     both = a.join(b, ["key", "event_time"], "inner").filter(F.col("a_rows") == F.col("b_rows"))
     return _with_degrees(warehouse, spec, both)
 
 
-def _of(table: DataFrame, generation: str, letter: str, behind: int) -> DataFrame:
-    seen = F.lit(None).cast("array<double>")
+def _sums_of(table: DataFrame, generation: str, letter: str, first_batch: int) -> DataFrame:
+    measured = F.lit(None).cast("array<double>")
     if "innovation" in table.columns:
-        seen = F.filter("innovation", lambda value: ~F.isnan(value))
-    well = F.col("flags").isNull()
+        measured = F.filter("innovation", lambda value: ~F.isnan(value))
+    good = F.col("flags").isNull()
     named: dict[str, Column] = {
         "rows": F.count("*"),
-        "ll": F.sum(F.nanvl("log_likelihood", F.lit(0.0))),  # of a flagged row there is none
-        "nis": F.sum(F.when(well, F.col("nis"))),
-        "judged": F.count(F.when(well, F.col("nis"))),
+        "ll": F.sum(F.nanvl("log_likelihood", F.lit(0.0))),  # a flagged row has none
+        "nis": F.sum(F.when(good, F.col("nis"))),
+        "judged": F.count(F.when(good, F.col("nis"))),
         "flagged": F.count("flags"),
-        "innovation": F.sum(F.aggregate(seen, F.lit(0.0), lambda total, value: total + value)),
-        "components": F.sum(F.when(seen.isNotNull(), F.size(seen))),
+        "innovation": F.sum(F.aggregate(measured, F.lit(0.0), lambda total, value: total + value)),
+        "components": F.sum(F.when(measured.isNotNull(), F.size(measured))),
     }
-    mine = latest_corrections(
-        table.filter((F.col("generation") == generation) & (F.col("batch_id") >= behind))
+    rows = latest_corrections(
+        table.filter((F.col("generation") == generation) & (F.col("batch_id") >= first_batch))
     )
-    return mine.groupBy("key", "event_time").agg(
+    return rows.groupBy("key", "event_time").agg(
         *(column.alias(f"{letter}_{name}") for name, column in named.items())
     )
 
 
 def _with_degrees(warehouse: Warehouse, spec: ModelSpec, both: DataFrame) -> DataFrame:
-    """Add of how many measured components NIS is of: the rows themselves tell where there is more than one."""
-
+    """Add the degrees of freedom of NIS, the measured components; with several columns, from the measurements table."""
     if len(spec.measurement) == 1:
         return both.select("*", *(F.col(f"{letter}_judged").alias(f"{letter}_degrees") for letter in SIDES))
     if not warehouse.exists(measurements(spec.name)):  # a topic that has not landed
@@ -100,18 +103,19 @@ def _with_degrees(warehouse: Warehouse, spec: ModelSpec, both: DataFrame) -> Dat
     )
     joined = both.join(landed, ["key", "event_time"], "left")
     for letter in SIDES:
-        # Of rows of one time of which only some are judged, it cannot be told which.
+        # If only some rows of one event time have a NIS, their measurements are not known: none of them counts.
         whole = F.col(f"{letter}_judged") == F.col("landed")
         joined = joined.withColumn(f"{letter}_degrees", F.when(whole, F.col("seen")).otherwise(F.lit(0)))
         joined = joined.withColumn(f"{letter}_nis", F.when(whole, F.col(f"{letter}_nis")))
     return joined
 
 
-def per_key(both: DataFrame) -> DataFrame:
-    """Return the sums of each key, and what is judged by them: gain, and what of it is outside its bounds.
+def sums_by_key(both: DataFrame) -> DataFrame:
+    """Return the sums of each key, and the columns that `judge_keys` adds.
 
-    nis_outside: the average NIS is outside its 95 % chi-square bounds; bias_outside: the mean innovation is more than
-    1.96 of its standard deviations from 0. Null where there is nothing to judge.
+    gain: log-likelihood per row that the new generation has more; nis_outside: the average NIS is outside its 95 %
+    chi-square bounds; bias_outside: the mean innovation is more than 1.96 of its standard deviations from 0. Null where
+    no row tells.
     """
     names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
     keys = both.groupBy("key").agg(*(F.sum(name).alias(name) for name in names))
@@ -129,8 +133,7 @@ def _judge_keys(frames: Any) -> Any:
 
 
 def judge_keys(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add to the sums of keys what is judged by them."""
-
+    """Add gain, nis_outside and bias_outside to the sums of keys."""
     frame["gain"] = (frame["b_ll"] - frame["a_ll"]) / frame["a_rows"]
     for letter in SIDES:
         degrees = frame[f"{letter}_degrees"].fillna(0.0).to_numpy()
@@ -150,14 +153,14 @@ def judge_keys(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _where_known(known: Any, value: Any) -> Any:
-    """Return truth values (N,), null where nothing is known."""
-    found = value.astype(object)
-    found[~known] = None
-    return found
+    """Return booleans (N,), null where they are not known."""
+    nullable = value.astype(object)
+    nullable[~known] = None
+    return nullable
 
 
 def totals(keys: DataFrame) -> dict[str, Any]:
-    """Return the sums over all keys, and which shares of the keys predict better or are outside their bounds."""
+    """Return the statistics over all keys, the keys predicted better and worse, and the shares outside their bounds."""
     names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
     judged_columns = [f"{letter}_{what}" for letter in SIDES for what in ("nis_outside", "bias_outside")]
     row = keys.agg(
@@ -170,10 +173,10 @@ def totals(keys: DataFrame) -> dict[str, Any]:
     assert row is not None
 
     def average(name: str, by: str) -> dict[str, float | None]:
-        found = {letter: (row[f"{letter}_{name}"], row[f"{letter}_{by}"]) for letter in SIDES}
+        pairs = {letter: (row[f"{letter}_{name}"], row[f"{letter}_{by}"]) for letter in SIDES}
         return {
             SIDES[letter]: float(total) / float(count) if total is not None and count else None
-            for letter, (total, count) in found.items()
+            for letter, (total, count) in pairs.items()
         }
 
     def sides(name: str) -> dict[str, Any]:
@@ -193,11 +196,11 @@ def totals(keys: DataFrame) -> dict[str, Any]:
     }
 
 
-def unequal(table: DataFrame, old: str, new: str, first_batch: int) -> int:
-    """Return how many rows of two generations of one model are not the same to the last bit."""
+def count_unequal_rows(table: DataFrame, old: str, new: str, first_batch: int) -> int:
+    """Return how many rows of two generations of one model differ in any bit."""
     columns = ["key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags"]
-    behind = (F.col("generation") == old) & (F.col("batch_id") >= first_batch)
-    mine = latest_corrections(table.filter(behind)).select(*columns)
-    theirs = latest_corrections(table.filter(F.col("generation") == new)).select(*columns)
-    times = theirs.select("key", "event_time").distinct()
-    return mine.join(times, ["key", "event_time"], "left_semi").select(*columns).exceptAll(theirs).count()
+    common = (F.col("generation") == old) & (F.col("batch_id") >= first_batch)
+    before = latest_corrections(table.filter(common)).select(*columns)
+    after = latest_corrections(table.filter(F.col("generation") == new)).select(*columns)
+    times = after.select("key", "event_time").distinct()
+    return before.join(times, ["key", "event_time"], "left_semi").select(*columns).exceptAll(after).count()

@@ -107,7 +107,7 @@ def test_former_definitions_go_and_may_come_again(tmp_path: Path, monkeypatch: p
     assert maintain.run(pipeline.settings, "walk", dry_run=True).data["not_vacuumed"] == {}
     committed_long_ago(Path(table), version=1)
     (said,) = maintain.run(pipeline.settings, "walk", dry_run=True).data["not_vacuumed"].values()
-    assert said == "the monitor has not read estimates of 10 days ago: run it, or take it out of the spec"
+    assert said == "the monitor has not read estimates of 10 days ago: run it, or remove it from the spec"
     monitor.run(pipeline.settings, "walk")
     assert maintain.run(pipeline.settings, "walk", dry_run=True).data["not_vacuumed"] == {}
     delta = DeltaTable.forPath(warehouse.spark, table)

@@ -1,4 +1,4 @@
-"""The way of states back to an earlier version: there and back again gives the same states, or it is refused."""
+"""The path of states back to an earlier version: a step and its inverse give the same states, or it is refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.migration.inverse import path_back, way_back
-from jobs.migration.state_map import migration
+from jobs.migration.inverse import path_back, reverse_rules
+from jobs.migration.state_map import build_migration
 from jobs.migration.versions import Step, path_between
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.migration.test_migration import spec, states
@@ -20,12 +20,14 @@ UNITS = np.diag([1.0, 3.6, 1e3]) @ np.array([[2.0, 1.0, 0.0], [0.0, 1.0, 1.0], [
 
 
 def there_and_back(*specs: ModelSpec, keys: int = 40) -> tuple[Any, Any, Any, Any]:
-    """Return mean and covariance of the first version, and what they are after the way to the last and back."""
+    """Return mean and covariance of the first version, and both after a migration to the last version and back."""
     known = {one.version: one for one in specs}
     first, last = specs[0].version, specs[-1].version
     mean, covariance = states(len(specs[0].states), keys, 7)
-    there = migration(path_between(known, first, last), {}, {}).carry(mean, covariance, {})
-    back = migration(path_back(known, last, first), {}, {}).carry(there.mean, there.covariance, there.extras)
+    there = build_migration(path_between(known, first, last), {}, {}).apply(mean, covariance, {})
+    back = build_migration(path_back(known, last, first), {}, {}).apply(
+        there.mean, there.covariance, there.extras
+    )
     assert not there.wrong.any() and not back.wrong.any()
     return mean, covariance, back.mean, back.covariance
 
@@ -55,11 +57,11 @@ ADDED = {"bias": {"mean": 1.0, "variance": 4.0, "covariance": {"gust": 1.0}}, "g
     ],
     ids=["the same", "another order", "rescaled", "swapped", "added to", "transformed"],
 )
-def test_there_and_back_gives_the_same_states(after: list[str], rules: dict[str, Any] | None) -> None:
+def test_a_step_and_its_inverse_give_the_same_states(after: list[str], rules: dict[str, Any] | None) -> None:
     assert_same(*there_and_back(spec(1, ["a", "b", "c"]), spec(2, after, migrate=rules)))
 
 
-def test_a_map_that_mixes_the_states_comes_back() -> None:
+def test_a_transform_that_mixes_the_states_is_inverted() -> None:
     rng = np.random.default_rng(0)
     for T in (UNITS, *(np.linalg.qr(rng.normal(size=(n, n)))[0] * 3.0 for n in (1, 2, 5))):
         names = [f"s{i}" for i in range(len(T))]
@@ -70,7 +72,7 @@ def test_a_map_that_mixes_the_states_comes_back() -> None:
         assert (np.abs(P - covariance).max(axis=0) <= 1e-12 * np.abs(covariance).max(axis=0)).all()
 
 
-def test_several_versions_are_gone_back_through_one_by_one() -> None:
+def test_a_path_back_goes_through_every_version_in_between() -> None:
     specs = (
         spec(1, ["a", "b"]),
         spec(2, ["a", "b", "c"], migrate={"states": {"c": {"mean": 0.0, "variance": 1.0}}}),
@@ -82,7 +84,7 @@ def test_several_versions_are_gone_back_through_one_by_one() -> None:
     assert [(step.old.version, step.new.version) for step in back] == [(5, 4), (4, 2), (2, 1)]
 
 
-def test_a_state_that_was_given_up_begins_as_the_earlier_version_says() -> None:
+def test_a_dropped_state_starts_from_the_earlier_versions_initial() -> None:
     first = spec(
         1,
         ["a", "b", "c"],
@@ -101,12 +103,12 @@ def test_a_state_that_was_given_up_begins_as_the_earlier_version_says() -> None:
     second = spec(2, ["a"], migrate={"drop": ["b"]}, initial={"diffuse": True})
     (step,) = path_back({1: diffuse, 2: second}, 2, 1)
     model = kalman.build(second.definition())
-    after = migration([step], {}, {}).carry(*model.snapshot(model.from_moments(*states(1, 3))))
+    after = build_migration([step], {}, {}).apply(*model.snapshot(model.from_moments(*states(1, 3))))
     A = after.extras["diffuse"].reshape(2, 2, 3)
     assert not after.wrong.any() and A[1].any(axis=0).all() and not A[0].any()
 
 
-def test_a_state_of_the_same_name_that_is_another_is_not_taken_for_the_old_one() -> None:
+def test_a_new_state_of_an_old_name_is_not_mapped_back_to_the_old_one() -> None:
     first, second = (
         spec(1, ["a", "b"]),
         spec(2, ["a", "b"], migrate={"states": {"b": {"mean": 7.0, "variance": 49.0}}, "drop": ["b"]}),
@@ -116,12 +118,12 @@ def test_a_state_of_the_same_name_that_is_another_is_not_taken_for_the_old_one()
 
 
 def half(mean: Any, covariance: Any, extras: Any) -> tuple[Any, Any]:
-    """The way back of a test: the second of two equal parts is given up."""
+    """A reverse function: drop the second of two equal parts."""
     n = len(mean)
     return mean[: n // 2], covariance.reshape(n, n, -1)[: n // 2, : n // 2].reshape((n // 2) ** 2, -1)
 
 
-def test_a_way_back_that_is_written_down_goes_before() -> None:
+def test_migrate_reverse_takes_precedence_over_the_inverse() -> None:
     twice = {"a2": {"from": "a"}, "b2": {"from": "b"}}
     tall = {"matrix": [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]}
     flat = [[0.5, 0.0, 0.5, 0.0], [0.0, 0.5, 0.0, 0.5]]
@@ -135,10 +137,10 @@ def test_a_way_back_that_is_written_down_goes_before() -> None:
         assert_same(*there_and_back(spec(1, ["a", "b"]), spec(2, ["a", "b", "a2", "b2"], migrate=rules)))
 
 
-def test_how_to_come_back_is_not_part_of_what_a_version_means() -> None:
+def test_migrate_reverse_is_no_part_of_the_fingerprint() -> None:
     plain = spec(2, ["a"], migrate={"drop": ["b"]})
-    told = spec(2, ["a"], migrate={"drop": ["b"], "reverse": {"states": {"b": {"initial": True}}}})
-    assert plain.fingerprint() == told.fingerprint()
+    reversible = spec(2, ["a"], migrate={"drop": ["b"], "reverse": {"states": {"b": {"initial": True}}}})
+    assert plain.fingerprint() == reversible.fingerprint()
 
 
 NOISE = {"transform": {"matrix": [[1.0, 0.0], [0.0, 1.0]], "noise": [[1.0, 0.0], [0.0, 0.0]]}}
@@ -146,10 +148,10 @@ KEYS = {"keys": {"function": "m:f"}}
 
 
 @pytest.mark.parametrize(
-    ("new", "said"),
+    ("new", "message"),
     [
         (spec(2, ["a", "b", "c"], migrate={"states": {"c": {"from": "a"}}}), "state a became a and c"),
-        (spec(2, ["a", "b"], migrate={"function": "m:f"}), r"migrate.function \(m:f\) does cannot be turned"),
+        (spec(2, ["a", "b"], migrate={"function": "m:f"}), r"migrate.function \(m:f\) cannot be inverted"),
         (spec(2, ["a"], migrate={"transform": {"matrix": [[1.0, 1.0]]}}), "has 1 rows and 2 columns"),
         (spec(2, ["a", "b"], migrate={"transform": {"matrix": [[1.0, 1.0], [1.0, 1.0]]}}), "is singular"),
         (spec(2, ["a", "b"], migrate={"transform": {"matrix": [[1, 0], [0, 0]]}}), "is singular"),
@@ -157,28 +159,28 @@ KEYS = {"keys": {"function": "m:f"}}
         (spec(2, ["a", "b"], migrate=NOISE), "adds noise"),
     ],
 )
-def test_what_has_no_inverse_is_refused_and_said_what_to_write(new: ModelSpec, said: str) -> None:
-    with pytest.raises(UserError, match=said) as raised:
-        way_back(Step(spec(1, ["a", "b"]), new))
+def test_a_step_without_inverse_is_refused_with_what_to_write(new: ModelSpec, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        reverse_rules(Step.forward(spec(1, ["a", "b"]), new))
     assert "Say in the spec of version 2, under migrate.reverse" in raised.value.message
 
 
-def test_other_keys_and_versions_that_nobody_knows_are_refused() -> None:
+def test_other_keys_and_unknown_versions_are_refused() -> None:
     old = spec(1, ["a"])
     for new in (spec(2, ["a"], key=["k", "l"], migrate=KEYS), spec(2, ["a"], migrate=KEYS)):
         with pytest.raises(UserError, match="gave the keys other names"):
-            way_back(Step(old, new))
+            reverse_rules(Step.forward(old, new))
     with pytest.raises(UserError, match="the spec of version 2 is not known"):
         path_back({1: old, 3: spec(3, ["a"])}, 3, 1)
 
 
-def test_a_way_back_that_is_written_wrong_names_itself() -> None:
+def test_an_error_in_migrate_reverse_names_that_section() -> None:
     new = spec(2, ["a"], migrate={"drop": ["b"], "reverse": {"states": {"b": {"from": "q"}}}})
     with pytest.raises(
         UserError, match=r"version 2 of m: migrate.reverse.states.b.from: version 2 has no state q"
     ):
-        migration(path_back({1: spec(1, ["a", "b"]), 2: new}, 2, 1), {}, {})
+        build_migration(path_back({1: spec(1, ["a", "b"]), 2: new}, 2, 1), {}, {})
     lms = spec(1, ["a", "b"], filter="lms", process=None, lms={"step": 0.1}, observation={"H": [[1.0, 0.5]]},
                initial={"mean": [1.0, 2.0]})  # fmt: skip
     with pytest.raises(UserError, match=r"of version 1 \(lms\) the filter keeps"):
-        migration(path_back({1: lms, 2: spec(2, ["a", "b"])}, 2, 1), {}, {})
+        build_migration(path_back({1: lms, 2: spec(2, ["a", "b"])}, 2, 1), {}, {})

@@ -1,4 +1,4 @@
-"""What becomes of states from version to version, against dense matrices written down here."""
+"""Migrations of states from version to version, against dense matrices written down here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.migration.state_map import migration, state_map_of
+from jobs.migration.state_map import build_migration, state_map_of
 from jobs.migration.versions import Step, path_between
 from jobs.specs.model_spec import ModelSpec
 from kalman.filters.affine import Affine, moved
@@ -75,9 +75,9 @@ def test_states_are_kept_renamed_rescaled_dropped_and_added() -> None:
         "drop": ["c"],
     }
     new = spec(2, ["y", "per_cent", "a", "x", "z"], migrate=rules)
-    way = migration([Step(old, new)], {}, {})
+    built = build_migration([Step.forward(old, new)], {}, {})
     mean, covariance = states(3, 11)
-    after = way.carry(mean, covariance, {})
+    after = built.apply(mean, covariance, {})
     P, Q = covariance.reshape(3, 3, 11), after.covariance.reshape(5, 5, 11)
     expected = [np.full(11, 3.0), 100.0 * mean[1] + 1.0, mean[0], np.full(11, 2.0), np.full(11, 0.5)]
     assert np.array_equal(after.mean, expected)
@@ -89,22 +89,24 @@ def test_states_are_kept_renamed_rescaled_dropped_and_added() -> None:
     assert not after.wrong.any()
 
 
-def test_a_migration_there_and_back_gives_the_states_again() -> None:
+def test_a_rescaling_and_its_inverse_give_the_states_to_the_last_bit() -> None:
     old, new = (
         spec(1, ["a", "b"]),
         spec(2, ["b2", "a"], migrate={"states": {"b2": {"from": "b", "scale": 4.0}}}),
     )
     back = spec(3, ["a", "b"], migrate={"states": {"b": {"from": "b2", "scale": 0.25}}})
     mean, covariance = states(2, 50)
-    after = migration([Step(old, new), Step(new, back)], {}, {}).carry(mean, covariance, {})
+    after = build_migration([Step.forward(old, new), Step.forward(new, back)], {}, {}).apply(
+        mean, covariance, {}
+    )
     assert np.array_equal(after.mean, mean) and np.array_equal(after.covariance, covariance)
 
 
-def test_the_same_states_pass_whole() -> None:
+def test_an_identity_passes_extras_unchanged() -> None:
     learn = {"parameters": ["R"], "scope": "key"}
     old, new = spec(1, ["a"], learn=learn), spec(2, ["a"], learn=learn)
     extras = {"parameters": np.array([[1.0, 2.0]])}
-    after = migration([Step(old, new)], {}, {}).carry(*states(1, 2), extras)
+    after = build_migration([Step.forward(old, new)], {}, {}).apply(*states(1, 2), extras)
     assert after.extras["parameters"] is extras["parameters"]
 
 
@@ -138,13 +140,13 @@ IMM: dict[str, Any] = {
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
-def test_another_filter_goes_on_with_the_state(changes: dict[str, Any], rtol: float) -> None:
+def test_another_filter_continues_from_the_state(changes: dict[str, Any], rtol: float) -> None:
     """Carried over, there and back, the next row gives what the linear filter gives by the textbook."""
     old, new, back = spec(1, ["a", "b"]), spec(2, ["a", "b"], **changes), spec(3, ["a", "b"])
     rng = np.random.default_rng(3)
     mean, root = rng.normal(size=(2, 9)), rng.normal(size=(9, 2, 2))
     covariance = unpack(pack(np.moveaxis(root @ root.transpose(0, 2, 1), 0, 2).reshape(4, 9)))
-    after = migration([Step(old, new)], {}, {}).carry(mean, covariance, {})
+    after = build_migration([Step.forward(old, new)], {}, {}).apply(mean, covariance, {})
     assert not after.wrong.any()
     target = kalman.build(new.definition())
     y = rng.normal(size=(1, 9))
@@ -160,7 +162,9 @@ def test_another_filter_goes_on_with_the_state(changes: dict[str, Any], rtol: fl
         np.testing.assert_allclose(found[:, key], expected, rtol=rtol, atol=rtol)
         wanted = (np.eye(2) - np.outer(K, H)) @ P
         np.testing.assert_allclose(packed[:, key], wanted[[0, 1, 1], [0, 0, 1]], rtol=rtol, atol=rtol)
-    again = migration([Step(new, back)], {}, {}).carry(after.mean, after.covariance, after.extras)
+    again = build_migration([Step.forward(new, back)], {}, {}).apply(
+        after.mean, after.covariance, after.extras
+    )
     np.testing.assert_allclose(again.mean, mean, rtol=rtol, atol=rtol)
     np.testing.assert_allclose(again.covariance, covariance, rtol=rtol, atol=rtol)
 
@@ -181,35 +185,35 @@ RLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("changes", [LMS, RLS], ids=["lms", "rls"])
-def test_a_filter_whose_state_is_more_than_moments_follows_only_its_like(changes: dict[str, Any]) -> None:
+def test_a_filter_whose_state_is_more_than_moments_follows_only_its_own_kind(changes: dict[str, Any]) -> None:
     old, new = spec(1, ["a", "b"], **changes), spec(2, ["a", "b"], **changes)
     model = kalman.build(old.definition())
     parts = model.snapshot(model.initial(4))
-    after = migration([Step(old, new)], {}, {}).carry(*parts)
+    after = build_migration([Step.forward(old, new)], {}, {}).apply(*parts)
     assert not after.wrong.any()  # though its covariance is not finite
     np.testing.assert_array_equal(model.restore(after.mean, after.covariance, after.extras), model.initial(4))
     for steps in (
-        [Step(old, spec(2, ["a", "b"]))],
-        [Step(spec(1, ["a", "b"]), new)],
+        [Step.forward(old, spec(2, ["a", "b"]))],
+        [Step.forward(spec(1, ["a", "b"]), new)],
     ):
         with pytest.raises(
             UserError, match=r"from version 1 to 2: of version [12] \([lr].s\) the filter keeps"
         ):
-            migration(steps, {}, {})
+            build_migration(steps, {}, {})
 
 
-def test_what_a_key_has_learned_for_itself_goes_with_it() -> None:
+def test_parameters_learned_per_key_are_kept_with_the_key() -> None:
     learn = {"parameters": ["R"], "scope": "key"}
     old = spec(1, ["a"], learn=learn)
     new = spec(2, ["b", "a"], learn=learn, migrate={"states": {"b": {"mean": 0.0, "variance": 1.0}}})
     extras, learned = {"parameters": np.array([[1.0, 2.0]])}, {"R": [[3.0]]}
-    kept = migration([Step(old, new)], learned, learned).carry(*states(1, 2), extras)
+    kept = build_migration([Step.forward(old, new)], learned, learned).apply(*states(1, 2), extras)
     assert kept.extras["parameters"].tolist() == [[1.0, 2.0]]
-    given_up = migration([Step(old, new)], learned, {}).carry(*states(1, 2), extras)
+    given_up = build_migration([Step.forward(old, new)], learned, {}).apply(*states(1, 2), extras)
     assert given_up.extras["parameters"].tolist() == [[1.0, 1.0]]  # the spec's
 
 
-def test_undetermined_states_are_carried_as_such() -> None:
+def test_diffuse_states_stay_diffuse() -> None:
     diffuse = {"initial": {"diffuse": True}}
     old = spec(1, ["a", "b"], **diffuse)
     model = kalman.build(old.definition())
@@ -222,21 +226,21 @@ def test_undetermined_states_are_carried_as_such() -> None:
     assert parts[2]["diffuse"].any(axis=0).tolist() == [True, True, True]  # H sees only a + b
 
     swapped = spec(2, ["b", "c"], migrate={"states": {"c": {"from": "a", "scale": 2.0}}}, **diffuse)
-    after = migration([Step(old, swapped)], {}, {}).carry(*parts)
+    after = build_migration([Step.forward(old, swapped)], {}, {}).apply(*parts)
     assert not after.wrong.any()
     A, B = parts[2]["diffuse"].reshape(2, 2, 3), after.extras["diffuse"].reshape(2, 2, 3)
     np.testing.assert_allclose(B[0], A[1])
     np.testing.assert_allclose(B[1], 2 * A[0])
 
     proper = spec(2, ["a", "b"])
-    assert migration([Step(old, proper)], {}, {}).carry(*parts).wrong.all()
+    assert build_migration([Step.forward(old, proper)], {}, {}).apply(*parts).wrong.all()
     grown = spec(2, ["a", "b", "c"], migrate={"states": {"c": {"initial": True}}}, **diffuse)
     known = kalman.build(old.definition()).from_moments(*states(2, 4))
-    after = migration([Step(old, grown)], {}, {}).carry(*model.snapshot(known))
+    after = build_migration([Step.forward(old, grown)], {}, {}).apply(*model.snapshot(known))
     assert after.extras["diffuse"].reshape(3, 3, 4).any(axis=2).sum() == 1 and not after.wrong.any()
 
 
-def test_a_key_that_would_come_out_wrong_is_found() -> None:
+def test_keys_with_an_invalid_state_are_found() -> None:
     old, new = (
         spec(1, ["a", "b"]),
         spec(2, ["a", "b"], migrate={"states": {"b": {"from": "b", "scale": 2.0}}}),
@@ -245,12 +249,12 @@ def test_a_key_that_would_come_out_wrong_is_found() -> None:
     mean[0, 1] = np.nan
     covariance[1, 2] += 1.0  # the lower triangle is what counts, and it is still right
     covariance[[1, 2], 3] = 10 * np.sqrt(covariance[0, 3] * covariance[3, 3])
-    after = migration([Step(old, new)], {}, {}).carry(mean, covariance, {})
+    after = build_migration([Step.forward(old, new)], {}, {}).apply(mean, covariance, {})
     assert after.wrong.tolist() == [False, True, False, True]
 
 
 @pytest.mark.parametrize(
-    ("new", "said"),
+    ("new", "message"),
     [
         (spec(2, ["a", "b", "c"]), "state c is new, and migrate.states does not say what it begins with"),
         (spec(2, ["a"]), "state b of version 1 goes nowhere: name it in migrate.drop"),
@@ -262,12 +266,12 @@ def test_a_key_that_would_come_out_wrong_is_found() -> None:
         (spec(2, ["a", "b"], migrate={"function": "no_such:thing"}), "migrate.function: there is no module no_such"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_migrated_is_said(new: ModelSpec, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        state_map_of(Step(spec(1, ["a", "b"]), new))
+def test_an_impossible_migration_is_refused_with_the_reason(new: ModelSpec, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        state_map_of(Step.forward(spec(1, ["a", "b"]), new))
 
 
-def test_the_way_between_versions_is_found() -> None:
+def test_the_path_between_versions_is_found() -> None:
     known = {1: spec(1, ["a"]), 2: spec(2, ["a"]), 3: spec(3, ["a"]), 5: spec(5, ["a"], migrate={"from": 3})}
     assert [step.new.version for step in path_between(known, 1, 5)] == [2, 3, 5]
     assert path_between(known, 3, 3) == []

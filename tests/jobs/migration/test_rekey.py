@@ -1,4 +1,4 @@
-"""States get other keys: split, joined and merged by functions that a spec names, and by nothing else."""
+"""States get other keys: split, joined and merged by the functions that a spec names, and only by these."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def named(folder: Path, function: str) -> Named:
     return Named(f"walk_keys:{function}", str(folder / "models"))
 
 
-def way(folder: Path, function: str, *names: str, whole: tuple[bool, ...] = (), merge: Any = None) -> Rekey:
+def rekey(folder: Path, function: str, *names: str, whole: tuple[bool, ...] = (), merge: Any = None) -> Rekey:
     target = kalman.build(ModelSpec.model_validate(random_walk_spec()).definition())
     kind = KeyKind(("id",), ("string",), False)
     return Rekey(kind, names, whole or (False,) * len(names), named(folder, function), merge, target)
@@ -97,12 +97,12 @@ def way(folder: Path, function: str, *names: str, whole: tuple[bool, ...] = (), 
 
 def test_key_columns_are_split(folder: Path) -> None:
     old = pd.DataFrame({"id": KEYS})
-    found = new_keys(way(folder, "split", "room", "sensor", whole=(False, True)), old)
+    found = new_keys(rekey(folder, "split", "room", "sensor", whole=(False, True)), old)
     assert [f"{room}-{sensor}" for room, sensor in zip(*found, strict=True)] == KEYS
 
 
 @pytest.mark.parametrize(
-    ("function", "names", "whole", "said"),
+    ("function", "names", "whole", "message"),
     [
         (
             "shorter",
@@ -116,20 +116,20 @@ def test_key_columns_are_split(folder: Path) -> None:
         ("rooms", ("id",), (True,), "rooms: id is to be a whole number, as in the measurements table"),
     ],
 )
-def test_what_a_function_of_keys_must_not_do(
-    folder: Path, function: str, names: tuple[str, ...], whole: tuple[bool, ...], said: str
+def test_an_invalid_key_function_is_refused(
+    folder: Path, function: str, names: tuple[str, ...], whole: tuple[bool, ...], message: str
 ) -> None:
-    with pytest.raises(UserError, match=said):
-        new_keys(way(folder, function, *names, whole=whole), pd.DataFrame({"id": KEYS}))
+    with pytest.raises(UserError, match=message):
+        new_keys(rekey(folder, function, *names, whole=whole), pd.DataFrame({"id": KEYS}))
 
 
-def test_states_are_merged_by_a_function_of_all_of_them(folder: Path) -> None:
+def test_a_merge_function_gets_all_colliding_states(folder: Path) -> None:
     rng = np.random.default_rng(0)
     group = np.array([0, 0, 1, 1, 1])
     root = rng.normal(size=(5, 2, 2))
     P = root @ root.transpose(0, 2, 1) + np.eye(2)
     mean, covariance = rng.normal(size=(2, 5)), P.reshape(5, 4).T.copy()
-    rule = way(folder, "rooms", "id", merge=named(folder, "fused"))
+    rule = rekey(folder, "rooms", "id", merge=named(folder, "fused"))
     found = merge_states(rule, group, np.arange(5), mean, covariance)
     for g in range(2):
         weights = [np.linalg.inv(P[k]) for k in np.flatnonzero(group == g)]
@@ -137,11 +137,11 @@ def test_states_are_merged_by_a_function_of_all_of_them(folder: Path) -> None:
         vector = sum(w @ mean[:, k] for w, k in zip(weights, np.flatnonzero(group == g), strict=True))
         np.testing.assert_allclose(found[1][:, g].reshape(2, 2), expected, rtol=1e-12)
         np.testing.assert_allclose(found[0][:, g], expected @ vector, rtol=1e-12)
-    for function, said in (
+    for function, message in (
         ("wrong", r"mean \(2, 5\) and covariance \(4, 5\), not"),
         ("negative", "made 2 states of 2"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             merge_states(rule._replace(merge=named(folder, function)), group, np.arange(5), mean, covariance)
 
 
@@ -149,12 +149,12 @@ def test_other_key_columns_are_refused_without_a_function() -> None:
     old = ModelSpec.model_validate(random_walk_spec())
     new = random_walk_spec(version=2, key=["room", "sensor"])
     with pytest.raises(UserError, match="Say in migrate.keys how the old keys become the new ones"):
-        state_map_of(Step(old, ModelSpec.model_validate(new)))
+        state_map_of(Step.forward(old, ModelSpec.model_validate(new)))
     new["migrate"] = {"keys": {"function": "walk_keys:split"}}
-    state_map_of(Step(old, ModelSpec.model_validate(new)))
+    state_map_of(Step.forward(old, ModelSpec.model_validate(new)))
 
 
-def test_what_a_query_raises_is_what_is_said() -> None:
+def test_the_cause_of_a_failed_query_is_the_message_it_raised() -> None:
     text = (
         "An exception was raised\nCaused by: org.x.SparkRuntimeException: [USER_RAISED_EXCEPTION] a row of m"
     )
@@ -181,7 +181,7 @@ def deploy(pipeline: Pipeline, key: list[str], **keys: str) -> None:
 
 
 @pytest.mark.spark
-def test_a_stream_goes_on_with_other_keys(folder: Path) -> None:
+def test_a_stream_continues_with_other_keys(folder: Path) -> None:
     pipeline, days = prepared(folder)
     settings = pipeline.settings
     exported(pipeline)
@@ -196,7 +196,7 @@ def test_a_stream_goes_on_with_other_keys(folder: Path) -> None:
 
     # Split into two columns, under the stream: each key goes on with its own state.
     deploy(pipeline, ["room", "sensor"], function="split")
-    with pytest.raises(UserError, match="has other keys, so it cannot take in the same rows in shadow"):
+    with pytest.raises(UserError, match="has other keys, so it cannot read the same rows in shadow"):
         upgrade.run(settings, "walk")
     done = upgrade.run(settings, "walk", mode="stop-start").data
     assert done["generation"] == "walk-g0002"
@@ -229,7 +229,7 @@ def test_a_stream_goes_on_with_other_keys(folder: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.spark
-def test_states_of_keys_that_become_one_are_merged_by_a_rule(folder: Path) -> None:
+def test_colliding_keys_are_merged_by_the_rule(folder: Path) -> None:
     pipeline, _ = prepared(folder)
     settings = pipeline.settings
     before = exported(pipeline)

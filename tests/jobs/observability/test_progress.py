@@ -133,18 +133,18 @@ def stream(**changes: Any) -> dict[str, Any]:
         ({"rows_behind": 5, "seconds_behind": 9999.0, "last_batch_at": NOW - timedelta(seconds=500)}, None),
         (
             {"rows_behind": 5000, "seconds_behind": 9999.0, "last_batch_at": NOW - timedelta(minutes=25)},
-            "walk: walk-g0001 makes no progress: 5,000 rows have waited for 25 min; of its micro-batches the last "
-            "ended 2024-05-01 11:35:00 UTC; process 7 on a drives it",
+            "walk: walk-g0001 makes no progress: 5,000 rows have waited for 25 min; its last micro-batch "
+            "ended 2024-05-01 11:35:00 UTC; process 7 on a runs it",
         ),
         (
             {"rows_behind": 5, "seconds_behind": 601.0, "last_batch_at": None, "driver": None},
-            "walk: walk-g0001 makes no progress: 5 rows have waited for 10 min; of its micro-batches none has ended "
-            "yet; nothing drives it",
+            "walk: walk-g0001 makes no progress: 5 rows have waited for 10 min; it has committed no micro-batch "
+            "yet; no driver runs it",
         ),
         (
             {"rows_behind": 5, "seconds_behind": 9e5, "driver": None, "driver_lost": True},
-            "walk: walk-g0001 makes no progress: 5 rows have waited for 5 h; of its micro-batches the last ended "
-            "2024-05-01 07:00:00 UTC; its driver is gone",
+            "walk: walk-g0001 makes no progress: 5 rows have waited for 5 h; its last micro-batch ended "
+            "2024-05-01 07:00:00 UTC; its driver is lost",
         ),
         ({"driver": None, "last_error": "boom"}, "walk: the driver of walk-g0001 ended with an error: boom"),
         ({"last_error": "boom"}, None),  # one runs again
@@ -168,7 +168,7 @@ def test_an_alarm_needs_something_to_do(changes: dict[str, Any], said: str | Non
         ),
         (
             {"rows_behind": 5, "seconds_behind": 9e5, "driver": None},
-            "walk: its skill makes no progress: 5 estimates have waited for 5 h; nothing runs it",
+            "walk: its skill makes no progress: 5 estimates have waited for 5 h; no driver runs it",
         ),
         ({"driver": None, "last_error": "boom"}, "walk: its skill ended with an error: boom"),
         ({"last_error": "boom"}, None),  # one runs again

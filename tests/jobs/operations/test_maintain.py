@@ -1,4 +1,4 @@
-"""What nothing needs is taken away from a real pipeline, and nothing that anything needs is."""
+"""Maintenance of a real pipeline removes what nothing needs, and nothing else."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 
 
 def left(warehouse: Warehouse) -> dict[str, Any]:
-    """Return what there is, as far as maintain decides it."""
+    """Return what exists of all that maintain may remove."""
     rows = warehouse.read("snapshots").select("snapshot_id").distinct().collect()
     return {
         "generations": {one.generation: one.status for one in generations.all_of(warehouse, "walk")},
@@ -109,37 +109,37 @@ def versions(warehouse: Warehouse) -> dict[str, int]:
 
 
 STEPS: dict[str, tuple[Any, str]] = {
-    "generations are marked": (Maintenance, "_folder"),
-    "checkpoints are gone": (Maintenance, "_snapshots"),
+    "generations are marked": (Maintenance, "_remove_folder"),
+    "checkpoints are gone": (Maintenance, "_remove_snapshots"),
     "manifests are marked": (DeltaTable, "delete"),
-    "snapshots are gone": (Maintenance, "_estimates"),
-    "estimates are gone": (Maintenance, "_quarantine"),
-    "quarantine is smaller": (Maintenance, "_progress"),
-    "rows are gone": (Maintenance, "_optimize"),
+    "snapshots are gone": (Maintenance, "_remove_estimates"),
+    "estimates are gone": (Maintenance, "_remove_resolved_rows"),
+    "quarantine is smaller": (Maintenance, "_remove_progress"),
+    "rows are gone": (Maintenance, "_compact"),
     "tables are compact": (Maintenance, "_vacuum"),
 }
-"""What comes next when a run ends after a step."""
+"""The step at whose start a run is interrupted."""
 
 
-def test_what_is_old_goes_and_what_is_needed_stays(old: Pipeline, tmp_path: Path) -> None:
+def test_old_things_are_removed_and_needed_ones_are_kept(old: Pipeline, tmp_path: Path) -> None:
     pipeline = old.copied(tmp_path / "copy")
     warehouse = pipeline.warehouse
     before, at = left(warehouse), versions(warehouse)
     known = manifests.all_of(warehouse, "walk")
-    told = maintain.run(pipeline.settings, "walk", dry_run=True).data
+    preview = maintain.run(pipeline.settings, "walk", dry_run=True).data
     assert (left(warehouse), versions(warehouse)) == (before, at), "a dry run changes nothing"
 
     done = maintain.run(pipeline.settings, "walk").data
     assert {key: done[key] for key in ("generations", "snapshots", "quarantine")} == {
-        key: told[key] for key in ("generations", "snapshots", "quarantine")
+        key: preview[key] for key in ("generations", "snapshots", "quarantine")
     }
-    # 3 is live and began behind 1, to which a roll-back goes. 2 was the shadow.
+    # 3 is live and started after 1, to which a roll-back goes. 2 was the shadow.
     assert done["generations"] == ["walk-g0002"] == done["checkpoints"]
     after = left(warehouse)
     assert after["generations"] == {"walk-g0001": "retired", "walk-g0002": "removed", "walk-g0003": "live"}
     assert after["checkpoints"] == ["walk-g0001", "walk-g0003"]
     assert before["reports"] == ["walk-g0002.html", "walk-g0002.json"] and after["reports"] == []
-    assert done["reports"] == told["reports"] == ["walk-g0002"]
+    assert done["reports"] == preview["reports"] == ["walk-g0002"]
     stay = [one for one in generations.all_of(warehouse, "walk") if one.status != "removed"]
     last = {
         max(
@@ -164,7 +164,7 @@ def test_what_is_old_goes_and_what_is_needed_stays(old: Pipeline, tmp_path: Path
         assert found is not None
         store.verify(warehouse, found)
 
-    # Again there is nothing to do, and what had gone comes back by the same inputs.
+    # A second run has nothing to do.
     again = maintain.run(pipeline.settings, "walk").data
     assert again["generations"] == again["snapshots"] == again["checkpoints"] == again["optimized"] == []
     assert left(warehouse) == after
@@ -183,7 +183,7 @@ class Killed(Exception):
         for one in STEPS
     ],
 )
-def test_ended_after_any_step_it_comes_to_the_same_end(
+def test_interrupted_after_any_step_a_retry_converges(
     old: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, whole: dict[str, Any]
 ) -> None:
     pipeline = old.copied(tmp_path / "copy")
@@ -192,8 +192,8 @@ def test_ended_after_any_step_it_comes_to_the_same_end(
     def die(*_: Any, **__: Any) -> None:
         raise Killed
 
-    if name not in ("_optimize", "_vacuum"):  # what they do is no part of what is compared
-        monkeypatch.setattr(Maintenance, "_tidy", lambda self: None)
+    if name not in ("_compact", "_vacuum"):  # what they do is no part of what is compared
+        monkeypatch.setattr(Maintenance, "_compact_and_vacuum", lambda self: None)
     with monkeypatch.context() as patch:
         patch.setattr(what, name, die)
         with pytest.raises(Killed):
@@ -202,10 +202,10 @@ def test_ended_after_any_step_it_comes_to_the_same_end(
     assert left(pipeline.warehouse) == whole
 
 
-def test_half_a_checkpoint_is_nothing_to_go_on_from(
+def test_no_command_resumes_from_a_half_removed_checkpoint(
     old: Pipeline, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that was killed while it removed a folder leaves one that looks whole: the commit before says it is not."""
+    """A run killed while it removed a folder may leave one that looks whole: the commit before says that it is not."""
     pipeline = old.copied(tmp_path / "copy")
     warehouse = pipeline.warehouse
     generations.remove(warehouse, ["walk-g0002"], generations.all_of(warehouse, "walk"))
@@ -216,17 +216,17 @@ def test_half_a_checkpoint_is_nothing_to_go_on_from(
         export.run(pipeline.settings, "walk", generation="walk-g0002")
     with pytest.raises(UserError, match="no retired generation walk-g0002"):
         rollback.run(pipeline.settings, "walk", to="walk-g0002")
-    monkeypatch.setattr(Maintenance, "_tidy", lambda self: None)
+    monkeypatch.setattr(Maintenance, "_compact_and_vacuum", lambda self: None)
     maintain.run(pipeline.settings, "walk")
     assert left(warehouse) == whole
 
 
 @pytest.fixture(scope="module")
 def whole(old: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What is left by a run that nothing interrupts."""
+    """What an uninterrupted run leaves."""
     pipeline = old.copied(tmp_path_factory.mktemp("whole") / "copy")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Maintenance, "_tidy", lambda self: None)
+        patch.setattr(Maintenance, "_compact_and_vacuum", lambda self: None)
         maintain.run(pipeline.settings, "walk")
     return left(pipeline.warehouse)
 
@@ -237,7 +237,7 @@ MANY = 30_000
 
 @pytest.mark.soak
 @pytest.mark.parametrize("moment", ["marked", "half a folder", "folders", "snapshots"])
-def test_killed_it_comes_to_the_same_end(
+def test_killed_at_any_moment_a_retry_converges(
     old: Pipeline, tmp_path: Path, moment: str, whole: dict[str, Any]
 ) -> None:
     pipeline = old.copied(tmp_path / "copy")
@@ -278,7 +278,7 @@ def test_killed_it_comes_to_the_same_end(
     assert left(pipeline.warehouse) == whole
 
 
-def test_the_stream_goes_on_and_can_be_rolled_back(old: Pipeline) -> None:
+def test_after_maintenance_the_stream_continues_and_can_be_rolled_back(old: Pipeline) -> None:
     """The last test of this module: it maintains, and streams, in the place where the checkpoints are."""
     pipeline, warehouse = old, old.warehouse
     first = next(one for one in manifests.all_of(warehouse, "walk") if one.generation == "walk-g0001")
@@ -293,7 +293,7 @@ def test_the_stream_goes_on_and_can_be_rolled_back(old: Pipeline) -> None:
     assert set(table["model_version"]) == {1}
     assert_bit_equal(table, since(pipeline.batch(), DAYS[1]))
 
-    # A snapshot that had gone comes back by the same export.
+    # The same export restores a removed snapshot.
     assert manifests.find(warehouse, first.snapshot_id) is None
     made = export.run(pipeline.settings, "walk", generation="walk-g0001", batch=first.batch_id).data
     assert (made["snapshot"], made["made"]) == (first.snapshot_id, True)

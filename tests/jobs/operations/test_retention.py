@@ -1,4 +1,4 @@
-"""What may go and what may not: decided over plain records, without Spark."""
+"""The retention plan, over plain records, without Spark."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def decided(
     return plan(generations, manifests, rules, NOW, options.pop("deployed", "v1"), **options)
 
 
-def test_what_is_live_shadow_driven_or_rolled_back_to_stays() -> None:
+def test_live_shadow_driven_and_roll_back_generations_are_kept() -> None:
     known = [
         generation(1, RETIRED),
         generation(2, RETIRED, parent="m-g0001"),
@@ -85,7 +85,7 @@ def test_what_is_live_shadow_driven_or_rolled_back_to_stays() -> None:
     assert made.estimates == ["m-g0006"]
 
 
-def test_the_newest_and_the_young_stay_as_the_spec_says() -> None:
+def test_the_newest_and_the_young_are_kept_by_the_spec() -> None:
     rules = Retention(snapshots=Kept(newest=2, age="95d"), generations=KeptGenerations(newest=1, age="86d"))
     known = [generation(number, RETIRED) for number in range(1, 8)] + [generation(8, LIVE)]
     made = decided(known, [manifest(number) for number in range(10)], rules)
@@ -95,7 +95,7 @@ def test_the_newest_and_the_young_stay_as_the_spec_says() -> None:
     assert made.why_generations["m-g0005"] == "younger than 86d"
     assert made.snapshots == ["s1", "s2", "s3", "s4", "s5"]
     assert made.why_snapshots == {
-        "s0": "m-g0008 began from it",
+        "s0": "m-g0008 started from it",
         "s9": "the last good one",
         "s8": "one of the 2 newest",
         "s7": "younger than 95d",
@@ -164,7 +164,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Generation], list[Manifest], Retent
 
 @given(histories())
 @settings(max_examples=100, deadline=None)
-def test_nothing_that_is_needed_goes(history: Any) -> None:
+def test_nothing_needed_is_removed(history: Any) -> None:
     known, manifests, rules, driven = history
     made = decided(known, manifests, rules, driven=driven)
     by_name = {one.generation: one for one in known}
@@ -196,8 +196,8 @@ def test_nothing_that_is_needed_goes(history: Any) -> None:
 
 @given(histories())
 @settings(max_examples=100, deadline=None)
-def test_what_went_is_all_that_goes(history: Any) -> None:
-    """Applied, a plan leaves nothing to do: in one go or in two halves."""
+def test_an_applied_plan_leaves_nothing_to_remove(history: Any) -> None:
+    """Applied at once or in two halves."""
     from dataclasses import replace
 
     known, manifests, rules, driven = history
@@ -216,7 +216,7 @@ def test_what_went_is_all_that_goes(history: Any) -> None:
 
 @given(histories(), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
-def test_who_keeps_more_loses_less(history: Any, more: int) -> None:
+def test_a_more_generous_retention_removes_less(history: Any, more: int) -> None:
     known, manifests, rules, driven = history
     generous = Retention(
         snapshots=Kept(newest=rules.snapshots.newest + more, age=rules.snapshots.age),
@@ -228,6 +228,6 @@ def test_who_keeps_more_loses_less(history: Any, more: int) -> None:
 
 
 @pytest.mark.parametrize("age", ["3h", "soon", "0d"])
-def test_too_short_a_time_is_refused(age: str) -> None:
+def test_an_age_under_a_day_is_refused(age: str) -> None:
     with pytest.raises(ValueError, match="less than a day|duration"):
         Kept(newest=1, age=age)

@@ -1,4 +1,4 @@
-"""Two versions compared: what is judged of each key, the verdict, and the page; on plain numbers, without Spark."""
+"""Comparing two versions: the statistics of each key, the decision, and the page; on plain numbers, without Spark."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from scipy.stats import chi2, norm
 from jobs.core.report import plain
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades.comparison.content import Content, Shown, Sums, choose, measured_direction
-from jobs.upgrades.comparison.decision import decide, lines_of
+from jobs.upgrades.comparison.content import Content, Example, Sums, choose_examples, measured_direction
+from jobs.upgrades.comparison.decision import comparison_lines, decide
 from jobs.upgrades.comparison.page import page
 from jobs.upgrades.comparison.statistics import SUMS, judge_keys
 from tests.demo.test_report import page_of
@@ -26,7 +26,7 @@ DAY = 86_400 * 1_000_000
 
 
 def sums(rng: np.random.Generator, count: int, rows: int, scale: float = 1.0, bias: float = 0.0) -> Sums:
-    """Return what a filter whose errors are `scale` times as wide as it says, and off by `bias`, comes to."""
+    """Return the sums of a filter whose errors are `scale` times as wide as predicted, with a bias."""
     n = rng.integers(rows // 2, rows, count).astype(float)
     white = [scale * rng.normal(size=int(k)) + bias for k in n]
     nis = np.array([float(w @ w) for w in white])
@@ -59,7 +59,7 @@ def content(**changes: Any) -> Content:
     time = 1_380_600_000_000_000 + np.arange(40) * DAY // 4
     level = 150 + np.cumsum(rng.normal(size=40))
     line = (time, level, np.full(40, 2.0))
-    shown = Shown("JFK <LAX>", "the most rows", "air_time", time, level + rng.normal(size=40), line, line)
+    shown = Example("JFK <LAX>", "the most rows", "air_time", time, level + rng.normal(size=40), line, line)
     about = {
         "status": "live",
         "snapshot": "s1",
@@ -114,7 +114,7 @@ def test_each_key_is_judged_by_its_chi_square_and_normal_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "limits", "said"),
+    ("changes", "limits", "message"),
     [
         ({}, {}, None),
         ({"rows": 4}, {"rows": 5}, "only 4 rows to compare, of 5 wanted"),
@@ -140,16 +140,18 @@ def test_each_key_is_judged_by_its_chi_square_and_normal_bounds() -> None:
         ({"unequal_rows": 2}, {}, "it is the same model, and 2 rows differ"),
     ],
 )
-def test_the_verdict_follows_the_thresholds(changes: Any, limits: Any, said: str | None) -> None:
-    numbers = {**content().found.numbers, **changes}
+def test_the_decision_follows_the_thresholds(changes: Any, limits: Any, message: str | None) -> None:
+    numbers = {**content().comparison.numbers, **changes}
     found = decide(numbers, Upgrade(**limits))
-    assert found.good == (said is None)
-    assert lines_of(found)[-1].startswith("verdict: good" if said is None else "verdict: not good: ")
-    if said is not None:
-        assert said in found.reasons[0]
+    assert found.good == (message is None)
+    assert comparison_lines(found)[-1].startswith(
+        "verdict: good" if message is None else "verdict: not good: "
+    )
+    if message is not None:
+        assert message in found.reasons[0]
 
 
-def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
+def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "report.html"
     path.write_text(page(content()), encoding="utf-8")
@@ -158,14 +160,14 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert len(pictures) == 4
     assert all(source.startswith("data:image/png;base64,") for source in pictures)
     assert not any("href" in attributes or tag in ("script", "link") for tag, attributes in seen.seen)
-    for said in (
+    for message in (
         "version 2 against 1",
         "45,000",
         "key 0 <&> ü"[:4],
         "walk-g0001",
         "What wanders <and> more.",
     ):
-        assert said in seen.text
+        assert message in seen.text
     assert ("p", {"class": "verdict good"}) in seen.seen
     worse = content(log_likelihood_a_row={"old": -1.0, "new": -2.0})
     path.write_text(page(worse), encoding="utf-8")
@@ -173,16 +175,16 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert ("p", {"class": "verdict bad"}) in seen.seen and "it predicts worse: 1 less" in seen.text
 
 
-def test_the_page_says_what_there_is_not_to_show(tmp_path: Path) -> None:
+def test_the_page_names_what_is_missing(tmp_path: Path) -> None:
     nothing = np.empty(0)
     none = {"old": None, "new": None}
     empty = content(
         keys=0, rows=0, log_likelihood_a_row=none, nis_a_component=none, nis_outside=none, bias=none,
         bias_outside=none, keys_better=0, keys_worse=0,
     )._replace(
-        time=np.empty(0, np.int64), names=[], gain=nothing, shown=[],
-        course={side: Sums(*[nothing] * 7) for side in ("old", "new")},
-        keys={side: Sums(*[nothing] * 7) for side in ("old", "new")},
+        time=np.empty(0, np.int64), keys=[], gain=nothing, examples=[],
+        by_time={side: Sums(*[nothing] * 7) for side in ("old", "new")},
+        by_key={side: Sums(*[nothing] * 7) for side in ("old", "new")},
     )  # fmt: skip
     path = tmp_path / "report.html"
     path.write_text(page(empty), encoding="utf-8")
@@ -192,7 +194,13 @@ def test_the_page_says_what_there_is_not_to_show(tmp_path: Path) -> None:
     assert "outputs: {innovation: true}" in page_of(path).text
 
 
-def test_the_same_for_a_program() -> None:
+def test_without_matplotlib_the_page_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.upgrades.comparison.page.figures", None)
+    written = page(content())
+    assert "Pictures need matplotlib" in written and "<img" not in written
+
+
+def test_the_json_report_has_the_same_numbers() -> None:
     data = json.loads(json.dumps(plain(content().data()), allow_nan=False))
     assert data["good"] is True and data["numbers"]["rows"] == 45_000
     assert data["thresholds"]["nis_outside"] == 0.1
@@ -201,11 +209,13 @@ def test_the_same_for_a_program() -> None:
     assert len(data["over_time"]["middle_us"]) == len(data["over_time"]["new"]["ll"]) == 40
 
 
-def test_the_keys_shown_are_the_busiest_and_the_extremes() -> None:
+def test_the_examples_are_the_busiest_key_and_the_extreme_gains() -> None:
     gain, rows = np.array([0.5, -9.0, 2.0, -1.0]), np.array([900.0, 2.0, 40.0, 60.0])
-    assert choose(gain, rows) == [(0, "the most rows"), (2, "gains most"), (3, "loses most")]
-    assert choose(np.array([0.5]), np.array([3.0])) == [(0, "the most rows, gains most, gains least")]
-    assert choose(np.empty(0), np.empty(0)) == []
+    assert choose_examples(gain, rows) == [(0, "the most rows"), (2, "gains most"), (3, "loses most")]
+    assert choose_examples(np.array([0.5]), np.array([3.0])) == [
+        (0, "the most rows, gains most, gains least")
+    ]
+    assert choose_examples(np.empty(0), np.empty(0)) == []
 
 
 @pytest.mark.parametrize(
@@ -220,6 +230,8 @@ def test_the_keys_shown_are_the_busiest_and_the_extremes() -> None:
         ({"observation": {"h": "m:f", "R": [[1.0, 0.3], [0.3, 2.0]]}, "filter": "unscented"}, None),
     ],
 )
-def test_what_is_measured_of_the_state(changes: Any, wanted: list[float] | None) -> None:
+def test_the_measured_direction_is_a_constant_row_of_H_or_none(
+    changes: Any, wanted: list[float] | None
+) -> None:
     found = measured_direction(ModelSpec.model_validate(random_walk_spec(**changes)))
     assert (None if found is None else found.tolist()) == wanted

@@ -1,4 +1,4 @@
-"""A stream's state is laid out anew by one command, idle or running, and killed on the way."""
+"""One command gives a stream's state another layout, idle or running, also when it is killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def live(pipeline: Pipeline) -> pd.DataFrame:
 
 
 def layout(pipeline: Pipeline, name: str) -> tuple[int, int, str | None]:
-    """Return a generation's partitions and blocks, and the partitions that its checkpoint says."""
+    """Return a generation's partitions and blocks, and the partitions in its checkpoint."""
     one = generations.named(pipeline.warehouse, "walk", name)
     return (
         one.partitions,
@@ -56,15 +56,15 @@ def layout(pipeline: Pipeline, name: str) -> tuple[int, int, str | None]:
     )
 
 
-def test_a_stream_is_laid_out_anew_and_back(tmp_path: Path) -> None:
+def test_a_stream_is_repartitioned_and_rolled_back(tmp_path: Path) -> None:
     days = random_rows(4, rows=60)
     pipeline = prepared(tmp_path, days)
-    # What is allowed takes hold at the next start; another layout waits, and the stream goes on.
+    # An allowed change takes effect at the next start; another layout waits, and the stream continues.
     pipeline.write_spec(random_walk_spec(quarantine={"fail_above": 0.9}, **OTHER))
     pipeline.land(days[2])
-    went_on = pipeline.stream().data
-    assert (went_on["generation"], went_on["rows"], len(went_on["notes"])) == ("walk-g0001", len(days[2]), 2)
-    assert "the spec wants 3 state partitions, and walk-g0001 keeps its 2" in went_on["notes"][0]
+    resumed = pipeline.stream().data
+    assert (resumed["generation"], resumed["rows"], len(resumed["notes"])) == ("walk-g0001", len(days[2]), 2)
+    assert "the spec wants 3 state partitions, and walk-g0001 keeps its 2" in resumed["notes"][0]
 
     with pytest.raises(UserError, match="--partitions 5: the spec of walk says stream.partitions: 3"):
         upgrade.run(pipeline.settings, "walk", mode="repartition", partitions=5)
@@ -78,8 +78,8 @@ def test_a_stream_is_laid_out_anew_and_back(tmp_path: Path) -> None:
     assert (again["generation"], again["upgraded"]) == ("walk-g0002", False)
 
     pipeline.land(days[3])
-    went_on = pipeline.stream().data
-    assert (went_on["generation"], went_on["rows"], went_on["notes"]) == ("walk-g0002", len(days[3]), [])
+    resumed = pipeline.stream().data
+    assert (resumed["generation"], resumed["rows"], resumed["notes"]) == ("walk-g0002", len(days[3]), [])
     assert layout(pipeline, "walk-g0001") == (2, layout(pipeline, "walk-g0001")[1], "2")
     assert layout(pipeline, "walk-g0002") == (3, done["blocks"], "3")
     expected = since(pipeline.batch(), days[1])
@@ -89,7 +89,7 @@ def test_a_stream_is_laid_out_anew_and_back(tmp_path: Path) -> None:
     assert len(pipeline.stream().data["notes"]) == 2
     assert_bit_equal(live(pipeline), expected)
 
-    # What it may not go on with, and has not touched.
+    # Without touching anything, it refuses to continue.
     generations.update(pipeline.warehouse, F.col("generation") == "walk-g0001", {"partitions": F.lit(5)})
     with pytest.raises(UserError, match="has 2 state partitions and its row in `generations` says 5"):
         pipeline.stream()
@@ -104,7 +104,7 @@ def test_a_stream_is_laid_out_anew_and_back(tmp_path: Path) -> None:
     assert_bit_equal(live(pipeline), expected)
 
 
-# After which file the hand-over is killed: table, and how many commits more than before.
+# After which commit the repartitioning is killed: table, and how many commits more than before.
 MOMENTS = {
     "the export's rows": ("snapshots/_delta_log", 1),
     "the export": ("manifests/_delta_log", 1),
@@ -114,7 +114,7 @@ MOMENTS = {
 
 @pytest.mark.soak  # as an upgrade is killed, at the same steps, in test_upgrade_faults
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_hand_over_killed_after(tmp_path: Path, moment: str) -> None:
+def test_a_repartitioning_killed_after(tmp_path: Path, moment: str) -> None:
     days = random_rows(3, rows=60)
     pipeline = prepared(tmp_path, days)
     where, more = MOMENTS[moment]
@@ -140,7 +140,7 @@ def commits(folder: Path) -> int:
 
 
 @pytest.mark.soak
-def test_a_running_stream_is_laid_out_anew_in_shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_stream_is_repartitioned_in_shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     days = random_rows(5, rows=60)
     pipeline = prepared(tmp_path, days)
     monkeypatch.setenv("KALMAN_LEASE_SECONDS", "6")

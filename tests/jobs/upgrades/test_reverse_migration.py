@@ -1,4 +1,4 @@
-"""A version is taken back with its state, which no row is read again for, against a textbook filter of one key."""
+"""A version is rolled back with its state, and no row is read twice; against a textbook filter of one key."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def days(number: int) -> list[pd.DataFrame]:
 
 
 def oracle(rows: list[pd.DataFrame], versions: list[int]) -> dict[tuple[str, int], tuple[int, Any, Any]]:
-    """Filter each key alone, a day by the version that it is of, and map the state by hand where that changes."""
+    """Filter each key alone, each day by its version, and map the state by hand where the version changes."""
     found: dict[tuple[str, int], tuple[int, Any, Any]] = {}
     for key in sorted({int(one) for day in rows for one in day["id"]}):
         state: tuple[Any, Any] | None = None
@@ -115,13 +115,13 @@ def statuses(pipeline: Pipeline) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_version_is_taken_back_with_its_state(tmp_path: Path) -> None:
+def test_a_version_is_rolled_back_with_its_state(tmp_path: Path) -> None:
     rows = days(5)
     pipeline = upgraded(tmp_path, rows)
-    told = rollback.run(pipeline.settings, "walk", last_state=True, dry_run=True)
+    preview = rollback.run(pipeline.settings, "walk", last_state=True, dry_run=True)
     assert statuses(pipeline) == {"walk-g0001": "retired", "walk-g0002": "live"}
-    assert told.data["change"]["dropped"] == ["halves", "bias"] and told.data["change"]["wrong"] == 0
-    assert told.data["snapshot"] is None and "dry run" in told.lines[-1]
+    assert preview.data["change"]["dropped"] == ["halves", "bias"] and preview.data["change"]["wrong"] == 0
+    assert preview.data["snapshot"] is None and "dry run" in preview.lines[-1]
 
     done = rollback.run(pipeline.settings, "walk", last_state=True).data
     assert (done["generation"], done["model_version"]) == ("walk-g0003", 1)
@@ -168,7 +168,7 @@ def back(mean, covariance, extras):
 
 
 @pytest.mark.slow
-def test_a_way_back_can_be_written_down_later_and_without_one_it_is_refused(tmp_path: Path) -> None:
+def test_migrate_reverse_can_be_added_later_and_without_it_a_roll_back_is_refused(tmp_path: Path) -> None:
     rows = days(4)
     by_function = {**SECOND, "migrate": {"function": "walk_maps:there"}}
     pipeline = Pipeline(tmp_path, FIRST)
@@ -190,7 +190,9 @@ def test_a_way_back_can_be_written_down_later_and_without_one_it_is_refused(tmp_
     with pytest.raises(UserError, match="the way from version 1 to 2 has no inverse") as raised:
         rollback.run(settings, "walk", last_state=True)
     assert "under migrate.reverse" in raised.value.message
-    assert "walk-g0002 is live as before; without --last-state walk-g0001 would go on" in raised.value.message
+    assert (
+        "walk-g0002 is live as before; without --last-state walk-g0001 would continue" in raised.value.message
+    )
     with pytest.raises(UserError, match=r"has no generation g \(it has walk-g0001, walk-g0002\)"):
         rollback.run(settings, "walk", to="g", last_state=True)
     assert len(manifests.all_of(pipeline.warehouse, "walk")) == before
@@ -207,7 +209,7 @@ def test_a_way_back_can_be_written_down_later_and_without_one_it_is_refused(tmp_
     pipeline.land(rows[3])
     pipeline.stream()
     check(pipeline, rows, [1, 1, 2, 1])
-    with pytest.raises(UserError, match="the way there is `kalman-pipeline upgrade"):
+    with pytest.raises(UserError, match="go there with `kalman-pipeline upgrade"):
         rollback.run(settings, "walk", to="walk-g0002", last_state=True)
 
 
@@ -253,16 +255,16 @@ def test_a_roll_back_killed_after(tmp_path: Path, moment: str) -> None:
 
 
 def committed(pipeline: Pipeline, table: str, more: int) -> Callable[[Driver], bool]:
-    """Return what tells if a table has so many commits more than now."""
+    """Return a test whether a table has so many commits more than now."""
     folder = Path(pipeline.settings.warehouse, table)
     wanted = commits(folder) + more
     return lambda driver: commits(folder) >= wanted
 
 
 def holds_open(name: str) -> Callable[[Driver], bool]:
-    """Return what tells if a driver has a file of this name open."""
+    """Return a test whether a driver has a file of this name open."""
 
-    def tells(driver: Driver) -> bool:
+    def test(driver: Driver) -> bool:
         return any(file.path.endswith(name) for file in psutil.Process(driver.process.pid).open_files())
 
-    return tells
+    return test

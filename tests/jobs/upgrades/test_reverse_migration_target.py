@@ -1,4 +1,4 @@
-"""Which version a roll-back with the last state goes back to, from what the generations say of each other."""
+"""The target of a roll-back with the last state, from the generations' parents and versions."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def target(known: list[Generation], name: str | None = None) -> str | None:
     return found and found.generation
 
 
-def test_it_is_the_nearest_version_that_the_live_one_came_from() -> None:
+def test_the_default_is_the_nearest_ancestor_of_another_version() -> None:
     assert target(lineage((1, None, RETIRED), (2, 1, LIVE))) == "m-g0001"
-    # In another layout it is the same version still; removed is no matter, as no checkpoint is needed.
+    # Another layout is still the same version; a removed generation will do, as no checkpoint is needed.
     laid_out_anew = lineage((1, None, REMOVED), (2, 1, RETIRED), (2, 2, LIVE))
     assert target(laid_out_anew) == "m-g0001"
     three = lineage((1, None, RETIRED), (2, 1, RETIRED), (3, 2, LIVE))
     assert (target(three), target(three, "m-g0001")) == ("m-g0002", "m-g0001")
 
 
-def test_again_there_is_nothing_to_go_back_to_but_by_name() -> None:
+def test_after_a_roll_back_only_a_named_generation_is_a_target() -> None:
     gone_back = lineage((1, None, RETIRED), (2, 1, RETIRED), (3, 2, RETIRED), (2, 3, LIVE))
     assert target(gone_back) is None
     assert target(gone_back, "m-g0002") is None and target(gone_back, "m-g0004") is None
@@ -55,15 +55,17 @@ def test_again_there_is_nothing_to_go_back_to_but_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "name", "said"),
+    ("known", "name", "message"),
     [
         (lineage((1, None, LIVE)), None, "came from no other version than its own, 1"),
         (lineage((1, 2, RETIRED), (1, 1, LIVE)), None, "came from no other version"),  # whatever the table says
         (lineage((1, None, RETIRED), (2, 1, LIVE)), "m-g0009", r"no generation m-g0009 \(it has m-g0001, m-g0002\)"),
         (lineage((1, None, LIVE), (2, 1, SHADOW)), "m-g0002", "m-g0002 is shadow, not retired"),
-        (lineage((1, None, LIVE), (2, 1, RETIRED)), "m-g0002", "the way there is `kalman-pipeline upgrade"),
+        (lineage((1, None, LIVE), (2, 1, RETIRED)), "m-g0002", "go there with `kalman-pipeline upgrade"),
     ],
 )  # fmt: skip
-def test_what_it_cannot_go_back_to_is_said(known: list[Generation], name: str | None, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_an_impossible_target_is_refused_with_the_reason(
+    known: list[Generation], name: str | None, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
         target(known, name)

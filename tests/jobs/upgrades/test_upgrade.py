@@ -1,4 +1,4 @@
-"""A stream is brought from version to version of its model, under its own rows, and back again."""
+"""A stream is upgraded from version to version of its model while rows keep coming, and rolled back."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Ended(Exception):
     """Stands for the end of the process."""
 
 
-def test_a_version_is_proved_in_shadow_takes_over_and_is_taken_back(
+def test_a_version_is_compared_in_shadow_promoted_and_rolled_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
@@ -119,8 +119,8 @@ def test_a_version_is_proved_in_shadow_takes_over_and_is_taken_back(
     assert (shadowed["generation"], shadowed["promoted"]) == ("walk-g0002", False)
     assert len(manifests.all_of(pipeline.warehouse, "walk")) == 3
     pipeline.land(DAYS[2])
-    went_on = pipeline.stream().data
-    assert (went_on["generation"], went_on["rows"]) == ("walk-g0001", len(DAYS[2]))
+    resumed = pipeline.stream().data
+    assert (resumed["generation"], resumed["rows"]) == ("walk-g0001", len(DAYS[2]))
     with pytest.raises(
         UserError, match="has come to measurements version 2 and walk-g0001 to measurements version 3"
     ):
@@ -147,7 +147,7 @@ def test_a_version_is_proved_in_shadow_takes_over_and_is_taken_back(
 
 
 def check_ends(table: pd.DataFrame, version: int, ends: dict[int, np.ndarray]) -> int:
-    """Check the newest estimate of each key by a version, and return of how many there is one."""
+    """Check the newest estimate of each key by a version, and return how many were checked."""
     checked = 0
     table = table.loc[table["model_version"] == version]
     for key, mean in ends.items():
@@ -160,7 +160,7 @@ def check_ends(table: pd.DataFrame, version: int, ends: dict[int, np.ndarray]) -
 
 
 @pytest.mark.slow
-def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> None:
+def test_a_stream_is_upgraded_twice_and_rolled_back(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])
     pipeline.pretrain()
@@ -169,14 +169,14 @@ def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> N
 
     # Version 2 is deployed: the stream goes on with version 1 until the upgrade.
     pipeline.write_spec(random_walk_spec(**V2))
-    said = migrate.run(pipeline.settings, "walk", dry_run=True).data
-    assert said["snapshot"] is None and said["change"]["added"] == ["bias"]
+    preview = migrate.run(pipeline.settings, "walk", dry_run=True).data
+    assert preview["snapshot"] is None and preview["change"]["added"] == ["bias"]
     assert upgrade.run(pipeline.settings, "walk", dry_run=True).data["change"]["wrong"] == 0
     shadowed = upgrade.run(pipeline.settings, "walk", promote=False).data
     assert (shadowed["generation"], shadowed["promoted"]) == ("walk-g0002", False)
     pipeline.land(DAYS[2])
-    went_on = pipeline.stream().data
-    assert (went_on["generation"], went_on["rows"]) == ("walk-g0001", len(DAYS[2]))
+    resumed = pipeline.stream().data
+    assert (resumed["generation"], resumed["rows"]) == ("walk-g0001", len(DAYS[2]))
     with pytest.raises(
         UserError, match="has come to measurements version 2 and walk-g0001 to measurements version 3"
     ):
@@ -235,10 +235,14 @@ def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_p
     with pytest.raises(UserError, match="was not promoted; it predicts worse"):
         upgrade.run(pipeline.settings, "walk")
     assert live_lineage(pipeline.warehouse, "walk")[0].generation == "walk-g0001"
-    told = report.run(pipeline.settings, "walk").data
-    assert (told["generation"], told["against"], told["good"]) == ("walk-g0002", "walk-g0001", False)
-    check_comparison(pipeline, told["comparison"], DAYS[2])
-    page = Path(told["report"])
+    compared = report.run(pipeline.settings, "walk").data
+    assert (compared["generation"], compared["against"], compared["good"]) == (
+        "walk-g0002",
+        "walk-g0001",
+        False,
+    )
+    check_comparison(pipeline, compared["comparison"], DAYS[2])
+    page = Path(compared["report"])
     assert page.read_text().startswith("<!doctype html>") and "it predicts worse" in page.read_text()
     assert json.loads(page.with_suffix(".json").read_text())["numbers"]["rows"] == len(DAYS[2])
     assert retire.run(pipeline.settings, "walk").data["generation"] == "walk-g0002"
@@ -280,7 +284,7 @@ def check_comparison(pipeline: Pipeline, numbers: dict[str, Any], rows: pd.DataF
 
 
 @pytest.mark.slow
-def test_retraining_and_starting_without_state_leave_no_hole(tmp_path: Path) -> None:
+def test_retrain_and_stateless_lose_no_row(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])
     pipeline.pretrain()
@@ -305,7 +309,7 @@ def test_retraining_and_starting_without_state_leave_no_hole(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_generation_that_has_committed_nothing_is_followed_from_its_start(tmp_path: Path) -> None:
+def test_an_upgrade_from_a_generation_without_commits_continues_from_its_start(tmp_path: Path) -> None:
     pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
     pipeline.write_spec(random_walk_spec(version=2))
     upgrade.run(pipeline.settings, "walk", mode="stop-start")

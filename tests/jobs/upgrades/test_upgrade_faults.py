@@ -1,4 +1,4 @@
-"""An upgrade killed at any of its steps, and run again, ends as if it had not been killed."""
+"""An upgrade killed at any step and retried ends as if it had not been killed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ AT_ONCE: dict[str, dict[str, tuple[str, int]]] = {
 @pytest.mark.soak
 @pytest.mark.parametrize("mode", list(AT_ONCE))
 def test_the_other_modes_killed_after_each_step(tmp_path: Path, mode: str) -> None:
-    """Killed after each step in turn, each time in a pipeline of its own, it ends as one that nobody killed."""
+    """Killed after each step in turn, each time in a pipeline of its own, a retry ends as one that was not killed."""
     words = ["upgrade", "--model", "walk", "--mode", mode, *(["--lose-state"] * (mode == "stateless"))]
     lose = mode == "stateless"
 
@@ -134,7 +134,7 @@ def test_the_other_modes_killed_after_each_step(tmp_path: Path, mode: str) -> No
 @pytest.mark.soak
 @pytest.mark.parametrize("verb", ["promote", "rollback"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_switch_killed_at_some_moment_is_whole_or_not_there(tmp_path: Path, verb: str, seed: int) -> None:
+def test_a_killed_promotion_or_roll_back_is_atomic(tmp_path: Path, verb: str, seed: int) -> None:
     days = random_rows(3, rows=60)
     pipeline = streaming(tmp_path, days[0], days[1])
     pipeline.write_spec(random_walk_spec(version=2, upgrade={"rows": 0}))

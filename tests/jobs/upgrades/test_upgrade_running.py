@@ -1,4 +1,4 @@
-"""Versions follow each other, and one is taken back, under a stream that runs and is fed all the while: the flights."""
+"""The flights: two upgrades and a roll-back under a stream that runs and is fed all the while."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ BOOKS = (
 NOTHING = np.zeros((2, 2))
 STAGES = ((1, np.eye(1), np.zeros((1, 1))), (2, np.array([[1.0], [0.0]]), np.diag([0.0, 36.0])),
           (3, np.eye(2) / HOUR, NOTHING), (2, np.eye(2) * HOUR, NOTHING))  # fmt: skip
-"""The versions in the order in which they are live, and how the state of the one before becomes theirs."""
+"""The versions in the order in which they are live, and the map of the previous version's state."""
 
 
 def oracle(rows: pd.DataFrame, cuts: list[int]) -> dict[tuple[str, str, int], tuple[int, Any, Any, float]]:
@@ -180,7 +180,7 @@ def fed(pipeline: Pipeline, days: list[Path], rows: Callable[[list[Path]], int])
         ingest.terminate()
 
 
-def test_air_time_goes_from_version_to_version_under_a_running_stream(tmp_path: Path) -> None:
+def test_air_time_is_upgraded_twice_and_rolled_back_under_a_running_stream(tmp_path: Path) -> None:
     flights = load_flights()
     flights = with_times(flights[(flights["month"].isin([9, 10, 11, 12])) & (flights["origin"] != "EWR")])
     history = flights[(flights["day"] >= date(2013, 9, 24)) & (flights["day"] < STREAMED[0])]

@@ -1,0 +1,176 @@
+"""Run a new generation in shadow of the live one, compare the two on the same rows, and promote the better one.
+
+Each step finds the shadow and the snapshots that an earlier, killed attempt has left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.lineage import generations, promotion, start_point
+from jobs.lineage.generations import SHADOW, Generation
+from jobs.lineage.leases import stream_lock
+from jobs.streaming.driver import Driver
+from jobs.upgrades.comparison.decision import comparison_lines
+from jobs.upgrades.comparison.report import compare
+from jobs.upgrades.context import (
+    Outcome,
+    UpgradeContext,
+    already_upgraded,
+    migrated,
+    migration_preview,
+    refuse_other_keys,
+    refuse_other_source,
+)
+
+CATCH_UPS = 1
+"""How often a shadow is driven again before the comparison if the live generation has moved ahead meanwhile."""
+
+LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
+"""How long a shadow may run beside a live generation that still receives rows, until it has reached its position."""
+
+
+def blue_green(context: UpgradeContext) -> Outcome:
+    """Start the deployed version in shadow from the migrated state, compare it, and promote it."""
+    done = already_upgraded(context)
+    if done is not None:
+        return done
+    refuse_other_source(context)
+    refuse_other_keys(context, in_shadow=True)
+    if context.dry_run:
+        return migration_preview(context)
+    return prove(context, _shadow(context))
+
+
+def _shadow(context: UpgradeContext) -> Generation:
+    """Return the shadow of this upgrade: an earlier attempt's, or a new one."""
+    warehouse, spec, live = context.warehouse, context.spec, context.live
+    for one in generations.all_of(warehouse, spec.name):
+        own = one.fingerprint == spec.fingerprint() and one.parent == live.generation
+        if one.status == SHADOW and own:
+            return one
+    manifest, _ = migrated(context)
+    assert manifest is not None
+    return start_point.begin(warehouse, spec, manifest, SHADOW, None, live)
+
+
+def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
+    """Let a shadow catch up, compare it with the live generation, and promote it if the comparison is good.
+
+    Raises:
+        UserError: it is to be promoted, and the comparison is not good.
+    """
+    live, model, note = context.live, context.spec.name, context.progress.note
+    note(f"{shadow.generation} catches up in shadow")
+    rows = _drive(context, shadow)
+    for _ in range(CATCH_UPS):  # the live generation may have a driver
+        if _is_level(context, shadow):
+            break
+        rows += _drive(context, shadow)
+    note(f"comparing {shadow.generation} with {live.generation}")
+    comparison, report = compare(context.warehouse, context.spec, live, shadow)
+    lines = [
+        f"{shadow.generation} (version {shadow.model_version}) shadows {live.generation} (version "
+        f"{live.model_version}) from snapshot {shadow.snapshot_id}; {rows:,} rows now",
+        *comparison_lines(comparison),
+        f"report: {report}",
+    ]
+    data: dict[str, Any] = {
+        "generation": shadow.generation,
+        "snapshot": shadow.snapshot_id,
+        "comparison": comparison.numbers,
+        "good": comparison.good,
+        "reasons": comparison.reasons,
+        "report": report,
+        "upgraded": True,
+        "promoted": False,
+    }
+    if not context.promote:
+        return [*lines, f"promote it with `kalman-pipeline promote --model {model}`"], data
+    if not comparison.good:
+        raise UserError(
+            "; ".join([f"{shadow.generation} was not promoted", *comparison.reasons])
+            + f". It stays in shadow: `kalman-pipeline promote --model {model}` promotes it nevertheless, "
+            f"and `retire` gives it up; report: {report}",
+            RUN_FAILED,
+        )
+    _promote(context, shadow)
+    return [*lines, f"promoted {shadow.generation}; {live.generation} is retired"], {**data, "promoted": True}
+
+
+def _is_level(context: UpgradeContext, shadow: Generation) -> bool:
+    """Tell if a shadow has reached the live generation's position."""
+    rank = generations.progress_rank
+    return rank(context.warehouse, shadow) >= rank(context.warehouse, context.live)
+
+
+def _promote(context: UpgradeContext, shadow: Generation) -> None:
+    """Promote a shadow; one that lags runs beside the live generation until it is level.
+
+    Raises:
+        UserError: it has not come level in `LEVEL_SECONDS`.
+    """
+    warehouse, model = context.warehouse, context.spec.name
+    try:
+        promotion.promote(warehouse, model, shadow.generation)
+        return
+    except promotion.ShadowLags:
+        context.progress.note(f"{shadow.generation} runs beside {context.live.generation} until it is level")
+    deadline = time.monotonic() + LEVEL_SECONDS
+    with _running(context, shadow) as ended:
+        while True:
+            late = time.monotonic() > deadline
+            if late or ended.wait(LEVEL_POLL_SECONDS) or _is_level(context, shadow):
+                try:
+                    promotion.promote(warehouse, model, shadow.generation)
+                    return
+                except promotion.ShadowLags:
+                    if late or ended.is_set():
+                        raise
+
+
+@contextmanager
+def _running(context: UpgradeContext, shadow: Generation) -> Iterator[threading.Event]:
+    """Drive a shadow in a thread, as fast as rows come; yield an event that is set if the driver ends early.
+
+    If the driver has failed, its error replaces the one that the body of the `with` raises.
+    """
+    stop, ended = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _drive(context, shadow, 0.0, stop)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run, name=f"drive {shadow.generation}", daemon=True)
+    thread.start()
+    try:
+        yield ended
+    except Exception:
+        if errors:
+            raise errors[0] from None
+        raise
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _drive(
+    context: UpgradeContext,
+    shadow: Generation,
+    seconds: float | None = None,
+    stop: threading.Event | None = None,
+) -> int:
+    """Drive a shadow to the newest measurements, or until `stop`; return the number of rows that it estimated."""
+    with stream_lock(context.settings.warehouse, context.spec.name, shadow.generation):
+        driver = Driver(context.settings, context.warehouse, context.spec, seconds, stop or threading.Event())
+        return int(driver.drive(name=shadow.generation).data["rows"])

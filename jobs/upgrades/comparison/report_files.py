@@ -1,0 +1,18 @@
+"""Where the reports on a model's generations are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import hadoop_files
+
+if TYPE_CHECKING:
+    from jobs.warehouse.files import Files
+
+FOLDER = "reports"
+
+
+def report_files(warehouse: Warehouse, model: str, generation: str) -> tuple[Files, tuple[str, str]]:
+    """Return the folder of a model's reports, and the names of a generation's two files: data and page."""
+    return hadoop_files(warehouse, f"{FOLDER}/{model}"), (f"{generation}.json", f"{generation}.html")

@@ -1,0 +1,140 @@
+"""What every mode of an upgrade shares: its context, its refusals, the migrated snapshot and the dry run."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jobs.core.errors import UserError
+from jobs.core.progress import Progress
+from jobs.core.settings import Settings
+from jobs.lineage import compatibility, generations, start_point
+from jobs.lineage.generations import Generation
+from jobs.lineage.pausing import exclusive_stream
+from jobs.migration.apply import change_table, rekeying_lines
+from jobs.migration.migrating import migrate
+from jobs.migration.versions import known_versions, path_between
+from jobs.specs.model_spec import ModelSpec
+from jobs.streaming.exporting import export
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import measurements
+
+if TYPE_CHECKING:
+    from jobs.snapshots.manifests import Manifest
+
+BLUE_GREEN, STOP_START, RETRAIN, STATELESS = "blue-green", "stop-start", "retrain", "stateless"
+
+REPARTITION = "repartition"
+
+Outcome = tuple[list[str], dict[str, Any]]
+"""The lines of a report, and its data."""
+
+
+class UpgradeContext(NamedTuple):
+    """One run of an upgrade: the deployed spec, the live generation, and the options of the command.
+
+    promote: whether a shadow that compares well becomes live. partitions: of mode repartition. drain: whether the
+    modes that need a stopped stream stop it.
+    """
+
+    settings: Settings
+    warehouse: Warehouse
+    spec: ModelSpec
+    live: Generation
+    progress: Progress
+    dry_run: bool = False
+    promote: bool = True
+    partitions: int | None = None
+    drain: bool = False
+
+    def exclusive(self, mode: str) -> AbstractContextManager[None]:
+        """Hold the live generation's stream, which no driver may run meanwhile."""
+        reason = f"an upgrade to version {self.spec.version} ({mode})"
+        return exclusive_stream(self.warehouse, self.live, reason, self.drain, self.progress.note)
+
+
+def already_upgraded(context: UpgradeContext) -> Outcome | None:
+    """Return the outcome if the live generation is of the deployed version already, else None.
+
+    Raises:
+        UserError: the deployed version is not later than the live one.
+    """
+    spec, live = context.spec, context.live
+    if live.fingerprint == spec.fingerprint():
+        line = f"generation {live.generation} is of version {live.model_version} already: nothing to do"
+        return [line], {"generation": live.generation, "promoted": False, "upgraded": False}
+    if live.model_version >= spec.version:
+        raise UserError(
+            f"the live generation {live.generation} is of version {live.model_version} and the spec of version "
+            f"{spec.version}: raise the spec's version, or roll back (kalman-pipeline rollback)"
+        )
+    return None
+
+
+def refuse_other_source(context: UpgradeContext) -> None:
+    """Refuse a version that reads another source: the state's position is an offset in the old source.
+
+    Raises:
+        UserError: the version reads another source.
+    """
+    warehouse, spec, live = context.warehouse, context.spec, context.live
+    built = compatibility.generation_built_with(
+        warehouse, live, start_point.origin(warehouse, live), spec.folder
+    )
+    difference = compatibility.other_source(built, spec)
+    if difference is not None:
+        raise UserError(f"{spec.name} cannot be upgraded to version {spec.version}: {difference}")
+
+
+def refuse_other_keys(context: UpgradeContext, in_shadow: bool = False) -> None:
+    """Refuse a version with other keys if it would read the live generation's rows.
+
+    In shadow it always would; otherwise it would read the rows that have landed and the live generation has not read.
+
+    Raises:
+        UserError: the version has other keys, and would read such rows.
+    """
+    warehouse, spec, live = context.warehouse, context.spec, context.live
+    known = known_versions(warehouse, spec)
+    known[live.model_version] = start_point.origin(warehouse, live).model_spec(spec.folder)
+    steps = path_between(known, live.model_version, spec.version)
+    if not any(step.keys is not None for step in steps):
+        return
+    if in_shadow:
+        raise UserError(
+            f"version {spec.version} of {spec.name} has other keys, so it cannot read the same rows in shadow: let "
+            f"version {live.model_version} read all rows with its keys, stop it, and run `kalman-pipeline upgrade "
+            f"--model {spec.name} --mode stop-start`"
+        )
+    newest = warehouse.latest_version(measurements(spec.name))
+    if live.topic is None and generations.progress_rank(warehouse, live) < newest:
+        raise UserError(
+            f"rows with the keys of version {live.model_version} have landed that {live.generation} has not read: "
+            f"run `kalman-pipeline stream --model {spec.name}` first"
+        )
+
+
+def migrated(context: UpgradeContext) -> tuple[Manifest | None, dict[str, Any]]:
+    """Export the live state and migrate it; return the snapshot (in a dry run one of an earlier attempt, else None),
+    and how the states change."""
+    note = context.progress.note
+    source, _ = export(context.warehouse, context.live, context.spec.folder, told=note)
+    manifest, change, _ = migrate(
+        context.warehouse, source, context.spec, context.spec.version, context.dry_run, note
+    )
+    return manifest, change
+
+
+def migration_preview(context: UpgradeContext) -> Outcome:
+    """Return how the states would change, having written nothing but the export."""
+    manifest, change = migrated(context)
+    live = context.live
+    lines = [f"{live.generation} (version {live.model_version}) to version {context.spec.version}"]
+    if manifest is not None:
+        return [*lines, f"migrated before: snapshot {manifest.snapshot_id}"], {"dry_run": True}
+    return [
+        *lines,
+        *(f"  {line}" for line in change_table(change)),
+        *rekeying_lines(change),
+        "dry run: nothing was written but the export",
+    ], {"dry_run": True, "change": change}

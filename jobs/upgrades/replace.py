@@ -1,0 +1,144 @@
+"""Replace a live generation that no driver runs: from its migrated state, from history, or without any state.
+
+The snapshot is found or written first; the new generation and the retirement of the old one are one commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from jobs.ingestion.topics import land
+from jobs.lineage import generations, start_point
+from jobs.lineage.generations import LIVE
+from jobs.lineage.start_point import origin
+from jobs.snapshots.manifests import find
+from jobs.snapshots.state_rows import STATE_ROWS
+from jobs.snapshots.store import write
+from jobs.training.learning import Window
+from jobs.training.pretraining import snapshot_at
+from jobs.upgrades.context import (
+    RETRAIN,
+    STATELESS,
+    STOP_START,
+    Outcome,
+    UpgradeContext,
+    already_upgraded,
+    migrated,
+    migration_preview,
+    refuse_other_keys,
+    refuse_other_source,
+)
+from jobs.warehouse.positions import Cut, describe
+from jobs.warehouse.tables import measurements
+
+if TYPE_CHECKING:
+    from jobs.snapshots.manifests import Manifest
+
+
+def stop_start(context: UpgradeContext) -> Outcome:
+    """Replace the live generation by one that starts from its migrated state."""
+    done = already_upgraded(context)
+    if done is not None:
+        return done
+    refuse_other_source(context)
+    if context.dry_run:
+        refuse_other_keys(context)
+        return migration_preview(context)
+    with context.exclusive(STOP_START):
+        refuse_other_keys(context)
+        manifest, _ = migrated(context)
+        assert manifest is not None
+        return _replace(context, manifest)
+
+
+def retrain(context: UpgradeContext) -> Outcome:
+    """Replace the live generation by one that is trained on history up to the same position."""
+    done = already_upgraded(context)
+    if done is not None:
+        return done
+    if context.dry_run:
+        return _preview_without_state(context)
+    with context.exclusive(RETRAIN):
+        return _replace(context, _pretrained_snapshot(context))
+
+
+def start_stateless(context: UpgradeContext) -> Outcome:
+    """Replace the live generation by one without any key's state."""
+    done = already_upgraded(context)
+    if done is not None:
+        return done
+    refuse_other_source(context)
+    if context.dry_run:
+        return _preview_without_state(context)
+    with context.exclusive(STATELESS):
+        return _replace(context, _empty_snapshot(context))
+
+
+def _replace(context: UpgradeContext, manifest: Manifest) -> Outcome:
+    """Make a generation from a snapshot the live one; the next `stream` runs it."""
+    live = context.live
+    new = start_point.begin(context.warehouse, context.spec, manifest, LIVE, None, live)
+    return [
+        f"generation {new.generation} of version {new.model_version} is live, from snapshot "
+        f"{manifest.snapshot_id} ({describe(manifest.position)}); {live.generation} is retired",
+        f"continue with `kalman-pipeline stream --model {context.spec.name}`",
+    ], {
+        "generation": new.generation,
+        "snapshot": manifest.snapshot_id,
+        "retired": live.generation,
+        "upgraded": True,
+        "promoted": True,
+    }
+
+
+def _preview_without_state(context: UpgradeContext) -> Outcome:
+    line = (
+        f"dry run: version {context.spec.version} would start without the states of {context.live.generation}"
+    )
+    return [line], {"dry_run": True}
+
+
+def _pretrained_snapshot(context: UpgradeContext) -> Manifest:
+    """Train the new version on history up to the live generation's position, so that it continues with the next row."""
+    warehouse, spec, live = context.warehouse, context.spec, context.live
+    table = measurements(spec.name)
+    if live.topic is None:
+        cut = Cut(generations.progress_rank(warehouse, live), None)
+    else:
+        # The stream may be ahead of the landed rows: land the rest, and train up to the stream's offsets.
+        land(warehouse, spec)
+        position = generations.position_of(warehouse, live)
+        cut = Cut(warehouse.latest_version(table), None, position)
+    manifest, _, _ = snapshot_at(warehouse, spec, table, cut, Window(None, None), context.progress)
+    return manifest
+
+
+def _empty_snapshot(context: UpgradeContext) -> Manifest:
+    """Write a snapshot without any key at the live generation's position."""
+    warehouse, spec, live = context.warehouse, context.spec, context.live
+    version = generations.progress_rank(warehouse, live)
+    snapshot_id = f"{spec.name}-v{spec.version}-{version}-empty"
+    found = find(warehouse, snapshot_id)
+    if found is not None:
+        return found
+    manifest = replace(
+        origin(warehouse, live),
+        snapshot_id=snapshot_id,
+        model_version=spec.version,
+        fingerprint=spec.fingerprint(),
+        parameters={},
+        spec=spec.model_dump_json(by_alias=True),
+        position=generations.position_of(warehouse, live),
+        cut=None,
+        learn_from=None,
+        learn_to=None,
+        generation=None,
+        batch_id=None,
+        parent=None,
+        committed_at=None,
+    )
+    no_rows = warehouse.spark.createDataFrame(
+        [], f"key string, {STATE_ROWS}".replace("event_time bigint", "event_time timestamp")
+    )
+    return write(warehouse, manifest, no_rows)
