@@ -26,6 +26,7 @@ from jobs.encoding.keys import (
     sub_kind,
     text_of,
 )
+from jobs.encoding.packet_kinds import ROW_PACKETS, RowPacket, packet_batch
 from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.routing import Routing, bucket_of
 from kalman.run import SortedRows
@@ -44,7 +45,6 @@ Ints = NDArray[np.int64]
 Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Turns batches of rows into batches of packets."""
 
-PACKED = "bucket int, payload binary"
 INPUT_IDENTITY = ("_input_identity", "_input_check")
 """Where a row's inputs belong to some of its key columns alone: the identity by these."""
 ROW_ID = ("_row_id", "_row_id_check", "_row_id_text")
@@ -192,11 +192,12 @@ def id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
 
 def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     """Pack measurement rows: one output row for each Arrow batch and bucket."""
-    return select_columns(frame, fmt).mapInArrow(row_packer(fmt, routing), PACKED)
+    return select_columns(frame, fmt).mapInArrow(row_packer(fmt, routing), ROW_PACKETS)
 
 
-def row_packer(fmt: RowFormat, routing: Routing) -> Packer:
-    """Return the function that packs batches with the columns of `select_columns`."""
+def row_packer(fmt: RowFormat, routing: Routing, typed: bool = False) -> Packer:
+    """Return the function that packs batches with the columns of `select_columns`; `typed` packets carry a kind."""
+    kind = RowPacket.ROWS if typed else None
     layout, labels = fmt.layout, np.asarray(routing.labels, np.int32)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -214,14 +215,9 @@ def row_packer(fmt: RowFormat, routing: Routing) -> Packer:
                 stops = [*starts[1:], len(order)]
                 parts = [layout.encode(ordered.slice(a, b)) for a, b in zip(starts, stops, strict=True)]
                 present = labels[present]
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(present, pa.int32()), pa.array(parts, pa.binary())], PACKED_NAMES
-            )
+            yield packet_batch(pa.array(present, pa.int32()), pa.array(parts, pa.binary()), kind)
 
     return pack
-
-
-PACKED_NAMES = ["bucket", "payload"]
 
 
 def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.packet_kinds import KEYS, NEVER, STATES
+from jobs.encoding.packet_kinds import NEVER, RowPacket
 from jobs.encoding.routing import Routing
 from jobs.encoding.rows import RowFormat
 from jobs.snapshots import row_ids, waiting_rows
@@ -59,7 +59,7 @@ def event_time_seeds(
     warehouse: Warehouse, manifest: Manifest, states: DataFrame, fmt: RowFormat, routing: Routing
 ) -> DataFrame:
     """Return the initial state of a timed operator: packets of states, and of the snapshot's waiting rows and ids."""
-    seeds = states.select("bucket", F.lit(STATES).alias("kind"), "payload")
+    seeds = states.select("bucket", F.lit(RowPacket.STATES.value).alias("kind"), "payload")
     held = waiting_rows.verified(warehouse, manifest)
     if held is None:
         return seeds
@@ -103,4 +103,4 @@ def offered(
     rows = reader.load(warehouse.path(table))
     mine = rows.filter(F.col("meaning") == meaning_of(spec.fingerprint(), parameters))
     packets = seed_packets(mine, kernel, kind, layout, routing)
-    return packets.select("bucket", F.lit(KEYS).alias("kind"), "payload")
+    return packets.select("bucket", F.lit(RowPacket.STATES.value).alias("kind"), "payload")

@@ -14,18 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.encoding.keys import match
-from jobs.encoding.packet_kinds import (
-    BEHIND,
-    BEYOND,
-    CORRECTION,
-    DROPPED,
-    DUPLICATE,
-    EXPIRED,
-    MARK,
-    NEVER,
-    RESENT,
-    WAITING,
-)
+from jobs.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.routing import block_of
 from jobs.encoding.rows import KeyedRows, keyed_rows
@@ -144,8 +133,8 @@ class EventTimeBucket:
         if timing.idle is not None and not timing.machine and self.watermark != NEVER:
             yield from self._expire(self.watermark - timing.idle)
         if self.watermark != NEVER:
-            yield WAITING, self.waiting.count, b""
-            yield MARK, self.watermark, b""
+            yield OutputPacket.WAITING, self.waiting.count, b""
+            yield OutputPacket.WATERMARK, self.watermark, b""
 
     def _by_the_clock(self, now: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield the keys that the machine's clock ends, where it does: at once, before rows of theirs are taken."""
@@ -184,7 +173,7 @@ class EventTimeBucket:
                 yield self._repeated(keyed, np.flatnonzero(again))
                 rows = late_rows(keyed, np.flatnonzero(~again))
         if rows.size:
-            yield BEHIND, rows.size, self.plan.rows.layout.encode(rows)
+            yield OutputPacket.LATE_BY_WATERMARK, rows.size, self.plan.rows.layout.encode(rows)
 
     def _filter(self, keyed: KeyedRows, now: int) -> Iterator[tuple[int, int, bytes]]:
         plan, timing = self.plan, self.timing
@@ -223,7 +212,7 @@ class EventTimeBucket:
             which = ~late & ~_without_state(whole, keyed, advanced.outputs)
             self.ids.remember(told, whole, which, timing.reach(self.watermark))
         if advanced.ended is not None:
-            yield EXPIRED, advanced.ended.size, plan.state.layout.encode(advanced.ended)
+            yield OutputPacket.EXPIRED, advanced.ended.size, plan.state.layout.encode(advanced.ended)
         yield from put_out(plan, keyed, advanced.outputs)
 
     def _replay(self, keyed: KeyedRows) -> Iterator[tuple[int, int, bytes]]:
@@ -264,8 +253,11 @@ class EventTimeBucket:
             bad = _without_state(whole, KeyedRows(keys, done.rows), done.outputs)
             which = (whole.rows.time >= floors[whole.rows.key]) & ~bad
             self.ids.remember(told, whole, which, NEVER, floors)
-        for kind, which in ((BEYOND, done.beyond), (DUPLICATE, done.repeats)):
-            if which.any() and kind == DUPLICATE:
+        for kind, which in (
+            (OutputPacket.BEYOND_REPLAY_WINDOW, done.beyond),
+            (OutputPacket.DUPLICATE, done.repeats),
+        ):
+            if which.any() and kind == OutputPacket.DUPLICATE:
                 yield self._repeated(keyed, np.flatnonzero(which))
             elif which.any():
                 refused = late_rows(keyed, np.flatnonzero(which))
@@ -278,7 +270,7 @@ class EventTimeBucket:
         some = KeyedRows(keys, done.rows.take(again))
         corrected = picked(done.outputs, again)
         for count, packet in accepted(plan, some, corrected, without_state(corrected)):
-            yield CORRECTION, count, packet
+            yield OutputPacket.CORRECTION, count, packet
 
     def _begun(
         self, keyed: KeyedRows, known: Records, earlier: Records
@@ -294,8 +286,8 @@ class EventTimeBucket:
 
     def _repeated(self, keyed: KeyedRows, which: NDArray[np.int64]) -> tuple[int, int, bytes]:
         if self.timing.drop:
-            return DROPPED, len(which), b""
-        kind = DUPLICATE if self.ids is None else RESENT
+            return OutputPacket.DROPPED, len(which), b""
+        kind = OutputPacket.DUPLICATE if self.ids is None else OutputPacket.DUPLICATE_ID
         return kind, len(which), self.plan.rows.layout.encode(late_rows(keyed, which))
 
     def _expire(self, before: int) -> Iterator[tuple[int, int, bytes]]:
@@ -315,7 +307,7 @@ class EventTimeBucket:
         gone = known.take(np.flatnonzero(silent))
         if self.timing.archive:
             self.ended.add(gone)
-        yield EXPIRED, gone.size, self.plan.state.layout.encode(gone)
+        yield OutputPacket.EXPIRED, gone.size, self.plan.state.layout.encode(gone)
 
     def _come_back(self, present: NDArray[np.int64], known: Records, keyed: KeyedRows) -> Records:
         """Return the known states with those of keys that had ended and have rows now."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jobs.core.stopwatch import PACK_ESTIMATES, each
 from jobs.encoding.estimates import EstimateFormat, pack_estimates
-from jobs.encoding.packet_kinds import BAD_STATE, ESTIMATES, LATE
+from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import KeyedRows, RowFormat
 from jobs.state.block_format import StateFormat
@@ -45,8 +45,8 @@ def put_out(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[in
     late = outputs.late
     bad = without_state(outputs)
     for count, packet in each(PACK_ESTIMATES, accepted(plan, keyed, outputs, bad)):
-        yield ESTIMATES, count, packet
-    for kind, which in ((LATE, late), (BAD_STATE, bad)):
+        yield OutputPacket.ESTIMATES, count, packet
+    for kind, which in ((OutputPacket.LATE, late), (OutputPacket.BAD_STATE, bad)):
         rejected = np.flatnonzero(which)
         if len(rejected):
             yield kind, len(rejected), plan.rows.layout.encode(late_rows(keyed, rejected))

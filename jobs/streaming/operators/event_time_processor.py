@@ -11,21 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.encoding.packet_kinds import (
-    BASE,
-    CLOCK,
-    ENDED,
-    IDS,
-    REMEMBERED,
-    RING,
-    ROWS,
-    SEEN,
-    STATE,
-    STATES,
-    STATES_BY_BLOCK,
-    WAIT,
-)
-from jobs.encoding.watermark_ticks import newest_of
+from jobs.encoding.packet_kinds import STATES_BY_BLOCK, RowPacket, StateVariable
+from jobs.encoding.watermark_ticks import max_event_time
 from jobs.state.block_store import map_store
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import Stores
@@ -45,26 +32,29 @@ class EventTimeProcessor(StatefulProcessor):
         """Declare the bucket's stores and its clock."""
         self.handle = handle
         declared = (
-            (STATE, STATES_BY_BLOCK),
-            (WAIT, ("part", "rows")),
-            (ENDED, STATES_BY_BLOCK),
-            (RING, ("block", "rows")),
-            (BASE, STATES_BY_BLOCK),
-            (SEEN, ("block", "times")),
+            (StateVariable.STATES, STATES_BY_BLOCK),
+            (StateVariable.WAITING_ROWS, ("part", "rows")),
+            (StateVariable.ENDED, STATES_BY_BLOCK),
+            (StateVariable.REPLAY_ROWS, ("block", "rows")),
+            (StateVariable.REPLAY_BASE, STATES_BY_BLOCK),
+            (StateVariable.LAST_SEEN, ("block", "times")),
         )
         self.stores = Stores(
             *(map_store(handle, name, columns, self.plan.text) for name, columns in declared)
         )
         if self.plan.rows.row_id is not None:
-            ids = map_store(handle, REMEMBERED, ("block", "ids"), self.plan.text)
+            ids = map_store(handle, StateVariable.ROW_IDS, ("block", "ids"), self.plan.text)
             self.stores = self.stores._replace(ids=ids)
-        self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
+        self.clock: ValueState = handle.getValueState(StateVariable.CLOCK, "clock binary")
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
         """Take over states and waiting rows from the snapshot."""
         bucket = self._bucket()
         kind, payload = initialState["kind"], initialState["payload"]
-        bucket.seed(payload[kind == STATES], payload[kind == ROWS], _now(timerValues), payload[kind == IDS])
+        states, rows, ids = (
+            payload[kind == one] for one in (RowPacket.STATES, RowPacket.ROWS, RowPacket.ROW_IDS)
+        )
+        bucket.seed(states, rows, _now(timerValues), ids)
         self._leave(bucket, timerValues)
 
     def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
@@ -79,10 +69,10 @@ class EventTimeProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """Advance the bucket by a micro-batch, and put out packets."""
         frame = pd.concat(list(rows), ignore_index=True)
-        packed = frame["kind"] == ROWS
+        packed = frame["kind"] == RowPacket.ROWS
         bucket = self._bucket()
         packets = (bytes(payload) for payload in frame["payload"][packed])
-        newest = newest_of(frame["payload"][~packed])
+        newest = max_event_time(frame["payload"][~packed])
         for kind, count, packet in bucket.take(packets, newest, _now(timerValues)):
             yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
         self._leave(bucket, timerValues)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.encoding.packet_kinds import STATE, STATES_BY_BLOCK
+from jobs.encoding.packet_kinds import STATES_BY_BLOCK, StateVariable
 from jobs.encoding.packets import concat
 from jobs.encoding.rows import unpack_rows
 from jobs.state.block_store import Blocks, decoded, map_store, unknown
@@ -31,7 +31,7 @@ class FilterProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the one state: blocks by number."""
-        store = map_store(handle, STATE, STATES_BY_BLOCK, self.plan.text)
+        store = map_store(handle, StateVariable.STATES, STATES_BY_BLOCK, self.plan.text)
         self.blocks = Blocks(store, self.plan.state, self.plan.blocks)
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kalman
-from jobs.encoding.packet_kinds import BEHIND, DROPPED, DUPLICATE, EXPIRED
+from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import unpack_rows
 from jobs.state.expiry import lives
 from jobs.state.filter_step import filter_step
@@ -160,7 +160,7 @@ class ByTheClock:
 def ended_of(stream: TimedStream) -> list[tuple[int, int, int, float]]:
     found = []
     for _, kind, _, payload in stream.put_out:
-        if kind == EXPIRED:
+        if kind == OutputPacket.EXPIRED:
             read = stream.plan.state.layout.decode(payload)
             arrays = read.arrays
             columns = (arrays["event_time"] // SECOND, arrays["count"], arrays["values"][0])
@@ -189,7 +189,9 @@ def test_keys_end_as_in_a_simulation(
         str((k, t, float(m), float(ll))) for k, t, m, ll in simulation.estimates
     )
     assert ended_of(stream) == sorted(simulation.ended)
-    refused = [row for _, row in stream.rows_of(BEHIND) + stream.rows_of(1)]
+    refused = [
+        row for _, row in stream.rows_of(OutputPacket.LATE_BY_WATERMARK) + stream.rows_of(OutputPacket.LATE)
+    ]
     assert sorted(refused) == sorted(simulation.refused)
 
 
@@ -268,18 +270,22 @@ def test_of_rows_of_one_key_and_time_the_first_counts(
     due = [Row(*row) for row in plain.estimates()[["key", "time"]].assign(y=0.0).itertuples(index=False)]
     taken = {(row.key, row.time): min(r.y for r in accepted(plain, row)) for row in due}
     assert_same(stream.estimates(), filtered([Row(key, time, y) for (key, time), y in taken.items()]))
-    assert stream.rows_of(BEHIND) == plain.rows_of(BEHIND)
-    repeats = sum(rows for _, kind, rows, _ in stream.put_out if kind == (DROPPED if drop else DUPLICATE))
+    assert stream.rows_of(OutputPacket.LATE_BY_WATERMARK) == plain.rows_of(OutputPacket.LATE_BY_WATERMARK)
+    repeats = sum(
+        rows
+        for _, kind, rows, _ in stream.put_out
+        if kind == (OutputPacket.DROPPED if drop else OutputPacket.DUPLICATE)
+    )
     assert repeats == len(due) - len(taken)
     if drop:
-        assert not any(payload for _, kind, _, payload in stream.put_out if kind == DROPPED)
+        assert not any(payload for _, kind, _, payload in stream.put_out if kind == OutputPacket.DROPPED)
     else:
-        assert len(stream.rows_of(DUPLICATE)) == repeats
+        assert len(stream.rows_of(OutputPacket.DUPLICATE)) == repeats
 
 
 def accepted(stream: TimedStream, row: Row) -> list[Row]:
     """Return the rows of a row's key and time that were sent and not refused."""
-    refused = [one for _, one in stream.rows_of(BEHIND)]
+    refused = [one for _, one in stream.rows_of(OutputPacket.LATE_BY_WATERMARK)]
     sent = [one for one in stream.sent if (one.key, one.time) == (row.key, row.time)]
     for one in refused:
         if one in sent:
@@ -336,7 +342,7 @@ def test_as_arrived_a_row_of_its_key_s_newest_time_repeats_it(batches: list[list
     assert sorted(map(str, found.itertuples(index=False, name=None))) == sorted(
         str((k, t, float(m))) for k, t, m in estimated
     )
-    assert stream.rows_of(DUPLICATE) == sorted(repeats)
+    assert stream.rows_of(OutputPacket.DUPLICATE) == sorted(repeats)
 
 
 @settings(max_examples=30, deadline=None)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kalman
-from jobs.encoding.packet_kinds import BEYOND, DUPLICATE, LATE
+from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat
 from tests.jobs.support.event_time import (
     DEFINITION,
@@ -89,7 +89,7 @@ def test_where_the_ring_reaches_every_row_it_is_as_if_all_had_come_in_order(
         stream.take(batch)
     rows = [row for batch in batches for row in batch]
     assert_same(latest(stream.estimates()), filtered(rows, definition))
-    assert stream.rows_of(BEYOND) == stream.rows_of(LATE) == []
+    assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == stream.rows_of(OutputPacket.LATE) == []
     firsts = stream.estimates().query("not correction")
     assert len(firsts) == len(rows)
     if definition is DEFINITION:
@@ -118,7 +118,7 @@ def test_a_row_that_so_many_rows_of_its_key_have_overtaken_finds_its_place(
     stream = TimedStream(plan_of(waits=False, ring=length))
     for start in range(0, len(arrival), size):
         stream.take(arrival[start : start + size])
-    assert stream.rows_of(BEYOND) == stream.rows_of(LATE) == []
+    assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == stream.rows_of(OutputPacket.LATE) == []
     assert_same(latest(stream.estimates()), filtered(rows))
 
 
@@ -129,7 +129,7 @@ def test_a_row_older_than_the_kept_ones_is_refused(batches: list[list[Row]], len
     for batch in batches:
         stream.take(batch)
     taken, refused = by_hand(batches, length)
-    assert stream.rows_of(BEYOND) == refused
+    assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == refused
     assert len(stream.estimates().query("not correction")) == len(taken)
     assert stream.plan.timing is not None
     stored = stream.plan.timing.rows
@@ -152,7 +152,7 @@ def test_distinct_the_first_to_come_counts(batches: list[list[Row]]) -> None:
             else:
                 taken[row.key, row.time] = row
     assert_same(latest(stream.estimates()), filtered(list(taken.values())))
-    assert stream.rows_of(DUPLICATE) == sorted(repeats)
+    assert stream.rows_of(OutputPacket.DUPLICATE) == sorted(repeats)
 
 
 @pytest.mark.parametrize("late", [3, 5])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.encoding.packet_kinds import BEHIND, BEYOND, DROPPED, LATE, NEVER, RESENT
+from jobs.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import RowFormat, RowId, keyed_rows
 from jobs.state.duplicates import Marks, distinct, resent
@@ -79,7 +79,7 @@ def test_strict_a_row_counts_once_wherever_micro_batches_are_cut(
     count, repeat = once(applied, within)
     assert_same(stream.estimates(), filtered(count))
     # Of the rows behind the watermark those repeat another whose row is remembered still.
-    behind, told = stream.rows_of(BEHIND), stream.rows_of(RESENT)
+    behind, told = stream.rows_of(OutputPacket.LATE_BY_WATERMARK), stream.rows_of(OutputPacket.DUPLICATE_ID)
     for _, row in told:
         if row in repeat:
             repeat.remove(row)
@@ -115,8 +115,8 @@ def test_as_arrived_rows_that_come_in_order_count_as_in_batch(
         assert_bounded(stream, within)
     count, repeat = once(rows, within)
     assert_same(stream.estimates(), filtered(count))
-    assert in_words([row for _, row in stream.rows_of(RESENT)]) == in_words(repeat)
-    assert stream.rows_of(LATE) == []
+    assert in_words([row for _, row in stream.rows_of(OutputPacket.DUPLICATE_ID)]) == in_words(repeat)
+    assert stream.rows_of(OutputPacket.LATE) == []
     # The batch pass is another piece of code.
     keyed = distinct(keyed_rows(records_of(fmt, rows), fmt), fmt)
     keys = np.array(keys_of(keyed.keys), np.int64)[keyed.rows.key]
@@ -166,8 +166,10 @@ def test_replay_the_first_to_come_counts(batches: list[list[Row]], fmt: RowForma
                 count.append(row)
             came.append(row)
     assert_same(latest(stream.estimates()), filtered(count))
-    assert in_words([row for _, row in stream.rows_of(RESENT)]) == in_words([row for _, row in repeat])
-    assert stream.rows_of(BEYOND) == []
+    assert in_words([row for _, row in stream.rows_of(OutputPacket.DUPLICATE_ID)]) == in_words(
+        [row for _, row in repeat]
+    )
+    assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == []
 
 
 def brute_force(
@@ -218,12 +220,12 @@ def test_a_late_row_takes_nothing_from_one_that_comes_in_time() -> None:
     stream.take([Row(1, 50, 0.0, 7)])
     stream.take([Row(1, 40, 1.0, 8), Row(1, 60, 2.0, 8)])
     assert stream.estimates()["time"].tolist() == [50, 60]
-    assert stream.rows_of(RESENT) == [(1, Row(1, 40, 1.0, 8))]
+    assert stream.rows_of(OutputPacket.DUPLICATE_ID) == [(1, Row(1, 40, 1.0, 8))]
     stream.take([Row(1, 45, 1.0, 9)])
     stream.take([Row(1, 70, 2.0, 9), Row(1, 30, 2.0, 7)])
     assert stream.estimates()["time"].tolist() == [50, 60, 70]
-    assert stream.rows_of(LATE) == [(2, Row(1, 45, 1.0, 9))]
-    assert stream.rows_of(RESENT)[1:] == [(3, Row(1, 30, 2.0, 7))]
+    assert stream.rows_of(OutputPacket.LATE) == [(2, Row(1, 45, 1.0, 9))]
+    assert stream.rows_of(OutputPacket.DUPLICATE_ID)[1:] == [(3, Row(1, 30, 2.0, 7))]
 
 
 def test_two_ids_of_one_time_both_count_and_dropped_ones_are_counted() -> None:
@@ -231,7 +233,7 @@ def test_two_ids_of_one_time_both_count_and_dropped_ones_are_counted() -> None:
     stream.take([Row(1, 5, 0.0, 1), Row(1, 5, 0.0, 2), Row(1, 9, 3.0, 1), Row(1, 5, 0.0), Row(1, 5, 0.0)])
     stream.take([Row(2, 30, 0.0, 1)])
     assert stream.estimates()["time"].tolist() == [5, 5, 5, 5]
-    dropped = [(rows, payload) for _, kind, rows, payload in stream.put_out if kind == DROPPED]
+    dropped = [(rows, payload) for _, kind, rows, payload in stream.put_out if kind == OutputPacket.DROPPED]
     assert dropped == [(1, b"")]
 
 

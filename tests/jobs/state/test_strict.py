@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.encoding.packet_kinds import BEHIND, NEVER, ROWS, TICK, WAITING
+from jobs.encoding.packet_kinds import NEVER, OutputPacket, RowPacket
 from jobs.encoding.packets import Records, concat
 from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import RowFormat
-from jobs.encoding.watermark_ticks import newest_of, timed_packer
+from jobs.encoding.watermark_ticks import event_time_packer, max_event_time
 from jobs.state.block_format import StateFormat
 from jobs.state.reorder_buffer import MANY, PARTS, Clock, ReorderBuffer
 from tests.jobs.support.event_time import (
@@ -69,8 +69,8 @@ def test_what_is_due_is_filtered_in_event_time_order(
         stream.take(batch)
     applied, refused, waits = by_hand(batches, delay)
     assert_same(stream.estimates(), filtered(applied))
-    assert stream.rows_of(BEHIND) == refused
-    assert [stream.count_of(WAITING, batch) for batch in range(len(batches))] == waits
+    assert stream.rows_of(OutputPacket.LATE_BY_WATERMARK) == refused
+    assert [stream.count_of(OutputPacket.WAITING, batch) for batch in range(len(batches))] == waits
 
 
 @settings(max_examples=30, deadline=None)
@@ -88,7 +88,7 @@ def test_no_row_is_refused_that_comes_within_the_delay(
     stream = TimedStream(plan_of(delay=delay * SECOND))
     for start in range(0, len(rows), size):
         stream.take([rows[at] for at in arrival[start : start + size]])
-    assert stream.rows_of(BEHIND) == []
+    assert stream.rows_of(OutputPacket.LATE_BY_WATERMARK) == []
     watermark = max(row.time for row in rows) - delay
     assert_same(stream.estimates(), filtered([row for row in rows if row.time < watermark]))
 
@@ -180,16 +180,20 @@ def test_every_bucket_hears_of_the_newest_time() -> None:
         "_reason": pa.nulls(5, pa.string()),  # of a topic's messages there are more columns
     }
     batch = pa.RecordBatch.from_pydict(columns)
-    out = list(timed_packer(fmt, routing)(iter([batch.slice(0, 0), batch, batch.slice(2)])))
+    out = list(event_time_packer(fmt, routing)(iter([batch.slice(0, 0), batch, batch.slice(2)])))
     packets = [
         (bucket, kind, payload)
         for part in out
         for bucket, kind, payload in zip(*(part.column(i).to_pylist() for i in range(3)), strict=True)
     ]
     for label in routing.labels:
-        ticks = [payload for bucket, kind, payload in packets if (bucket, kind) == (label, TICK)]
-        assert newest_of(ticks[:1]) == newest_of(ticks) == 9 and newest_of(ticks[1:]) == 5
-    rows = concat([fmt.layout.decode(payload) for _, kind, payload in packets if kind == ROWS])
+        ticks = [
+            payload
+            for bucket, kind, payload in packets
+            if (bucket, kind) == (label, RowPacket.MAX_EVENT_TIME)
+        ]
+        assert max_event_time(ticks[:1]) == max_event_time(ticks) == 9 and max_event_time(ticks[1:]) == 5
+    rows = concat([fmt.layout.decode(payload) for _, kind, payload in packets if kind == RowPacket.ROWS])
     assert rows.text is not None
     assert sorted(zip(rows.text.to_pylist(), rows.arrays["time"].tolist(), strict=True)) == sorted(
         [
@@ -198,4 +202,4 @@ def test_every_bucket_hears_of_the_newest_time() -> None:
             for key, at in zip(keys[start:].to_pylist(), [3, 9, 1, 4, 5][start:], strict=True)
         ]
     )
-    assert newest_of([]) == NEVER
+    assert max_event_time([]) == NEVER

@@ -12,7 +12,7 @@ import pyarrow as pa
 import kalman
 from jobs.encoding.estimates import EstimateFormat
 from jobs.encoding.keys import KeyKind
-from jobs.encoding.packet_kinds import CORRECTION, ESTIMATES, NEVER
+from jobs.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import bucket_of, route_of
 from jobs.encoding.rows import RowFormat, ids_of
@@ -156,14 +156,14 @@ class TimedStream:
         """Return all estimates: batch, correction, key, time (seconds), mean, variance, log-likelihood."""
         frames = []
         for batch, kind, _, payload in self.put_out:
-            if kind not in (ESTIMATES, CORRECTION):
+            if kind not in (OutputPacket.ESTIMATES, OutputPacket.CORRECTION):
                 continue
             read = self.plan.estimates.layout.decode(payload)
             arrays = read.arrays
             key = arrays["key"] if read.text is None else [int(t[1:]) for t in read.text.to_pylist()]
             columns = {
                 "batch": batch,
-                "correction": kind == CORRECTION,
+                "correction": kind == OutputPacket.CORRECTION,
                 "key": key,
                 "time": arrays["time"] // SECOND,
                 "mean": arrays["mean"][0],
