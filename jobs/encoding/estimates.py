@@ -49,8 +49,8 @@ class EstimateFormat(NamedTuple):
     extra: tuple[tuple[str, int], ...]
 
     @property
-    def watched(self) -> bool:
-        """Tell if normalised innovations are put out."""
+    def with_innovations(self) -> bool:
+        """Tell if estimates have normalised innovations."""
         return any(name == INNOVATION for name, _ in self.extra)
 
     @property

@@ -153,31 +153,14 @@ class Blocks(NamedTuple):
         self.save(present, ordered)
         return present, ordered
 
-
-def touched(
-    index: Records,
-    present: NDArray[np.int64],
-    route: NDArray[np.uint64],
-    last: NDArray[np.int64],
-    blocks: int,
-) -> Records:
-    """Return the index after the blocks `present` have come to hold keys of these ordered routes and signs of life."""
-    block = block_of(route, blocks)
-    others = index.take(np.flatnonzero(~np.isin(index.arrays["block"], present)))
-    if len(block) == 0:
-        return others
-    numbers, starts = np.unique(block, return_index=True)
-    oldest = np.minimum.reduceat(last, starts)
-    return concat([others, Records({"block": numbers, "oldest": oldest}, None)])
+    def absent(self, offered: Records) -> Records:
+        """Return the records, ordered by route, whose keys have no record here."""
+        return offered.take(np.flatnonzero(match(self.load(offered.arrays["route"])[1], offered) < 0))
 
 
-def due(index: Records, before: int) -> NDArray[np.int64]:
-    """Return the ordered numbers of the blocks that hold keys whose last sign of life was before a time."""
-    return np.sort(index.arrays["block"][index.arrays["oldest"] < before])
-
-
-def best_of(offered: Records) -> Records:
-    """Return one record a key, ordered by route: the one that reflects most rows, then the newest."""
+def decode_offered(layout: Layout, packets: Iterable[bytes]) -> Records:
+    """Return one record a key of packets of states, ordered by route: the one with most rows, then the newest."""
+    offered = concat([layout.decode(bytes(packet)) for packet in packets])
     arrays = offered.arrays
     check = arrays.get("check", np.zeros(offered.size, np.int64))
     order = np.lexsort((-arrays["event_time"], -arrays["count"], check, arrays["route"]))
@@ -185,13 +168,3 @@ def best_of(offered: Records) -> Records:
     first = np.ones(len(order), bool)
     first[1:] = (route[1:] != route[:-1]) | (check[1:] != check[:-1])
     return offered.take(order[first])
-
-
-def unknown(blocks: Blocks, offered: Records) -> Records:
-    """Return the records, ordered by route, whose keys have no state in the blocks."""
-    return offered.take(np.flatnonzero(match(blocks.load(offered.arrays["route"])[1], offered) < 0))
-
-
-def decoded(layout: Layout, packets: Iterable[bytes]) -> Records:
-    """Return one record a key of packets of states."""
-    return best_of(concat([layout.decode(bytes(packet)) for packet in packets]))

@@ -33,20 +33,20 @@ class Marks(NamedTuple):
         return Marks(self.key[which], self.id[:, which], self.time[which])
 
 
-def repeated(rows: SortedRows, has: Bools | None = None, newest: Ints | None = None) -> Bools:
-    """Return which rows (N,) repeat the time of the row before, or the newest time of their key.
+def repeated(rows: SortedRows, newest: Ints | None = None) -> Bools:
+    """Return which rows (N,) repeat the time of the previous row, or the newest time of their key.
 
-    Of the rows of one key and time the first counts, which is the same one however they were ordered before.
+    Of the rows of one key and time the first counts; since rows are sorted by their values, it is the same one in
+    whatever order they came.
 
     Args:
         rows: sorted.
-        has: (K,) which keys have a state.
-        newest: (K,) the time of the newest row that it reflects.
+        newest: (K,) the time of the newest row that each key's state reflects, `NEVER` where it has none.
     """
     again = np.zeros(len(rows.key), bool)
     again[1:] = (rows.key[1:] == rows.key[:-1]) & (rows.time[1:] == rows.time[:-1])
-    if has is not None and newest is not None:
-        again |= has[rows.key] & (rows.time == newest[rows.key])
+    if newest is not None:
+        again |= rows.time == newest[rows.key]
     return again
 
 

@@ -142,7 +142,7 @@ def start_query(
         processor = profiler.operator(processor)
     operator = packed.groupBy("bucket")
     clock = "None"
-    if timing is not None and timing.wakes:
+    if timing is not None and timing.needs_timers:
         clock = "ProcessingTime"
         # By this clock there is always something to wait for: a run that is to end takes micro-batches with rows alone.
         spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(seconds is not None).lower())

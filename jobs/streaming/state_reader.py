@@ -20,7 +20,8 @@ from jobs.snapshots.state_rows import STATE_ROWS, state_rows, typed_states
 from jobs.snapshots.waiting_rows import Held, of_parts
 from jobs.spark.user_functions import ship
 from jobs.state.block_format import state_format
-from jobs.state.reorder_buffer import Clock, row_format_of
+from jobs.state.bucket_clock import Clock
+from jobs.state.reorder_buffer import row_format_of
 from jobs.state.row_ids import ids_format
 from jobs.state.text_codec import stored_bytes
 from jobs.warehouse.delta import Warehouse
@@ -72,14 +73,16 @@ def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, b
     clocks = _state(warehouse, generation, StateVariable.CLOCK, batch).select("value.clock").collect()
     held = [Clock.decode(bytes(row["clock"])) for row in clocks]
     watermark = max((clock.watermark for clock in held), default=NEVER)
-    newest = max((clock.newest for clock in held), default=NEVER)
+    newest = max((clock.max_event_time for clock in held), default=NEVER)
     parts = _state(warehouse, generation, StateVariable.WAITING_ROWS, batch).select("user_map_value.rows")
     held = Held(of_parts(parts, row_format_of(spec, fmt), fmt), watermark, newest)
     stored = ids_format(spec, fmt)
     if stored is None:
         return held
     blocks = _state(warehouse, generation, StateVariable.ROW_IDS, batch).select("user_map_value.ids")
-    return held._replace(ids=of_blocks(blocks, stored, fmt, event_time_policy(spec, fmt).reach(watermark)))
+    return held._replace(
+        ids=of_blocks(blocks, stored, fmt, event_time_policy(spec, fmt).late_before(watermark))
+    )
 
 
 def _state(warehouse: Warehouse, generation: Generation, name: str, batch: int) -> DataFrame:

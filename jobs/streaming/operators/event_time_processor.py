@@ -44,7 +44,7 @@ class EventTimeProcessor(StatefulProcessor):
         )
         if self.plan.rows.row_id is not None:
             ids = map_store(handle, StateVariable.ROW_IDS, ("block", "ids"), self.plan.text)
-            self.stores = self.stores._replace(ids=ids)
+            self.stores = self.stores._replace(row_ids=ids)
         self.clock: ValueState = handle.getValueState(StateVariable.CLOCK, "clock binary")
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
@@ -57,10 +57,10 @@ class EventTimeProcessor(StatefulProcessor):
         bucket.seed(states, rows, _now(timerValues), ids)
         self._leave(bucket, timerValues)
 
-    def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
+    def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
         """Take over states of keys that there are none of; return how many were taken, and how many there were."""
         bucket = self._bucket()
-        counts = bucket.take_over(packets, _now(timers))
+        counts = bucket.import_states(packets, _now(timers))
         self._leave(bucket, timers)
         return counts
 
@@ -87,7 +87,7 @@ class EventTimeProcessor(StatefulProcessor):
     def _leave(self, bucket: EventTimeBucket, timers: TimerValues) -> None:
         """Keep the bucket's clock, and ask to be woken when there is something to do."""
         self.clock.update((bucket.clock.encode(),))
-        if self.plan.timing is not None and self.plan.timing.wakes:
+        if self.plan.event_time is not None and self.plan.event_time.needs_timers:
             for timer in list(self.handle.listTimers()):
                 if timer > timers.getCurrentProcessingTimeInMs():  # Spark sees to those that go off now
                     self.handle.deleteTimer(timer)

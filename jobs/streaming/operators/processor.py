@@ -15,9 +15,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from jobs.encoding.packet_kinds import STATES_BY_BLOCK, StateVariable
 from jobs.encoding.packets import concat
 from jobs.encoding.rows import unpack_rows
-from jobs.state.block_store import Blocks, decoded, map_store, unknown
+from jobs.state.block_store import Blocks, decode_offered, map_store
 from jobs.state.filter_step import filter_step
-from jobs.state.plan import Plan, put_out
+from jobs.state.plan import Plan, output_packets
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues
@@ -39,10 +39,10 @@ class FilterProcessor(StatefulProcessor):
         layout = self.plan.state.layout
         self.blocks.add(concat([layout.decode(payload) for payload in initialState["payload"]]))
 
-    def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
+    def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
         """Take over states of keys that there are none of; return how many were taken, and how many there were."""
-        offered = decoded(self.plan.state.layout, packets)
-        new = unknown(self.blocks, offered)
+        offered = decode_offered(self.plan.state.layout, packets)
+        new = self.blocks.absent(offered)
         if new.size:
             self.blocks.add(new)
         return new.size, offered.size - new.size
@@ -57,16 +57,7 @@ class FilterProcessor(StatefulProcessor):
             return
         present, known = self.blocks.load(keyed.keys.arrays["route"])
         begin = None if plan.begin is None else plan.begin(keyed)
-        advanced = filter_step(
-            plan.kernel,
-            plan.state.layout,
-            known,
-            keyed,
-            plan.unit,
-            plan.apply_late,
-            begin,
-            plan.estimates.watched,
-        )
-        self.blocks.save(present, advanced.records)
-        for kind, count, packet in put_out(plan, keyed, advanced.outputs):
+        result = filter_step(plan.row_filter, plan.state.layout, known, keyed, plan.apply_late, begin)
+        self.blocks.save(present, result.records)
+        for kind, count, packet in output_packets(plan, keyed, result.outputs):
             yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})

@@ -138,7 +138,7 @@ class KeyImporter(DelegatingProcessor):
         frame = pd.concat(list(rows), ignore_index=True)
         states = frame["kind"] == RowPacket.STATES
         if states.any():
-            taken, held = self.inner.take_over(frame["payload"][states], timerValues)
+            taken, held = self.inner.import_states(frame["payload"][states], timerValues)
             kinds = [OutputPacket.KEYS_TAKEN, OutputPacket.KEYS_HELD]
             yield pd.DataFrame({"kind": kinds, "rows": [taken, held], "payload": [b"", b""]})
         rest = frame[~states]

@@ -14,6 +14,7 @@ from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import unpack_rows
 from jobs.state.expiry import lives
 from jobs.state.filter_step import filter_step
+from jobs.state.row_filter import RowFilter
 from tests.jobs.support.event_time import (
     DEFINITION,
     INTEGER,
@@ -201,7 +202,9 @@ def test_keys_end_by_a_clock_that_is_driven(
     steps: list[tuple[int, bool]], batches: list[list[Row]], idle: int, archive: bool
 ) -> None:
     """Micro-batches come, and buckets are woken, as the clock goes on; event times say nothing of silence."""
-    stream = TimedStream(plan_of(TEXT, waits=False, idle=idle * SECOND, archive=archive, machine=True))
+    stream = TimedStream(
+        plan_of(TEXT, waits=False, idle=idle * SECOND, archive=archive, processing_time=True)
+    )
     simulation = ByTheClock(idle, archive)
     now = 1000
     coming = iter(batches)
@@ -237,7 +240,7 @@ def test_where_micro_batches_are_cut_does_not_change_when_keys_end(
     if not rows:
         return
     keyed = unpack_rows([packet(INTEGER, rows)], INTEGER)
-    whole = filter_step(kernel, layout, layout.empty(), keyed, float(SECOND), idle=idle * SECOND)
+    whole = filter_step(RowFilter(kernel, float(SECOND)), layout, layout.empty(), keyed, idle=idle * SECOND)
     times = sorted({row.time for row in rows})
     cuts = [set(times[start : start + size]) for start in range(0, len(times), size)]
     stream = TimedStream(plan_of(delay=0, waits=False, idle=idle * SECOND))
@@ -262,7 +265,7 @@ def test_of_rows_of_one_key_and_time_the_first_counts(
 ) -> None:
     """Strict: whatever micro-batches they come in, the one that a batch pass over them takes."""
     fmt = INTEGER._replace(distinct=True)
-    stream = TimedStream(plan_of(fmt, delay=delay * SECOND, drop=drop))
+    stream = TimedStream(plan_of(fmt, delay=delay * SECOND, drop_duplicates=drop))
     plain = TimedStream(plan_of(delay=delay * SECOND))
     for batch in batches:
         stream.take(batch)

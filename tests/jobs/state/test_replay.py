@@ -84,7 +84,7 @@ def newest_good(rows: list[Row]) -> int | None:
 def test_where_the_ring_reaches_every_row_it_is_as_if_all_had_come_in_order(
     batches: list[list[Row]], fmt: RowFormat, definition: dict[str, Any]
 ) -> None:
-    stream = TimedStream(plan_of(fmt, definition, waits=False, ring=100))
+    stream = TimedStream(plan_of(fmt, definition, waits=False, replay_length=100))
     for batch in batches:
         stream.take(batch)
     rows = [row for batch in batches for row in batch]
@@ -115,7 +115,7 @@ def test_a_row_that_so_many_rows_of_its_key_have_overtaken_finds_its_place(
         arrival += [mine[i] for _, i in sorted(place)]
     shuffled = data.draw(st.permutations(sorted({row.key for row in rows})))
     arrival.sort(key=lambda row: shuffled.index(row.key))
-    stream = TimedStream(plan_of(waits=False, ring=length))
+    stream = TimedStream(plan_of(waits=False, replay_length=length))
     for start in range(0, len(arrival), size):
         stream.take(arrival[start : start + size])
     assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == stream.rows_of(OutputPacket.LATE) == []
@@ -125,15 +125,15 @@ def test_a_row_that_so_many_rows_of_its_key_have_overtaken_finds_its_place(
 @settings(max_examples=80, deadline=None)
 @given(BATCHES, st.integers(1, 4))
 def test_a_row_older_than_the_kept_ones_is_refused(batches: list[list[Row]], length: int) -> None:
-    stream = TimedStream(plan_of(waits=False, ring=length))
+    stream = TimedStream(plan_of(waits=False, replay_length=length))
     for batch in batches:
         stream.take(batch)
     taken, refused = by_hand(batches, length)
     assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == refused
     assert len(stream.estimates().query("not correction")) == len(taken)
-    assert stream.plan.timing is not None
-    stored = stream.plan.timing.rows
-    kept = [key for value in stream.values("ring") for key in keys_of(stored.decode(value))]
+    assert stream.plan.event_time is not None
+    stored = stream.plan.event_time.row_format
+    kept = [key for value in stream.values("replay_rows") for key in keys_of(stored.decode(value))]
     expected = pd.Series([row.key for row in taken], dtype=int).value_counts().clip(upper=length)
     assert pd.Series(kept, dtype=int).value_counts().to_dict() == expected.to_dict()
 
@@ -141,7 +141,7 @@ def test_a_row_older_than_the_kept_ones_is_refused(batches: list[list[Row]], len
 @settings(max_examples=60, deadline=None)
 @given(BATCHES)
 def test_distinct_the_first_to_come_counts(batches: list[list[Row]]) -> None:
-    stream = TimedStream(plan_of(INTEGER._replace(distinct=True), waits=False, ring=100))
+    stream = TimedStream(plan_of(INTEGER._replace(distinct=True), waits=False, replay_length=100))
     taken: dict[tuple[int, int], Row] = {}
     repeats = []
     for number, batch in enumerate(batches):
@@ -157,7 +157,7 @@ def test_distinct_the_first_to_come_counts(batches: list[list[Row]]) -> None:
 
 @pytest.mark.parametrize("late", [3, 5])
 def test_corrections_are_those_behind_the_late_row(late: int) -> None:
-    stream = TimedStream(plan_of(waits=False, ring=10))
+    stream = TimedStream(plan_of(waits=False, replay_length=10))
     for at in range(0, 10, 2):
         stream.take([Row(1, at, 1.0), Row(2, at, 1.0)])
     stream.take([Row(1, late, 2.0)])

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from jobs.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import RowFormat, RowId, keyed_rows
+from jobs.state.bucket_clock import Clock
 from jobs.state.duplicates import Marks, distinct, resent
-from jobs.state.reorder_buffer import IDLE, PARTS, Clock
+from jobs.state.last_seen_index import LastSeenIndex
 from jobs.state.row_ids import ids_layout
 from tests.jobs.state.test_replay import latest
 from tests.jobs.state.test_strict import by_hand
@@ -133,10 +134,10 @@ def assert_bounded(stream: TimedStream, within: int) -> None:
 
 def entries(stream: TimedStream) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return the ids that a stream holds: key, time, id."""
-    timing, found = stream.plan.timing, []
-    assert timing is not None and timing.ids is not None
-    for value in stream.values("ids"):
-        arrays = timing.ids.decode(value).arrays
+    policy, found = stream.plan.event_time, []
+    assert policy is not None and policy.id_format is not None
+    for value in stream.values("row_ids"):
+        arrays = policy.id_format.decode(value).arrays
         keys = (
             keys_of(Records({"route": arrays["route"]}, None))
             if "check" not in arrays
@@ -150,7 +151,7 @@ def entries(stream: TimedStream) -> list[tuple[int, int, tuple[int, ...]]]:
 @settings(max_examples=100, deadline=None)
 @given(BATCHES, FORMATS)
 def test_replay_the_first_to_come_counts(batches: list[list[Row]], fmt: RowFormat) -> None:
-    stream, within = TimedStream(plan_of(fmt, waits=False, ring=200)), seconds(fmt)
+    stream, within = TimedStream(plan_of(fmt, waits=False, replay_length=200)), seconds(fmt)
     came: list[Row] = []
     count: list[Row] = []
     repeat: list[tuple[int, Row]] = []
@@ -229,7 +230,7 @@ def test_a_late_row_takes_nothing_from_one_that_comes_in_time() -> None:
 
 
 def test_two_ids_of_one_time_both_count_and_dropped_ones_are_counted() -> None:
-    stream = TimedStream(plan_of(with_ids(TEXT, 10, integer=False), drop=True))
+    stream = TimedStream(plan_of(with_ids(TEXT, 10, integer=False), drop_duplicates=True))
     stream.take([Row(1, 5, 0.0, 1), Row(1, 5, 0.0, 2), Row(1, 9, 3.0, 1), Row(1, 5, 0.0), Row(1, 5, 0.0)])
     stream.take([Row(2, 30, 0.0, 1)])
     assert stream.estimates()["time"].tolist() == [5, 5, 5, 5]
@@ -248,10 +249,11 @@ def test_of_silent_keys_ids_are_let_go_once_the_watermark_is_far_ahead() -> None
     assert sorted(time for _, time, _ in entries(stream)) == [27]
     # What a bucket knows of its blocks comes back with it.
     clock = Clock.decode(next(one for one in stream.clocks if one is not None))
-    assert Clock.decode(clock._replace(ids=IDLE.empty()).encode()).ids.size == 0
-    index = Records({"block": np.array([1, 2]), "oldest": np.array([5, 6])}, None)
-    again = Clock.decode(Clock(NEVER, PARTS.empty(), index, ids=index).encode())
-    assert again.ids.arrays["oldest"].tolist() == [5, 6] == again.idle.arrays["oldest"].tolist()
+    assert Clock.decode(clock._replace(row_ids=LastSeenIndex()).encode()).row_ids.blocks.size == 0
+    index = LastSeenIndex(Records({"block": np.array([1, 2]), "oldest": np.array([5, 6])}, None))
+    again = Clock.decode(Clock(NEVER, last_seen=index, row_ids=index).encode())
+    assert again.row_ids.blocks.arrays["oldest"].tolist() == [5, 6]
+    assert again.last_seen.blocks.arrays["oldest"].tolist() == [5, 6]
 
 
 @pytest.mark.parametrize(("integer", "size"), [(True, 24), (False, 32)])

@@ -14,7 +14,8 @@ from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import RowFormat
 from jobs.encoding.watermark_ticks import event_time_packer, max_event_time
 from jobs.state.block_format import StateFormat
-from jobs.state.reorder_buffer import MANY, PARTS, Clock, ReorderBuffer
+from jobs.state.bucket_clock import Clock
+from jobs.state.reorder_buffer import MANY, PARTS, ReorderBuffer
 from tests.jobs.support.event_time import (
     INTEGER,
     SECOND,

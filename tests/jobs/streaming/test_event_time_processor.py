@@ -45,7 +45,7 @@ def counts(out: Any) -> dict[int, int]:
 
 
 def test_a_key_ends_when_its_timer_goes_off() -> None:
-    plan = plan_of(waits=False, idle=10 * SECOND, machine=True)
+    plan = plan_of(waits=False, idle=10 * SECOND, processing_time=True)
     tester = TwsTester(EventTimeProcessor(plan), timeMode="ProcessingTime")
     tester.setProcessingTime(100_000)
     assert counts(tester.testInPandas(BUCKET, rows_and_tick([Row(1, 5, 0.0), Row(2, 5, 0.0)], 5))) == {
@@ -90,9 +90,10 @@ def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
     first.testInPandas(BUCKET, rows_and_tick([Row(1, 0, 1.0), Row(1, 15, 2.0), Row(2, 18, 3.0)], 20))
     held = {name: list(first.peekMapState(name, BUCKET).values()) for name in ("blocks", "waiting")}
     states = [plan.state.layout.encode(plan.state.decode(stored_bytes(value))) for (value,) in held["blocks"]]
-    assert plan.timing is not None
+    assert plan.event_time is not None
     waiting = [
-        INTEGER.layout.encode(plan.timing.rows.decode(stored_bytes(value))) for (value,) in held["waiting"]
+        INTEGER.layout.encode(plan.event_time.row_format.decode(stored_bytes(value)))
+        for (value,) in held["waiting"]
     ]
     assert (len(states), sum(INTEGER.layout.decode(packet).size for packet in waiting)) == (1, 2)
     seeds = pd.DataFrame(
@@ -101,7 +102,9 @@ def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
             "payload": [*states, *waiting],
         }
     )
-    began = plan._replace(timing=plan.timing._replace(watermark=10 * SECOND, newest=20 * SECOND))
+    began = plan._replace(
+        event_time=plan.event_time._replace(watermark=10 * SECOND, max_event_time=20 * SECOND)
+    )
     second = TwsTester(EventTimeProcessor(began), initialStatePandas=[(BUCKET, seeds)])
     left: Any = first.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
     right: Any = second.testInPandas(BUCKET, rows_and_tick([Row(1, 12, 0.0)], 40))
@@ -112,7 +115,7 @@ def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
 def test_ids_of_a_snapshot_are_taken_over() -> None:
     fmt = INTEGER._replace(row_id=RowId("message", True, 50 * SECOND))
     plan = plan_of(fmt, waits=False)
-    assert plan.timing is not None and plan.timing.ids is not None
+    assert plan.event_time is not None and plan.event_time.id_format is not None
 
     def rows(*some: Row) -> pd.DataFrame:
         newest = tick(max(row.time for row in some) * SECOND)
@@ -129,7 +132,7 @@ def test_ids_of_a_snapshot_are_taken_over() -> None:
         plan.state.layout.encode(plan.state.decode(stored_bytes(one)))
         for (one,) in first.peekMapState("blocks", BUCKET).values()
     ]
-    stored = plan.timing.ids
+    stored = plan.event_time.id_format
     ids = [
         stored.layout.encode(stored.decode(stored_bytes(one)))
         for (one,) in first.peekMapState("remembered", BUCKET).values()
@@ -156,7 +159,7 @@ def states_of(plan: Plan, keys: list[int], at: int) -> bytes:
 
 @pytest.mark.parametrize("timed", [False, True], ids=["plain", "timed"])
 def test_new_keys_are_taken_before_their_rows_and_those_that_are_held_stay(timed: bool) -> None:
-    plan = plan_of(waits=False) if timed else plan_of()._replace(timing=None)
+    plan = plan_of(waits=False) if timed else plan_of()._replace(event_time=None)
     tester = TwsTester(KeyImporter(EventTimeProcessor(plan) if timed else FilterProcessor(plan)))
 
     def batch(rows: list[Row], offered: list[int], at: int = 5) -> dict[int, int]:

@@ -75,13 +75,13 @@ class DictStore:
         yield from self.held.items()
 
 
-def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, **timing: Any) -> Plan:
+def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, **policy: Any) -> Plan:
     kernel = kalman.build(definition)
     state = state_format("m", 1, definition["states"], kernel.fields, fmt.kind, kernel.size)
     out = EstimateFormat(fmt.kind, len(definition["states"]), False, ())
     stored = StateFormat(b"rows of m", fmt.layout)
     if fmt.row_id is not None:
-        timing["ids"] = StateFormat(b"ids of m", ids_layout(fmt.kind, fmt.row_id))
+        policy["id_format"] = StateFormat(b"ids of m", ids_layout(fmt.kind, fmt.row_id))
     return Plan(
         kernel,
         float(SECOND),
@@ -89,7 +89,7 @@ def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, *
         state,
         out,
         BLOCKS,
-        timing=EventTimePolicy(**{"delay": 0, "rows": stored, **timing}),
+        event_time=EventTimePolicy(**{"delay": 0, "row_format": stored, **policy}),
     )
 
 
