@@ -25,7 +25,8 @@ from demo.compare import (
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.estimates import estimate_format, unpack_estimates
 from jobs.encoding.keys import key_kind, text_of
-from jobs.encoding.rows import RowFormat, order_rows, row_format
+from jobs.encoding.order import order_rows
+from jobs.encoding.rows import RowFormat, row_format
 from jobs.lineage import generations
 from jobs.snapshots import manifests
 from jobs.specs.model_spec import ModelSpec

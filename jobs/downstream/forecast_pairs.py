@@ -19,7 +19,7 @@ import kalman
 from jobs.core.errors import UserError
 from jobs.core.times import MIN_US, duration_us
 from jobs.encoding.arrow import matrix
-from jobs.encoding.estimates import MEASURED
+from jobs.encoding.packet_kinds import MEASURED
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec, takes_steps
 from kalman.evaluation.forecast import check_measuring, forecast, interval, variances

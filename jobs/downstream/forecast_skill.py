@@ -14,8 +14,8 @@ from jobs.core.report import Report
 from jobs.downstream.forecast_pairs import Plan, check_spec, forecaster_of, pairs, scored
 from jobs.downstream.queries import SKILL, application_of, queries_of
 from jobs.downstream.runner import LiveQueries
-from jobs.encoding.estimates import MEASURED
 from jobs.encoding.keys import columns_of, key_kind
+from jobs.encoding.packet_kinds import MEASURED
 from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
 from jobs.lineage.live import live_lineage

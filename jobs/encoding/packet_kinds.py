@@ -7,6 +7,9 @@ from enum import IntEnum, StrEnum
 import numpy as np
 import pyarrow as pa
 
+INNOVATION, MEASURED = "innovation", "measured"
+"""Names of two extras of an estimate: the normalised innovations, and the row's own measurement."""
+
 NEVER = np.iinfo(np.int64).min
 """An event time before all others: the watermark before the first row."""
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.encoding.rows import order_rows
+from jobs.encoding.order import order_rows
 from jobs.ingestion.parsing import ParsedRows
 from jobs.offline.result_files import lists, save
 from jobs.specs.model_spec import ModelSpec

@@ -1,4 +1,4 @@
-"""Blocks of key states in a numbered store of bytes: the state of Spark's operator, or a dictionary in a test."""
+"""Blocks of records by number, in a store of bytes: Spark's state, or a dictionary in a test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
 ALL_FROM = 2
-"""Where one in so many blocks is wanted, all are read: a call for each costs more than the blocks in vain."""
+"""If more than one in so many blocks is wanted, all are read: calls for single blocks cost more than unused blocks."""
 
 
 class Store(Protocol):
@@ -43,7 +43,7 @@ class Store(Protocol):
         ...
 
     def remove(self, number: int) -> None:
-        """Remove a value that is there."""
+        """Remove an existing value."""
         ...
 
     def items(self) -> Iterator[tuple[int, bytes]]:
@@ -52,7 +52,7 @@ class Store(Protocol):
 
 
 class MapStore:
-    """A store in a map of Spark's state: `long` to text, or to `binary` as the first release had it."""
+    """A store in a map of Spark's state: from `long` to text, or to `binary` in a checkpoint of the first release."""
 
     def __init__(self, state: MapState, text: bool) -> None:
         self.state, self.text = state, text
@@ -76,11 +76,11 @@ class MapStore:
         put_all(self.state, ((number, self._stored(value)) for number, value in values))
 
     def remove(self, number: int) -> None:
-        """Remove a value that is there."""
+        """Remove an existing value."""
         self.state.removeKey((number,))
 
     def items(self) -> Iterator[tuple[int, bytes]]:
-        """Yield all numbers and their values, in any order; Spark hands over many at a time."""
+        """Yield all numbers and their values, in any order; Spark sends many at a time."""
         for key, value in self.state.iterator():
             yield key[0], stored_bytes(value[0])
 
@@ -89,16 +89,16 @@ class MapStore:
 
 
 def map_store(handle: StatefulProcessorHandle, name: str, columns: tuple[str, str], text: bool) -> MapStore:
-    """Declare a map of Spark's state, with the names of its number and of its value."""
+    """Declare a map of Spark's state; `columns` are the names of its number and its value."""
     number, value = columns
     kind = "string" if text else "binary"
     return MapStore(handle.getMapState(name, f"{number} long", f"{value} {kind}"), text)
 
 
 class Blocks(NamedTuple):
-    """The key states of a bucket, in blocks.
+    """The records of a bucket's keys in blocks.
 
-    store: their bytes; state: how they are stored; blocks: how many a bucket has at most.
+    store: of their bytes; state: their format; blocks: number of blocks in a bucket.
     """
 
     store: Store
@@ -106,13 +106,13 @@ class Blocks(NamedTuple):
     blocks: int
 
     def load(self, route: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Records]:
-        """Read the blocks of ordered routes: their numbers, and their records joined, still ordered by route."""
+        """Read the blocks of ordered routes: their numbers, and their records, ordered by route."""
         present = np.unique(block_of(route, self.blocks))
         return present, self.read(present)
 
     @step(STATE_READ)
     def read(self, numbers: NDArray[np.int64]) -> Records:
-        """Read blocks by their ordered numbers: their records joined, ordered by route."""
+        """Read blocks by their ordered numbers: their records, ordered by route."""
         wanted = numbers.tolist()
         if ALL_FROM * len(wanted) > self.blocks and len(wanted) > 1:
             known = dict(self.store.items())
@@ -123,29 +123,29 @@ class Blocks(NamedTuple):
 
     @step(STATE_WRITE)
     def save(self, present: NDArray[np.int64], records: Records) -> None:
-        """Write ordered records to the blocks they belong to."""
+        """Write the blocks `present`, which hold the ordered records and no others; an empty block is left as it is."""
         block = block_of(records.arrays["route"], self.blocks)
         starts, stops = np.searchsorted(block, present), np.searchsorted(block, present, "right")
         some = stops > starts
-        places = zip(starts[some].tolist(), stops[some].tolist(), strict=True)
-        values = self.state.encode_each(records, places)
+        ranges = zip(starts[some].tolist(), stops[some].tolist(), strict=True)
+        values = self.state.encode_each(records, ranges)
         self.store.put_all(zip(present[some].tolist(), values, strict=True))
 
     @step(STATE_WRITE)
     def replace(self, present: NDArray[np.int64], records: Records) -> None:
-        """Write ordered records to the blocks `present`, which have no others; a block that has none is removed."""
+        """Write the blocks `present`, which hold the ordered records and no others; an empty block is removed."""
         block = block_of(records.arrays["route"], self.blocks)
         self.save(present, records)
         for number in np.setdiff1d(present, block).tolist():
             if self.store.get(number) is not None:
                 self.store.remove(number)
 
-    def add(self, seeds: Records) -> tuple[NDArray[np.int64], Records]:
-        """Add records of keys that are not there, in any order; return what their blocks hold now.
+    def add(self, new: Records) -> tuple[NDArray[np.int64], Records]:
+        """Add records of new keys, in any order; return the numbers of their blocks and all records of these.
 
-        A block may come in several parts, so each part is merged with what is there.
+        A block may come in several calls, so new records are merged with stored ones.
         """
-        ordered = seeds.take(np.argsort(seeds.arrays["route"], kind="stable"))
+        ordered = new.take(np.argsort(new.arrays["route"], kind="stable"))
         present, known = self.load(ordered.arrays["route"])
         if known.size:
             ordered = concat([known, ordered])

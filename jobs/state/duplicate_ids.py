@@ -12,7 +12,8 @@ from jobs.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.encoding.packets import Records, concat
 from jobs.encoding.rows import KeyedRows, keyed_rows
 from jobs.state.block_store import Blocks
-from jobs.state.duplicates import Marks, chosen, marks_of, resent
+from jobs.state.distinct import chosen, marks_of
+from jobs.state.duplicates import Marks, resent
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import newest_times
 from jobs.state.last_seen_index import LastSeenIndex

@@ -25,7 +25,7 @@ _SEEN = Column("seen", "<i8")
 
 
 class KeyExpiry:
-    """The expiry of a bucket's keys, whose states are in `blocks`; `index` has for each block its oldest sign of life."""
+    """The expiry of a bucket's keys, whose states are in `blocks`; `index`: when the longest silent ones were seen."""
 
     def __init__(
         self, plan: Plan, policy: EventTimePolicy, blocks: Blocks, stores: Stores, index: LastSeenIndex

@@ -1,4 +1,4 @@
-"""An index of a bucket's blocks by the oldest entry in each, so that nobody reads blocks to find that none has expired."""
+"""An index of a bucket's blocks by the oldest entry in each: it says which blocks to read for expired entries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAYOUT = Layout((Column("block", "<i8"), Column("oldest", "<i8")), text=False)
 
 
 class LastSeenIndex(NamedTuple):
-    """The `block` numbers of a bucket and the `oldest` time in each, in microseconds; blocks without a key are left out."""
+    """The `block` numbers of a bucket and the `oldest` time in each, in microseconds; empty blocks have no entry."""
 
     blocks: Records = _LAYOUT.empty()
 

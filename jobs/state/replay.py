@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.encoding.order import order_rows
 from jobs.encoding.packet_kinds import NEVER
-from jobs.encoding.rows import order_rows
 from jobs.state.duplicates import repeated
 from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, SortedRows, picked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jobs.encoding.estimates import INNOVATION
+from jobs.encoding.packet_kinds import INNOVATION
 from kalman.evaluation.diagnostics import Watch
 from kalman.run import KeyStates, Outputs, SortedRows, run
 from kalman.types import Filter

@@ -12,7 +12,7 @@ from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import KeyedRows, RowFormat, pack_rows
 from jobs.snapshots.state_rows import STATE_ROWS, state_rows, typed_states
 from jobs.state.block_format import state_layout
-from jobs.state.duplicates import each_bucket
+from jobs.state.distinct import each_bucket
 from jobs.state.filter_step import Begin, filter_step
 from jobs.state.row_filter import RowFilter
 from kalman.filters.rounded import stored_as

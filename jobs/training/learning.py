@@ -14,7 +14,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows
 from jobs.specs.model_spec import Learn
-from jobs.state.duplicates import each_bucket
+from jobs.state.distinct import each_bucket
 from jobs.state.key_groups import group_keys
 from jobs.training.batch_filter import Batch, Begin
 from jobs.training.group_learning import LearnedGroups, learn_groups

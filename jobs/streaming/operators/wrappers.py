@@ -1,4 +1,4 @@
-"""An operator around the model's own: it has no state, and hands on whatever it does not see to itself."""
+"""Stateless wrappers around the model's stateful processor: rejected rows that pass it, states that are imported."""
 
 from __future__ import annotations
 
@@ -24,50 +24,46 @@ from jobs.ingestion.messages import REJECTED
 from jobs.warehouse.quarantine import PAYLOAD, POSITION, REASON
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.stateful_processor import TimerValues
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor import TimerValues
 
 
 class DelegatingProcessor(StatefulProcessor):
-    """Let another operator have its state, its snapshot, its rows and its timers."""
+    """A stateless wrapper around a processor; it delegates every call that a subclass does not override."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Let the model's operator declare its state."""
+        """Let the processor declare its state."""
         self.inner.init(handle)
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Let the model's operator take over the snapshot."""
+        """Let the processor add the snapshot."""
         self.inner.handleInitialState(key, initialState, timerValues)
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Let the model's operator take its rows."""
+        """Let the processor apply the rows."""
         yield from self.inner.handleInputRows(key, rows, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802
-        """Let the model's operator see to its timers."""
+        """Let the processor handle its timers."""
         yield from self.inner.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def close(self) -> None:
-        """Close the model's operator."""
+        """Close the processor."""
         self.inner.close()
 
 
 def pack_messages(rows: DataFrame, fmt: RowFormat, packer: Packer, typed: bool) -> DataFrame:
-    """Pack messages (`messages.judged`): those that fit as `packer` packs them, the others for `SetAside`.
+    """Pack the valid messages of a topic with `packer`, and the others for `PassThroughRejects`.
 
     Args:
-        rows: judged messages.
-        fmt: what a row is made of.
-        packer: takes batches with the columns of `packed_rows.select_columns`.
+        rows: messages with a reason where they are rejected (`ingestion.messages.judged`).
+        fmt: format of the valid rows.
+        packer: takes batches with the columns of `rows.select_columns`.
         typed: packets carry a kind.
     """
     selected = select_columns(rows, fmt, (REASON, PAYLOAD, POSITION))
@@ -98,12 +94,12 @@ def _decode(payload: bytes) -> pa.RecordBatch:
 
 
 class PassThroughRejects(DelegatingProcessor):
-    """Hand the packets of `REJECTED_MESSAGES` and `MISSING_INPUTS` on as they are, and all others to the model's own operator."""
+    """Put out the buckets `REJECTED_MESSAGES` and `MISSING_INPUTS` unchanged; the processor gets all others."""
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Put out the group's packets: of what does not fit as they came, else what the filter says."""
+        """Put out the packets of rejected rows unchanged, or let the processor apply the rows."""
         group = int(key[0])
         if group not in (REJECTED_MESSAGES, MISSING_INPUTS):
             yield from self.inner.handleInputRows(key, rows, timerValues)
@@ -118,7 +114,7 @@ class PassThroughRejects(DelegatingProcessor):
 
 
 def rejected_rows(packets: DataFrame) -> DataFrame:
-    """Return `_reason`, `_payload` and `_position` of what packets of kind `REJECTED_MESSAGES` hold."""
+    """Return `_reason`, `_payload` and `_position` of the messages in packets of the kind `REJECTED_MESSAGES`."""
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -129,18 +125,18 @@ def rejected_rows(packets: DataFrame) -> DataFrame:
 
 
 class KeyImporter(DelegatingProcessor):
-    """Let the model's own operator take over what is offered, and then its rows of the micro-batch."""
+    """Let the processor import offered states before it applies the rows of a micro-batch."""
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Take over new keys before any row is filtered, wherever in the micro-batch they come."""
+        """Import new keys before any row is filtered, wherever in the micro-batch they are."""
         frame = pd.concat(list(rows), ignore_index=True)
         states = frame["kind"] == RowPacket.STATES
         if states.any():
-            taken, held = self.inner.import_states(frame["payload"][states], timerValues)
+            new, held = self.inner.import_states(frame["payload"][states], timerValues)
             kinds = [OutputPacket.KEYS_TAKEN, OutputPacket.KEYS_HELD]
-            yield pd.DataFrame({"kind": kinds, "rows": [taken, held], "payload": [b"", b""]})
+            yield pd.DataFrame({"kind": kinds, "rows": [new, held], "payload": [b"", b""]})
         rest = frame[~states]
         if len(rest):
             yield from self.inner.handleInputRows(key, iter([rest]), timerValues)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.encoding.keys import CHECK, ROUTE, KeyKind, group, match
+from jobs.encoding.order import order_rows
 from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.routing import block_of, bucket_of, identity_of, make_routing, route_of
-from jobs.encoding.rows import order_rows
 from jobs.state.block_format import StateMismatch, state_format
 
 if TYPE_CHECKING:

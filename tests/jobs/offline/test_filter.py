@@ -19,7 +19,7 @@ from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.times import TimeParser
-from jobs.encoding.rows import order_rows
+from jobs.encoding.order import order_rows
 from jobs.filter import run
 
 ROOT = Path(__file__).resolve().parents[3]

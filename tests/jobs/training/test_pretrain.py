@@ -13,7 +13,7 @@ import pytest
 
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.encoding.rows import order_rows
+from jobs.encoding.order import order_rows
 from jobs.snapshots import manifests, store
 from kalman.learning.maximum_likelihood import maximum_likelihood
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec

@@ -13,7 +13,7 @@ import pytest
 import kalman
 from jobs import migrate, promote, report, retire, rollback, upgrade
 from jobs.core.errors import UserError
-from jobs.encoding.rows import order_rows
+from jobs.encoding.order import order_rows
 from jobs.lineage import promotion, start_point
 from jobs.lineage.live import live_estimates, live_lineage
 from jobs.snapshots import manifests

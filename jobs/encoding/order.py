@@ -1,0 +1,60 @@
+"""The order in which the rows of a key are applied. NumPy alone, so that the offline commands need no Spark."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def order_rows(key_codes: Ints, time_us: Ints, y: Floats, u: Floats | None = None) -> Ints:
+    """Return the order of rows by key, time, measurements (NaN last), controls, then position.
+
+    Rows of one key at one time have no order of their own: sorting them by their values makes the result the
+    same however the rows were cut into files, partitions and micro-batches.
+
+    Args:
+        key_codes: (N,) the key of each row as a number.
+        time_us: (N,) event time in microseconds.
+        y: (m, N) measurements, NaN = missing.
+        u: (c, N) controls.
+
+    Returns:
+        (N,) positions of the rows in sorted order.
+    """
+    order = _by_key_and_time(key_codes, time_us)
+    key, time = key_codes[order], time_us[order]
+    ties = (key[1:] == key[:-1]) & (time[1:] == time[:-1])
+    if not ties.any():
+        return order
+    values = [*y] if u is None else [*y, *u]
+    # Only the tied rows are sorted again, in their places: ties are few and values many.
+    tied = np.zeros(len(order), dtype=bool)
+    tied[1:] |= ties
+    tied[:-1] |= ties
+    places = np.flatnonzero(tied)
+    rows = order[places]
+    columns = (column[rows] for column in reversed(values))
+    again = np.lexsort((rows, *columns, time_us[rows], key_codes[rows]))
+    order[places] = rows[again]
+    return order
+
+
+def _by_key_and_time(key: NDArray, time: Ints) -> Ints:
+    """Return an order by key and time; rows that have both in common come in any order.
+
+    Two sorts of plain integers, which NumPy does with vector instructions, take a quarter of the time of `lexsort`.
+    """
+    if len(key) == 0:
+        return np.empty(0, np.int64)
+    by_key = np.argsort(key)
+    ordered = key[by_key]
+    code = np.zeros(len(key), np.int64)
+    np.cumsum(ordered[1:] != ordered[:-1], out=code[1:])
+    least = int(time.min())
+    span = int(time.max()) - least + 1
+    if (int(code[-1]) + 1) * span > np.iinfo(np.int64).max:
+        return np.lexsort((time, key))
+    return by_key[np.argsort(code * span + (time[by_key] - least))]
