@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum, StrEnum
+from enum import IntEnum, StrEnum, unique
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ OUTPUT_PACKETS = "kind int, rows bigint, payload binary"
 """Columns of what an operator puts out; `kind` is an `OutputPacket`."""
 
 
+@unique
 class RowPacket(IntEnum):
     """Kind of a packet that goes into the operator."""
 
@@ -36,6 +37,7 @@ class RowPacket(IntEnum):
     """Row ids of the initial state, by which duplicates are found."""
 
 
+@unique
 class OutputPacket(IntEnum):
     """Kind of a packet that the operator puts out. Unless it says otherwise, the payload holds measurement rows."""
 

@@ -119,16 +119,17 @@ class DuplicateIds(RowIdCheck):
     def remember(self, checked: Checked, keyed: KeyedRows, outputs: Outputs, floor: int | None) -> None:
         """Remember the ids of the rows that were checked and not refused, and remove entries that are out of reach."""
         assert checked.compared is not None
-        rows, floors, _, present, known = compared = checked.compared
+        compared = checked.compared
+        rows, present = compared.rows, compared.present
         # Rows of a key without a state are refused, duplicates too.
         routes = keyed.keys.arrays["route"][keyed.rows.key[without_state(outputs)]]
         bad = np.isin(rows.keys.arrays["route"], routes)[rows.rows.key]
-        entries = concat([known, entries_of(rows, ~compared.late & ~bad)])
+        entries = concat([compared.entries, entries_of(rows, ~compared.late & ~bad)])
         entries = entries.take(np.argsort(entries.arrays["route"], kind="stable"))
         own = None
         if floor is None:
             at = match(rows.keys, entries)
-            floor, own = NEVER, np.where(at >= 0, floors[at], NEVER)
+            floor, own = NEVER, np.where(at >= 0, compared.floors[at], NEVER)
         left = entries.take(np.flatnonzero(in_reach(entries, self.within, floor, own)))
         self.blocks.replace(present, left)
         self._update(present, left)

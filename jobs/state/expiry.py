@@ -72,14 +72,14 @@ def _settled(
     while True:
         # A flagged row is no sign of life, and only the filter shows which rows are flagged. Each pass settles one
         # more life of every key, so the number of passes is small.
-        anew = _silent(before, rows, good, idle)
-        life, key_of_life, begins = _lives(rows, anew)
+        restarts = _silent(before, rows, good, idle)
+        life, key_of_life, begins = _lives(rows, restarts)
         states = before.take(key_of_life)
         for field, new in zip(states, fresh.take(key_of_life), strict=True):
             field[..., begins] = new[..., begins]
         after, outputs = row_filter.run(states, rows._replace(key=life))
         good = (outputs.flag == 0) & ~outputs.late
-        if np.array_equal(_silent(before, rows, good, idle), anew):
+        if np.array_equal(_silent(before, rows, good, idle), restarts):
             return life, key_of_life, begins, after, outputs
 
 
@@ -98,9 +98,9 @@ def _silent(before: KeyStates, rows: SortedRows, good: NDArray[np.bool_], idle: 
 
 
 def _lives(
-    rows: SortedRows, anew: NDArray[np.bool_]
+    rows: SortedRows, restarts: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the life of each row (N,), the key of each life (L,), and which lives (L,) begin anew."""
+    """Return the life of each row (N,), the key of each life (L,), and which lives (L,) begin after a silence."""
     starts = np.ones(len(rows.key), bool)
-    starts[1:] = (rows.key[1:] != rows.key[:-1]) | anew[1:]
-    return np.cumsum(starts) - 1, rows.key[starts], anew[starts]
+    starts[1:] = (rows.key[1:] != rows.key[:-1]) | restarts[1:]
+    return np.cumsum(starts) - 1, rows.key[starts], restarts[starts]

@@ -1,4 +1,4 @@
-"""Silent keys end, and rows that repeat another are told: against a simulation in plain Python, row by row."""
+"""Silent keys expire and duplicates are found: against a simulation in plain Python, row by row."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.jobs.support.event_time import (
     INTEGER,
     SECOND,
     TEXT,
+    EventTimeStream,
     Row,
-    TimedStream,
     assert_same,
     filtered,
     keys_of,
@@ -125,7 +125,7 @@ class Simulation:
 
 
 class ByTheClock:
-    """Keys that end by a clock that the test drives: every key's life, and when a row of its last came."""
+    """Keys that expire by a clock that the test drives: every key's life, and when its last row came."""
 
     def __init__(self, idle: int, archive: bool) -> None:
         self.idle, self.archive = idle, archive
@@ -158,7 +158,7 @@ class ByTheClock:
                 self.seen[row.key] = now
 
 
-def ended_of(stream: TimedStream) -> list[tuple[int, int, int, float]]:
+def ended_of(stream: EventTimeStream) -> list[tuple[int, int, int, float]]:
     found = []
     for _, kind, _, payload in stream.put_out:
         if kind == OutputPacket.EXPIRED:
@@ -178,7 +178,7 @@ def test_keys_end_as_in_a_simulation(
     batches: list[list[Row]], delay: int, idle: int, waits: bool, archive: bool
 ) -> None:
     batches = [list(dict.fromkeys(batch)) for batch in batches]
-    stream = TimedStream(
+    stream = EventTimeStream(
         plan_of(TEXT, delay=delay * SECOND, waits=waits, idle=idle * SECOND, archive=archive)
     )
     simulation = Simulation(delay, idle, waits, archive)
@@ -201,8 +201,8 @@ def test_keys_end_as_in_a_simulation(
 def test_keys_end_by_a_clock_that_is_driven(
     steps: list[tuple[int, bool]], batches: list[list[Row]], idle: int, archive: bool
 ) -> None:
-    """Micro-batches come, and buckets are woken, as the clock goes on; event times say nothing of silence."""
-    stream = TimedStream(
+    """Micro-batches come and buckets wake as the clock goes on; event times do not count."""
+    stream = EventTimeStream(
         plan_of(TEXT, waits=False, idle=idle * SECOND, archive=archive, processing_time=True)
     )
     simulation = ByTheClock(idle, archive)
@@ -243,7 +243,7 @@ def test_where_micro_batches_are_cut_does_not_change_when_keys_end(
     whole = filter_step(RowFilter(kernel, float(SECOND)), layout, layout.empty(), keyed, idle=idle * SECOND)
     times = sorted({row.time for row in rows})
     cuts = [set(times[start : start + size]) for start in range(0, len(times), size)]
-    stream = TimedStream(plan_of(delay=0, waits=False, idle=idle * SECOND))
+    stream = EventTimeStream(plan_of(delay=0, waits=False, idle=idle * SECOND))
     for cut in cuts:
         stream.take([row for row in rows if row.time in cut])
     expected = pd.DataFrame(
@@ -263,10 +263,10 @@ def test_where_micro_batches_are_cut_does_not_change_when_keys_end(
 def test_of_rows_of_one_key_and_time_the_first_counts(
     batches: list[list[Row]], delay: int, drop: bool
 ) -> None:
-    """Strict: whatever micro-batches they come in, the one that a batch pass over them takes."""
+    """Strict: in whatever micro-batches they come, it is the row that a batch pass applies."""
     fmt = INTEGER._replace(distinct=True)
-    stream = TimedStream(plan_of(fmt, delay=delay * SECOND, drop_duplicates=drop))
-    plain = TimedStream(plan_of(delay=delay * SECOND))
+    stream = EventTimeStream(plan_of(fmt, delay=delay * SECOND, drop_duplicates=drop))
+    plain = EventTimeStream(plan_of(delay=delay * SECOND))
     for batch in batches:
         stream.take(batch)
         plain.take(batch)
@@ -286,7 +286,7 @@ def test_of_rows_of_one_key_and_time_the_first_counts(
         assert len(stream.rows_of(OutputPacket.DUPLICATE)) == repeats
 
 
-def accepted(stream: TimedStream, row: Row) -> list[Row]:
+def accepted(stream: EventTimeStream, row: Row) -> list[Row]:
     """Return the rows of a row's key and time that were sent and not refused."""
     refused = [one for _, one in stream.rows_of(OutputPacket.LATE_BY_WATERMARK)]
     sent = [one for one in stream.sent if (one.key, one.time) == (row.key, row.time)]
@@ -299,18 +299,18 @@ def accepted(stream: TimedStream, row: Row) -> list[Row]:
 @settings(max_examples=40, deadline=None)
 @given(BATCHES, st.booleans())
 def test_rows_that_all_repeat_change_nothing(batches: list[list[Row]], archive: bool) -> None:
-    stream = TimedStream(
+    stream = EventTimeStream(
         plan_of(INTEGER._replace(distinct=True), waits=False, idle=1000 * SECOND, archive=archive)
     )
     for batch in batches:
         stream.take(batch)
-    states, told = sorted(stream.values("blocks")), len(stream.estimates())
+    states, estimated = sorted(stream.values("blocks")), len(stream.estimates())
     stream.take([Row(key, time // SECOND, 0.0) for key, time in last_of(stream).items()])
-    assert len(stream.estimates()) == told
+    assert len(stream.estimates()) == estimated
     assert sorted(stream.values("blocks")) == states
 
 
-def last_of(stream: TimedStream) -> dict[int, int]:
+def last_of(stream: EventTimeStream) -> dict[int, int]:
     """Return the event time of each key's state."""
     found: dict[int, int] = {}
     for value in stream.values("blocks"):
@@ -322,7 +322,7 @@ def last_of(stream: TimedStream) -> dict[int, int]:
 @settings(max_examples=40, deadline=None)
 @given(BATCHES)
 def test_as_arrived_a_row_of_its_key_s_newest_time_repeats_it(batches: list[list[Row]]) -> None:
-    stream = TimedStream(plan_of(INTEGER._replace(distinct=True), delay=0, waits=False))
+    stream = EventTimeStream(plan_of(INTEGER._replace(distinct=True), delay=0, waits=False))
     lives: dict[int, Life] = {}
     estimated, repeats = [], []
     for number, batch in enumerate(batches):

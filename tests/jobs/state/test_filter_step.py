@@ -1,4 +1,4 @@
-"""The step that batch and stream share: cut and split as you like, every bit of the result is the same."""
+"""The step that batch and stream share: however rows are cut and split, every bit of the result is the same."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_innovations_are_those_of_the_filter_however_the_rows_are_cut() -> None:
     states = kalman.initial_states(kernel, len(keyed.keys.arrays["route"]))
     _, _, wanted = innovations(kernel, states, keyed.rows, UNIT)
     np.testing.assert_array_equal(whole.outputs.extra["innovation"], wanted)
-    # Their squares add up to what the filter itself says of the whole row.
+    # Their squares add up to the filter's own value for the whole row.
     seen = np.isfinite(whole.outputs.nis)
     np.testing.assert_allclose(
         np.nansum(wanted[:, seen] ** 2, axis=0), whole.outputs.nis[seen], rtol=1e-9, atol=1e-12

@@ -18,8 +18,8 @@ from tests.jobs.support.event_time import (
     INTEGER,
     SECOND,
     TEXT,
+    EventTimeStream,
     Row,
-    TimedStream,
     assert_same,
     filtered,
     keys_of,
@@ -27,7 +27,7 @@ from tests.jobs.support.event_time import (
 )
 
 GATED: dict[str, Any] = {**DEFINITION, "robust": {"gate": {"probability": 0.9}}}
-"""Outliers are flagged and leave the key as it was, so what is one hangs on the rows before it."""
+"""Outliers are flagged and leave the key as it was, so the rows before decide which row is one."""
 VALUES = st.sampled_from([-1.5, 0.0, 0.25, 3.0, 40.0])
 BATCHES = st.lists(
     st.lists(st.builds(Row, st.integers(0, 3), st.integers(0, 60), VALUES, st.just(-1)), max_size=10),
@@ -44,7 +44,7 @@ def latest(estimates: pd.DataFrame) -> pd.DataFrame:
 def by_hand(batches: list[list[Row]], length: int) -> tuple[list[Row], list[tuple[int, Row]]]:
     """Return the rows that are taken, and those that more than the kept rows have overtaken, with their micro-batch.
 
-    What a key's ring can no longer undo is its rows but the last `length`. A row is refused if it is older than the
+    Only the last `length` rows of a key can be replayed. A row is refused if it is older than the
     newest of those that the filter did not flag.
     """
     taken: dict[int, list[Row]] = {}
@@ -59,7 +59,7 @@ def by_hand(batches: list[list[Row]], length: int) -> tuple[list[Row], list[tupl
             else:
                 taken.setdefault(row.key, []).append(row)
         for key in taken:
-            # What has left the ring stays as it was filtered; the others are in order.
+            # Rows that have left the window stay as they were filtered; the others are in order.
             fixed = len(before.get(key, [])[:-length])
             taken[key] = taken[key][:fixed] + sorted(taken[key][fixed:], key=lambda row: (row.time, row.y))
     return [row for rows in taken.values() for row in rows], sorted(refused)
@@ -81,10 +81,10 @@ def newest_good(rows: list[Row]) -> int | None:
 
 @settings(max_examples=80, deadline=None)
 @given(BATCHES, st.sampled_from([INTEGER, TEXT]), st.sampled_from([DEFINITION, GATED]))
-def test_where_the_ring_reaches_every_row_it_is_as_if_all_had_come_in_order(
+def test_rows_within_the_replay_window_are_as_if_they_had_come_in_order(
     batches: list[list[Row]], fmt: RowFormat, definition: dict[str, Any]
 ) -> None:
-    stream = TimedStream(plan_of(fmt, definition, waits=False, replay_length=100))
+    stream = EventTimeStream(plan_of(fmt, definition, waits=False, replay_length=100))
     for batch in batches:
         stream.take(batch)
     rows = [row for batch in batches for row in batch]
@@ -115,7 +115,7 @@ def test_a_row_that_so_many_rows_of_its_key_have_overtaken_finds_its_place(
         arrival += [mine[i] for _, i in sorted(place)]
     shuffled = data.draw(st.permutations(sorted({row.key for row in rows})))
     arrival.sort(key=lambda row: shuffled.index(row.key))
-    stream = TimedStream(plan_of(waits=False, replay_length=length))
+    stream = EventTimeStream(plan_of(waits=False, replay_length=length))
     for start in range(0, len(arrival), size):
         stream.take(arrival[start : start + size])
     assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == stream.rows_of(OutputPacket.LATE) == []
@@ -125,7 +125,7 @@ def test_a_row_that_so_many_rows_of_its_key_have_overtaken_finds_its_place(
 @settings(max_examples=80, deadline=None)
 @given(BATCHES, st.integers(1, 4))
 def test_a_row_older_than_the_kept_ones_is_refused(batches: list[list[Row]], length: int) -> None:
-    stream = TimedStream(plan_of(waits=False, replay_length=length))
+    stream = EventTimeStream(plan_of(waits=False, replay_length=length))
     for batch in batches:
         stream.take(batch)
     taken, refused = by_hand(batches, length)
@@ -141,7 +141,7 @@ def test_a_row_older_than_the_kept_ones_is_refused(batches: list[list[Row]], len
 @settings(max_examples=60, deadline=None)
 @given(BATCHES)
 def test_distinct_the_first_to_come_counts(batches: list[list[Row]]) -> None:
-    stream = TimedStream(plan_of(INTEGER._replace(distinct=True), waits=False, replay_length=100))
+    stream = EventTimeStream(plan_of(INTEGER._replace(distinct=True), waits=False, replay_length=100))
     taken: dict[tuple[int, int], Row] = {}
     repeats = []
     for number, batch in enumerate(batches):
@@ -156,8 +156,8 @@ def test_distinct_the_first_to_come_counts(batches: list[list[Row]]) -> None:
 
 
 @pytest.mark.parametrize("late", [3, 5])
-def test_corrections_are_those_behind_the_late_row(late: int) -> None:
-    stream = TimedStream(plan_of(waits=False, replay_length=10))
+def test_corrections_are_those_after_the_late_row(late: int) -> None:
+    stream = EventTimeStream(plan_of(waits=False, replay_length=10))
     for at in range(0, 10, 2):
         stream.take([Row(1, at, 1.0), Row(2, at, 1.0)])
     stream.take([Row(1, late, 2.0)])
@@ -168,7 +168,7 @@ def test_corrections_are_those_behind_the_late_row(late: int) -> None:
     ]
 
 
-def counts(stream: TimedStream) -> dict[int, int]:
+def counts(stream: EventTimeStream) -> dict[int, int]:
     """Return how many rows each key's newest state reflects."""
     found = {}
     for value in stream.values("blocks"):

@@ -1,4 +1,4 @@
-"""Spark's operator around a timed bucket, in Spark's own tester: state, timers, and a clock that the test drives."""
+"""The operator over an event-time bucket in Spark's tester: state, timers, and a clock that the test drives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows_and_tick(rows: list[Row], newest: int) -> pd.DataFrame:
 
 
 def counts(out: Any) -> dict[int, int]:
-    """Return the rows of each kind that were put out, without those of no rows."""
+    """Return the number of rows of each kind that was put out, without kinds of no rows."""
     if len(out) == 0:
         return {}
     sums = out.groupby("kind")["rows"].sum()
@@ -67,7 +67,7 @@ def test_a_key_ends_when_its_timer_goes_off() -> None:
     assert len(list(tester.handle.listTimers())) == 1
 
 
-def test_what_waits_is_let_go_when_the_timer_goes_off() -> None:
+def test_waiting_rows_are_released_when_the_timer_goes_off() -> None:
     plan = plan_of(delay=60 * SECOND, patience=10 * SECOND)
     tester = TwsTester(EventTimeProcessor(plan), timeMode="ProcessingTime")
     tester.setProcessingTime(100_000)
@@ -84,7 +84,7 @@ def test_what_waits_is_let_go_when_the_timer_goes_off() -> None:
     assert counts(tester.setProcessingTime(500_000)) == {}
 
 
-def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
+def test_states_and_waiting_rows_of_a_snapshot_are_added() -> None:
     plan = plan_of(delay=10 * SECOND)
     first = TwsTester(EventTimeProcessor(plan))
     first.testInPandas(BUCKET, rows_and_tick([Row(1, 0, 1.0), Row(1, 15, 2.0), Row(2, 18, 3.0)], 20))
@@ -112,7 +112,7 @@ def test_states_and_waiting_rows_of_a_snapshot_are_taken_over() -> None:
     pd.testing.assert_frame_equal(left, right)
 
 
-def test_ids_of_a_snapshot_are_taken_over() -> None:
+def test_row_ids_of_a_snapshot_are_added() -> None:
     fmt = INTEGER._replace(row_id=RowId("message", True, 50 * SECOND))
     plan = plan_of(fmt, waits=False)
     assert plan.event_time is not None and plan.event_time.id_format is not None
@@ -157,14 +157,16 @@ def states_of(plan: Plan, keys: list[int], at: int) -> bytes:
     return plan.state.layout.encode(records.take(np.argsort(records.arrays["route"])))
 
 
-@pytest.mark.parametrize("timed", [False, True], ids=["plain", "timed"])
-def test_new_keys_are_taken_before_their_rows_and_those_that_are_held_stay(timed: bool) -> None:
-    plan = plan_of(waits=False) if timed else plan_of()._replace(event_time=None)
-    tester = TwsTester(KeyImporter(EventTimeProcessor(plan) if timed else FilterProcessor(plan)))
+@pytest.mark.parametrize("by_event_time", [False, True], ids=["plain", "event time"])
+def test_new_keys_are_imported_before_their_rows_and_known_keys_keep_their_states(
+    by_event_time: bool,
+) -> None:
+    plan = plan_of(waits=False) if by_event_time else plan_of()._replace(event_time=None)
+    tester = TwsTester(KeyImporter(EventTimeProcessor(plan) if by_event_time else FilterProcessor(plan)))
 
     def batch(rows: list[Row], offered: list[int], at: int = 5) -> dict[int, int]:
         frame = rows_and_tick(rows, at) if rows else pd.DataFrame({"kind": [], "payload": []})
-        if not timed:
+        if not by_event_time:
             frame = frame.loc[frame["kind"] == RowPacket.ROWS]
         kinds = [*frame["kind"].astype(int), *([RowPacket.STATES] if offered else [])]
         payloads = [*frame["payload"], *([states_of(plan, offered, 1)] if offered else [])]
