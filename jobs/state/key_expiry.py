@@ -25,7 +25,7 @@ _SEEN = Column("seen", "<i8")
 
 
 class KeyExpiry:
-    """The expiry of a bucket's keys, whose states are in `blocks`; `index`: when the longest silent ones were seen."""
+    """The expiry of a bucket's keys, whose states are in `blocks`; `index` finds the blocks with silent keys."""
 
     def __init__(
         self, plan: Plan, policy: EventTimePolicy, blocks: Blocks, stores: Stores, index: LastSeenIndex
@@ -37,19 +37,19 @@ class KeyExpiry:
 
     @property
     def deadline(self) -> int | None:
-        """Return the time of the machine's clock at which a key may have expired; None: no key can by that clock."""
+        """Return the earliest processing time at which a key may have expired; None: that clock ends no key."""
         idle, oldest = self.policy.idle, self.index.oldest
         if not self.policy.processing_time or idle is None or oldest is None:
             return None
         return oldest + idle + 1
 
     def expire_by_clock(self, now: int) -> Iterator[Packet]:
-        """Yield the keys that the machine's clock ends, in microseconds, if that clock does."""
+        """Expire keys by the machine's clock, in microseconds, if the policy measures silence by it."""
         if self.policy.processing_time and self.policy.idle is not None:
             yield from self._expire(now - self.policy.idle)
 
     def expire_by_watermark(self, watermark: int) -> Iterator[Packet]:
-        """Yield the keys that the watermark ends, if it does."""
+        """Expire keys by the watermark, if the policy measures silence by event time."""
         if self.policy.idle is not None and not self.policy.processing_time and watermark != NEVER:
             yield from self._expire(watermark - self.policy.idle)
 
@@ -58,7 +58,7 @@ class KeyExpiry:
         return self.archive.absent(offered) if self.policy.archive and offered.size else offered
 
     def restore(self, known: Records, keyed: KeyedRows) -> Records:
-        """Return known states together with those of archived keys that have rows now; they leave the archive."""
+        """Return known states and those of archived keys that have rows now, which leave the archive."""
         if not self.policy.archive:
             return known
         new = keyed.keys.take(np.flatnonzero(match(known, keyed.keys) < 0))
@@ -106,7 +106,7 @@ class KeyExpiry:
         self.index = self.index.update(present, records.arrays["route"], last, self.plan.blocks)
 
     def _expire(self, before: int) -> Iterator[Packet]:
-        """End the keys that were last seen before a time."""
+        """Expire the keys that were last seen before a time."""
         present = self.index.expired_before(before)
         if len(present) == 0:
             return
