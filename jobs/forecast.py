@@ -31,6 +31,7 @@ from jobs.offline.result_files import check_target, lists, save
 from jobs.specs.model_spec import ModelSpec, takes_steps
 from jobs.state.expiry import run_lives
 from jobs.state.kernel import load_checked_spec
+from jobs.state.row_filter import RowFilter
 from kalman.evaluation.forecast import Forecast, forecast, interval, variances
 
 Ints = NDArray[np.int64]
@@ -84,7 +85,7 @@ def run(
     if spec.idle_us is None:
         states, _ = kalman.run(kernel, fresh, sorted_rows, spec.unit_us)
     else:
-        states = run_lives(kernel, fresh, fresh, sorted_rows, spec.unit_us, spec.idle_us).after
+        states = run_lives(RowFilter(kernel, spec.unit_us), fresh, fresh, sorted_rows, spec.idle_us).after
     places, states = _begun(rows, order, states)
     ahead = _times(sorted_rows, states, steps, end, length, int(spec.unit_us))
     kept = np.flatnonzero(ahead.wanted.any(axis=0))

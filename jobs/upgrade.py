@@ -17,6 +17,7 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.lineage import generations
+from jobs.state.kernel import load_checked_spec
 from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
 from jobs.upgrades.modes import MODES
 from jobs.warehouse.delta import Warehouse

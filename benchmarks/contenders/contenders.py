@@ -37,7 +37,7 @@ def ours(frame: DataFrame, work: Work) -> DataFrame:
     import kalman
     from jobs.encoding.estimates import estimate_format, unpack_estimates
     from jobs.encoding.keys import key_kind
-    from jobs.encoding.packet_kinds import ESTIMATES, OUTPUT
+    from jobs.encoding.packet_kinds import OUTPUT_PACKETS, OutputPacket
     from jobs.encoding.routing import make_routing
     from jobs.encoding.rows import pack_rows, row_format
     from jobs.spark.user_functions import ship
@@ -56,8 +56,10 @@ def ours(frame: DataFrame, work: Work) -> DataFrame:
     plan = Plan(kernel, spec.unit_us, rows, state, out, blocks)
     routing = make_routing(PARTITIONS, blocks)
     operator = pack_rows(frame.select(*spec.columns), rows, routing).groupBy("bucket")
-    packets = operator.transformWithStateInPandas(FilterProcessor(plan), OUTPUT, "Append", "None", None)
-    return unpack_estimates(packets.filter(packets["kind"] == ESTIMATES), out)
+    packets = operator.transformWithStateInPandas(
+        FilterProcessor(plan), OUTPUT_PACKETS, "Append", "None", None
+    )
+    return unpack_estimates(packets.filter(packets["kind"] == OutputPacket.ESTIMATES), out)
 
 
 def limit(frame: DataFrame, work: Work) -> DataFrame:

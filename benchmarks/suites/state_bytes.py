@@ -20,6 +20,7 @@ from jobs.encoding.routing import block_of, route_of
 from jobs.encoding.rows import keyed_rows, row_format
 from jobs.state.block_format import state_format
 from jobs.state.filter_step import filter_step
+from jobs.state.row_filter import RowFilter
 from jobs.state.text_codec import to_text
 from kalman import build
 
@@ -43,7 +44,7 @@ def block_bytes(work: Work, times: str) -> tuple[float, float, float]:
             "y": rng.normal(size=(len(fmt.measurement), len(ids))),
         }
         keyed = keyed_rows(Records(arrays, None), fmt)
-        known = filter_step(kernel, state.layout, known, keyed, spec.unit_us).records
+        known = filter_step(RowFilter(kernel, spec.unit_us), state.layout, known, keyed).records
     block = block_of(known.arrays["route"], -(-KEYS // KEYS_A_BLOCK))
     bounds = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(block)]
     blocks = [

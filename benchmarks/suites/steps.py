@@ -28,6 +28,7 @@ from jobs.encoding.routing import Routing, block_of
 from jobs.encoding.rows import row_format, row_packer, unpack_rows
 from jobs.state.block_format import state_format
 from jobs.state.filter_step import filter_step
+from jobs.state.row_filter import RowFilter
 from kalman import build
 
 ROUNDS = 7
@@ -65,14 +66,14 @@ def steps_of(work: Work) -> tuple[int, dict[str, Callable[[], Any]]]:
     pack = row_packer(rows, Routing((0,), blocks))
     payloads = [one.column("payload")[0].as_py() for one in pack(iter([batch]))]
     keyed = unpack_rows(payloads, rows)
-    first = filter_step(kernel, state.layout, state.layout.empty(), keyed, spec.unit_us).records
+    first = filter_step(RowFilter(kernel, spec.unit_us), state.layout, state.layout.empty(), keyed).records
     later = keyed._replace(rows=keyed.rows._replace(time=keyed.rows.time + work.rows * MINUTE_US))
     block = block_of(first.arrays["route"], blocks)
     bounds = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(block)]
     parts = list(zip(bounds[:-1], bounds[1:], strict=True))
     values = [state.encode(first.slice(start, stop)) for start, stop in parts]
     known = concat([state.decode(value) for value in values])
-    advanced = filter_step(kernel, state.layout, known, later, spec.unit_us)
+    advanced = filter_step(RowFilter(kernel, spec.unit_us), state.layout, known, later)
     packets = [packet for _, packet in pack_estimates(out, later, advanced.outputs)]
     packed = pa.RecordBatch.from_arrays([pa.array(packets, pa.binary())], ["payload"])
     unpack = _unpacker(out)
@@ -80,7 +81,7 @@ def steps_of(work: Work) -> tuple[int, dict[str, Callable[[], Any]]]:
         "pack": lambda: list(pack(iter([batch]))),
         "unpack and sort": lambda: unpack_rows(payloads, rows),
         "decode states": lambda: concat([state.decode(value) for value in values]),
-        "filter": lambda: filter_step(kernel, state.layout, known, later, spec.unit_us),
+        "filter": lambda: filter_step(RowFilter(kernel, spec.unit_us), state.layout, known, later),
         "encode states": lambda: [state.encode(advanced.records.slice(start, stop)) for start, stop in parts],
         "pack estimates": lambda: list(pack_estimates(out, later, advanced.outputs)),
         "unpack estimates": lambda: list(unpack(iter([packed]))),

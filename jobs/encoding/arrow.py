@@ -1,7 +1,7 @@
-"""Between Arrow and NumPy by way of buffers.
+"""Convert between Arrow and NumPy by way of buffers.
 
-`pyarrow.array` and `to_numpy` do the same but import pandas on the way, which takes longer than all else
-that the offline command does.
+`pyarrow.array` and `to_numpy` do the same but import pandas, which takes longer than the rest of the offline command.
+`lists` and `matrix` use them: they are for Spark's workers, which have pandas anyway.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 
 def compute() -> Any:
-    """Return Arrow's compute functions; loading them takes a quarter of a second, which small inputs can do without."""
+    """Return Arrow's compute functions."""
     return pyarrow.compute
 
 
 def texts(values: Sequence[str | None]) -> pa.Array:
-    """Return N texts; None is null."""
+    """Return N texts as Arrow strings; None becomes null."""
     coded = [b"" if value is None else value.encode() for value in values]
     offsets = np.zeros(len(coded) + 1, dtype=np.int64)
     np.cumsum(np.fromiter(map(len, coded), np.int64, len(coded)), out=offsets[1:])
@@ -31,22 +31,22 @@ def texts(values: Sequence[str | None]) -> pa.Array:
 
 
 def numbers(values: NDArray[np.float64]) -> pa.Array:
-    """Return N numbers; NaN is null."""
+    """Return N numbers as an Arrow array; NaN becomes null."""
     return _primitive(pa.float64(), np.ascontiguousarray(values), ~np.isnan(values))
 
 
 def integers(values: NDArray[np.int64]) -> pa.Array:
-    """Return N integers."""
+    """Return N integers as an Arrow array."""
     return _primitive(pa.int64(), np.ascontiguousarray(values), np.ones(len(values), dtype=bool))
 
 
 def times(micros: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
-    """Return N UTC times; null where not `valid`."""
+    """Return N times, in microseconds UTC, as Arrow timestamps; null where not `valid`."""
     return _primitive(pa.timestamp("us", "UTC"), np.ascontiguousarray(micros), valid)
 
 
 def vectors(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> pa.Array:
-    """Return (d, N) values as N lists of d; null where not `valid`."""
+    """Return (d, N) values as N Arrow lists of d numbers; null where not `valid`."""
     width, length = values.shape
     flat = np.ascontiguousarray(values.T).ravel()
     offsets = np.arange(length + 1, dtype=np.int64) * width
@@ -57,7 +57,7 @@ def vectors(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> pa.Array:
 
 
 def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
-    """Return N numbers or booleans; a null becomes `null`."""
+    """Return N Arrow numbers or booleans as an array; a null becomes the value `null`."""
     filled = array.fill_null(null) if array.null_count else array
     if pa.types.is_boolean(array.type):
         return np.from_dlpack(filled.cast(pa.uint8())).astype(bool)
@@ -73,14 +73,14 @@ def _bits(valid: NDArray[np.bool_]) -> pa.Buffer | None:
 
 
 def lists(values: NDArray[np.float64]) -> pa.ListArray:
-    """Turn (d, N) into N lists of d numbers."""
+    """Return (d, N) values as N Arrow lists of d numbers, none of them null."""
     width, size = values.shape
     offsets = np.arange(size + 1, dtype=np.int32) * np.int32(width)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(values.T).ravel()))
 
 
 def matrix(column: pa.ListArray, width: int, name: str) -> NDArray[np.float64]:
-    """Turn N lists of `width` numbers into (width, N).
+    """Return N Arrow lists of `width` numbers as (width, N).
 
     Raises:
         ValueError: a list is missing or has another length.
@@ -89,6 +89,6 @@ def matrix(column: pa.ListArray, width: int, name: str) -> NDArray[np.float64]:
     lengths = np.diff(column.offsets.to_numpy()) if size else np.empty(0, np.int32)
     if column.null_count or (lengths != width).any():
         raise ValueError(
-            f"a snapshot row's {name} has not {width} numbers: the snapshot is of another model, or damaged"
+            f"a snapshot row's {name} has not {width} numbers: the snapshot belongs to another model, or is damaged"
         )
     return np.ascontiguousarray(column.flatten().to_numpy(zero_copy_only=False).reshape(size, width).T)

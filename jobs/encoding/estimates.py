@@ -1,4 +1,4 @@
-"""Pack a filter's output into binary values inside the stateful operator; unpack them into the table's columns."""
+"""Pack a filter's outputs into binary values in the stateful operator, and unpack them into the table's columns."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _ARROW = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}
 
 ROWS_A_PACKET = 32_768
-"""Rows in one packet of estimates: it keeps a packet far below the 2 GiB that a binary value may have."""
+"""Rows in a packet of estimates, so that a packet stays far below the 2 GiB limit of a binary value."""
 
 
 class EstimateFormat(NamedTuple):
-    """What an estimate is made of.
+    """The columns of an estimate.
 
-    states: number of states n; diagonal: variances alone instead of the whole covariance; extra: widths by name of
-    what else the filter puts out.
+    states: number of states n; diagonal: only variances instead of the whole covariance; extra: name and width of the
+    filter's other outputs.
     """
 
     kind: KeyKind
@@ -44,8 +44,8 @@ class EstimateFormat(NamedTuple):
     extra: tuple[tuple[str, int], ...]
 
     @property
-    def watched(self) -> bool:
-        """Tell if normalised innovations are put out."""
+    def with_innovations(self) -> bool:
+        """Tell if estimates have normalised innovations."""
         return any(name == INNOVATION for name, _ in self.extra)
 
     @property
@@ -66,7 +66,7 @@ class EstimateFormat(NamedTuple):
 
 
 def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateFormat:
-    """Return what the estimates of a spec's model are made of."""
+    """Return the format of a model's estimates."""
     extra = dict(kernel.outputs)
     if spec.outputs.innovation:
         extra[INNOVATION] = kernel.measurements
@@ -77,17 +77,17 @@ def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateF
 
 
 def diagonal_of_packed(n: int) -> NDArray[np.int64]:
-    """Return where the diagonal of an n x n matrix is in its packed lower triangle."""
+    """Return the positions (n,) of the diagonal of an n x n matrix in its packed lower triangle."""
     return np.array([i * (i + 3) // 2 for i in range(n)])
 
 
 def full_of_packed(n: int) -> NDArray[np.int64]:
-    """Return, row-major, where each entry of a symmetric n x n matrix is in its packed lower triangle."""
+    """Return the positions (n * n,) of a symmetric n x n matrix, row-major, in its packed lower triangle."""
     return np.array([max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)])
 
 
 def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[int, bytes]]:
-    """Yield (rows, packet) of the accepted rows, in the order in which they were applied."""
+    """Yield the number of rows and the packet of the accepted rows, in the order in which they were applied."""
     rows = keyed.rows
     accepted = None if not outputs.late.any() else np.flatnonzero(~outputs.late)
     covariance = outputs.covariance[diagonal_of_packed(fmt.states)] if fmt.diagonal else outputs.covariance
@@ -118,10 +118,10 @@ def unpack_estimates(
     batch_id: int | None = None,
     around: Callable[[Packer], Packer] = lambda unpack: unpack,
 ) -> DataFrame:
-    """Turn packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags.
+    """Unpack packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags.
 
-    With the number of a micro-batch they have it too, as `batch_id`: were it a number in Spark's plan, the code that
-    Spark compiles from that would be another one for each. `around` may wrap the function that does it, for a profile.
+    The number of a micro-batch becomes a column `batch_id`: as a literal in Spark's plan it would make Spark compile
+    new code for each micro-batch. `around` wraps the unpacking function, for a profile.
     """
     extra = "".join(f", `{name}` array<double>" for name, _ in fmt.extra)
     number = f"{_number_column(fmt.kind)} {fmt.kind.types[0]}, " if _has_number(fmt.kind) else ""
@@ -130,7 +130,7 @@ def unpack_estimates(
         f"log_likelihood double, nis double, flags string{extra}"
         f"{'' if batch_id is None else ', batch_id bigint'}"
     )
-    # In the order in which they are wanted: to put columns in another one, Spark would copy every row.
+    # The columns come in their final order: Spark would copy every row to reorder them.
     rows = packed.select("payload").mapInArrow(around(_unpacker(fmt, batch_id)), schema)
     if fmt.kind.integer or fmt.kind.is_plain_key:
         return rows
@@ -148,7 +148,7 @@ def _number_column(kind: KeyKind) -> str:
 
 
 def last_of_keys(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
-    """Keep of packets (column `payload`) the last row of each key; packets of a key are in one partition, in order."""
+    """Keep the last row of each key in packets (column `payload`); a key's packets are in one partition, in order."""
     return packed.select("payload").mapInArrow(_last_keeper(fmt), "payload binary")
 
 
@@ -159,9 +159,8 @@ def _last_keeper(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], It
         return pa.RecordBatch.from_arrays([pa.array([layout.encode(records)], pa.binary())], ["payload"])
 
     def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held: Records | None = (
-            None  # the last key's row of the packet before: this one may go on with that key
-        )
+        # The last row of the previous packet: the next packet may continue its key.
+        held: Records | None = None
         for batch in batches:
             for payload in batch.column("payload"):
                 records = layout.decode(payload.as_py())
@@ -180,7 +179,7 @@ def _last_keeper(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], It
 
 
 def _ends_of_keys(records: Records) -> NDArray[np.int64]:
-    """Return where the rows of each key end; those of a key are together."""
+    """Return the position of each key's last row; the rows of a key are adjacent."""
     ends = np.ones(records.size, bool)
     if records.text is None:
         key = records.arrays["key"]
@@ -191,8 +190,8 @@ def _ends_of_keys(records: Records) -> NDArray[np.int64]:
     return np.flatnonzero(ends)
 
 
-def _key_at(records: Records, place: int) -> int | str:
-    return int(records.arrays["key"][place]) if records.text is None else records.text[place].as_py()
+def _key_at(records: Records, position: int) -> int | str:
+    return int(records.arrays["key"][position]) if records.text is None else records.text[position].as_py()
 
 
 def _unpacker(
@@ -243,7 +242,7 @@ def _unpacker(
 
 
 def flag_names(flags: NDArray[np.uint8]) -> pa.Array:
-    """Return the flags' names, null where all is well."""
+    """Return the names of flags (N,), null for unflagged rows."""
     if not flags.any():
         return pa.nulls(len(flags), pa.string())
     return pa.array(FLAGS, pa.string()).take(pa.array(flags))

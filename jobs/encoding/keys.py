@@ -1,8 +1,8 @@
-"""Tell keys apart: their text, their 64-bit identity, and which records belong to the same key.
+"""Keys: their text, their 64-bit identity, and which records belong to the same key.
 
-A model with one integer key column uses that number itself. Any other key is known by the 64-bit hash of its text,
-together with a second, independent hash: of a thousand million keys two will probably share the first, and none of
-them both, so no two keys are ever merged. The texts travel with the records and live once a key in the state.
+One integer key column is its own identity. Any other key is identified by the 64-bit hash of its text together with a
+second, independent hash: among 10^9 keys two probably share the first hash, and none share both, so no two keys are
+merged. The texts travel with the records, and the state holds each once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 class KeyKind(NamedTuple):
-    """How a model's keys are known: column names, their Spark types as DDL, and if the key is one integer."""
+    """The key columns of a model: names, Spark types as DDL, and whether the key is one integer."""
 
     columns: tuple[str, ...]
     types: tuple[str, ...]
@@ -36,7 +36,7 @@ class KeyKind(NamedTuple):
 
     @property
     def identity_columns(self) -> tuple[Column, ...]:
-        """Return the packet columns that hold a key's identity."""
+        """Return the packet columns of a key's identity."""
         return (ROUTE,) if self.integer else (ROUTE, CHECK)
 
     @property
@@ -46,24 +46,24 @@ class KeyKind(NamedTuple):
 
 
 def key_kind(columns: list[str], schema: StructType) -> KeyKind:
-    """Read off a table's schema how the keys in its `columns` are known."""
+    """Return the kind of the keys in some `columns` of a table."""
     types = tuple(schema[name].dataType.simpleString() for name in columns)
     return KeyKind(tuple(columns), types, len(columns) == 1 and is_integer(schema[columns[0]].dataType))
 
 
 def sub_kind(kind: KeyKind, columns: tuple[str, ...]) -> KeyKind:
-    """Return how the values of some of a key's columns are known."""
+    """Return the kind of keys that consist of some of a key's columns."""
     types = tuple(kind.types[kind.columns.index(name)] for name in columns)
     return KeyKind(columns, types, len(columns) == 1 and types[0] in _INTEGERS)
 
 
 def is_integer(data_type: DataType) -> bool:
-    """Tell if values of `data_type` are whole numbers of at most 64 bits."""
+    """Tell if values of `data_type` are integers of at most 64 bits."""
     return data_type.simpleString() in _INTEGERS
 
 
 def text_of(kind: KeyKind) -> SparkColumn:
-    """Return the expression of a key's text: the value itself, or a JSON array of the values of several columns."""
+    """Return the expression of a key's text: the value of its one column, or a JSON array of several values."""
     parts = [F.col(_quoted(name)).cast("string") for name in kind.columns]
     return parts[0] if len(parts) == 1 else F.to_json(F.array(*parts))
 
@@ -89,7 +89,7 @@ def identity_expressions(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
 
 
 def identity_arrays(columns: dict[str, NDArray]) -> dict[str, NDArray]:
-    """Return the packet's identity arrays from the arrays that `identity_expressions` gave."""
+    """Return a packet's identity arrays, from the columns `identity_expressions` as arrays."""
     arrays = {"route": route_of(columns["identity"])}
     if "check" in columns:
         arrays["check"] = columns["check"]
@@ -97,15 +97,15 @@ def identity_arrays(columns: dict[str, NDArray]) -> dict[str, NDArray]:
 
 
 def integer_keys(route: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the integer keys that have these routes."""
+    """Return the integer keys of routes."""
     return identity_of(route)
 
 
 class Grouped(NamedTuple):
-    """Records put in the order of their keys.
+    """N records in the order of their K keys.
 
-    order: (N,) takes the records into that order; code: (N,) number of each ordered record's key, from 0 upwards;
-    first: (K,) position, in that order, of the first record of each key.
+    order: (N,) the permutation into that order; code: (N,) number of each ordered record's key, from 0; first: (K,)
+    position of each key's first record in that order.
     """
 
     order: NDArray[np.int64]
@@ -114,12 +114,12 @@ class Grouped(NamedTuple):
 
 
 def group(records: Records, order_by: Callable[[NDArray], NDArray[np.int64]] | None = None) -> Grouped:
-    """Bring the records of each key together, keys in the order of their routes, and number the keys.
+    """Order records by the routes of their keys, and number the keys.
 
     Args:
         records: with their identities.
-        order_by: gives the permutation that sorts the records by key number, (N,), and whatever else; by default
-            records of a key keep their order.
+        order_by: returns the permutation (N,) that sorts by a number of each record's key (N,), and then by other
+            values; by default records of a key keep their order.
     """
     route, check = records.arrays["route"], records.arrays.get("check")
     sort = order_by or (lambda code: np.argsort(code, kind="stable"))
@@ -127,7 +127,7 @@ def group(records: Records, order_by: Callable[[NDArray], NDArray[np.int64]] | N
     starts = _starts(route[order], None)
     if check is not None:
         both = _starts(route[order], check[order])
-        if np.count_nonzero(both) != np.count_nonzero(starts):  # two keys share a route: tell them apart
+        if np.count_nonzero(both) != np.count_nonzero(starts):  # two keys share a route
             by_both = np.lexsort((check, route))
             code = np.empty(len(route), np.int64)
             code[by_both] = np.cumsum(_starts(route[by_both], check[by_both]))
@@ -138,7 +138,7 @@ def group(records: Records, order_by: Callable[[NDArray], NDArray[np.int64]] | N
 
 
 def _starts(route: NDArray[np.uint64], check: NDArray[np.int64] | None) -> NDArray[np.bool_]:
-    """Mark where a new key begins in ordered records."""
+    """Return which ordered records (N,) are the first of their key."""
     starts = np.ones(len(route), bool)
     starts[1:] = route[1:] != route[:-1]
     if check is not None:
@@ -147,7 +147,7 @@ def _starts(route: NDArray[np.uint64], check: NDArray[np.int64] | None) -> NDArr
 
 
 def match(known: Records, keys: Records) -> NDArray[np.int64]:
-    """Find keys among known ones: (K,) the position of each, or -1. Both are ordered by route."""
+    """Return the position (K,) of each key among the known ones, or -1. Both are ordered by route."""
     known_route, route = known.arrays["route"], keys.arrays["route"]
     if len(known_route) == 0:
         return np.full(len(route), -1)

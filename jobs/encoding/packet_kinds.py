@@ -1,58 +1,106 @@
-"""The kinds of packets that cross Spark, and the names of the state's variables."""
+"""Packets that cross Spark: their kinds, their columns, and the state variables of the stateful operator."""
 
 from __future__ import annotations
 
+from enum import IntEnum, StrEnum, unique
+
 import numpy as np
+import pyarrow as pa
 
-OUTPUT = "kind int, rows bigint, payload binary"
-
-SEED = "bucket int, payload binary"
-
-STATE = "blocks"
-
-STATES_BY_BLOCK = ("block", "states")
-
-ESTIMATES, LATE, BAD_STATE = 0, 1, 2
-"""Kinds of output packets: estimates of accepted rows; rows earlier than what their key's state already reflects; rows
-of a key whose state is no number, which must not end the stream of all other keys."""
-
-ASIDE = -1
-"""The group of messages that do not fit; those of the filter's buckets are not negative."""
-
-SET_ASIDE = 9
-"""Kind of the operator's output packets that hold them."""
-
-WITHOUT = -2
-"""The group of rows whose keys have no inputs (`jobs.key_inputs.join`)."""
-
-WITHOUT_INPUTS = 12
-"""Kind of the operator's output packets that hold them."""
-
-TAKEN, HELD = 14, 15
-"""Kinds of output packets: how many offered keys were taken; how many the operator had already."""
-
-TIMED = "bucket int, kind int, payload binary"
-
-TICK, ROWS, KEYS, IDS = 0, 1, 2, 3
-"""Kinds of packets: the newest event time of an Arrow batch, for every bucket; rows; states of new keys; ids."""
-
-STATES = 0
-"""Kind of the initial state's packets that hold states; those of `ROWS` hold waiting rows, those of `IDS` ids."""
-
-WAIT, CLOCK, ENDED, RING, BASE, SEEN = "waiting", "clock", "ended", "ring", "base", "seen"
-
-REMEMBERED = "remembered"
-
-BEHIND, WAITING, DUPLICATE, DROPPED, EXPIRED = 3, 4, 5, 6, 7
-"""Kinds of output packets beside those of `jobs.streaming.operators.processor`: rows behind the watermark; how many rows wait; rows that
-repeat another, or how many such were dropped; last states of keys that ended."""
-
-BEYOND, CORRECTION, MARK, RESENT = 8, 10, 11, 13
-"""And, where late rows are replayed: rows older than the kept ones; estimates in the place of earlier ones. Of all: the
-watermark, which stands in the place of the number of rows. Where rows have ids: those with the id of another."""
+INNOVATION, MEASURED = "innovation", "measured"
+"""Names of two extras of an estimate: the normalised innovations, and the row's own measurement."""
 
 INNOVATION, MEASURED = "innovation", "measured"
 """Names of two extras of an estimate: the normalised innovations, and the row's own measurement."""
 
 NEVER = np.iinfo(np.int64).min
-"""The watermark before any row has come."""
+"""An event time before all others: the watermark before the first row."""
+
+ROW_PACKETS = "bucket int, payload binary"
+"""Columns of the packets of an operator that takes rows alone."""
+
+TYPED_ROW_PACKETS = "bucket int, kind int, payload binary"
+"""Columns of the packets of an operator that takes more than rows; `kind` is a `RowPacket`."""
+
+OUTPUT_PACKETS = "kind int, rows bigint, payload binary"
+"""Columns of what an operator puts out; `kind` is an `OutputPacket`."""
+
+
+@unique
+class RowPacket(IntEnum):
+    """Kind of a packet that goes into the operator."""
+
+    MAX_EVENT_TIME = 0
+    """The maximum event time of an Arrow batch; every bucket gets it."""
+    ROWS = 1
+    """Measurement rows; in the initial state the rows that wait for the watermark."""
+    STATES = 2
+    """States of keys: the initial state, or those of new keys while the stream runs."""
+    ROW_IDS = 3
+    """Row ids of the initial state, by which duplicates are found."""
+
+
+@unique
+class OutputPacket(IntEnum):
+    """Kind of a packet that the operator puts out. Unless it says otherwise, the payload holds measurement rows."""
+
+    ESTIMATES = 0
+    """Estimates of accepted rows."""
+    LATE = 1
+    """Rows older than their key's state."""
+    BAD_STATE = 2
+    """Rows of a key whose state is not a number; such a key must not end the stream of all others."""
+    LATE_BY_WATERMARK = 3
+    WAITING = 4
+    """The number of rows in the reorder buffer, without a payload."""
+    DUPLICATE = 5
+    """Rows with the key and time of another row."""
+    DROPPED = 6
+    """The number of duplicates that are dropped, without a payload."""
+    EXPIRED = 7
+    """Last states of expired keys."""
+    BEYOND_REPLAY_WINDOW = 8
+    """Rows older than the rows kept for replay."""
+    REJECTED_MESSAGES = 9
+    """Messages that do not fit the measurements table, as an Arrow stream."""
+    CORRECTION = 10
+    """Estimates that replace earlier ones."""
+    WATERMARK = 11
+    """The watermark in place of the number of rows, without a payload."""
+    MISSING_INPUTS = 12
+    """Rows whose key has no inputs."""
+    DUPLICATE_ID = 13
+    """Rows with the key and id of another row."""
+    KEYS_TAKEN = 14
+    """The number of offered keys that were new, without a payload."""
+    KEYS_HELD = 15
+    """The number of offered keys that the operator had already, without a payload."""
+
+
+REJECTED_MESSAGES, MISSING_INPUTS = -1, -2
+"""Buckets of packets that pass the operator unchanged; the filter's buckets are not negative."""
+
+
+class StateVariable(StrEnum):
+    """Name of a state variable of the operator. Checkpoints hold these names."""
+
+    STATES = "blocks"
+    WAITING_ROWS = "waiting"
+    CLOCK = "clock"
+    ENDED = "ended"
+    REPLAY_ROWS = "ring"
+    REPLAY_BASE = "base"
+    LAST_SEEN = "seen"
+    ROW_IDS = "remembered"
+
+
+STATES_BY_BLOCK = ("block", "states")
+"""Columns of a state variable that holds blocks of states."""
+
+
+def packet_batch(buckets: pa.Array, payloads: pa.Array, kind: RowPacket | None) -> pa.RecordBatch:
+    """Return packets with the columns of `TYPED_ROW_PACKETS`, or of `ROW_PACKETS` where the kind is None."""
+    if kind is None:
+        return pa.RecordBatch.from_arrays([buckets, payloads], ["bucket", "payload"])
+    kinds = pa.array(np.full(len(buckets), kind, np.int32))
+    return pa.RecordBatch.from_arrays([buckets, kinds, payloads], ["bucket", "kind", "payload"])

@@ -1,9 +1,8 @@
-"""Pack columns of numbers and texts into one binary value, and back.
+"""Packets: columns of numbers and texts packed into one binary value.
 
-A packet holds N records. Every number column is stored whole, one after the other, so that unpacking is a view and
-packing a copy. Texts (the keys' own values, where a key is not an integer) and labels (the ids of rows, where these are
-texts) come last, as Arrow lays them out. Packets cross Spark's shuffle and live in its state store; a tuple a row would
-cost many times more (docs/decisions/0001).
+A packet holds N records. The number columns are stored one after the other, so that unpacking is a view and packing a
+copy. Texts (of keys that are not integers) and labels (row ids that are texts) come last, in Arrow's layout. Packets
+cross Spark's shuffle and live in its state store; a tuple for each row costs many times more (docs/decisions/0001).
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_HEADER = struct.Struct("<QQ")  # records, bytes of text: keeps what follows on 8-byte bounds
+_HEADER = struct.Struct("<QQ")  # records, bytes of text; the columns after it stay aligned to 8 bytes
 HEADER_BYTES = _HEADER.size
 
 
 class Column(NamedTuple):
-    """One number column of a packet: `width` numbers a record, laid out (width, N); a width of None means (N,)."""
+    """A number column of a packet: `width` numbers a record as (width, N), or (N,) where the width is None."""
 
     name: str
     dtype: str
@@ -29,7 +28,7 @@ class Column(NamedTuple):
 
 
 class Records(NamedTuple):
-    """N records: arrays by column name, records on the last axis, and their texts and labels if the layout has them."""
+    """N records: arrays by column name, records on the last axis, with texts and labels if the layout has them."""
 
     arrays: Mapping[str, NDArray]
     text: pa.StringArray | None
@@ -59,7 +58,7 @@ class Records(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The columns of a kind of packet. Columns of one byte go last, so that the others stay aligned."""
+    """The columns of a packet. Columns of one byte go last, so that the others stay aligned."""
 
     columns: tuple[Column, ...]
     text: bool
@@ -112,12 +111,12 @@ class Layout(NamedTuple):
 
 
 def records_of(packet: bytes | memoryview, start: int = 0) -> int:
-    """Return how many records a packet has that begins at byte `start`."""
+    """Return the number of records of a packet that begins at byte `start`."""
     return _HEADER.unpack_from(packet, start)[0]
 
 
 def concat(parts: Sequence[Records]) -> Records:
-    """Join records end to end. Needs at least one part."""
+    """Return the concatenation of at least one part."""
     if len(parts) == 1:
         return parts[0]
     arrays = {name: np.concatenate([part.arrays[name] for part in parts], -1) for name in parts[0].arrays}
@@ -128,7 +127,7 @@ def concat(parts: Sequence[Records]) -> Records:
 
 
 def _padding(size: int) -> int:
-    """Return how many bytes bring `size` to the next multiple of 8."""
+    """Return the number of bytes that pad `size` to a multiple of 8."""
     return -size % 8
 
 

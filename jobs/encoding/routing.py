@@ -20,9 +20,9 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 class Routing(NamedTuple):
-    """How many buckets there are, how many blocks in each, and the group label of each bucket.
+    """The group label of each bucket, and the number of blocks in a bucket.
 
-    Labels are chosen so that Spark's hash partitioning sends each bucket to a partition of its own: one group a task,
+    The labels are such that Spark's hash partitioning sends each bucket to a partition of its own: one group a task,
     and no task without one.
     """
 
@@ -69,17 +69,17 @@ def bucket_of(route: NDArray[np.uint64], buckets: int) -> NDArray[np.int64]:
 
 
 def block_of(route: NDArray[np.uint64], blocks: int) -> NDArray[np.int64]:
-    """Return the block within the bucket, 0 <= block < blocks, of each route: it never falls as the route rises."""
+    """Return the block in the bucket, 0 <= block < blocks, of each route; a higher route never has a lower block."""
     return (((route >> _HALF) * np.uint64(blocks)) >> _HALF).astype(np.int64)
 
 
 def blocks_for(keys: int, buckets: int, keys_per_block: int) -> int:
-    """Return how many blocks a bucket needs so that, of so many keys, each block has about `keys_per_block`."""
+    """Return the number of blocks in a bucket for which a block has about `keys_per_block` of the `keys`."""
     return max(1, -(-max(keys, 1) // (buckets * keys_per_block)))
 
 
 def make_routing(buckets: int, blocks: int) -> Routing:
-    """Find one group label for each of `buckets` partitions of Spark's hash partitioning."""
+    """Return a routing with one group label for each of `buckets` partitions of Spark's hash partitioning."""
     labels: dict[int, int] = {}
     label = 0
     while len(labels) < buckets:

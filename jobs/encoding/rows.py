@@ -1,7 +1,7 @@
-"""Pack measurements into one binary row a bucket before the shuffle, and read such rows back as arrays.
+"""Pack measurement rows into one binary value a bucket before the shuffle, and unpack them as arrays.
 
-Spark hands rows to a keyed Python operator one tuple at a time; packed, it hands over a few long values instead
-(docs/decisions/0001). The functions that run on the executors use NumPy and Arrow alone.
+Spark passes rows to a keyed Python operator one tuple at a time, and packed rows as a few long values
+(docs/decisions/0001). The functions that run on the executors use NumPy and Arrow only.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from jobs.encoding.keys import (
     text_of,
 )
 from jobs.encoding.order import order_rows
+from jobs.encoding.packet_kinds import ROW_PACKETS, RowPacket, packet_batch
 from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.routing import Routing, bucket_of
 from kalman.run import SortedRows
@@ -43,22 +44,21 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""Turns batches of rows into batches of packets."""
+"""A function from batches of rows to batches of packets."""
 
-PACKED = "bucket int, payload binary"
 INPUT_IDENTITY = ("_input_identity", "_input_check")
-"""Where a row's inputs belong to some of its key columns alone: the identity by these."""
+"""Identity by the key of the inputs, where inputs belong to some of the key columns."""
 ROW_ID = ("_row_id", "_row_id_check", "_row_id_text")
-"""The id that tells repetitions of a row: a whole number, or two hashes of a text and that text."""
+"""The row id: an integer, or two hashes of a text and the text."""
 NAMED = Column("named", "u1")
-"""Tells in a packet which rows have an id."""
+"""Marks the rows of a packet that have an id."""
 _CHECK_SEED = 0x726F7773
 
 
 class RowId(NamedTuple):
-    """The column by which repetitions of a row are told (`jobs.state.duplicates`), and if it holds whole numbers.
+    """The column by which duplicates are found (`jobs.state.duplicates`), and whether it holds integers.
 
-    within: how far apart the times of a row and its repetition may be, in microseconds.
+    within: how far apart the times of a row and its duplicate may be, in microseconds.
     """
 
     column: str
@@ -67,15 +67,15 @@ class RowId(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Return the 64-bit numbers of an id: itself, or two hashes of a text."""
+        """Return the number of 64-bit numbers in an id: the integer, or two hashes of a text."""
         return 1 if self.integer else 2
 
 
 class RowFormat(NamedTuple):
-    """What a measurement row is made of, by column name; `distinct`: of a key and time there is one.
+    """The columns of a measurement row, by name; `distinct`: there is one row of a key and time.
 
-    The last `inputs` of the controls are not in the row as it comes: they belong to its key, by the columns of
-    `inputs_key`, and are joined to it (`jobs.key_inputs.join`).
+    The last `inputs` of the controls are not in the measurements table: they belong to the key, by the columns of
+    `inputs_key`, and are joined to the row (`jobs.key_inputs.join`).
     """
 
     kind: KeyKind
@@ -89,17 +89,17 @@ class RowFormat(NamedTuple):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Return the numbers that a row comes with: measurements, and controls of its own."""
+        """Return the number columns of the measurements table: measurements and controls without inputs."""
         return (*self.measurement, *self.control[: len(self.control) - self.inputs])
 
     @property
     def joined(self) -> RowFormat:
-        """Return the format of rows that have their inputs already."""
+        """Return the format of rows whose inputs are joined."""
         return self._replace(inputs=0, inputs_key=None)
 
     @property
     def bare(self) -> RowFormat:
-        """Return the format of rows without their ids, which have been told apart already."""
+        """Return the format of rows without their ids, after the check for duplicates."""
         return self._replace(row_id=None)
 
     @property
@@ -119,7 +119,7 @@ class RowFormat(NamedTuple):
 
 
 def row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None) -> RowFormat:
-    """Return what the rows of a model are made of; the `schema` of a table of them says what kind of id they have.
+    """Return the format of a model's rows; the `schema` of their table says whether ids are integers.
 
     Raises:
         UserError: the table has no such column.
@@ -130,7 +130,7 @@ def row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None)
         assert spec.duplicates is not None and schema is not None
         if name not in schema.names:
             raise UserError(
-                f"the measurements table of {spec.name} has no column {name}, by which its spec tells repetitions "
+                f"the measurements table of {spec.name} has no column {name}, by which its spec finds duplicates "
                 f"(duplicates.id): give a model with other columns another name"
             )
         row_id = RowId(name, is_integer(schema[name].dataType), spec.duplicates.within_us)
@@ -144,7 +144,7 @@ def row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None)
 class KeyedRows(NamedTuple):
     """The rows of a bucket in the order in which they are applied, and its keys.
 
-    keys: identities (and texts) of the K keys, by route; rows: their N rows; ids: `id`, `named` and label of each row,
+    keys: identities (and texts) of the K keys, by route; rows: their N rows; ids: `id`, `named` and label of each row
     where rows have ids.
     """
 
@@ -154,10 +154,10 @@ class KeyedRows(NamedTuple):
 
 
 def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ()) -> DataFrame:
-    """Select what is packed: identity, time, measurements and controls, in that order.
+    """Select the columns to pack: identity, time, measurements and controls, in that order.
 
-    Columns to keep `beside` these have names that begin with _. An integer key and the time are passed on as they are:
-    whatever Spark computes for a row costs more than Arrow and NumPy do for a whole batch.
+    The names of columns to keep `beside` them begin with _. An integer key and the time stay as they are: what Spark
+    computes for one row costs more than what Arrow and NumPy compute for a batch.
     """
     time = F.col(f"`{fmt.time}`").alias("time")
     numbers = [F.col(f"`{name}`").cast("double").alias(f"n{i}") for i, name in enumerate(fmt.numbers)]
@@ -184,7 +184,7 @@ def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ())
 
 
 def id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
-    """Return the columns `ROW_ID` of ids: the whole number, or two hashes of a text and the text."""
+    """Return the columns `ROW_ID` of ids."""
     if row_id.integer:
         return {ROW_ID[0]: given.cast("bigint")}
     text = given.cast("string")
@@ -192,12 +192,13 @@ def id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
 
 
 def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
-    """Pack measurement rows: one output row for each Arrow batch and bucket."""
-    return select_columns(frame, fmt).mapInArrow(row_packer(fmt, routing), PACKED)
+    """Pack measurement rows into one packet for each Arrow batch and bucket."""
+    return select_columns(frame, fmt).mapInArrow(row_packer(fmt, routing), ROW_PACKETS)
 
 
-def row_packer(fmt: RowFormat, routing: Routing) -> Packer:
-    """Return the function that packs batches with the columns of `select_columns`."""
+def row_packer(fmt: RowFormat, routing: Routing, typed: bool = False) -> Packer:
+    """Return the function that packs batches with the columns of `select_columns`; `typed` packets carry a kind."""
+    kind = RowPacket.ROWS if typed else None
     layout, labels = fmt.layout, np.asarray(routing.labels, np.int32)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -215,14 +216,9 @@ def row_packer(fmt: RowFormat, routing: Routing) -> Packer:
                 stops = [*starts[1:], len(order)]
                 parts = [layout.encode(ordered.slice(a, b)) for a, b in zip(starts, stops, strict=True)]
                 present = labels[present]
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(present, pa.int32()), pa.array(parts, pa.binary())], PACKED_NAMES
-            )
+            yield packet_batch(pa.array(present, pa.int32()), pa.array(parts, pa.binary()), kind)
 
     return pack
-
-
-PACKED_NAMES = ["bucket", "payload"]
 
 
 def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
@@ -231,7 +227,7 @@ def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
 
 
 def records_of(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
-    """Read an Arrow batch of `select_columns` as records."""
+    """Return an Arrow batch of `select_columns` as records."""
     numbers = ["identity"] if fmt.kind.integer else ["identity", "check"]
     arrays = identity_arrays({name: batch.column(name).to_numpy() for name in numbers})
     arrays["time"] = times_of(batch)
@@ -239,9 +235,7 @@ def records_of(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     values = np.empty((m + c, batch.num_rows))
     for i in range(m + c):
         column = batch.column(f"n{i}")
-        values[i] = column.to_numpy(
-            zero_copy_only=False
-        )  # Arrow gives null as NaN, which is what missing means here
+        values[i] = column.to_numpy(zero_copy_only=False)  # null becomes NaN, which means missing
     arrays["y"] = values[:m]
     if c:
         arrays["u"] = values[m:]
@@ -256,7 +250,7 @@ def records_of(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
 
 
 def ids_of(records: Records) -> pa.Array:
-    """Return the ids of measurement rows as they came: whole numbers or texts, null where one is missing."""
+    """Return the ids of measurement rows as they came: integers or texts, null where one is missing."""
     missing = pa.array(records.arrays["named"] == 0)
     given = pa.array(np.array(records.arrays["id"][0])) if records.label is None else records.label
     return pc.if_else(missing, None, given)  # type: ignore[attr-defined]
@@ -264,7 +258,7 @@ def ids_of(records: Records) -> pa.Array:
 
 @step(UNPACK)
 def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
-    """Join the packets of a bucket and put their rows in the order in which they are applied."""
+    """Unpack the packets of a bucket, with their rows in the order in which they are applied."""
     layout = fmt.layout
     parts = [layout.decode(payload) for payload in payloads]
     return keyed_rows(concat(parts) if parts else layout.empty(), fmt)
@@ -272,7 +266,7 @@ def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
 
 @step(UNPACK)
 def keyed_rows(records: Records, fmt: RowFormat) -> KeyedRows:
-    """Put rows in the order in which they are applied, and find their keys."""
+    """Return rows in the order in which they are applied, and their keys."""
     y, time = records.arrays["y"], records.arrays["time"]
     u = records.arrays.get("u", np.empty((0, records.size)))
     grouped = group(records, lambda code: order_rows(code, time, y, u))

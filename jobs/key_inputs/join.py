@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyspark import TaskContext
 
 from jobs.encoding.keys import KeyKind, identity_arrays, match
-from jobs.encoding.packet_kinds import WITHOUT
+from jobs.encoding.packet_kinds import MISSING_INPUTS, RowPacket, packet_batch
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import INPUT_IDENTITY, Packer, RowFormat, records_of
 
@@ -45,15 +45,15 @@ def inputs_layout(kind: KeyKind, inputs: int) -> Layout:
     return Layout((*kind.identity_columns, Column("u", "<f8", inputs)), text=False)
 
 
-def with_inputs(packer: Packer, join: Join, timed: bool) -> Packer:
+def with_inputs(packer: Packer, join: Join, typed: bool) -> Packer:
     """Return a function that joins batches of `packed_rows.select_columns` with inputs, and packs them by `packer`.
 
-    Rows whose key has none go out as packets of the group `WITHOUT`.
+    Rows whose key has none go out as packets of the bucket `MISSING_INPUTS`.
 
     Args:
         packer: of rows that have their inputs, as the last of their numbers.
         join: what is joined.
-        timed: the packer's rows have a kind (`ticks.TIMED`).
+        typed: the packer's packets carry a kind.
     """
     first = len(join.rows.numbers)
 
@@ -68,7 +68,7 @@ def with_inputs(packer: Packer, join: Join, timed: bool) -> Packer:
             names = [*batch.schema.names, *(f"n{first + i}" for i in range(len(u)))]
             whole = pa.RecordBatch.from_arrays([*batch.columns, *(pa.array(row) for row in u)], names)
             if not known.all():
-                yield _without(whole.filter(pa.array(~known)), join.rows, timed)
+                yield _without(whole.filter(pa.array(~known)), join.rows, typed)
                 whole = whole.filter(pa.array(known))
             yield from packer(iter([whole]))
 
@@ -103,14 +103,10 @@ def _identities(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
     return Records(identity_arrays(arrays), None)
 
 
-def _without(rows: pa.RecordBatch, fmt: RowFormat, timed: bool) -> pa.RecordBatch:
+def _without(rows: pa.RecordBatch, fmt: RowFormat, typed: bool) -> pa.RecordBatch:
     payload = pa.array([fmt.layout.encode(records_of(rows, fmt))], pa.binary())
-    bucket = pa.array([WITHOUT], pa.int32())
-    if timed:
-        return pa.RecordBatch.from_arrays(
-            [bucket, pa.array([0], pa.int32()), payload], ["bucket", "kind", "payload"]
-        )
-    return pa.RecordBatch.from_arrays([bucket, payload], ["bucket", "payload"])
+    bucket = pa.array([MISSING_INPUTS], pa.int32())
+    return packet_batch(bucket, payload, RowPacket.ROWS if typed else None)
 
 
 def _of_this_job(layout: Layout) -> Records:

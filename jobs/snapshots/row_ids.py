@@ -14,11 +14,10 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.encoding.keys import integer_keys
-from jobs.encoding.packet_kinds import IDS, TIMED
+from jobs.encoding.packet_kinds import TYPED_ROW_PACKETS, RowPacket, packet_batch
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import Routing, bucket_of, route_of
 from jobs.encoding.rows import RowFormat, by_bucket, unpack_rows
-from jobs.encoding.watermark_ticks import of_kind
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.state.block_format import StateFormat
 from jobs.state.row_ids import entries_of, ids_layout, in_reach
@@ -86,7 +85,7 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
 
 
 def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
-    """Pack entries for the stream's initial state (`ticks.TIMED`)."""
+    """Pack entries for the stream's initial state."""
     row_id, labels = fmt.row_id, np.asarray(routing.labels, np.int32)
     assert row_id is not None
     layout = ids_layout(fmt.kind, row_id)
@@ -105,11 +104,12 @@ def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
             bucket = bucket_of(arrays["route"], len(labels))
             present = np.unique(bucket)
             parts = [layout.encode(records.take(np.flatnonzero(bucket == number))) for number in present]
-            yield of_kind(pa.array(labels[present]), IDS, pa.array(parts, pa.binary()))
+            payloads = pa.array(parts, pa.binary())
+            yield packet_batch(pa.array(labels[present]), payloads, RowPacket.ROW_IDS)
 
     packer: Callable[..., Any] = pack
     times = F.unix_micros("event_time").alias("event_time")
-    return entries.select(*COLUMNS[:-1], times).mapInArrow(packer, TIMED)
+    return entries.select(*COLUMNS[:-1], times).mapInArrow(packer, TYPED_ROW_PACKETS)
 
 
 def _reachable(entries: Records, fmt: RowFormat, floor: int) -> Records:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.packet_kinds import KEYS, NEVER, STATES
+from jobs.encoding.packet_kinds import NEVER, RowPacket
 from jobs.encoding.routing import Routing
 from jobs.encoding.rows import RowFormat
 from jobs.snapshots import row_ids, waiting_rows
@@ -39,19 +39,20 @@ def event_time_policy(spec: ModelSpec, fmt: RowFormat, manifest: Manifest | None
     """Return what the operator of a model's stream, begun from a snapshot, knows of time."""
     waits = (None if manifest is None else manifest.waiting) or {}
     began, newest = waits.get("watermark"), waits.get("newest")
+    expiry, duplicates = spec.expiry, spec.duplicates
     return EventTimePolicy(
-        spec.order.delay_us,
-        row_format_of(spec, fmt),
-        NEVER if began is None else began,
-        spec.order.waits,
-        spec.duplicates is not None and spec.duplicates.action == "drop",
-        None if spec.expiry is None else spec.expiry.after_us,
-        spec.expiry is not None and spec.expiry.returns == "archive",
-        spec.order.rows or 0,
-        spec.expiry is not None and spec.expiry.clock == "processing",
-        spec.order.patience_us,
-        NEVER if newest is None else newest,
-        ids_format(spec, fmt),
+        delay=spec.order.delay_us,
+        row_format=row_format_of(spec, fmt),
+        watermark=NEVER if began is None else began,
+        max_event_time=NEVER if newest is None else newest,
+        waits=spec.order.waits,
+        drop_duplicates=duplicates is not None and duplicates.action == "drop",
+        idle=None if expiry is None else expiry.after_us,
+        archive=expiry is not None and expiry.returns == "archive",
+        replay_length=spec.order.rows or 0,
+        processing_time=expiry is not None and expiry.clock == "processing",
+        patience=spec.order.patience_us,
+        id_format=ids_format(spec, fmt),
     )
 
 
@@ -59,7 +60,7 @@ def event_time_seeds(
     warehouse: Warehouse, manifest: Manifest, states: DataFrame, fmt: RowFormat, routing: Routing
 ) -> DataFrame:
     """Return the initial state of a timed operator: packets of states, and of the snapshot's waiting rows and ids."""
-    seeds = states.select("bucket", F.lit(STATES).alias("kind"), "payload")
+    seeds = states.select("bucket", F.lit(RowPacket.STATES.value).alias("kind"), "payload")
     held = waiting_rows.verified(warehouse, manifest)
     if held is None:
         return seeds
@@ -103,4 +104,4 @@ def offered(
     rows = reader.load(warehouse.path(table))
     mine = rows.filter(F.col("meaning") == meaning_of(spec.fingerprint(), parameters))
     packets = seed_packets(mine, kernel, kind, layout, routing)
-    return packets.select("bucket", F.lit(KEYS).alias("kind"), "payload")
+    return packets.select("bucket", F.lit(RowPacket.STATES.value).alias("kind"), "payload")

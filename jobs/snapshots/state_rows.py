@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists, matrix
 from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, integer_keys
-from jobs.encoding.packet_kinds import SEED
+from jobs.encoding.packet_kinds import ROW_PACKETS
 from jobs.encoding.packets import Layout, Records
 from jobs.encoding.routing import Routing, bucket_of
 from jobs.warehouse.delta import Warehouse
@@ -95,7 +95,7 @@ def seed_packets(
         "covariance",
         *extras_columns(widths),
     )
-    return columns.mapInArrow(_seeder(kernel, kind, layout, routing, widths), SEED)
+    return columns.mapInArrow(_seeder(kernel, kind, layout, routing, widths), ROW_PACKETS)
 
 
 def _seeder(

@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
 from jobs.encoding.keys import identity_expressions, integer_keys, text_of
-from jobs.encoding.packet_kinds import NEVER, TIMED
+from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.routing import Routing
 from jobs.encoding.rows import RowFormat, id_columns, ids_of
-from jobs.encoding.watermark_ticks import timed_packer
+from jobs.encoding.watermark_ticks import event_time_packer
 from jobs.snapshots import row_ids
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.state.block_format import StateFormat
@@ -126,7 +126,7 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
 
 
 def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
-    """Pack waiting rows for the stream's initial state (`ticks.TIMED`)."""
+    """Pack waiting rows for the stream's initial state."""
     numbers = [
         F.get(name, F.lit(i)).alias(f"n{at + i}")
         for name, at, width in (
@@ -145,8 +145,8 @@ def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
         *numbers,
         *ids,
     )
-    packer: Callable[..., Any] = timed_packer(fmt.joined, routing)
-    return columns.mapInArrow(packer, TIMED).filter("kind = 1")
+    packer: Callable[..., Any] = event_time_packer(fmt.joined, routing)
+    return columns.mapInArrow(packer, TYPED_ROW_PACKETS).filter(F.col("kind") == RowPacket.ROWS)
 
 
 def _columns(with_ids: bool) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
-"""Keep the states of some hundreds of keys as one binary value, which says whose states they are.
+"""The format of a block: the states of some hundreds of keys as one binary value, with a header that says whose.
 
-A block begins with a header: the model, its version, the names of its states and the layout of its numbers. Spark
-checks a state's shape and never its meaning, so every block is checked here when it is loaded.
+The header names the model, its version, its states and the layout of its numbers. Spark checks the shape of a state but
+not its meaning, so every block is checked here when it is read.
 
-What follows is a packet whose eight-byte numbers are taken apart: the first bytes of all of them, then the second ones,
-and so on. Those of like numbers are alike, so that compression (`jobs.state.text_codec`) finds something in them. A route has
-nothing alike, so an integer key stands there itself. Both together take a key of 2 states from 72 bytes to 52
-(docs/decisions/0018). Blocks of earlier releases are read: with routes (`KSB2`), and with whole numbers too (`KSB1`).
+After the header comes a packet whose eight-byte numbers are split by bytes: the first bytes of all numbers, then the
+second bytes, and so on. The bytes of similar numbers are similar, so that they compress well (`jobs.state.text_codec`).
+Routes do not, so integer keys are stored instead. Both together shrink a key of 2 states from 72 bytes to 52
+(docs/decisions/0018). Blocks of earlier releases are read too: with routes (`KSB2`), and with unsplit numbers (`KSB1`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PREFIX = struct.Struct("<4sI")  # magic, bytes of the header (padded to 8)
 
 
 class StateMismatch(Exception):
-    """A block holds the states of another model, version or layout than the one that wants to read it."""
+    """A block holds the states of another model, version or layout."""
 
 
 class StateFormat(NamedTuple):
-    """How the states of one model are stored: what the header must say, and the packet's layout."""
+    """How the states of one model are stored: the header of every block, and the packet's layout."""
 
     header: bytes
     layout: Layout
@@ -42,23 +42,23 @@ class StateFormat(NamedTuple):
         (block,) = self.encode_each(records, [(0, records.size)])
         return block
 
-    def encode_each(self, records: Records, places: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        """Yield a block of the records start..stop-1 for each of the `places`; all are ordered by route."""
+    def encode_each(self, records: Records, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Yield a block of the records start..stop-1 for each (start, stop); all are ordered by route."""
         if self._integer:
             keys = identity_of(records.arrays[ROUTE.name]).view(ROUTE.dtype)
             records = records._replace(arrays={**records.arrays, ROUTE.name: keys})
         prefix = _PREFIX.pack(_MAGIC, len(self.header)) + self.header
-        for begin, end in places:
+        for begin, end in ranges:
             packet = self.layout.encode(records.slice(begin, end))
             start, stop = self._numbers(end - begin)
-            apart = np.frombuffer(packet, np.uint8, stop - start, start).reshape(-1, 8).T.tobytes()
-            yield b"".join([prefix, packet[:start], apart, packet[stop:]])
+            split = np.frombuffer(packet, np.uint8, stop - start, start).reshape(-1, 8).T.tobytes()
+            yield b"".join([prefix, packet[:start], split, packet[stop:]])
 
     def decode(self, block: bytes) -> Records:
         """Return the records of a block.
 
         Raises:
-            StateMismatch: the block belongs to something else.
+            StateMismatch: it is not a block of this format.
         """
         return self.decode_all([block])
 
@@ -66,7 +66,7 @@ class StateFormat(NamedTuple):
         """Return the records of blocks, joined.
 
         Raises:
-            StateMismatch: a block belongs to something else.
+            StateMismatch: a block is not of this format.
         """
         parts = [self._packet(block) for block in blocks]
         if not parts:
@@ -75,7 +75,7 @@ class StateFormat(NamedTuple):
         keyed = [by_key for _, by_key in parts]
         if not any(keyed):
             return records
-        # Once for all blocks: for one it would cost as much as all else that is done here.
+        # Once for all blocks: done for each block, it would cost as much as everything else here.
         found = records.arrays[ROUTE.name]
         route = route_of(found.view(np.int64))
         if not all(keyed):
@@ -83,7 +83,7 @@ class StateFormat(NamedTuple):
         return records._replace(arrays={**records.arrays, ROUTE.name: route})
 
     def _packet(self, block: bytes) -> tuple[Records, bool]:
-        """Return the records of a block as they stand there, and if they have integer keys in place of routes."""
+        """Return the records of a block as stored, and whether they have integer keys in place of routes."""
         if len(block) < _PREFIX.size:
             raise StateMismatch(f"a state block has {len(block)} bytes: it is cut short")
         magic, length = _PREFIX.unpack_from(block)
@@ -94,18 +94,18 @@ class StateFormat(NamedTuple):
             raise StateMismatch(_difference(block[_PREFIX.size : end], self.header))
         if magic == _WHOLE:
             return self.layout.decode(block, end), False
-        start, stop = (end + place for place in self._numbers(records_of(block, end)))
+        start, stop = (end + offset for offset in self._numbers(records_of(block, end)))
         whole = np.frombuffer(block, np.uint8, stop - start, start).reshape(8, -1).T.tobytes()
         records = self.layout.decode(b"".join([block[end:start], whole, block[stop:]]))
         return records, magic == _MAGIC and self._integer
 
     @property
     def _integer(self) -> bool:
-        """Tell if the keys are integers: these can be had back from their routes."""
+        """Tell if keys are integers, which `identity_of` recovers from their routes."""
         return CHECK not in self.layout.columns
 
     def _numbers(self, records: int) -> tuple[int, int]:
-        """Return where a packet of so many records has its eight-byte numbers: a state's first columns."""
+        """Return the byte range of the eight-byte numbers, the first columns, in a packet of so many records."""
         width = 0
         for column in self.layout.columns:
             if np.dtype(column.dtype).itemsize != 8:
@@ -115,7 +115,7 @@ class StateFormat(NamedTuple):
 
 
 def state_layout(kind: KeyKind, size: int, dtype: str = FLOAT64) -> Layout:
-    """Return the layout of key states with `size` numbers of a type a key (`kalman.filters.rounded.stored_as`)."""
+    """Return the layout of states of `size` numbers a key, of a NumPy type (`kalman.filters.rounded.stored_as`)."""
     columns = (
         *kind.identity_columns,
         Column("event_time", "<i8"),
@@ -149,13 +149,13 @@ def state_format(
 
 
 def format_of(meaning: Mapping[str, Any], layout: Layout) -> StateFormat:
-    """Return how records are stored that mean something: what every block of them says, and their layout."""
+    """Return the format of records of some layout, with a header of what they mean."""
     header = json.dumps(meaning, separators=(",", ":")).encode()
     return StateFormat(header + b" " * (-len(header) % 8), layout)
 
 
 def _difference(found: bytes, wanted: bytes) -> str:
-    """Say in a sentence how two headers differ."""
+    """Return a sentence about how two headers differ."""
     have, want = json.loads(found), json.loads(wanted)
     parts = [
         f"{name} is {have.get(name)!r}, not {want[name]!r}" for name in want if have.get(name) != want[name]

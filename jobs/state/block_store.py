@@ -1,4 +1,4 @@
-"""Blocks of key states in a numbered store of bytes: the state of Spark's operator, or a dictionary in a test."""
+"""Blocks of records by number, in a store of bytes: Spark's state, or a dictionary in a test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
 ALL_FROM = 2
-"""Where one in so many blocks is wanted, all are read: a call for each costs more than the blocks in vain."""
+"""If more than one in so many blocks is wanted, all are read: calls for single blocks cost more than unused blocks."""
 
 
 class Store(Protocol):
@@ -43,7 +43,7 @@ class Store(Protocol):
         ...
 
     def remove(self, number: int) -> None:
-        """Remove a value that is there."""
+        """Remove an existing value."""
         ...
 
     def items(self) -> Iterator[tuple[int, bytes]]:
@@ -52,7 +52,7 @@ class Store(Protocol):
 
 
 class MapStore:
-    """A store in a map of Spark's state: `long` to text, or to `binary` as the first release had it."""
+    """A store in a map of Spark's state: from `long` to text, or to `binary` in a checkpoint of the first release."""
 
     def __init__(self, state: MapState, text: bool) -> None:
         self.state, self.text = state, text
@@ -76,11 +76,11 @@ class MapStore:
         put_all(self.state, ((number, self._stored(value)) for number, value in values))
 
     def remove(self, number: int) -> None:
-        """Remove a value that is there."""
+        """Remove an existing value."""
         self.state.removeKey((number,))
 
     def items(self) -> Iterator[tuple[int, bytes]]:
-        """Yield all numbers and their values, in any order; Spark hands over many at a time."""
+        """Yield all numbers and their values, in any order; Spark sends many at a time."""
         for key, value in self.state.iterator():
             yield key[0], stored_bytes(value[0])
 
@@ -89,16 +89,16 @@ class MapStore:
 
 
 def map_store(handle: StatefulProcessorHandle, name: str, columns: tuple[str, str], text: bool) -> MapStore:
-    """Declare a map of Spark's state, with the names of its number and of its value."""
+    """Declare a map of Spark's state; `columns` are the names of its number and its value."""
     number, value = columns
     kind = "string" if text else "binary"
     return MapStore(handle.getMapState(name, f"{number} long", f"{value} {kind}"), text)
 
 
 class Blocks(NamedTuple):
-    """The key states of a bucket, in blocks.
+    """The records of a bucket's keys in blocks.
 
-    store: their bytes; state: how they are stored; blocks: how many a bucket has at most.
+    store: of their bytes; state: their format; blocks: number of blocks in a bucket.
     """
 
     store: Store
@@ -106,13 +106,13 @@ class Blocks(NamedTuple):
     blocks: int
 
     def load(self, route: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Records]:
-        """Read the blocks of ordered routes: their numbers, and their records joined, still ordered by route."""
+        """Read the blocks of ordered routes: their numbers, and their records, ordered by route."""
         present = np.unique(block_of(route, self.blocks))
         return present, self.read(present)
 
     @step(STATE_READ)
     def read(self, numbers: NDArray[np.int64]) -> Records:
-        """Read blocks by their ordered numbers: their records joined, ordered by route."""
+        """Read blocks by their ordered numbers: their records, ordered by route."""
         wanted = numbers.tolist()
         if ALL_FROM * len(wanted) > self.blocks and len(wanted) > 1:
             known = dict(self.store.items())
@@ -123,29 +123,29 @@ class Blocks(NamedTuple):
 
     @step(STATE_WRITE)
     def save(self, present: NDArray[np.int64], records: Records) -> None:
-        """Write ordered records to the blocks they belong to."""
+        """Write the blocks `present`, which hold the ordered records and no others; an empty block is left as it is."""
         block = block_of(records.arrays["route"], self.blocks)
         starts, stops = np.searchsorted(block, present), np.searchsorted(block, present, "right")
         some = stops > starts
-        places = zip(starts[some].tolist(), stops[some].tolist(), strict=True)
-        values = self.state.encode_each(records, places)
+        ranges = zip(starts[some].tolist(), stops[some].tolist(), strict=True)
+        values = self.state.encode_each(records, ranges)
         self.store.put_all(zip(present[some].tolist(), values, strict=True))
 
     @step(STATE_WRITE)
     def replace(self, present: NDArray[np.int64], records: Records) -> None:
-        """Write ordered records to the blocks `present`, which have no others; a block that has none is removed."""
+        """Write the blocks `present`, which hold the ordered records and no others; an empty block is removed."""
         block = block_of(records.arrays["route"], self.blocks)
         self.save(present, records)
         for number in np.setdiff1d(present, block).tolist():
             if self.store.get(number) is not None:
                 self.store.remove(number)
 
-    def add(self, seeds: Records) -> tuple[NDArray[np.int64], Records]:
-        """Add records of keys that are not there, in any order; return what their blocks hold now.
+    def add(self, new: Records) -> tuple[NDArray[np.int64], Records]:
+        """Add records of new keys, in any order; return the numbers of their blocks and all records of these.
 
-        A block may come in several parts, so each part is merged with what is there.
+        A block may come in several calls, so new records are merged with stored ones.
         """
-        ordered = seeds.take(np.argsort(seeds.arrays["route"], kind="stable"))
+        ordered = new.take(np.argsort(new.arrays["route"], kind="stable"))
         present, known = self.load(ordered.arrays["route"])
         if known.size:
             ordered = concat([known, ordered])
@@ -153,31 +153,14 @@ class Blocks(NamedTuple):
         self.save(present, ordered)
         return present, ordered
 
-
-def touched(
-    index: Records,
-    present: NDArray[np.int64],
-    route: NDArray[np.uint64],
-    last: NDArray[np.int64],
-    blocks: int,
-) -> Records:
-    """Return the index after the blocks `present` have come to hold keys of these ordered routes and signs of life."""
-    block = block_of(route, blocks)
-    others = index.take(np.flatnonzero(~np.isin(index.arrays["block"], present)))
-    if len(block) == 0:
-        return others
-    numbers, starts = np.unique(block, return_index=True)
-    oldest = np.minimum.reduceat(last, starts)
-    return concat([others, Records({"block": numbers, "oldest": oldest}, None)])
+    def absent(self, offered: Records) -> Records:
+        """Return the records, ordered by route, whose keys have no record here."""
+        return offered.take(np.flatnonzero(match(self.load(offered.arrays["route"])[1], offered) < 0))
 
 
-def due(index: Records, before: int) -> NDArray[np.int64]:
-    """Return the ordered numbers of the blocks that hold keys whose last sign of life was before a time."""
-    return np.sort(index.arrays["block"][index.arrays["oldest"] < before])
-
-
-def best_of(offered: Records) -> Records:
-    """Return one record a key, ordered by route: the one that reflects most rows, then the newest."""
+def decode_offered(layout: Layout, packets: Iterable[bytes]) -> Records:
+    """Return one record a key of packets of states, ordered by route: the one with most rows, then the newest."""
+    offered = concat([layout.decode(bytes(packet)) for packet in packets])
     arrays = offered.arrays
     check = arrays.get("check", np.zeros(offered.size, np.int64))
     order = np.lexsort((-arrays["event_time"], -arrays["count"], check, arrays["route"]))
@@ -185,13 +168,3 @@ def best_of(offered: Records) -> Records:
     first = np.ones(len(order), bool)
     first[1:] = (route[1:] != route[:-1]) | (check[1:] != check[:-1])
     return offered.take(order[first])
-
-
-def unknown(blocks: Blocks, offered: Records) -> Records:
-    """Return the records, ordered by route, whose keys have no state in the blocks."""
-    return offered.take(np.flatnonzero(match(blocks.load(offered.arrays["route"])[1], offered) < 0))
-
-
-def decoded(layout: Layout, packets: Iterable[bytes]) -> Records:
-    """Return one record a key of packets of states."""
-    return best_of(concat([layout.decode(bytes(packet)) for packet in packets]))

@@ -1,4 +1,4 @@
-"""The rows of a bucket without those that repeat another (`jobs.state.duplicates`)."""
+"""The rows of a bucket without duplicates (`jobs.state.duplicates`)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from jobs.state.duplicates import Ints, Marks, repeated, resent
 
 
 def marks_of(keyed: KeyedRows) -> tuple[Marks, Ints]:
-    """Return what tells those rows that have an id, and where they are among all."""
+    """Return the marks of the rows with an id, and the positions of these rows among all."""
     assert keyed.ids is not None
     named = np.flatnonzero(keyed.ids.arrays["named"])
     return Marks(keyed.rows.key, keyed.ids.arrays["id"], keyed.rows.time).take(named), named
 
 
 def distinct(keyed: KeyedRows, fmt: RowFormat) -> KeyedRows:
-    """Return rows without those that repeat another, where rows of the format are told to."""
+    """Return the rows without duplicates, if the format of the rows defines duplicates."""
     if fmt.row_id is not None:
         marks, named = marks_of(keyed)
-        again = np.zeros(len(keyed.rows.key), bool)
-        again[named] = resent(marks, fmt.row_id.within)
+        repeats = np.zeros(len(keyed.rows.key), bool)
+        repeats[named] = resent(marks, fmt.row_id.within)
     elif fmt.distinct:
-        again = repeated(keyed.rows)
+        repeats = repeated(keyed.rows)
     else:
         return keyed
-    return chosen(keyed, np.flatnonzero(~again)) if again.any() else keyed
+    return chosen(keyed, np.flatnonzero(~repeats)) if repeats.any() else keyed
 
 
 def chosen(keyed: KeyedRows, which: Ints) -> KeyedRows:
-    """Return some of the rows, in their order, and the keys that still have rows."""
+    """Return some of the rows, in their order, and the keys with rows."""
     rows = keyed.rows
     present, code = np.unique(rows.key[which], return_inverse=True)
     keys = keyed.keys if len(present) == keyed.keys.size else keyed.keys.take(present)
@@ -43,7 +43,7 @@ def chosen(keyed: KeyedRows, which: Ints) -> KeyedRows:
 def each_bucket(
     fmt: RowFormat, work: Callable[[KeyedRows], Iterator[pa.RecordBatch]]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Wrap `work` on the rows of one bucket as a function over the packets of a partition."""
+    """Return a function over the packets of a partition that calls `work` with the rows of each bucket."""
 
     def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for payloads in by_bucket(batches):

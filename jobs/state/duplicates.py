@@ -1,4 +1,4 @@
-"""Rows that repeat another: of one key and one time, or of one key and one id. Pure functions of arrays."""
+"""Duplicates: rows of one key and time, or of one key and id. Pure functions of arrays."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 REASON = "duplicate: of the same key and time as another row"
-"""Why such a row is refused."""
 SAME_ID = "duplicate: of the same key and id as another row"
+"""Reasons for which duplicates are quarantined."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Marks(NamedTuple):
-    """What tells N rows by their ids: key (N,) codes, id (w, N), time (N,) in microseconds."""
+    """N rows with ids: key (N,) codes, id (w, N), time (N,) in microseconds."""
 
     key: Ints
     id: Ints
@@ -30,35 +30,35 @@ class Marks(NamedTuple):
         return Marks(self.key[which], self.id[:, which], self.time[which])
 
 
-def repeated(rows: SortedRows, has: Bools | None = None, newest: Ints | None = None) -> Bools:
-    """Return which rows (N,) repeat the time of the row before, or the newest time of their key.
+def repeated(rows: SortedRows, newest: Ints | None = None) -> Bools:
+    """Return which rows (N,) repeat the time of the previous row, or the newest time of their key.
 
-    Of the rows of one key and time the first counts, which is the same one however they were ordered before.
+    Of the rows of one key and time the first counts; since rows are sorted by their values, it is the same one in
+    whatever order they came.
 
     Args:
         rows: sorted.
-        has: (K,) which keys have a state.
-        newest: (K,) the time of the newest row that it reflects.
+        newest: (K,) the time of the newest row that each key's state reflects, `NEVER` where it has none.
     """
     again = np.zeros(len(rows.key), bool)
     again[1:] = (rows.key[1:] == rows.key[:-1]) & (rows.time[1:] == rows.time[:-1])
-    if has is not None and newest is not None:
-        again |= has[rows.key] & (rows.time == newest[rows.key])
+    if newest is not None:
+        again |= rows.time == newest[rows.key]
     return again
 
 
 def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | None = None) -> Bools:
-    """Return which rows (N,) repeat one of the same key and id whose time is no further than `within` from theirs.
+    """Return which rows (N,) repeat a row of the same key and id whose time differs by at most `within`.
 
-    In the order of their times each row is compared with the one of its key and id before it, whether that counted
-    or was told to repeat another itself: so which ones count depends on no cut into micro-batches. Rows that came
-    earlier count before all that come now.
+    In the order of their times each row is compared with the previous row of its key and id, whether or not that one is
+    a duplicate itself. So the result does not depend on how rows are cut into micro-batches. Rows of earlier
+    micro-batches come before the new ones.
 
     Args:
         rows: in the order in which they are applied: those of a key by time.
         within: microseconds.
-        known: of rows that came earlier.
-        late: (N,) rows that are refused in any case; they repeat others, and no other row repeats them.
+        known: rows of earlier micro-batches.
+        late: (N,) rows that are refused in any case; they may repeat others, and no other row repeats them.
     """
     again = np.zeros(len(rows.key), bool)
     if len(again) == 0:
@@ -67,7 +67,7 @@ def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | N
     key, time = (np.concatenate([getattr(one, name) for one in parts]) for name in ("key", "time"))
     ident = np.concatenate([one.id for one in parts], axis=1)
     held = len(key) - len(again)
-    # Most ids are there once. A mix of key and id finds the few that may not be, and these alone are compared.
+    # Most ids occur once. A hash of key and id finds the rows whose id may occur again; only these are compared.
     mixed = (ident[0].view(np.uint64) ^ (key.view(np.uint64) * _ODD)) * _ODD
     order = np.argsort(mixed)
     same = mixed[order][1:] == mixed[order][:-1]
@@ -81,7 +81,7 @@ def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | N
     refused = np.zeros(len(some), bool)
     if late is not None:
         refused[row >= 0] = late[row[row >= 0]]
-    # Of one time first those that came earlier, then the rows in their order, then those that are refused.
+    # Of one time, known rows come first, then the new ones in their order, then the refused ones.
     rank = np.where(row < 0, -1, row + np.where(refused, len(again), 0))
     by = np.lexsort((rank, time[some], *ident[:, some], key[some]))
     some, row, refused = some[by], row[by], refused[by]
@@ -92,7 +92,7 @@ def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | N
     group, at = np.cumsum(starts), time[some]
     before = _previous(~refused)
     near = (before >= 0) & (group[before] == group) & (at - at[before] <= within)
-    # What came earlier may be of a later time; and so may what a late row repeats.
+    # A known row may have a later time, and so may the row that a late row repeats.
     for counts, whose in ((row < 0, ~refused), (~refused, refused)):
         after = len(some) - 1 - _previous(counts[::-1])[::-1]
         inside = np.minimum(after, len(some) - 1)
@@ -102,6 +102,6 @@ def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | N
 
 
 def _previous(counts: Bools) -> Ints:
-    """Return for each place (N,) the last one before it that counts, -1 where there is none."""
+    """Return for each position (N,) the last position before it that `counts` marks, -1 where there is none."""
     last = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
     return np.concatenate([[-1], last[:-1]]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What the operator of a stream with a watermark knows of time, where it keeps what it knows, and what it puts out."""
+"""The event-time policy of a model, and the stores of a bucket of its stream."""
 
 from __future__ import annotations
 
@@ -10,50 +10,67 @@ from jobs.state.block_store import Store
 
 
 class EventTimePolicy(NamedTuple):
-    """What a timed operator knows of time.
+    """When rows are applied, when keys expire, and what the snapshot knew of time. Times are in microseconds.
 
-    delay: of the watermark in microseconds; rows: how waiting rows are stored; watermark: where a bucket's begins, as
-    the snapshot left it; waits: rows wait for it; drop: rows that repeat another are counted and forgotten; idle:
-    microseconds of silence after which a key ends, None: never; archive: it comes back as it was; ring: rows of each
-    key that are kept for replay, 0: none; machine: silence is told by the machine's clock; patience: microseconds
-    without any row after which nothing waits any longer, None: it does; newest: event time that the snapshot knows;
-    ids: how remembered ids are stored, None: repetitions are not told by ids.
+    delay: of the watermark
+    row_format: how waiting rows are stored
+    watermark, max_event_time: of the snapshot, where a bucket begins
+    waits: rows wait for the watermark
+    drop_duplicates: duplicates are counted and forgotten, not quarantined
+    idle: silence after which a key expires; None: no key does
+    archive: an expired key comes back with its last state
+    replay_length: rows of each key that are kept for replay; 0: late rows are not replayed
+    processing_time: silence is measured by the machine's clock
+    patience: without any row for so long, by the machine's clock, nothing waits any more; None: rows wait on
+    id_format: how row ids are stored; None: rows have none
     """
 
     delay: int
-    rows: StateFormat
+    row_format: StateFormat
     watermark: int = NEVER
+    max_event_time: int = NEVER
     waits: bool = True
-    drop: bool = False
+    drop_duplicates: bool = False
     idle: int | None = None
     archive: bool = False
-    ring: int = 0
-    machine: bool = False
+    replay_length: int = 0
+    processing_time: bool = False
     patience: int | None = None
-    newest: int = NEVER
-    ids: StateFormat | None = None
+    id_format: StateFormat | None = None
 
     @property
-    def wakes(self) -> bool:
+    def needs_timers(self) -> bool:
         """Tell if the machine's clock decides anything."""
-        return self.machine or self.patience is not None
+        return self.processing_time or self.patience is not None
 
-    def reach(self, watermark: int) -> int:
-        """Return the time before which a row is too late whatever its key."""
+    @property
+    def idle_between_rows(self) -> int | None:
+        """Return the silence between two rows of a key that makes the second one the first of a new key, or None."""
+        return None if self.archive or self.processing_time else self.idle
+
+    def late_before(self, watermark: int) -> int:
+        """Return the event time before which a row is late whatever its key."""
         if watermark == NEVER or self.waits:
             return watermark
-        return NEVER if self.idle is None or self.archive or self.machine else watermark - self.idle
+        idle = self.idle_between_rows
+        return NEVER if idle is None else watermark - idle
 
 
 class Stores(NamedTuple):
-    """Where a bucket keeps its blocks of states, its parts of waiting rows, and the blocks of keys that have ended; for
-    replay the kept rows of each block, and the states before them; when rows of its keys came, where that counts; the
-    ids of rows, where repetitions are told by them."""
+    """The stores of a bucket.
+
+    blocks: states of keys
+    parts: rows of the reorder buffer
+    ended: states of expired keys, where these come back
+    replay_rows, replay_base: rows of each key that are kept for replay, and the states before them
+    last_seen: when a row of each key last came, where the machine's clock counts
+    row_ids: row ids, where rows have them
+    """
 
     blocks: Store
     parts: Store
     ended: Store
-    ring: Store
-    base: Store
-    seen: Store
-    ids: Store | None = None
+    replay_rows: Store
+    replay_base: Store
+    last_seen: Store
+    row_ids: Store | None = None

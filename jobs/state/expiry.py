@@ -1,7 +1,7 @@
-"""Keys that end when no row of theirs has come for some event time: each comes back as a new key. Pure functions.
+"""Keys that expire by event time: a key that has been silent for too long begins as a new key. Pure functions.
 
-A key ends between two rows that are further apart than that, wherever micro-batches were cut; so it is decided by the
-rows alone, and the watermark only says when the end of a silent key is known.
+A key ends between two of its rows that are further apart than the idle time, wherever micro-batches were cut. So the
+rows alone decide it; the watermark only says when the end of a silent key is known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.state.filtering import filter_rows
+from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states
 from kalman.types import Filter
 
@@ -19,82 +19,68 @@ from kalman.types import Filter
 class Lives(NamedTuple):
     """K keys after some rows, each in the last of its lives.
 
-    ended: the last states of the lives that ended among the rows, E of them; whose: (E,) the key of each.
+    ended: last states of the E lives that ended among the rows; ended_keys: (E,) the key of each.
     """
 
     after: KeyStates
     outputs: Outputs
     ended: KeyStates
-    whose: NDArray[np.int64]
+    ended_keys: NDArray[np.int64]
 
 
 def run_lives(
-    kernel: Filter,
-    before: KeyStates,
-    fresh: KeyStates,
-    rows: SortedRows,
-    unit: float,
-    idle: int,
-    watched: bool = False,
+    row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
 ) -> Lives:
-    """Filter rows as `kalman.run` does, and begin a key anew where it has been silent for longer than `idle`.
+    """Filter rows; where a key has been silent for longer than `idle`, begin a new life.
 
     Args:
-        kernel: the filter.
-        before: where the keys stand.
-        fresh: where they begin anew.
-        rows: the rows, sorted.
-        unit: microseconds in the model's unit of time.
+        row_filter: the filter.
+        before: states of the K keys.
+        fresh: states in which a new life of each key begins.
+        rows: sorted.
         idle: microseconds.
-        watched: also put out the normalised innovations (`jobs.state.filtering`).
     """
-    _, whose, begins, after, outputs = _settled(kernel, before, fresh, rows, unit, idle, watched)
+    _, key_of_life, begins, after, outputs = _settled(row_filter, before, fresh, rows, idle)
     final = before.take(np.arange(len(before.count)))
-    last = np.ones(len(whose), bool)
-    last[:-1] = whose[1:] != whose[:-1]
+    last = np.ones(len(key_of_life), bool)
+    last[:-1] = key_of_life[1:] != key_of_life[:-1]
     for field, new in zip(final, after, strict=True):
-        field[..., whose[last]] = new[..., last]
-    # A life that ended before the first of these rows is one, too: it is the state that was held.
-    first = np.flatnonzero(begins & np.concatenate([[True], whose[1:] != whose[:-1]]))
-    held = first[before.count[whose[first]] > 0]
+        field[..., key_of_life[last]] = new[..., last]
+    # A life that ended before the first of these rows ended with the stored state.
+    first = np.flatnonzero(begins & np.concatenate([[True], key_of_life[1:] != key_of_life[:-1]]))
+    held = first[before.count[key_of_life[first]] > 0]
     through = np.flatnonzero(~last & (after.count > 0))
-    ended = [before.take(whose[held]), after.take(through)]
-    keys = np.concatenate([whose[held], whose[through]])
+    ended = [before.take(key_of_life[held]), after.take(through)]
+    keys = np.concatenate([key_of_life[held], key_of_life[through]])
     joined = KeyStates(*(np.concatenate(pair, axis=-1) for pair in zip(*ended, strict=True)))
     order = np.lexsort((joined.event_time, keys))
     return Lives(final, outputs, joined.take(order), keys[order])
 
 
 def lives(kernel: Filter, keys: int, rows: SortedRows, unit: float, idle: int) -> tuple[SortedRows, int]:
-    """Return the rows of `keys` keys that begin with them, with each life of a key as one, and how many there are."""
+    """Return the rows of `keys` new keys with each life as a key of its own, and the number of lives."""
     fresh = initial_states(kernel, keys)
-    life, whose, *_ = _settled(kernel, fresh, fresh, rows, unit, idle)
-    return rows._replace(key=life), len(whose)
+    life, key_of_life, *_ = _settled(RowFilter(kernel, unit), fresh, fresh, rows, idle)
+    return rows._replace(key=life), len(key_of_life)
 
 
 def _settled(
-    kernel: Filter,
-    before: KeyStates,
-    fresh: KeyStates,
-    rows: SortedRows,
-    unit: float,
-    idle: int,
-    watched: bool = False,
+    row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], KeyStates, Outputs]:
-    """Return what `_lives` says, and the states of the lives after the rows with what the filter says of these."""
+    """Return the lives (`_lives`), their states after the rows, and the outputs of the rows."""
     good = np.ones(len(rows.key), bool)
     while True:
-        # A flagged row does not count as a sign of life, and which are flagged shows only as the filter runs. Each
-        # pass has one more life of every key right, the first one at once, so few passes are many.
-        anew = _silent(before, rows, good, idle)
-        life, whose, begins = _lives(rows, anew)
-        states = before.take(whose)
-        for field, new in zip(states, fresh.take(whose), strict=True):
+        # A flagged row is no sign of life, and only the filter shows which rows are flagged. Each pass settles one
+        # more life of every key, so the number of passes is small.
+        restarts = _silent(before, rows, good, idle)
+        life, key_of_life, begins = _lives(rows, restarts)
+        states = before.take(key_of_life)
+        for field, new in zip(states, fresh.take(key_of_life), strict=True):
             field[..., begins] = new[..., begins]
-        after, outputs = filter_rows(kernel, states, rows._replace(key=life), unit, watched)
+        after, outputs = row_filter.run(states, rows._replace(key=life))
         good = (outputs.flag == 0) & ~outputs.late
-        if np.array_equal(_silent(before, rows, good, idle), anew):
-            return life, whose, begins, after, outputs
+        if np.array_equal(_silent(before, rows, good, idle), restarts):
+            return life, key_of_life, begins, after, outputs
 
 
 def _silent(before: KeyStates, rows: SortedRows, good: NDArray[np.bool_], idle: int) -> NDArray[np.bool_]:
@@ -112,9 +98,9 @@ def _silent(before: KeyStates, rows: SortedRows, good: NDArray[np.bool_], idle: 
 
 
 def _lives(
-    rows: SortedRows, anew: NDArray[np.bool_]
+    rows: SortedRows, restarts: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the number of each row's life, whose each life is, and which of them begin anew."""
+    """Return the life of each row (N,), the key of each life (L,), and which lives (L,) begin after a silence."""
     starts = np.ones(len(rows.key), bool)
-    starts[1:] = (rows.key[1:] != rows.key[:-1]) | anew[1:]
-    return np.cumsum(starts) - 1, rows.key[starts], anew[starts]
+    starts[1:] = (rows.key[1:] != rows.key[:-1]) | restarts[1:]
+    return np.cumsum(starts) - 1, rows.key[starts], restarts[starts]

@@ -1,4 +1,4 @@
-"""Groups of keys that share the values of some key columns: which group a key is in, and what it begins with there."""
+"""Groups of keys that share the values of some key columns, and the states in which the keys of a group begin."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _TOKEN = r'"(?:[^"\\]|\\.)*"|null'
 
 
 class Grouping(NamedTuple):
-    """code (K,) of each key's group; name of each group: a JSON array of its columns' texts."""
+    """The number (K,) of each key's group, and the name of each group: a JSON array of its columns' texts."""
 
     code: NDArray[np.int64]
     names: list[str]
 
 
 def group_keys(kind: KeyKind, by: tuple[str, ...], keys: Records) -> Grouping:
-    """Group keys by some of their columns; nothing is done key by key."""
+    """Group keys by some of their columns."""
     if kind.integer or len(kind.columns) == 1:
         texts = keys.text if keys.text is not None else pa.array(integer_keys(keys.arrays["route"]))
         coded = texts.dictionary_encode()
         return Grouping(_codes(coded), [json.dumps([str(v)]) for v in coded.dictionary.to_pylist()])
     assert keys.text is not None
-    # a key's text is a JSON array: its items are cut out as they are written, and only what differs is read
+    # A key's text is a JSON array. Its items are cut out as text, and only distinct ones are parsed.
     tokens = (f"(?P<c{i}>{_TOKEN})" for i in range(len(kind.columns)))
     found = pc.extract_regex(keys.text, r"^\[" + ",".join(tokens) + r"\]$")  # type: ignore[attr-defined]
     code: NDArray[np.int64] = np.zeros(keys.size, np.int64)
@@ -56,9 +56,9 @@ def name_of(values: list[str]) -> str:
 
 @dataclass(frozen=True)
 class GroupBegin:
-    """Gives the keys of a bucket the states in which they begin: those of their groups. Picklable.
+    """Returns the states in which the keys of a bucket begin, by their groups. Picklable.
 
-    states (size, G + 1): of each known group, and last of all others.
+    states (size, G + 1): of the known groups, the last column for all other groups; place: a group's column.
     """
 
     kind: KeyKind
@@ -76,7 +76,7 @@ class GroupBegin:
 def group_begin(
     kind: KeyKind, definition: dict[str, Any], parameters: Mapping[str, Any]
 ) -> GroupBegin | None:
-    """Return what keys begin with where groups have learned parameters of their own; None where none have."""
+    """Return the states in which keys begin where groups have learned parameters, None where none have."""
     if GROUPS not in parameters:
         return None
     groups = parameters[GROUPS]

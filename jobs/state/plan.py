@@ -1,4 +1,4 @@
-"""What an operator is told about the rows it takes, and the packets it puts out."""
+"""The plan of a stream's operator: all that it knows of its model, and the packets that it puts out."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from numpy.typing import NDArray
 
 from jobs.core.stopwatch import PACK_ESTIMATES, each
 from jobs.encoding.estimates import EstimateFormat, pack_estimates
-from jobs.encoding.packet_kinds import BAD_STATE, ESTIMATES, LATE
+from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import KeyedRows, RowFormat
 from jobs.state.block_format import StateFormat
 from jobs.state.filter_step import Begin
+from jobs.state.row_filter import RowFilter
 from kalman.run import Outputs, SortedRows
 from kalman.types import Filter
 
 if TYPE_CHECKING:
     from jobs.state.event_time_policy import EventTimePolicy
 
+Packet = tuple[OutputPacket, int, bytes]
+"""What an operator puts out: kind, number of rows, payload."""
+
 
 class Plan(NamedTuple):
-    """All that the operator knows of its model. It is sent to the executors once a query."""
+    """What the operator knows of its model. It is sent to the executors once a query."""
 
     kernel: Filter
     unit: float
@@ -33,41 +37,58 @@ class Plan(NamedTuple):
     blocks: int
     apply_late: bool = False
     begin: Begin | None = None
-    """Gives the states in which new keys begin; None: the model's initial state."""
-    timing: EventTimePolicy | None = None
-    """What a timed operator (`jobs.streaming.operators.event_time_processor`) knows of time; None: rows are taken as they arrive."""
+    """Returns the states in which new keys begin; None: the model's initial state."""
+    event_time: EventTimePolicy | None = None
+    """The policy of the operator `EventTimeProcessor`; None: rows are applied as they arrive (`FilterProcessor`)."""
     text: bool = True
-    """The state's values are text (`jobs.state.text_codec`); a checkpoint of the first release has them as bytes."""
+    """State values are text (`jobs.state.text_codec`); a checkpoint of the first release has them as bytes."""
+
+    @property
+    def row_filter(self) -> RowFilter:
+        """Return the filter that puts out what the estimates hold."""
+        return RowFilter(self.kernel, self.unit, self.estimates.with_innovations)
 
 
-def put_out(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[int, int, bytes]]:
-    """Yield what the filter says of rows as packets: kind, number of rows, and payload."""
+def output_packets(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[Packet]:
+    """Yield the packets of filtered rows: estimates, and the refused rows."""
     late = outputs.late
     bad = without_state(outputs)
-    for count, packet in each(PACK_ESTIMATES, accepted(plan, keyed, outputs, bad)):
-        yield ESTIMATES, count, packet
-    for kind, which in ((LATE, late), (BAD_STATE, bad)):
+    for count, packet in each(PACK_ESTIMATES, estimate_packets(plan, keyed, outputs, bad)):
+        yield OutputPacket.ESTIMATES, count, packet
+    for kind, which in ((OutputPacket.LATE, late), (OutputPacket.BAD_STATE, bad)):
         rejected = np.flatnonzero(which)
         if len(rejected):
-            yield kind, len(rejected), plan.rows.layout.encode(late_rows(keyed, rejected))
+            yield row_packet(plan, kind, keyed, rejected)
 
 
-def accepted(
+def estimate_packets(
     plan: Plan, keyed: KeyedRows, outputs: Outputs, bad: NDArray[np.bool_]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the estimates of those rows that are not refused: their number, and packet; `bad`: see `without_state`."""
+    """Yield the number of rows and the packet of the estimates of accepted rows; `bad`: see `without_state`."""
     kept = outputs._replace(late=outputs.late | bad) if bad.any() else outputs
     yield from pack_estimates(plan.estimates, keyed, kept)
 
 
+def row_packet(plan: Plan, kind: OutputPacket, keyed: KeyedRows, which: NDArray[np.int64]) -> Packet:
+    """Return a packet of some of the rows, as they came."""
+    return kind, len(which), plan.rows.layout.encode(some_rows(keyed, which))
+
+
+def duplicate_packet(plan: Plan, kind: OutputPacket, keyed: KeyedRows, which: NDArray[np.int64]) -> Packet:
+    """Return a packet of duplicates, or of their number where they are dropped."""
+    if plan.event_time is not None and plan.event_time.drop_duplicates:
+        return OutputPacket.DROPPED, len(which), b""
+    return row_packet(plan, kind, keyed, which)
+
+
 def without_state(outputs: Outputs) -> NDArray[np.bool_]:
-    """Tell (N,) which rows, not late, are of a key whose state is not a number: the filter cannot have left it so."""
+    """Return which rows (N,), not late, are of a key whose state is not a number; the filter cannot have left it so."""
     return ~np.isfinite(outputs.mean).all(axis=0) & ~outputs.late
 
 
-def late_rows(keyed: KeyedRows, late: NDArray[np.int64]) -> Records:
-    """Return the rows at `late` as records of measurement rows, as they came."""
-    return rows_of(keyed.keys, keyed.rows.take(late), None if keyed.ids is None else keyed.ids.take(late))
+def some_rows(keyed: KeyedRows, which: NDArray[np.int64]) -> Records:
+    """Return some of the rows as records of measurement rows, as they came."""
+    return rows_of(keyed.keys, keyed.rows.take(which), None if keyed.ids is None else keyed.ids.take(which))
 
 
 def rows_of(keys: Records, rows: SortedRows, ids: Records | None = None) -> Records:

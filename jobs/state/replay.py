@@ -1,8 +1,8 @@
-"""Late rows in their place: rewind a key to before its last rows, and take these again with the late ones. Pure.
+"""Replay of late rows: rewind a key to before its last rows, and apply these again with the late ones. Pure functions.
 
-Of each key a ring of its last L rows is kept, and the state before the first of them. The state before every one of
-them would be as many times as large, and it is what the filter gives again: cut into calls as you like, it gives the
-same bits. A row that no kept row has overtaken is taken from the newest state, so nothing is rewound for it.
+Of each key the last L rows are kept, and the state before the first of them. The state before each of them would take
+L times the space, and the filter computes it again: however the rows are cut into calls, the bits are the same. A row
+that no kept row has overtaken is applied to the newest state, without a rewind.
 """
 
 from __future__ import annotations
@@ -13,27 +13,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.encoding.order import order_rows
+from jobs.encoding.packet_kinds import NEVER
 from jobs.state.duplicates import repeated
-from jobs.state.filtering import filter_rows
-from kalman.run import KeyStates, Outputs, SortedRows, picked, run
-from kalman.types import Filter
+from jobs.state.row_filter import RowFilter
+from kalman.run import KeyStates, Outputs, SortedRows, picked
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
-class Replayed(NamedTuple):
-    """K keys after some rows, of which some were late.
+class Window(NamedTuple):
+    """The replay window of K keys.
 
-    head, base: newest states, and those before the rings
-    ring: the kept rows, sorted
-    beyond, repeats: (N,) which of the new rows are older than the ring reaches, and which repeat another
-    rows, outputs: the rows that have an estimate now; corrects: which of them had one before
+    head: newest states; base: states before the kept rows, the newest one of a key without kept rows; rows: the kept
+    rows, sorted.
     """
 
     head: KeyStates
     base: KeyStates
-    ring: SortedRows
+    rows: SortedRows
+
+
+class Replayed(NamedTuple):
+    """K keys after N new rows, some of them late.
+
+    window: after the rows
+    beyond, repeats: (N,) which of the new rows are older than the window, and which repeat another row
+    rows, outputs: the rows with a new estimate; corrects: which of them had one before
+    """
+
+    window: Window
     beyond: Bools
     repeats: Bools
     rows: SortedRows
@@ -42,32 +51,21 @@ class Replayed(NamedTuple):
 
 
 def replay(
-    kernel: Filter,
-    head: KeyStates,
-    base: KeyStates,
-    ring: SortedRows,
-    new: SortedRows,
-    unit: float,
-    length: int,
-    distinct: bool = False,
-    watched: bool = False,
+    row_filter: RowFilter, window: Window, new: SortedRows, length: int, distinct: bool = False
 ) -> Replayed:
-    """Take new rows, and again those kept rows that they precede.
+    """Apply new rows, and again those kept rows that come after them.
 
-    Each estimate of a kept row at or behind the first new row's time is given again, so that of a key and time those
-    of the latest micro-batch count.
+    A kept row at the time of a new row, or after it, gets a new estimate; of a key and time the estimates of the
+    latest micro-batch count.
 
     Args:
-        kernel: the filter.
-        head: newest states of K keys.
-        base: their states before the ring's rows; of a key without kept rows the newest one.
-        ring: kept rows, sorted.
+        row_filter: the filter.
+        window: before the rows.
         new: rows, sorted.
-        unit: microseconds in the model's unit of time.
-        length: rows that a ring keeps.
+        length: rows of a key that a window keeps.
         distinct: of rows of one key and time the first to come counts.
-        watched: also put out the normalised innovations (`jobs.state.filtering`).
     """
+    head, base, ring = window
     keys = len(head.count)
     beyond = (base.count[new.key] > 0) & (new.time < base.event_time[new.key])
     repeats = _repeats(base, ring, new, beyond) if distinct else np.zeros(len(new.key), bool)
@@ -75,28 +73,26 @@ def replay(
     fresh = merged.key[~seen]
     first = np.full(keys, np.iinfo(np.int64).max)
     np.minimum.at(first, fresh, merged.time[~seen])
-    last = np.full(keys, np.iinfo(np.int64).min)
+    last = np.full(keys, NEVER)
     np.maximum.at(last, ring.key, ring.time)
     rewound = first <= last
     begin = KeyStates(*(np.where(rewound, b, h) for b, h in zip(base, head, strict=True)))
     again = rewound[merged.key] | ~seen
-    taken = merged.take(again)
-    after, outputs = filter_rows(kernel, begin, taken, unit, watched)
-    touched = np.zeros(keys, bool)
-    touched[fresh] = True
-    head_after = KeyStates(*(np.where(touched, a, h) for a, h in zip(after, head, strict=True)))
-    told = np.flatnonzero(taken.time >= first[taken.key])
+    applied = merged.take(again)
+    after, outputs = row_filter.run(begin, applied)
+    changed = np.zeros(keys, bool)
+    changed[fresh] = True
+    head_after = KeyStates(*(np.where(changed, a, h) for a, h in zip(after, head, strict=True)))
+    estimated = np.flatnonzero(applied.time >= first[applied.key])
     kept = _newest(merged.key, keys, length)
-    absorbed, _ = run(kernel, base, merged.take(~kept), unit)
+    absorbed, _ = row_filter._replace(with_innovations=False).run(base, merged.take(~kept))
     return Replayed(
-        head_after,
-        absorbed,
-        merged.take(kept),
+        Window(head_after, absorbed, merged.take(kept)),
         beyond,
         repeats,
-        taken.take(told),
-        picked(outputs, told),
-        seen[again][told],
+        applied.take(estimated),
+        picked(outputs, estimated),
+        seen[again][estimated],
     )
 
 
@@ -116,13 +112,13 @@ def _newest(key: Ints, keys: int, length: int) -> Bools:
 
 
 def _repeats(base: KeyStates, ring: SortedRows, new: SortedRows, beyond: Bools) -> Bools:
-    """Return which new rows repeat a kept one, the last one before those, or another new one."""
-    again = repeated(new, base.count > 0, base.event_time)
-    merged = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
-    kept = np.arange(len(merged[0])) < len(ring.key)
-    order = np.lexsort((~kept, merged[1], merged[0]))  # a kept row comes before the new ones of its time
+    """Return which new rows repeat a kept row, the newest row of the base, or another new row."""
+    again = repeated(new, np.where(base.count > 0, base.event_time, NEVER))
+    key, time = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
+    kept = np.arange(len(key)) < len(ring.key)
+    order = np.lexsort((~kept, time, key))  # a kept row comes before the new ones of its time
     starts = np.ones(len(order), bool)
-    starts[1:] = (np.diff(merged[0][order]) != 0) | (np.diff(merged[1][order]) != 0)
+    starts[1:] = (np.diff(key[order]) != 0) | (np.diff(time[order]) != 0)
     leader = kept[order][np.flatnonzero(starts)][np.cumsum(starts) - 1]
     led = np.zeros(len(order), bool)
     led[order] = leader

@@ -1,11 +1,11 @@
-"""Many calls of a map in Spark's state without waiting for each answer.
+"""Pipelined calls of a map in Spark's state. Private protocol: see docs/decisions/0019.
 
-Every call of the state's client is a message over a socket, and waits for the answer: with some hundreds of blocks a
-micro-batch, most of the time is spent changing between the two processes. The server answers in the order of the
-questions, so here they are sent together, and then the answers are read.
+Each call of the state's client is a message over a socket and waits for the answer: with some hundreds of blocks a
+micro-batch, most of the time goes into switching between the two processes. The server answers requests in their order,
+so this module sends many requests and then reads the answers.
 
-This speaks the protocol of the pinned PySpark (`pyspark.sql.streaming.map_state_client`), below its public interface.
-A map without such a client (the one of PySpark's tester, of another release) is called one by one.
+It uses the protocol of the pinned PySpark (`pyspark.sql.streaming.map_state_client`) below its public interface. A map
+without such a client (of PySpark's tester, or of another release) is called one by one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState
 
 AT_ONCE = 256
-"""Questions sent before answers are read. Of a kind that is answered at length they are short, of one that is asked at
-length the answers are: so many never fill the socket's buffers in both directions, when each side would wait."""
+"""Requests that are sent before answers are read. Either the requests are short or the answers are, so this number of
+them does not fill the socket's buffers in both directions, which would be a deadlock."""
 
-_ANSWERED, _EMPTY = 0, b""
+_OK, _EMPTY = 0, b""
 
 
 def get_all(state: MapState, keys: Iterable[int]) -> Iterator[Any]:
@@ -37,8 +37,8 @@ def get_all(state: MapState, keys: Iterable[int]) -> Iterator[Any]:
             yield None if value is None else value[0]
         return
     pickled = client.pickleSer
-    questions = ({"getValue": messages.GetValue(userKey=pickled.dumps((key,)))} for key in keys)
-    for answer in _ask(client, state, questions):
+    requests = ({"getValue": messages.GetValue(userKey=pickled.dumps((key,)))} for key in keys)
+    for answer in _ask(client, state, requests):
         yield None if answer == _EMPTY else pickled.loads(answer)[0]
 
 
@@ -50,29 +50,29 @@ def put_all(state: MapState, values: Iterable[tuple[int, Any]]) -> None:
             state.updateValue((key,), (value,))
         return
     dumps = client.pickleSer.dumps
-    questions = (
+    requests = (
         {"updateValue": messages.UpdateValue(userKey=dumps((key,)), value=dumps((value,)))}
         for key, value in values
     )
-    for _ in _ask(client, state, questions):
+    for _ in _ask(client, state, requests):
         pass
 
 
 def client_of(state: MapState) -> Any:
-    """Return the client that a map asks, None where it has none that is known here."""
+    """Return the client of a map, None if it has none with the expected methods."""
     client = getattr(getattr(state, "_mapStateClient", None), "_stateful_processor_api_client", None)
     known = ("sockfile", "pickleSer", "_receive_proto_message")
     return client if all(hasattr(client, name) for name in known) else None
 
 
-def _ask(client: Any, state: MapState, questions: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+def _ask(client: Any, state: MapState, requests: Iterator[dict[str, Any]]) -> Iterator[bytes]:
     """Yield the answers to calls of a map.
 
     Raises:
         PySparkRuntimeError: the server says that a call failed.
     """
-    while together := list(islice(questions, AT_ONCE)):
-        for one in together:
+    while batch := list(islice(requests, AT_ONCE)):
+        for one in batch:
             call = messages.MapStateCall(stateName=state._stateName, **one)  # type: ignore[attr-defined]
             variable = messages.StateVariableRequest(mapStateCall=call)
             message = messages.StateRequest(stateVariableRequest=variable).SerializeToString()
@@ -80,9 +80,9 @@ def _ask(client: Any, state: MapState, questions: Iterator[dict[str, Any]]) -> I
             write_int(len(message), client.sockfile)
             client.sockfile.write(message)
         client.sockfile.flush()
-        # All are read before any is used: whoever stops half way must not leave answers to another's question.
-        answers = [client._receive_proto_message() for _ in together]
+        # All answers are read before any is used: a consumer that stops early must not leave answers in the socket.
+        answers = [client._receive_proto_message() for _ in batch]
         for status, error, value in answers:
-            if status != _ANSWERED:
-                raise PySparkRuntimeError(f"the state's server refused a call: {error}")
+            if status != _OK:
+                raise PySparkRuntimeError(f"Spark's state server refused a call: {error}")
             yield value

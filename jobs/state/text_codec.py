@@ -1,11 +1,10 @@
-"""Bytes of the state as compressed ASCII text: Spark moves that between Java and Python at a fraction of the cost.
+"""State values as compressed ASCII text. Private format of the state: see docs/decisions/0019.
 
-Spark's state server pickles what a Python operator reads. It writes bytes as a string of one character each, which it
-builds one by one and then encodes as UTF-8: some 30 nanoseconds a byte, most of what a micro-batch's state costs. Text
-of ASCII characters takes paths that copy memory (docs/decisions/0019). So values are compressed (LZ4), and every seven
-bytes of that become eight characters of seven bits.
+Spark's state server pickles what a Python operator reads. It writes bytes as a string of one character each, built one
+by one and encoded as UTF-8: some 30 nanoseconds a byte, most of what a micro-batch's state costs. It copies ASCII text
+as memory. So values are compressed with LZ4, and every seven bytes become eight characters of seven bits.
 
-Where states are kept as bytes (a checkpoint of release 0.1), they stay so: a checkpoint's types cannot change.
+A checkpoint of release 0.1 keeps its states as bytes: the types of a checkpoint cannot change.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ _CODEC = "lz4_raw"
 _SIZES = struct.Struct("<II")
 _GROUP = 7
 
-# From 56 bits at the low end of eight bytes to seven in each of them, by halves: what stays, what moves up, how far.
+# From 56 bits at the low end of eight bytes to seven bits in each byte, by halves: bits that stay, bits that move up,
+# and by how many places.
 _HALVES = tuple(
     (np.uint64(stays), np.uint64(moves), np.uint64(by))
     for stays, moves, by in (
@@ -32,11 +32,11 @@ _HALVES = tuple(
 
 
 class DamagedText(ValueError):
-    """A text of the state is none that was written here."""
+    """A text of the state is damaged, or not a text of `to_text`."""
 
 
 def to_text(value: bytes) -> str:
-    """Return some bytes as compressed text."""
+    """Return bytes as compressed text."""
     packed = pa.compress(value, codec=_CODEC, asbytes=True)
     return _spread(b"".join([_SIZES.pack(len(value), len(packed)), packed]))
 
@@ -61,7 +61,7 @@ def of_text(text: str) -> bytes:
 
 
 def stored_bytes(stored: str | bytes) -> bytes:
-    """Return the bytes of a value of the state, whichever way it is kept.
+    """Return the bytes of a value of the state, stored as text or as bytes.
 
     Raises:
         DamagedText: see `of_text`.
@@ -70,7 +70,7 @@ def stored_bytes(stored: str | bytes) -> bytes:
 
 
 def _spread(value: bytes) -> str:
-    """Return seven bytes as eight characters; the last group is filled up with zeros."""
+    """Return every seven bytes as eight characters; the last group is padded with zeros."""
     groups = -(-len(value) // _GROUP)
     wide = np.zeros((groups, 8), np.uint8)
     padded = value.ljust(groups * _GROUP, b"\0")
@@ -82,7 +82,7 @@ def _spread(value: bytes) -> str:
 
 
 def _gathered(text: str) -> bytes:
-    """Return what `_spread` was given, and the zeros behind it."""
+    """Return the bytes that `_spread` was given, with the padding."""
     bits: NDArray[np.uint64] = np.frombuffer(text.encode("ascii"), "<u8")
     for stays, moves, by in reversed(_HALVES):
         bits = (bits & stays) | ((bits >> by) & moves)

@@ -10,10 +10,10 @@ from pyspark.sql import functions as F
 import kalman
 from jobs.encoding.estimates import estimate_format
 from jobs.encoding.keys import key_kind
-from jobs.encoding.packet_kinds import OUTPUT, TIMED
+from jobs.encoding.packet_kinds import OUTPUT_PACKETS, ROW_PACKETS, TYPED_ROW_PACKETS
 from jobs.encoding.routing import make_routing
-from jobs.encoding.rows import PACKED, row_format, row_packer, select_columns
-from jobs.encoding.watermark_ticks import timed_packer
+from jobs.encoding.rows import row_format, row_packer, select_columns
+from jobs.encoding.watermark_ticks import event_time_packer
 from jobs.ingestion.topics import stream_of
 from jobs.key_inputs.join import with_inputs
 from jobs.key_inputs.pins import InputPins, join_of
@@ -29,7 +29,7 @@ from jobs.state.key_groups import group_begin
 from jobs.state.plan import Plan
 from jobs.streaming.operators.event_time_processor import EventTimeProcessor
 from jobs.streaming.operators.processor import FilterProcessor
-from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, pack_messages, with_kind
+from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, pack_messages
 from jobs.streaming.sinks import latest_states
 from jobs.streaming.sinks.archive import ended_states
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter, Totals
@@ -110,27 +110,26 @@ def start_query(
             seeds = event_time_seeds(warehouse, manifest, seeds, rows, routing)
         seeds = seeds.groupBy("bucket")
     processor: StatefulProcessor = FilterProcessor(plan) if timing is None else EventTimeProcessor(plan)
-    packer, packed_as = row_packer(rows, routing), PACKED
-    if timing is not None:
-        packer, packed_as = timed_packer(rows, routing), TIMED
+    takes_keys = taken_by(warehouse, checkpoint, spec)
+    typed = takes_keys or timing is not None
+    packer = row_packer(rows, routing, typed) if timing is None else event_time_packer(rows, routing)
     pins = None
     if spec.inputs is not None:
         pins = InputPins(warehouse, spec, kind, generation)
-        packer = with_inputs(packer, join_of(spec, rows), timing is not None)
-    takes_keys = taken_by(warehouse, checkpoint, spec)
-    if takes_keys and timing is None:
-        packer, packed_as = with_kind(packer), TIMED
+        packer = with_inputs(packer, join_of(spec, rows), typed)
     if profiler is not None:
         packer = profiler.packing(packer)
     if generation.topic is None:
         source = _source(spark, warehouse, spec, generation)
         if takes_keys and "_origin" in source.columns:  # another tool's table may have none
             source = source.filter(~measurements_table.is_history())
-        packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
+        packed = select_columns(source.select(*spec.columns), rows).mapInArrow(
+            packer, TYPED_ROW_PACKETS if typed else ROW_PACKETS
+        )
     else:
         types = {name: schema[name].dataType.simpleString() for name in spec.naming_columns}
         messages = stream_of(warehouse, spec, generation, types)
-        packed = pack_messages(messages, rows, packer, packed_as)
+        packed = pack_messages(messages, rows, packer, typed)
     if takes_keys:
         # Behind the measurements: what a checkpoint says of its first source is the stream's position.
         packed = packed.unionByName(
@@ -143,11 +142,11 @@ def start_query(
         processor = profiler.operator(processor)
     operator = packed.groupBy("bucket")
     clock = "None"
-    if timing is not None and timing.wakes:
+    if timing is not None and timing.needs_timers:
         clock = "ProcessingTime"
         # By this clock there is always something to wait for: a run that is to end takes micro-batches with rows alone.
         spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(seconds is not None).lower())
-    packets = operator.transformWithStateInPandas(processor, OUTPUT, "Append", clock, seeds)
+    packets = operator.transformWithStateInPandas(processor, OUTPUT_PACKETS, "Append", clock, seeds)
     fence = Fence(warehouse, lease, None if planned == committed else planned)
     ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
     sink = MicroBatchWriter(generation, rows, out, fence, told, spec.quarantine)

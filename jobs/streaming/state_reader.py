@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.encoding.keys import key_kind
-from jobs.encoding.packet_kinds import CLOCK, ENDED, NEVER, REMEMBERED, STATE, WAIT
+from jobs.encoding.packet_kinds import NEVER, StateVariable
 from jobs.encoding.rows import row_format
 from jobs.snapshots.row_ids import of_blocks
 from jobs.snapshots.seeds import event_time_policy
@@ -20,7 +20,8 @@ from jobs.snapshots.state_rows import STATE_ROWS, state_rows, typed_states
 from jobs.snapshots.waiting_rows import Held, of_parts
 from jobs.spark.user_functions import ship
 from jobs.state.block_format import state_format
-from jobs.state.reorder_buffer import Clock, row_format_of
+from jobs.state.bucket_clock import Clock
+from jobs.state.reorder_buffer import row_format_of
 from jobs.state.row_ids import ids_format
 from jobs.state.text_codec import stored_bytes
 from jobs.warehouse.delta import Warehouse
@@ -53,9 +54,9 @@ def states_at(
     state = state_format(
         spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
     )
-    blocks = _state(warehouse, generation, STATE, batch)
+    blocks = _state(warehouse, generation, StateVariable.STATES, batch)
     if spec.expiry is not None and spec.expiry.returns == "archive":
-        blocks = blocks.unionByName(_state(warehouse, generation, ENDED, batch))
+        blocks = blocks.unionByName(_state(warehouse, generation, StateVariable.ENDED, batch))
     key_type = "bigint" if kind.integer else "string"
     rows = blocks.select(F.col("user_map_value.states").alias("states")).mapInArrow(
         _unpacker(kernel, state, kind.integer), f"key {key_type}, {STATE_ROWS}"
@@ -72,17 +73,19 @@ def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, b
     spec = origin.model_spec()
     schema = warehouse.read(measurements(spec.name)).schema
     fmt = row_format(spec, key_kind(spec.key, schema), schema)
-    clocks = _state(warehouse, generation, CLOCK, batch).select("value.clock").collect()
+    clocks = _state(warehouse, generation, StateVariable.CLOCK, batch).select("value.clock").collect()
     held = [Clock.decode(bytes(row["clock"])) for row in clocks]
     watermark = max((clock.watermark for clock in held), default=NEVER)
-    newest = max((clock.newest for clock in held), default=NEVER)
-    parts = _state(warehouse, generation, WAIT, batch).select("user_map_value.rows")
+    newest = max((clock.max_event_time for clock in held), default=NEVER)
+    parts = _state(warehouse, generation, StateVariable.WAITING_ROWS, batch).select("user_map_value.rows")
     held = Held(of_parts(parts, row_format_of(spec, fmt), fmt), watermark, newest)
     stored = ids_format(spec, fmt)
     if stored is None:
         return held
-    blocks = _state(warehouse, generation, REMEMBERED, batch).select("user_map_value.ids")
-    return held._replace(ids=of_blocks(blocks, stored, fmt, event_time_policy(spec, fmt).reach(watermark)))
+    blocks = _state(warehouse, generation, StateVariable.ROW_IDS, batch).select("user_map_value.ids")
+    return held._replace(
+        ids=of_blocks(blocks, stored, fmt, event_time_policy(spec, fmt).late_before(watermark))
+    )
 
 
 def _state(warehouse: Warehouse, generation: Generation, name: str, batch: int) -> DataFrame:

@@ -14,6 +14,7 @@ from jobs.snapshots.state_rows import STATE_ROWS, state_rows, typed_states
 from jobs.state.block_format import state_layout
 from jobs.state.distinct import each_bucket
 from jobs.state.filter_step import Begin, filter_step
+from jobs.state.row_filter import RowFilter
 from kalman.filters.rounded import stored_as
 from kalman.types import Filter
 
@@ -54,10 +55,11 @@ def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin |
 
     kind = batch.rows.kind
     layout = state_layout(kind, kernel.size, stored_as(kernel))
+    row_filter = RowFilter(kernel, batch.unit)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)
-        result = filter_step(kernel, layout, layout.empty(), keyed, batch.unit, begin=start, idle=batch.idle)
+        result = filter_step(row_filter, layout, layout.empty(), keyed, begin=start, idle=batch.idle)
         yield from state_rows(kernel, result.records, kind.integer)
 
     key_type = "bigint" if kind.integer else "string"
@@ -70,19 +72,11 @@ def packed_estimates(
 ) -> DataFrame:
     """Filter bucketed rows to packets of estimates (`estimates.unpack_estimates` makes rows of them)."""
     layout = state_layout(batch.rows.kind, kernel.size, stored_as(kernel))
+    row_filter = RowFilter(kernel, batch.unit, fmt.with_innovations)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)
-        result = filter_step(
-            kernel,
-            layout,
-            layout.empty(),
-            keyed,
-            batch.unit,
-            begin=start,
-            watched=fmt.watched,
-            idle=batch.idle,
-        )
+        result = filter_step(row_filter, layout, layout.empty(), keyed, begin=start, idle=batch.idle)
         for _, packet in pack_estimates(fmt, keyed, result.outputs):
             yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
 

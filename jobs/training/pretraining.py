@@ -79,7 +79,9 @@ def snapshot_at(
         frame, held = _held(spec, frame, fmt)
     packed = bucket_rows(frame, fmt, count).persist()
     if held is not None and fmt.row_id is not None:
-        held = held._replace(ids=of_rows(packed, fmt, event_time_policy(spec, fmt).reach(held.watermark)))
+        held = held._replace(
+            ids=of_rows(packed, fmt, event_time_policy(spec, fmt).late_before(held.watermark))
+        )
     try:
         learned = None
         if spec.learn is not None and count:

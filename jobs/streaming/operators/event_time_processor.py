@@ -1,7 +1,4 @@
-"""The stateful operator of a stream with a watermark: `jobs.state.event_time_bucket` over Spark's state.
-
-Beside the blocks of states there are the parts of waiting rows, and the bucket's clock.
-"""
+"""The stateful operator of a stream with an event-time policy: `jobs.state.event_time_bucket` over Spark's state."""
 
 from __future__ import annotations
 
@@ -11,32 +8,20 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.encoding.packet_kinds import (
-    BASE,
-    CLOCK,
-    ENDED,
-    IDS,
-    REMEMBERED,
-    RING,
-    ROWS,
-    SEEN,
-    STATE,
-    STATES,
-    STATES_BY_BLOCK,
-    WAIT,
-)
-from jobs.encoding.watermark_ticks import newest_of
-from jobs.state.block_store import map_store
+from jobs.encoding.packet_kinds import STATES_BY_BLOCK, RowPacket, StateVariable
+from jobs.encoding.watermark_ticks import max_event_time
+from jobs.state.block_store import MapStore, map_store
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import Stores
 from jobs.state.plan import Plan
+from jobs.streaming.operators.processor import packet_frame
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues, ValueState
 
 
 class EventTimeProcessor(StatefulProcessor):
-    """Run a timed model's filter over the keys of a bucket."""
+    """The model's filter over the keys of a bucket, by event time."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -44,71 +29,74 @@ class EventTimeProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the bucket's stores and its clock."""
         self.handle = handle
-        declared = (
-            (STATE, STATES_BY_BLOCK),
-            (WAIT, ("part", "rows")),
-            (ENDED, STATES_BY_BLOCK),
-            (RING, ("block", "rows")),
-            (BASE, STATES_BY_BLOCK),
-            (SEEN, ("block", "times")),
-        )
+
+        def store(name: StateVariable, columns: tuple[str, str]) -> MapStore:
+            return map_store(handle, name, columns, self.plan.text)
+
         self.stores = Stores(
-            *(map_store(handle, name, columns, self.plan.text) for name, columns in declared)
+            blocks=store(StateVariable.STATES, STATES_BY_BLOCK),
+            parts=store(StateVariable.WAITING_ROWS, ("part", "rows")),
+            ended=store(StateVariable.ENDED, STATES_BY_BLOCK),
+            replay_rows=store(StateVariable.REPLAY_ROWS, ("block", "rows")),
+            replay_base=store(StateVariable.REPLAY_BASE, STATES_BY_BLOCK),
+            last_seen=store(StateVariable.LAST_SEEN, ("block", "times")),
         )
         if self.plan.rows.row_id is not None:
-            ids = map_store(handle, REMEMBERED, ("block", "ids"), self.plan.text)
-            self.stores = self.stores._replace(ids=ids)
-        self.clock: ValueState = handle.getValueState(CLOCK, "clock binary")
+            self.stores = self.stores._replace(row_ids=store(StateVariable.ROW_IDS, ("block", "ids")))
+        self.clock: ValueState = handle.getValueState(StateVariable.CLOCK, "clock binary")
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Take over states and waiting rows from the snapshot."""
-        bucket = self._bucket()
+        """Add the states, waiting rows and row ids of the snapshot."""
+        bucket = self._open_bucket()
         kind, payload = initialState["kind"], initialState["payload"]
-        bucket.seed(payload[kind == STATES], payload[kind == ROWS], _now(timerValues), payload[kind == IDS])
-        self._leave(bucket, timerValues)
+        states, rows, ids = (
+            payload[kind == one] for one in (RowPacket.STATES, RowPacket.ROWS, RowPacket.ROW_IDS)
+        )
+        bucket.seed(states, rows, _now(timerValues), ids)
+        self._close_bucket(bucket, timerValues)
 
-    def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
-        """Take over states of keys that there are none of; return how many were taken, and how many there were."""
-        bucket = self._bucket()
-        counts = bucket.take_over(packets, _now(timers))
-        self._leave(bucket, timers)
+    def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
+        """Add the states of new keys; return the number of keys that were new, and of those that were not."""
+        bucket = self._open_bucket()
+        counts = bucket.import_states(packets, _now(timers))
+        self._close_bucket(bucket, timers)
         return counts
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
-        """Advance the bucket by a micro-batch, and put out packets."""
+        """Apply a micro-batch of packed rows, and put out packets."""
         frame = pd.concat(list(rows), ignore_index=True)
-        packed = frame["kind"] == ROWS
-        bucket = self._bucket()
+        packed = frame["kind"] == RowPacket.ROWS
+        bucket = self._open_bucket()
         packets = (bytes(payload) for payload in frame["payload"][packed])
-        newest = newest_of(frame["payload"][~packed])
-        for kind, count, packet in bucket.take(packets, newest, _now(timerValues)):
-            yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
-        self._leave(bucket, timerValues)
+        newest = max_event_time(frame["payload"][~packed])
+        for packet in bucket.take(packets, newest, _now(timerValues)):
+            yield packet_frame(packet)
+        self._close_bucket(bucket, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N802
-        """Do what is due by the machine's clock."""
-        bucket = self._bucket()
-        for kind, count, packet in bucket.wake(_now(timerValues)):
-            yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
-        self._leave(bucket, timerValues)
+        """Expire keys and release waiting rows by the machine's clock, and put out packets."""
+        bucket = self._open_bucket()
+        for packet in bucket.wake(_now(timerValues)):
+            yield packet_frame(packet)
+        self._close_bucket(bucket, timerValues)
 
-    def _leave(self, bucket: EventTimeBucket, timers: TimerValues) -> None:
-        """Keep the bucket's clock, and ask to be woken when there is something to do."""
+    def _close_bucket(self, bucket: EventTimeBucket, timers: TimerValues) -> None:
+        """Store the bucket's clock, and register a timer for its next alarm."""
         self.clock.update((bucket.clock.encode(),))
-        if self.plan.timing is not None and self.plan.timing.wakes:
+        if self.plan.event_time is not None and self.plan.event_time.needs_timers:
             for timer in list(self.handle.listTimers()):
-                if timer > timers.getCurrentProcessingTimeInMs():  # Spark sees to those that go off now
+                if timer > timers.getCurrentProcessingTimeInMs():  # Spark deletes timers that have expired
                     self.handle.deleteTimer(timer)
             if bucket.alarm is not None:
                 self.handle.registerTimer(-(-bucket.alarm // 1000))
 
-    def _bucket(self) -> EventTimeBucket:
+    def _open_bucket(self) -> EventTimeBucket:
         held = self.clock.get() if self.clock.exists() else None
         return EventTimeBucket(self.plan, self.stores, None if held is None else bytes(held[0]))
 
 
 def _now(timers: TimerValues) -> int:
-    """Return the micro-batch's time by the machine's clock; Spark keeps it, so a micro-batch that runs again has it."""
+    """Return the micro-batch's processing time in microseconds; a retried micro-batch has the same."""
     return timers.getCurrentProcessingTimeInMs() * 1000

@@ -1,7 +1,7 @@
-"""The stateful operator of the stream: one group a bucket, a map of state blocks in it, NumPy over all its keys.
+"""The stateful operator of a stream that applies rows as they arrive.
 
-A micro-batch reads and writes only the blocks whose keys it has rows for. Every value that crosses between Spark and
-Python is a packet of many records.
+A bucket is a group with a map of state blocks. A micro-batch reads and writes only the blocks of its rows' keys, and
+NumPy works on all keys at once. Every value that crosses between Spark and Python is a packet of many records.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.encoding.packet_kinds import STATE, STATES_BY_BLOCK
+from jobs.encoding.packet_kinds import STATES_BY_BLOCK, StateVariable
 from jobs.encoding.packets import concat
 from jobs.encoding.rows import unpack_rows
-from jobs.state.block_store import Blocks, decoded, map_store, unknown
+from jobs.state.block_store import Blocks, decode_offered, map_store
 from jobs.state.filter_step import filter_step
-from jobs.state.plan import Plan, put_out
+from jobs.state.plan import Packet, Plan, output_packets
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues
 
 
 class FilterProcessor(StatefulProcessor):
-    """Run the model's filter over the keys of a bucket, with their states in blocks."""
+    """The model's filter over the keys of a bucket, with their states in blocks."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the one state: blocks by number."""
-        store = map_store(handle, STATE, STATES_BY_BLOCK, self.plan.text)
+        """Declare the state: blocks by number."""
+        store = map_store(handle, StateVariable.STATES, STATES_BY_BLOCK, self.plan.text)
         self.blocks = Blocks(store, self.plan.state, self.plan.blocks)
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Take over states from the snapshot: each value of `payload` is a packet of state records of this bucket."""
+        """Add the states of the snapshot; each value of `payload` is a packet of state records of this bucket."""
         layout = self.plan.state.layout
         self.blocks.add(concat([layout.decode(payload) for payload in initialState["payload"]]))
 
-    def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
-        """Take over states of keys that there are none of; return how many were taken, and how many there were."""
-        offered = decoded(self.plan.state.layout, packets)
-        new = unknown(self.blocks, offered)
+    def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
+        """Add the states of new keys; return the number of keys that were new, and of those that were not."""
+        offered = decode_offered(self.plan.state.layout, packets)
+        new = self.blocks.absent(offered)
         if new.size:
             self.blocks.add(new)
         return new.size, offered.size - new.size
@@ -50,23 +50,20 @@ class FilterProcessor(StatefulProcessor):
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
-        """Advance the bucket's states by a micro-batch of packed rows, and put out packets of estimates."""
+        """Apply a micro-batch of packed rows to the bucket's states, and put out packets of estimates."""
         plan = self.plan
         keyed = unpack_rows((payload for frame in rows for payload in frame["payload"]), plan.rows)
         if len(keyed.rows.key) == 0:
             return
         present, known = self.blocks.load(keyed.keys.arrays["route"])
         begin = None if plan.begin is None else plan.begin(keyed)
-        advanced = filter_step(
-            plan.kernel,
-            plan.state.layout,
-            known,
-            keyed,
-            plan.unit,
-            plan.apply_late,
-            begin,
-            plan.estimates.watched,
-        )
-        self.blocks.save(present, advanced.records)
-        for kind, count, packet in put_out(plan, keyed, advanced.outputs):
-            yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
+        result = filter_step(plan.row_filter, plan.state.layout, known, keyed, plan.apply_late, begin)
+        self.blocks.save(present, result.records)
+        for packet in output_packets(plan, keyed, result.outputs):
+            yield packet_frame(packet)
+
+
+def packet_frame(packet: Packet) -> pd.DataFrame:
+    """Return an output packet with the columns of `OUTPUT_PACKETS`."""
+    kind, count, payload = packet
+    return pd.DataFrame({"kind": [kind], "rows": [count], "payload": [payload]})

@@ -1,89 +1,85 @@
-"""An operator around the model's own: it has no state, and hands on whatever it does not see to itself."""
+"""Stateless wrappers around the model's stateful processor: rejected rows that pass it, states that are imported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.encoding.packet_kinds import ASIDE, HELD, KEYS, ROWS, SET_ASIDE, TAKEN, WITHOUT, WITHOUT_INPUTS
+from jobs.encoding.packet_kinds import (
+    MISSING_INPUTS,
+    REJECTED_MESSAGES,
+    ROW_PACKETS,
+    TYPED_ROW_PACKETS,
+    OutputPacket,
+    RowPacket,
+    packet_batch,
+)
 from jobs.encoding.packets import records_of
 from jobs.encoding.rows import Packer, RowFormat, select_columns
-from jobs.encoding.watermark_ticks import of_kind
 from jobs.ingestion.messages import REJECTED
 from jobs.warehouse.quarantine import PAYLOAD, POSITION, REASON
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.stateful_processor import TimerValues
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor import TimerValues
 
 
 class DelegatingProcessor(StatefulProcessor):
-    """Let another operator have its state, its snapshot, its rows and its timers."""
+    """A stateless wrapper around a processor; it delegates every call that a subclass does not override."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Let the model's operator declare its state."""
+        """Let the processor declare its state."""
         self.inner.init(handle)
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Let the model's operator take over the snapshot."""
+        """Let the processor add the snapshot."""
         self.inner.handleInitialState(key, initialState, timerValues)
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Let the model's operator take its rows."""
+        """Let the processor apply the rows."""
         yield from self.inner.handleInputRows(key, rows, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802
-        """Let the model's operator see to its timers."""
+        """Let the processor handle its timers."""
         yield from self.inner.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def close(self) -> None:
-        """Close the model's operator."""
+        """Close the processor."""
         self.inner.close()
 
 
-def pack_messages(rows: DataFrame, fmt: RowFormat, packer: Packer, schema: str) -> DataFrame:
-    """Pack messages (`messages.judged`): those that fit as `packer` packs them, the others for `SetAside`.
+def pack_messages(rows: DataFrame, fmt: RowFormat, packer: Packer, typed: bool) -> DataFrame:
+    """Pack the valid messages of a topic with `packer`, and the others for `PassThroughRejects`.
 
     Args:
-        rows: judged messages.
-        fmt: what a row is made of.
-        packer: takes batches with the columns of `packed_rows.select_columns`.
-        schema: of what the packer returns.
+        rows: messages with a reason where they are rejected (`ingestion.messages.judged`).
+        fmt: format of the valid rows.
+        packer: takes batches with the columns of `rows.select_columns`.
+        typed: packets carry a kind.
     """
     selected = select_columns(rows, fmt, (REASON, PAYLOAD, POSITION))
-    timed = "kind int" in schema
+    kind = RowPacket.ROWS if typed else None
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             reasons = batch.column(REASON)
             if reasons.null_count < len(reasons):
-                yield _aside(batch.filter(reasons.is_valid()).select([REASON, PAYLOAD, POSITION]), timed)
+                rejected = batch.filter(reasons.is_valid()).select([REASON, PAYLOAD, POSITION])
+                bucket = pa.array([REJECTED_MESSAGES], pa.int32())
+                yield packet_batch(bucket, pa.array([_encode(rejected)], pa.binary()), kind)
                 batch = batch.filter(reasons.is_null())
             yield from packer(iter([batch]))
 
-    return selected.mapInArrow(pack, schema)
-
-
-def _aside(rejected: pa.RecordBatch, timed: bool) -> pa.RecordBatch:
-    bucket, payload = pa.array([ASIDE], pa.int32()), pa.array([_encode(rejected)], pa.binary())
-    if timed:
-        return pa.RecordBatch.from_arrays(
-            [bucket, pa.array([0], pa.int32()), payload], ["bucket", "kind", "payload"]
-        )
-    return pa.RecordBatch.from_arrays([bucket, payload], ["bucket", "payload"])
+    return selected.mapInArrow(pack, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
 
 
 def _encode(batch: pa.RecordBatch) -> bytes:
@@ -98,26 +94,27 @@ def _decode(payload: bytes) -> pa.RecordBatch:
 
 
 class PassThroughRejects(DelegatingProcessor):
-    """Hand the packets of `ASIDE` and `WITHOUT` on as they are, and all others to the model's own operator."""
+    """Put out the buckets `REJECTED_MESSAGES` and `MISSING_INPUTS` unchanged; the processor gets all others."""
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Put out the group's packets: of what does not fit as they came, else what the filter says."""
+        """Put out the packets of rejected rows unchanged, or let the processor apply the rows."""
         group = int(key[0])
-        if group not in (ASIDE, WITHOUT):
+        if group not in (REJECTED_MESSAGES, MISSING_INPUTS):
             yield from self.inner.handleInputRows(key, rows, timerValues)
             return
-        kind = SET_ASIDE if group == ASIDE else WITHOUT_INPUTS
+        rejects = group == REJECTED_MESSAGES
+        kind = OutputPacket.REJECTED_MESSAGES if rejects else OutputPacket.MISSING_INPUTS
         for frame in rows:
             for payload in frame["payload"]:
                 packet = bytes(payload)
-                count = _decode(packet).num_rows if group == ASIDE else records_of(packet)
+                count = _decode(packet).num_rows if rejects else records_of(packet)
                 yield pd.DataFrame({"kind": [kind], "rows": [count], "payload": [packet]})
 
 
 def rejected_rows(packets: DataFrame) -> DataFrame:
-    """Return `_reason`, `_payload` and `_position` of what packets of kind `SET_ASIDE` hold."""
+    """Return `_reason`, `_payload` and `_position` of the messages in packets of the kind `REJECTED_MESSAGES`."""
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -127,36 +124,19 @@ def rejected_rows(packets: DataFrame) -> DataFrame:
     return packets.select("payload").mapInArrow(unpack, REJECTED)
 
 
-class TakesOver(Protocol):
-    """An operator that takes states over."""
-
-    def take_over(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
-        """Take over packets of states; return how many keys were new, and how many were not."""
-        ...
-
-
-def with_kind(packer: Packer) -> Packer:
-    """Say of a packer's packets that they hold rows, so that others can come beside them."""
-
-    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for packed in packer(batches):
-            yield of_kind(packed.column("bucket"), ROWS, packed.column("payload"))
-
-    return pack
-
-
 class KeyImporter(DelegatingProcessor):
-    """Let the model's own operator take over what is offered, and then its rows of the micro-batch."""
+    """Let the processor import offered states before it applies the rows of a micro-batch."""
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Take over new keys before any row is filtered, wherever in the micro-batch they come."""
+        """Import new keys before any row is filtered, wherever in the micro-batch they are."""
         frame = pd.concat(list(rows), ignore_index=True)
-        states = frame["kind"] == KEYS
+        states = frame["kind"] == RowPacket.STATES
         if states.any():
-            taken, held = self.inner.take_over(frame["payload"][states], timerValues)
-            yield pd.DataFrame({"kind": [TAKEN, HELD], "rows": [taken, held], "payload": [b"", b""]})
+            new, held = self.inner.import_states(frame["payload"][states], timerValues)
+            kinds = [OutputPacket.KEYS_TAKEN, OutputPacket.KEYS_HELD]
+            yield pd.DataFrame({"kind": kinds, "rows": [new, held], "payload": [b"", b""]})
         rest = frame[~states]
         if len(rest):
             yield from self.inner.handleInputRows(key, iter([rest]), timerValues)

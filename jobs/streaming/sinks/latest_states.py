@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.estimates import EstimateFormat, last_of_keys, unpack_estimates
 from jobs.encoding.keys import columns_of
-from jobs.encoding.packet_kinds import CORRECTION
+from jobs.encoding.packet_kinds import OutputPacket
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import marked
 from jobs.warehouse.delta import Warehouse
@@ -71,7 +71,7 @@ class Latest:
 
         if not self.scattered:
             return unpack_estimates(last_of_keys(packets, self.estimates), self.estimates)
-        corrects = F.col("kind") == CORRECTION
+        corrects = F.col("kind") == OutputPacket.CORRECTION
         parts = [
             unpack_estimates(last_of_keys(packets.filter(which), self.estimates), self.estimates).withColumn(
                 "_again", again

@@ -15,24 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from jobs.encoding.estimates import EstimateFormat, unpack_estimates
-from jobs.encoding.packet_kinds import (
-    BAD_STATE,
-    BEHIND,
-    BEYOND,
-    CORRECTION,
-    DROPPED,
-    DUPLICATE,
-    ESTIMATES,
-    EXPIRED,
-    HELD,
-    LATE,
-    MARK,
-    RESENT,
-    SET_ASIDE,
-    TAKEN,
-    WAITING,
-    WITHOUT_INPUTS,
-)
+from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat
 from jobs.key_inputs.pins import InputPins
 from jobs.lineage.damage import half_written
@@ -113,35 +96,40 @@ class MicroBatchWriter:
             self.pins.take(batch_id)
         packets = packets.persist()
         try:
-            others = (SET_ASIDE, WAITING, CORRECTION, DROPPED, EXPIRED, TAKEN, HELD)
-            counts = dict.fromkeys((ESTIMATES, *others, *REASONS), 0)
+            counts: dict[int, int] = dict.fromkeys(OutputPacket, 0)
             watermark = None
             # The one action that runs the filter; the writes below read what it left in the cache.
             with self._step(batch_id, FILTER):
                 found = packets.select("kind", "rows").collect()
             for row in found:
-                if row["kind"] == MARK:
+                if row["kind"] == OutputPacket.WATERMARK:
                     watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
                 else:
                     counts[row["kind"]] += row["rows"]
             # For what is written now, and for the next micro-batch, which will be about as large.
-            set_codegen_for(packets.sparkSession, counts[ESTIMATES] + counts[CORRECTION])
+            set_codegen_for(
+                packets.sparkSession, counts[OutputPacket.ESTIMATES] + counts[OutputPacket.CORRECTION]
+            )
             refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
-            if counts[SET_ASIDE]:
-                refused["messages that do not fit"] = counts[SET_ASIDE]
-            if too_many(self.limit, refused, counts[ESTIMATES]):
+            if counts[OutputPacket.REJECTED_MESSAGES]:
+                refused["messages that do not fit"] = counts[OutputPacket.REJECTED_MESSAGES]
+            if too_many(self.limit, refused, counts[OutputPacket.ESTIMATES]):
                 if self.pins is not None and half_written(self.fence.warehouse, self.generation) is None:
                     self.pins.drop(batch_id)
-                raise refusal(self.limit, refused, counts[ESTIMATES], f"micro-batch {batch_id}")
-            if counts[SET_ASIDE]:
-                self._rejected(packets.filter(F.col("kind") == SET_ASIDE), batch_id)
+                raise refusal(self.limit, refused, counts[OutputPacket.ESTIMATES], f"micro-batch {batch_id}")
+            if counts[OutputPacket.REJECTED_MESSAGES]:
+                self._rejected(packets.filter(F.col("kind") == OutputPacket.REJECTED_MESSAGES), batch_id)
             if any(counts[kind] for kind in REASONS):
                 self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
-            told = packets.filter(F.col("kind").isin(ESTIMATES, CORRECTION)) if counts[ESTIMATES] else None
+            told = (
+                packets.filter(F.col("kind").isin(OutputPacket.ESTIMATES, OutputPacket.CORRECTION))
+                if counts[OutputPacket.ESTIMATES]
+                else None
+            )
             if told is not None:
                 self._estimates(told, batch_id)
-            if counts[EXPIRED]:
-                self._archive(packets.filter(F.col("kind") == EXPIRED), batch_id)
+            if counts[OutputPacket.EXPIRED]:
+                self._archive(packets.filter(F.col("kind") == OutputPacket.EXPIRED), batch_id)
             self._others(told, batch_id)
             self.fence.check()
         finally:
@@ -149,26 +137,32 @@ class MicroBatchWriter:
             # The thread is Spark's again, which plans the next micro-batch in it.
             label(packets.sparkSession, self.generation.generation, "between micro-batches")
         self.totals.batches += 1
-        self.totals.estimated += counts[ESTIMATES]
-        late = counts[LATE] + counts[BEHIND] + counts[BEYOND]
+        self.totals.estimated += counts[OutputPacket.ESTIMATES]
+        late = (
+            counts[OutputPacket.LATE]
+            + counts[OutputPacket.LATE_BY_WATERMARK]
+            + counts[OutputPacket.BEYOND_REPLAY_WINDOW]
+        )
         self.totals.late += late
         if watermark is not None:
-            self.totals.waiting = counts[WAITING]
-        repeated = counts[DUPLICATE] + counts[RESENT] + counts[DROPPED]
+            self.totals.waiting = counts[OutputPacket.WAITING]
+        repeated = (
+            counts[OutputPacket.DUPLICATE] + counts[OutputPacket.DUPLICATE_ID] + counts[OutputPacket.DROPPED]
+        )
         self.totals.duplicates += repeated
-        self.totals.corrected += counts[CORRECTION]
-        self.totals.expired += counts[EXPIRED]
-        self.totals.taken += counts[TAKEN]
-        self.totals.held += counts[HELD]
-        self.totals.bad += counts[BAD_STATE]
-        self.totals.rejected += counts[SET_ASIDE]
-        self.totals.without_inputs += counts[WITHOUT_INPUTS]
+        self.totals.corrected += counts[OutputPacket.CORRECTION]
+        self.totals.expired += counts[OutputPacket.EXPIRED]
+        self.totals.taken += counts[OutputPacket.KEYS_TAKEN]
+        self.totals.held += counts[OutputPacket.KEYS_HELD]
+        self.totals.bad += counts[OutputPacket.BAD_STATE]
+        self.totals.rejected += counts[OutputPacket.REJECTED_MESSAGES]
+        self.totals.without_inputs += counts[OutputPacket.MISSING_INPUTS]
         self.totals.of_batch[batch_id] = {
-            "estimated": counts[ESTIMATES],
+            "estimated": counts[OutputPacket.ESTIMATES],
             "quarantined": sum(refused.values()),
             "late": late,
-            "bad_state": counts[BAD_STATE],
-            "expired": counts[EXPIRED],
+            "bad_state": counts[OutputPacket.BAD_STATE],
+            "expired": counts[OutputPacket.EXPIRED],
             **({} if watermark is None else {"watermark": watermark}),
         }
         self.totals.of_batch.pop(batch_id - KEPT_BATCHES, None)
@@ -187,9 +181,9 @@ class MicroBatchWriter:
                 return unpack_estimates(some, self.estimates, batch_id)
             return unpack_estimates(some, self.estimates, batch_id, self.profiler.unpacking)
 
-        rows = unpacked(ESTIMATES)
+        rows = unpacked(OutputPacket.ESTIMATES)
         if self.corrects:
-            again = unpacked(CORRECTION)
+            again = unpacked(OutputPacket.CORRECTION)
             rows = rows.withColumn("correction", F.lit(False))
             rows = rows.unionByName(again.withColumn("correction", F.lit(True)))
         return marked(rows, self.generation, batch_id)

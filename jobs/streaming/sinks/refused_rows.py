@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.encoding.keys import columns_of, integer_keys
-from jobs.encoding.packet_kinds import BAD_STATE, BEHIND, BEYOND, DUPLICATE, LATE, RESENT, WITHOUT_INPUTS
+from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat, ids_of
 from jobs.state import duplicates
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REASONS = {
-    LATE: "late: older than the key's state",
-    BAD_STATE: "state: the key's state is not a number",
-    BEHIND: "late: behind the watermark",
-    BEYOND: "late: older than the rows kept for replay",
-    DUPLICATE: duplicates.REASON,
-    RESENT: duplicates.SAME_ID,
-    WITHOUT_INPUTS: "inputs: the table of inputs has no row for the key",
+    OutputPacket.LATE: "late: older than the key's state",
+    OutputPacket.BAD_STATE: "state: the key's state is not a number",
+    OutputPacket.LATE_BY_WATERMARK: "late: behind the watermark",
+    OutputPacket.BEYOND_REPLAY_WINDOW: "late: older than the rows kept for replay",
+    OutputPacket.DUPLICATE: duplicates.REASON,
+    OutputPacket.DUPLICATE_ID: duplicates.SAME_ID,
+    OutputPacket.MISSING_INPUTS: "inputs: the table of inputs has no row for the key",
 }
 """Why rows are refused, by kind of packet."""
 

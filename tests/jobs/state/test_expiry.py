@@ -1,4 +1,4 @@
-"""Silent keys end, and rows that repeat another are told: against a simulation in plain Python, row by row."""
+"""Silent keys expire and duplicates are found: against a simulation in plain Python, row by row."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kalman
-from jobs.encoding.packet_kinds import BEHIND, DROPPED, DUPLICATE, EXPIRED
+from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import unpack_rows
 from jobs.state.expiry import lives
 from jobs.state.filter_step import filter_step
+from jobs.state.row_filter import RowFilter
 from tests.jobs.support.event_time import (
     DEFINITION,
     INTEGER,
     SECOND,
     TEXT,
+    EventTimeStream,
     Row,
-    TimedStream,
     assert_same,
     filtered,
     keys_of,
@@ -124,7 +125,7 @@ class Simulation:
 
 
 class ByTheClock:
-    """Keys that end by a clock that the test drives: every key's life, and when a row of its last came."""
+    """Keys that expire by a clock that the test drives: every key's life, and when its last row came."""
 
     def __init__(self, idle: int, archive: bool) -> None:
         self.idle, self.archive = idle, archive
@@ -157,10 +158,10 @@ class ByTheClock:
                 self.seen[row.key] = now
 
 
-def ended_of(stream: TimedStream) -> list[tuple[int, int, int, float]]:
+def ended_of(stream: EventTimeStream) -> list[tuple[int, int, int, float]]:
     found = []
     for _, kind, _, payload in stream.put_out:
-        if kind == EXPIRED:
+        if kind == OutputPacket.EXPIRED:
             read = stream.plan.state.layout.decode(payload)
             arrays = read.arrays
             columns = (arrays["event_time"] // SECOND, arrays["count"], arrays["values"][0])
@@ -177,7 +178,7 @@ def test_keys_end_as_in_a_simulation(
     batches: list[list[Row]], delay: int, idle: int, waits: bool, archive: bool
 ) -> None:
     batches = [list(dict.fromkeys(batch)) for batch in batches]
-    stream = TimedStream(
+    stream = EventTimeStream(
         plan_of(TEXT, delay=delay * SECOND, waits=waits, idle=idle * SECOND, archive=archive)
     )
     simulation = Simulation(delay, idle, waits, archive)
@@ -189,7 +190,9 @@ def test_keys_end_as_in_a_simulation(
         str((k, t, float(m), float(ll))) for k, t, m, ll in simulation.estimates
     )
     assert ended_of(stream) == sorted(simulation.ended)
-    refused = [row for _, row in stream.rows_of(BEHIND) + stream.rows_of(1)]
+    refused = [
+        row for _, row in stream.rows_of(OutputPacket.LATE_BY_WATERMARK) + stream.rows_of(OutputPacket.LATE)
+    ]
     assert sorted(refused) == sorted(simulation.refused)
 
 
@@ -198,8 +201,10 @@ def test_keys_end_as_in_a_simulation(
 def test_keys_end_by_a_clock_that_is_driven(
     steps: list[tuple[int, bool]], batches: list[list[Row]], idle: int, archive: bool
 ) -> None:
-    """Micro-batches come, and buckets are woken, as the clock goes on; event times say nothing of silence."""
-    stream = TimedStream(plan_of(TEXT, waits=False, idle=idle * SECOND, archive=archive, machine=True))
+    """Micro-batches come and buckets wake as the clock goes on; event times do not count."""
+    stream = EventTimeStream(
+        plan_of(TEXT, waits=False, idle=idle * SECOND, archive=archive, processing_time=True)
+    )
     simulation = ByTheClock(idle, archive)
     now = 1000
     coming = iter(batches)
@@ -235,10 +240,10 @@ def test_where_micro_batches_are_cut_does_not_change_when_keys_end(
     if not rows:
         return
     keyed = unpack_rows([packet(INTEGER, rows)], INTEGER)
-    whole = filter_step(kernel, layout, layout.empty(), keyed, float(SECOND), idle=idle * SECOND)
+    whole = filter_step(RowFilter(kernel, float(SECOND)), layout, layout.empty(), keyed, idle=idle * SECOND)
     times = sorted({row.time for row in rows})
     cuts = [set(times[start : start + size]) for start in range(0, len(times), size)]
-    stream = TimedStream(plan_of(delay=0, waits=False, idle=idle * SECOND))
+    stream = EventTimeStream(plan_of(delay=0, waits=False, idle=idle * SECOND))
     for cut in cuts:
         stream.take([row for row in rows if row.time in cut])
     expected = pd.DataFrame(
@@ -258,28 +263,32 @@ def test_where_micro_batches_are_cut_does_not_change_when_keys_end(
 def test_of_rows_of_one_key_and_time_the_first_counts(
     batches: list[list[Row]], delay: int, drop: bool
 ) -> None:
-    """Strict: whatever micro-batches they come in, the one that a batch pass over them takes."""
+    """Strict: in whatever micro-batches they come, it is the row that a batch pass applies."""
     fmt = INTEGER._replace(distinct=True)
-    stream = TimedStream(plan_of(fmt, delay=delay * SECOND, drop=drop))
-    plain = TimedStream(plan_of(delay=delay * SECOND))
+    stream = EventTimeStream(plan_of(fmt, delay=delay * SECOND, drop_duplicates=drop))
+    plain = EventTimeStream(plan_of(delay=delay * SECOND))
     for batch in batches:
         stream.take(batch)
         plain.take(batch)
     due = [Row(*row) for row in plain.estimates()[["key", "time"]].assign(y=0.0).itertuples(index=False)]
     taken = {(row.key, row.time): min(r.y for r in accepted(plain, row)) for row in due}
     assert_same(stream.estimates(), filtered([Row(key, time, y) for (key, time), y in taken.items()]))
-    assert stream.rows_of(BEHIND) == plain.rows_of(BEHIND)
-    repeats = sum(rows for _, kind, rows, _ in stream.put_out if kind == (DROPPED if drop else DUPLICATE))
+    assert stream.rows_of(OutputPacket.LATE_BY_WATERMARK) == plain.rows_of(OutputPacket.LATE_BY_WATERMARK)
+    repeats = sum(
+        rows
+        for _, kind, rows, _ in stream.put_out
+        if kind == (OutputPacket.DROPPED if drop else OutputPacket.DUPLICATE)
+    )
     assert repeats == len(due) - len(taken)
     if drop:
-        assert not any(payload for _, kind, _, payload in stream.put_out if kind == DROPPED)
+        assert not any(payload for _, kind, _, payload in stream.put_out if kind == OutputPacket.DROPPED)
     else:
-        assert len(stream.rows_of(DUPLICATE)) == repeats
+        assert len(stream.rows_of(OutputPacket.DUPLICATE)) == repeats
 
 
-def accepted(stream: TimedStream, row: Row) -> list[Row]:
+def accepted(stream: EventTimeStream, row: Row) -> list[Row]:
     """Return the rows of a row's key and time that were sent and not refused."""
-    refused = [one for _, one in stream.rows_of(BEHIND)]
+    refused = [one for _, one in stream.rows_of(OutputPacket.LATE_BY_WATERMARK)]
     sent = [one for one in stream.sent if (one.key, one.time) == (row.key, row.time)]
     for one in refused:
         if one in sent:
@@ -290,18 +299,18 @@ def accepted(stream: TimedStream, row: Row) -> list[Row]:
 @settings(max_examples=40, deadline=None)
 @given(BATCHES, st.booleans())
 def test_rows_that_all_repeat_change_nothing(batches: list[list[Row]], archive: bool) -> None:
-    stream = TimedStream(
+    stream = EventTimeStream(
         plan_of(INTEGER._replace(distinct=True), waits=False, idle=1000 * SECOND, archive=archive)
     )
     for batch in batches:
         stream.take(batch)
-    states, told = sorted(stream.values("blocks")), len(stream.estimates())
+    states, estimated = sorted(stream.values("blocks")), len(stream.estimates())
     stream.take([Row(key, time // SECOND, 0.0) for key, time in last_of(stream).items()])
-    assert len(stream.estimates()) == told
+    assert len(stream.estimates()) == estimated
     assert sorted(stream.values("blocks")) == states
 
 
-def last_of(stream: TimedStream) -> dict[int, int]:
+def last_of(stream: EventTimeStream) -> dict[int, int]:
     """Return the event time of each key's state."""
     found: dict[int, int] = {}
     for value in stream.values("blocks"):
@@ -313,7 +322,7 @@ def last_of(stream: TimedStream) -> dict[int, int]:
 @settings(max_examples=40, deadline=None)
 @given(BATCHES)
 def test_as_arrived_a_row_of_its_key_s_newest_time_repeats_it(batches: list[list[Row]]) -> None:
-    stream = TimedStream(plan_of(INTEGER._replace(distinct=True), delay=0, waits=False))
+    stream = EventTimeStream(plan_of(INTEGER._replace(distinct=True), delay=0, waits=False))
     lives: dict[int, Life] = {}
     estimated, repeats = [], []
     for number, batch in enumerate(batches):
@@ -336,7 +345,7 @@ def test_as_arrived_a_row_of_its_key_s_newest_time_repeats_it(batches: list[list
     assert sorted(map(str, found.itertuples(index=False, name=None))) == sorted(
         str((k, t, float(m))) for k, t, m in estimated
     )
-    assert stream.rows_of(DUPLICATE) == sorted(repeats)
+    assert stream.rows_of(OutputPacket.DUPLICATE) == sorted(repeats)
 
 
 @settings(max_examples=30, deadline=None)

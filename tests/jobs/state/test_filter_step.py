@@ -1,4 +1,4 @@
-"""The step that batch and stream share: cut and split as you like, every bit of the result is the same."""
+"""The step that batch and stream share: however rows are cut and split, every bit of the result is the same."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jobs.encoding.rows import KeyedRows, RowFormat, unpack_rows
 from jobs.snapshots.state_rows import state_rows
 from jobs.state.block_format import StateMismatch, state_format, state_layout
 from jobs.state.filter_step import filter_step
+from jobs.state.row_filter import RowFilter
 from kalman.evaluation.diagnostics import innovations
 from kalman.filters.rounded import stored_as
 
@@ -55,7 +56,9 @@ def test_any_cut_into_batches_and_packets_gives_the_same_bits(fmt: RowFormat) ->
     kernel = kalman.build(DEFINITION)
     layout = state_layout(fmt.kind, kernel.size)
     keys, time, y = some_rows()
-    whole = filter_step(kernel, layout, layout.empty(), unpack_rows([packet(fmt, keys, time, y)], fmt), UNIT)
+    whole = filter_step(
+        RowFilter(kernel, UNIT), layout, layout.empty(), unpack_rows([packet(fmt, keys, time, y)], fmt)
+    )
 
     rng = np.random.default_rng(2)
     known = layout.empty()
@@ -66,7 +69,7 @@ def test_any_cut_into_batches_and_packets_gives_the_same_bits(fmt: RowFormat) ->
         packets = [
             packet(fmt, keys[part], time[part], y[:, part]) for part in np.array_split(inside, 3) if len(part)
         ]
-        known = filter_step(kernel, layout, known, unpack_rows(packets, fmt), UNIT).records
+        known = filter_step(RowFilter(kernel, UNIT), layout, known, unpack_rows(packets, fmt)).records
         known = layout.decode(layout.encode(known))
     for name, array in whole.records.arrays.items():
         np.testing.assert_array_equal(known.arrays[name], array, err_msg=name)
@@ -78,14 +81,15 @@ def test_innovations_are_those_of_the_filter_however_the_rows_are_cut() -> None:
     layout = state_layout(INTEGER.kind, kernel.size)
     keys, time, y = some_rows()
     keyed = unpack_rows([packet(INTEGER, keys, time, y)], INTEGER)
-    whole = filter_step(kernel, layout, layout.empty(), keyed, UNIT, watched=True)
-    plain = filter_step(kernel, layout, layout.empty(), keyed, UNIT)
+    watching = RowFilter(kernel, UNIT, with_innovations=True)
+    whole = filter_step(watching, layout, layout.empty(), keyed)
+    plain = filter_step(RowFilter(kernel, UNIT), layout, layout.empty(), keyed)
     assert "innovation" not in plain.outputs.extra
     np.testing.assert_array_equal(whole.outputs.mean, plain.outputs.mean)
     states = kalman.initial_states(kernel, len(keyed.keys.arrays["route"]))
     _, _, wanted = innovations(kernel, states, keyed.rows, UNIT)
     np.testing.assert_array_equal(whole.outputs.extra["innovation"], wanted)
-    # Their squares add up to what the filter itself says of the whole row.
+    # Their squares add up to the filter's own value for the whole row.
     seen = np.isfinite(whole.outputs.nis)
     np.testing.assert_allclose(
         np.nansum(wanted[:, seen] ** 2, axis=0), whole.outputs.nis[seen], rtol=1e-9, atol=1e-12
@@ -93,7 +97,7 @@ def test_innovations_are_those_of_the_filter_however_the_rows_are_cut() -> None:
     found, known = [], layout.empty()
     for part in (time < 20_000_000, time >= 20_000_000):
         rows = unpack_rows([packet(INTEGER, keys[part], time[part], y[:, part])], INTEGER)
-        result = filter_step(kernel, layout, known, rows, UNIT, watched=True)
+        result = filter_step(watching, layout, known, rows)
         known = result.records
         found.append(result.outputs.extra["innovation"])
     joined = np.concatenate(found, axis=1)
@@ -106,18 +110,21 @@ def test_a_late_row_is_refused_or_taken_as_the_policy_says() -> None:
     one = np.zeros(1, np.int64)
     y = np.ones((2, 1))
     first = filter_step(
-        kernel, layout, layout.empty(), unpack_rows([packet(INTEGER, one, one + 5_000_000, y)], INTEGER), UNIT
+        RowFilter(kernel, UNIT),
+        layout,
+        layout.empty(),
+        unpack_rows([packet(INTEGER, one, one + 5_000_000, y)], INTEGER),
     )
     late = unpack_rows([packet(INTEGER, one, one + 4_000_000, y)], INTEGER)
-    refused = filter_step(kernel, layout, first.records, late, UNIT)
+    refused = filter_step(RowFilter(kernel, UNIT), layout, first.records, late)
     assert refused.outputs.late.all()
     np.testing.assert_array_equal(refused.records.arrays["values"], first.records.arrays["values"])
-    taken = filter_step(kernel, layout, first.records, late, UNIT, apply_late=True)
+    taken = filter_step(RowFilter(kernel, UNIT), layout, first.records, late, apply_late=True)
     assert not taken.outputs.late.any()
     assert taken.records.arrays["count"][0] == 2
     assert taken.records.arrays["event_time"][0] == 5_000_000
     at_once = unpack_rows([packet(INTEGER, one, one + 5_000_000, y)], INTEGER)
-    expected = filter_step(kernel, layout, first.records, at_once, UNIT)
+    expected = filter_step(RowFilter(kernel, UNIT), layout, first.records, at_once)
     np.testing.assert_array_equal(taken.records.arrays["values"], expected.records.arrays["values"])
 
 
@@ -127,7 +134,10 @@ def test_a_key_whose_only_row_was_refused_gets_no_state() -> None:
     keys, time = np.array([1, 2]), np.zeros(2, np.int64)
     y = np.array([[np.inf, 1.0], [1.0, 1.0]])
     result = filter_step(
-        kernel, layout, layout.empty(), unpack_rows([packet(INTEGER, keys, time, y)], INTEGER), UNIT
+        RowFilter(kernel, UNIT),
+        layout,
+        layout.empty(),
+        unpack_rows([packet(INTEGER, keys, time, y)], INTEGER),
     )
     np.testing.assert_array_equal(result.records.arrays["route"], route_of(np.array([2])))
     assert sorted(result.outputs.flag.tolist())[0] == 0
@@ -140,11 +150,14 @@ def test_estimates_are_packed_for_accepted_rows_alone() -> None:
     one = np.zeros(1, np.int64)
     y = np.ones((2, 1))
     first = filter_step(
-        kernel, layout, layout.empty(), unpack_rows([packet(TEXT, one, one + 5_000_000, y)], TEXT), UNIT
+        RowFilter(kernel, UNIT),
+        layout,
+        layout.empty(),
+        unpack_rows([packet(TEXT, one, one + 5_000_000, y)], TEXT),
     )
     keys, time = np.array([0, 0, 3]), np.array([4_000_000, 6_000_000, 1_000_000])
     rows = unpack_rows([packet(TEXT, keys, time, np.ones((2, 3)))], TEXT)
-    result = filter_step(kernel, layout, first.records, rows, UNIT)
+    result = filter_step(RowFilter(kernel, UNIT), layout, first.records, rows)
     fmt = EstimateFormat(TEXT.kind, 2, diagonal=True, extra=())
     ((count, payload),) = pack_estimates(fmt, rows, result.outputs)
     read = fmt.layout.decode(payload)
@@ -192,9 +205,9 @@ def test_states_of_32_bits_go_through_blocks_and_snapshots_without_a_further_los
 
     parts = [rows([1, 2, 5], [0, 1, 2]), rows([1, 3, 5], [3, 4])]
     known = stored.layout.empty()
-    advanced = filter_step(kernel, stored.layout, known, parts[0], 1.0)
+    advanced = filter_step(RowFilter(kernel, 1.0), stored.layout, known, parts[0])
     for part in parts:
-        advanced = filter_step(kernel, stored.layout, known, part, 1.0)
+        advanced = filter_step(RowFilter(kernel, 1.0), stored.layout, known, part)
         block = stored.encode(advanced.records)
         assert len(block) < len(wide.encode(advanced.records))
         known = stored.decode(block)

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kalman
-from jobs.encoding.packet_kinds import BEYOND, DUPLICATE, LATE
+from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat
 from tests.jobs.support.event_time import (
     DEFINITION,
     INTEGER,
     SECOND,
     TEXT,
+    EventTimeStream,
     Row,
-    TimedStream,
     assert_same,
     filtered,
     keys_of,
@@ -27,7 +27,7 @@ from tests.jobs.support.event_time import (
 )
 
 GATED: dict[str, Any] = {**DEFINITION, "robust": {"gate": {"probability": 0.9}}}
-"""Outliers are flagged and leave the key as it was, so what is one hangs on the rows before it."""
+"""Outliers are flagged and leave the key as it was, so the rows before decide which row is one."""
 VALUES = st.sampled_from([-1.5, 0.0, 0.25, 3.0, 40.0])
 BATCHES = st.lists(
     st.lists(st.builds(Row, st.integers(0, 3), st.integers(0, 60), VALUES, st.just(-1)), max_size=10),
@@ -44,7 +44,7 @@ def latest(estimates: pd.DataFrame) -> pd.DataFrame:
 def by_hand(batches: list[list[Row]], length: int) -> tuple[list[Row], list[tuple[int, Row]]]:
     """Return the rows that are taken, and those that more than the kept rows have overtaken, with their micro-batch.
 
-    What a key's ring can no longer undo is its rows but the last `length`. A row is refused if it is older than the
+    Only the last `length` rows of a key can be replayed. A row is refused if it is older than the
     newest of those that the filter did not flag.
     """
     taken: dict[int, list[Row]] = {}
@@ -59,7 +59,7 @@ def by_hand(batches: list[list[Row]], length: int) -> tuple[list[Row], list[tupl
             else:
                 taken.setdefault(row.key, []).append(row)
         for key in taken:
-            # What has left the ring stays as it was filtered; the others are in order.
+            # Rows that have left the window stay as they were filtered; the others are in order.
             fixed = len(before.get(key, [])[:-length])
             taken[key] = taken[key][:fixed] + sorted(taken[key][fixed:], key=lambda row: (row.time, row.y))
     return [row for rows in taken.values() for row in rows], sorted(refused)
@@ -81,15 +81,15 @@ def newest_good(rows: list[Row]) -> int | None:
 
 @settings(max_examples=80, deadline=None)
 @given(BATCHES, st.sampled_from([INTEGER, TEXT]), st.sampled_from([DEFINITION, GATED]))
-def test_where_the_ring_reaches_every_row_it_is_as_if_all_had_come_in_order(
+def test_rows_within_the_replay_window_are_as_if_they_had_come_in_order(
     batches: list[list[Row]], fmt: RowFormat, definition: dict[str, Any]
 ) -> None:
-    stream = TimedStream(plan_of(fmt, definition, waits=False, ring=100))
+    stream = EventTimeStream(plan_of(fmt, definition, waits=False, replay_length=100))
     for batch in batches:
         stream.take(batch)
     rows = [row for batch in batches for row in batch]
     assert_same(latest(stream.estimates()), filtered(rows, definition))
-    assert stream.rows_of(BEYOND) == stream.rows_of(LATE) == []
+    assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == stream.rows_of(OutputPacket.LATE) == []
     firsts = stream.estimates().query("not correction")
     assert len(firsts) == len(rows)
     if definition is DEFINITION:
@@ -115,25 +115,25 @@ def test_a_row_that_so_many_rows_of_its_key_have_overtaken_finds_its_place(
         arrival += [mine[i] for _, i in sorted(place)]
     shuffled = data.draw(st.permutations(sorted({row.key for row in rows})))
     arrival.sort(key=lambda row: shuffled.index(row.key))
-    stream = TimedStream(plan_of(waits=False, ring=length))
+    stream = EventTimeStream(plan_of(waits=False, replay_length=length))
     for start in range(0, len(arrival), size):
         stream.take(arrival[start : start + size])
-    assert stream.rows_of(BEYOND) == stream.rows_of(LATE) == []
+    assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == stream.rows_of(OutputPacket.LATE) == []
     assert_same(latest(stream.estimates()), filtered(rows))
 
 
 @settings(max_examples=80, deadline=None)
 @given(BATCHES, st.integers(1, 4))
 def test_a_row_older_than_the_kept_ones_is_refused(batches: list[list[Row]], length: int) -> None:
-    stream = TimedStream(plan_of(waits=False, ring=length))
+    stream = EventTimeStream(plan_of(waits=False, replay_length=length))
     for batch in batches:
         stream.take(batch)
     taken, refused = by_hand(batches, length)
-    assert stream.rows_of(BEYOND) == refused
+    assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == refused
     assert len(stream.estimates().query("not correction")) == len(taken)
-    assert stream.plan.timing is not None
-    stored = stream.plan.timing.rows
-    kept = [key for value in stream.values("ring") for key in keys_of(stored.decode(value))]
+    assert stream.plan.event_time is not None
+    stored = stream.plan.event_time.row_format
+    kept = [key for value in stream.values("replay_rows") for key in keys_of(stored.decode(value))]
     expected = pd.Series([row.key for row in taken], dtype=int).value_counts().clip(upper=length)
     assert pd.Series(kept, dtype=int).value_counts().to_dict() == expected.to_dict()
 
@@ -141,7 +141,7 @@ def test_a_row_older_than_the_kept_ones_is_refused(batches: list[list[Row]], len
 @settings(max_examples=60, deadline=None)
 @given(BATCHES)
 def test_distinct_the_first_to_come_counts(batches: list[list[Row]]) -> None:
-    stream = TimedStream(plan_of(INTEGER._replace(distinct=True), waits=False, ring=100))
+    stream = EventTimeStream(plan_of(INTEGER._replace(distinct=True), waits=False, replay_length=100))
     taken: dict[tuple[int, int], Row] = {}
     repeats = []
     for number, batch in enumerate(batches):
@@ -152,12 +152,12 @@ def test_distinct_the_first_to_come_counts(batches: list[list[Row]]) -> None:
             else:
                 taken[row.key, row.time] = row
     assert_same(latest(stream.estimates()), filtered(list(taken.values())))
-    assert stream.rows_of(DUPLICATE) == sorted(repeats)
+    assert stream.rows_of(OutputPacket.DUPLICATE) == sorted(repeats)
 
 
 @pytest.mark.parametrize("late", [3, 5])
-def test_corrections_are_those_behind_the_late_row(late: int) -> None:
-    stream = TimedStream(plan_of(waits=False, ring=10))
+def test_corrections_are_those_after_the_late_row(late: int) -> None:
+    stream = EventTimeStream(plan_of(waits=False, replay_length=10))
     for at in range(0, 10, 2):
         stream.take([Row(1, at, 1.0), Row(2, at, 1.0)])
     stream.take([Row(1, late, 2.0)])
@@ -168,7 +168,7 @@ def test_corrections_are_those_behind_the_late_row(late: int) -> None:
     ]
 
 
-def counts(stream: TimedStream) -> dict[int, int]:
+def counts(stream: EventTimeStream) -> dict[int, int]:
     """Return how many rows each key's newest state reflects."""
     found = {}
     for value in stream.values("blocks"):

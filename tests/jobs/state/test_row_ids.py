@@ -1,4 +1,4 @@
-"""Repetitions told by an id: in the stream, cut into micro-batches anyhow, the ones that a batch pass tells."""
+"""Duplicates by row id: the stream finds those of a batch pass, however it is cut into micro-batches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.encoding.packet_kinds import BEHIND, BEYOND, DROPPED, LATE, NEVER, RESENT
+from jobs.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import RowFormat, RowId, keyed_rows
+from jobs.state.bucket_clock import Clock
 from jobs.state.distinct import distinct
 from jobs.state.duplicates import Marks, resent
-from jobs.state.reorder_buffer import IDLE, PARTS, Clock
+from jobs.state.last_seen_index import LastSeenIndex
 from jobs.state.row_ids import ids_layout
 from tests.jobs.state.test_replay import latest
 from tests.jobs.state.test_strict import by_hand
@@ -22,8 +23,8 @@ from tests.jobs.support.event_time import (
     INTEGER,
     SECOND,
     TEXT,
+    EventTimeStream,
     Row,
-    TimedStream,
     assert_same,
     filtered,
     keys_of,
@@ -47,7 +48,7 @@ FORMATS = st.builds(with_ids, st.sampled_from([INTEGER, TEXT]), st.integers(0, 5
 
 
 def once(rows: list[Row], within: int) -> tuple[list[Row], list[Row]]:
-    """Return the rows that count and those that repeat another, told row by row in the order of their times."""
+    """Return the rows that count and the duplicates, found row by row in the order of their times."""
     seen: dict[tuple[int, int], int] = {}
     count: list[Row] = []
     repeat: list[Row] = []
@@ -73,22 +74,25 @@ def seconds(fmt: RowFormat) -> int:
 def test_strict_a_row_counts_once_wherever_micro_batches_are_cut(
     batches: list[list[Row]], delay: int, fmt: RowFormat
 ) -> None:
-    stream, within = TimedStream(plan_of(fmt, delay=delay * SECOND)), seconds(fmt)
+    stream, within = EventTimeStream(plan_of(fmt, delay=delay * SECOND)), seconds(fmt)
     for batch in batches:
         stream.take(batch)
     applied, refused, _ = by_hand(batches, delay)
     count, repeat = once(applied, within)
     assert_same(stream.estimates(), filtered(count))
-    # Of the rows behind the watermark those repeat another whose row is remembered still.
-    behind, told = stream.rows_of(BEHIND), stream.rows_of(RESENT)
-    for _, row in told:
+    # Of the rows behind the watermark, those are duplicates whose first row is still remembered.
+    behind, repeats = (
+        stream.rows_of(OutputPacket.LATE_BY_WATERMARK),
+        stream.rows_of(OutputPacket.DUPLICATE_ID),
+    )
+    for _, row in repeats:
         if row in repeat:
             repeat.remove(row)
         else:
             far = [abs(row.time - at) for at in times_of(row, applied)]
             assert min(far, default=within + 1) <= within
     assert repeat == []
-    assert len(behind) + len(told) + len(count) == len(applied) + len(refused)
+    assert len(behind) + len(repeats) + len(count) == len(applied) + len(refused)
     for number, row in behind:
         mark = max(row.time for batch in batches[:number] for row in batch) - delay
         done, _, _ = by_hand(batches[:number], delay)
@@ -107,8 +111,8 @@ def times_of(row: Row, rows: list[Row]) -> list[int]:
 def test_as_arrived_rows_that_come_in_order_count_as_in_batch(
     rows: list[Row], fmt: RowFormat, cuts: set[int]
 ) -> None:
-    """Each key has a clock of its own, days apart from the others', so that no watermark says what may be forgotten."""
-    stream, within = TimedStream(plan_of(fmt, waits=False)), seconds(fmt)
+    """Each key has times of its own, days apart from the others', so that no watermark decides what is forgotten."""
+    stream, within = EventTimeStream(plan_of(fmt, waits=False)), seconds(fmt)
     edges = [-41, *sorted(cuts), 61]
     rows = [row._replace(time=row.time + 100_000 * row.key) for row in rows]
     for first, last in zip(edges, edges[1:], strict=False):
@@ -116,8 +120,8 @@ def test_as_arrived_rows_that_come_in_order_count_as_in_batch(
         assert_bounded(stream, within)
     count, repeat = once(rows, within)
     assert_same(stream.estimates(), filtered(count))
-    assert in_words([row for _, row in stream.rows_of(RESENT)]) == in_words(repeat)
-    assert stream.rows_of(LATE) == []
+    assert in_words([row for _, row in stream.rows_of(OutputPacket.DUPLICATE_ID)]) == in_words(repeat)
+    assert stream.rows_of(OutputPacket.LATE) == []
     # The batch pass is another piece of code.
     keyed = distinct(keyed_rows(records_of(fmt, rows), fmt), fmt)
     keys = np.array(keys_of(keyed.keys), np.int64)[keyed.rows.key]
@@ -125,19 +129,19 @@ def test_as_arrived_rows_that_come_in_order_count_as_in_batch(
     assert sorted(found) == sorted(tuple(row[:3]) for row in count)
 
 
-def assert_bounded(stream: TimedStream, within: int) -> None:
+def assert_bounded(stream: EventTimeStream, within: int) -> None:
     """Check that no id is held of a row which is older than its key's newest by more than `within`."""
     held = entries(stream)
     newest = {key: max(time for one, time, _ in held if one == key) for key, _, _ in held}
     assert all(time >= newest[key] - within for key, time, _ in held)
 
 
-def entries(stream: TimedStream) -> list[tuple[int, int, tuple[int, ...]]]:
+def entries(stream: EventTimeStream) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return the ids that a stream holds: key, time, id."""
-    timing, found = stream.plan.timing, []
-    assert timing is not None and timing.ids is not None
-    for value in stream.values("ids"):
-        arrays = timing.ids.decode(value).arrays
+    policy, found = stream.plan.event_time, []
+    assert policy is not None and policy.id_format is not None
+    for value in stream.values("row_ids"):
+        arrays = policy.id_format.decode(value).arrays
         keys = (
             keys_of(Records({"route": arrays["route"]}, None))
             if "check" not in arrays
@@ -151,7 +155,7 @@ def entries(stream: TimedStream) -> list[tuple[int, int, tuple[int, ...]]]:
 @settings(max_examples=100, deadline=None)
 @given(BATCHES, FORMATS)
 def test_replay_the_first_to_come_counts(batches: list[list[Row]], fmt: RowFormat) -> None:
-    stream, within = TimedStream(plan_of(fmt, waits=False, ring=200)), seconds(fmt)
+    stream, within = EventTimeStream(plan_of(fmt, waits=False, replay_length=200)), seconds(fmt)
     came: list[Row] = []
     count: list[Row] = []
     repeat: list[tuple[int, Row]] = []
@@ -167,23 +171,25 @@ def test_replay_the_first_to_come_counts(batches: list[list[Row]], fmt: RowForma
                 count.append(row)
             came.append(row)
     assert_same(latest(stream.estimates()), filtered(count))
-    assert in_words([row for _, row in stream.rows_of(RESENT)]) == in_words([row for _, row in repeat])
-    assert stream.rows_of(BEYOND) == []
+    assert in_words([row for _, row in stream.rows_of(OutputPacket.DUPLICATE_ID)]) == in_words(
+        [row for _, row in repeat]
+    )
+    assert stream.rows_of(OutputPacket.BEYOND_REPLAY_WINDOW) == []
 
 
 def brute_force(
     rows: list[tuple[int, int, int]], known: list[tuple[int, int, int]], late: list[bool], within: int
 ) -> list[bool]:
     """Return which rows (key, id, time) repeat another, each compared with every other one."""
-    told = []
+    repeats = []
     for i, (key, ident, time) in enumerate(rows):
         same = [(at, True) for k, n, at in known if (k, n) == (key, ident)]
         for j, (k, n, at) in enumerate(rows):
-            # One that comes now counts where it is before this one, or where this one is refused anyhow.
+            # A new row counts if it is before this one, or if this one is refused in any case.
             if (k, n) == (key, ident) and not late[j] and (late[i] or (at, j) < (time, i)) and i != j:
                 same.append((at, late[i]))
-        told.append(any(abs(time - at) <= within for at, _ in same))
-    return told
+        repeats.append(any(abs(time - at) <= within for at, _ in same))
+    return repeats
 
 
 TRIPLES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 40)), max_size=25)
@@ -213,48 +219,49 @@ def test_each_pair_of_rows_is_compared(
     assert found.tolist() == brute_force(rows, known, late, within)
 
 
-def test_a_late_row_takes_nothing_from_one_that_comes_in_time() -> None:
+def test_a_late_row_makes_no_duplicate_of_one_that_comes_in_time() -> None:
     fmt = with_ids(INTEGER, 100)
-    stream = TimedStream(plan_of(fmt, waits=False))
+    stream = EventTimeStream(plan_of(fmt, waits=False))
     stream.take([Row(1, 50, 0.0, 7)])
     stream.take([Row(1, 40, 1.0, 8), Row(1, 60, 2.0, 8)])
     assert stream.estimates()["time"].tolist() == [50, 60]
-    assert stream.rows_of(RESENT) == [(1, Row(1, 40, 1.0, 8))]
+    assert stream.rows_of(OutputPacket.DUPLICATE_ID) == [(1, Row(1, 40, 1.0, 8))]
     stream.take([Row(1, 45, 1.0, 9)])
     stream.take([Row(1, 70, 2.0, 9), Row(1, 30, 2.0, 7)])
     assert stream.estimates()["time"].tolist() == [50, 60, 70]
-    assert stream.rows_of(LATE) == [(2, Row(1, 45, 1.0, 9))]
-    assert stream.rows_of(RESENT)[1:] == [(3, Row(1, 30, 2.0, 7))]
+    assert stream.rows_of(OutputPacket.LATE) == [(2, Row(1, 45, 1.0, 9))]
+    assert stream.rows_of(OutputPacket.DUPLICATE_ID)[1:] == [(3, Row(1, 30, 2.0, 7))]
 
 
 def test_two_ids_of_one_time_both_count_and_dropped_ones_are_counted() -> None:
-    stream = TimedStream(plan_of(with_ids(TEXT, 10, integer=False), drop=True))
+    stream = EventTimeStream(plan_of(with_ids(TEXT, 10, integer=False), drop_duplicates=True))
     stream.take([Row(1, 5, 0.0, 1), Row(1, 5, 0.0, 2), Row(1, 9, 3.0, 1), Row(1, 5, 0.0), Row(1, 5, 0.0)])
     stream.take([Row(2, 30, 0.0, 1)])
     assert stream.estimates()["time"].tolist() == [5, 5, 5, 5]
-    dropped = [(rows, payload) for _, kind, rows, payload in stream.put_out if kind == DROPPED]
+    dropped = [(rows, payload) for _, kind, rows, payload in stream.put_out if kind == OutputPacket.DROPPED]
     assert dropped == [(1, b"")]
 
 
-def test_of_silent_keys_ids_are_let_go_once_the_watermark_is_far_ahead() -> None:
+def test_ids_of_silent_keys_are_removed_once_the_watermark_is_far_ahead() -> None:
     fmt = with_ids(INTEGER, 10)
-    stream = TimedStream(plan_of(fmt, delay=5 * SECOND))
+    stream = EventTimeStream(plan_of(fmt, delay=5 * SECOND))
     stream.take([Row(key, 0, 0.0, key) for key in range(40)])
     stream.take([Row(100, 12, 0.0, 1)])
     assert len(entries(stream)) == 40
     stream.take([Row(100, 27, 0.0, 2)])
     stream.take([Row(100, 40, 0.0, 3)])
     assert sorted(time for _, time, _ in entries(stream)) == [27]
-    # What a bucket knows of its blocks comes back with it.
+    # The indexes of a bucket come back with its clock.
     clock = Clock.decode(next(one for one in stream.clocks if one is not None))
-    assert Clock.decode(clock._replace(ids=IDLE.empty()).encode()).ids.size == 0
-    index = Records({"block": np.array([1, 2]), "oldest": np.array([5, 6])}, None)
-    again = Clock.decode(Clock(NEVER, PARTS.empty(), index, ids=index).encode())
-    assert again.ids.arrays["oldest"].tolist() == [5, 6] == again.idle.arrays["oldest"].tolist()
+    assert Clock.decode(clock._replace(row_ids=LastSeenIndex()).encode()).row_ids.blocks.size == 0
+    index = LastSeenIndex(Records({"block": np.array([1, 2]), "oldest": np.array([5, 6])}, None))
+    again = Clock.decode(Clock(NEVER, last_seen=index, row_ids=index).encode())
+    assert again.row_ids.blocks.arrays["oldest"].tolist() == [5, 6]
+    assert again.last_seen.blocks.arrays["oldest"].tolist() == [5, 6]
 
 
 @pytest.mark.parametrize(("integer", "size"), [(True, 24), (False, 32)])
-def test_what_an_id_takes_in_the_state(integer: bool, size: int) -> None:
+def test_the_bytes_of_an_id_in_the_state(integer: bool, size: int) -> None:
     fmt = with_ids(INTEGER, 10, integer)
     assert fmt.row_id is not None
     rows = [Row(key, 0, 0.0, key) for key in range(1000)]

@@ -1,4 +1,4 @@
-"""Rows that wait for the watermark: full event-time order, whatever order and micro-batches they come in."""
+"""Rows that wait for the watermark: full event-time order, in whatever order and micro-batches they come."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.encoding.packet_kinds import BEHIND, NEVER, ROWS, TICK, WAITING
+from jobs.encoding.packet_kinds import NEVER, OutputPacket, RowPacket
 from jobs.encoding.packets import Records, concat
 from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import RowFormat
-from jobs.encoding.watermark_ticks import newest_of, timed_packer
+from jobs.encoding.watermark_ticks import event_time_packer, max_event_time
 from jobs.state.block_format import StateFormat
-from jobs.state.reorder_buffer import MANY, PARTS, Clock, ReorderBuffer
+from jobs.state.bucket_clock import Clock
+from jobs.state.reorder_buffer import MANY, PARTS, ReorderBuffer
 from tests.jobs.support.event_time import (
     INTEGER,
     SECOND,
     TEXT,
     DictStore,
+    EventTimeStream,
     Row,
-    TimedStream,
     assert_same,
     filtered,
     plan_of,
@@ -36,7 +37,7 @@ BATCHES = st.lists(
 
 
 def by_hand(batches: list[list[Row]], delay: int) -> tuple[list[Row], list[tuple[int, Row]], list[int]]:
-    """Return the rows that are applied, those refused with their micro-batch, and how many wait after each."""
+    """Return the rows that are applied, those refused with their micro-batch, and the number that waits after each."""
     watermark: int | None = None
     waiting: list[Row] = []
     applied: list[Row] = []
@@ -64,13 +65,13 @@ def by_hand(batches: list[list[Row]], delay: int) -> tuple[list[Row], list[tuple
 def test_what_is_due_is_filtered_in_event_time_order(
     batches: list[list[Row]], delay: int, fmt: RowFormat
 ) -> None:
-    stream = TimedStream(plan_of(fmt, delay=delay * SECOND))
+    stream = EventTimeStream(plan_of(fmt, delay=delay * SECOND))
     for batch in batches:
         stream.take(batch)
     applied, refused, waits = by_hand(batches, delay)
     assert_same(stream.estimates(), filtered(applied))
-    assert stream.rows_of(BEHIND) == refused
-    assert [stream.count_of(WAITING, batch) for batch in range(len(batches))] == waits
+    assert stream.rows_of(OutputPacket.LATE_BY_WATERMARK) == refused
+    assert [stream.count_of(OutputPacket.WAITING, batch) for batch in range(len(batches))] == waits
 
 
 @settings(max_examples=30, deadline=None)
@@ -85,21 +86,21 @@ def test_no_row_is_refused_that_comes_within_the_delay(
     """Rows of a clock that runs, each up to `delay` late: all of them are applied, and only the newest wait."""
     rows = [Row(key, 3 * at, y) for at, (key, _, y) in enumerate(sent)]
     arrival = sorted(range(len(rows)), key=lambda at: (3 * at + min(sent[at][1], delay), at))
-    stream = TimedStream(plan_of(delay=delay * SECOND))
+    stream = EventTimeStream(plan_of(delay=delay * SECOND))
     for start in range(0, len(rows), size):
         stream.take([rows[at] for at in arrival[start : start + size]])
-    assert stream.rows_of(BEHIND) == []
+    assert stream.rows_of(OutputPacket.LATE_BY_WATERMARK) == []
     watermark = max(row.time for row in rows) - delay
     assert_same(stream.estimates(), filtered([row for row in rows if row.time < watermark]))
 
 
 @settings(max_examples=60, deadline=None)
 @given(BATCHES, st.lists(st.integers(1, 30), min_size=8, max_size=8), st.integers(0, 30), st.integers(0, 25))
-def test_without_a_row_for_so_long_nothing_waits(
+def test_rows_are_released_when_no_row_has_come_for_the_patience(
     batches: list[list[Row]], pauses: list[int], delay: int, patience: int
 ) -> None:
-    """The clock is driven: every bucket is woken once a second, and lets go of all when it has waited long enough."""
-    stream = TimedStream(plan_of(TEXT, delay=delay * SECOND, patience=patience * SECOND))
+    """Every bucket wakes once a second of a driven clock, and releases its rows when the patience is over."""
+    stream = EventTimeStream(plan_of(TEXT, delay=delay * SECOND, patience=patience * SECOND))
     now, came = 100, None
     watermark, newest = -(10**6), -(10**6)
     taken: list[Row] = []
@@ -141,7 +142,7 @@ def test_waiting_rows_are_a_set_ordered_by_time(steps: list[tuple[list[int], int
 
 
 def test_a_row_that_waits_is_written_a_few_times_however_many_micro_batches_it_waits() -> None:
-    """A second a micro-batch, an hour of delay: what is written stays near what comes."""
+    """A second a micro-batch, an hour of delay: the bytes written stay near the bytes that come."""
     store = DictStore()
     waiting = ReorderBuffer(store, StateFormat(b"12345678", INTEGER.layout), 3600 * SECOND, PARTS.empty())
     size, sent = 20, 0
@@ -168,7 +169,7 @@ def test_a_stored_clock_of_something_else_is_refused() -> None:
     assert Clock.decode(value).watermark == np.iinfo(np.int64).min
 
 
-def test_every_bucket_hears_of_the_newest_time() -> None:
+def test_every_bucket_gets_the_maximum_event_time() -> None:
     fmt, routing = TEXT, make_routing(3, 1)
     keys = pa.array([f"key {n}" for n in range(5)])
     columns = {
@@ -180,16 +181,20 @@ def test_every_bucket_hears_of_the_newest_time() -> None:
         "_reason": pa.nulls(5, pa.string()),  # of a topic's messages there are more columns
     }
     batch = pa.RecordBatch.from_pydict(columns)
-    out = list(timed_packer(fmt, routing)(iter([batch.slice(0, 0), batch, batch.slice(2)])))
+    out = list(event_time_packer(fmt, routing)(iter([batch.slice(0, 0), batch, batch.slice(2)])))
     packets = [
         (bucket, kind, payload)
         for part in out
         for bucket, kind, payload in zip(*(part.column(i).to_pylist() for i in range(3)), strict=True)
     ]
     for label in routing.labels:
-        ticks = [payload for bucket, kind, payload in packets if (bucket, kind) == (label, TICK)]
-        assert newest_of(ticks[:1]) == newest_of(ticks) == 9 and newest_of(ticks[1:]) == 5
-    rows = concat([fmt.layout.decode(payload) for _, kind, payload in packets if kind == ROWS])
+        ticks = [
+            payload
+            for bucket, kind, payload in packets
+            if (bucket, kind) == (label, RowPacket.MAX_EVENT_TIME)
+        ]
+        assert max_event_time(ticks[:1]) == max_event_time(ticks) == 9 and max_event_time(ticks[1:]) == 5
+    rows = concat([fmt.layout.decode(payload) for _, kind, payload in packets if kind == RowPacket.ROWS])
     assert rows.text is not None
     assert sorted(zip(rows.text.to_pylist(), rows.arrays["time"].tolist(), strict=True)) == sorted(
         [
@@ -198,4 +203,4 @@ def test_every_bucket_hears_of_the_newest_time() -> None:
             for key, at in zip(keys[start:].to_pylist(), [3, 9, 1, 4, 5][start:], strict=True)
         ]
     )
-    assert newest_of([]) == NEVER
+    assert max_event_time([]) == NEVER

@@ -1,4 +1,4 @@
-"""Bytes of the state as text: every value comes back, the text is ASCII, and damage is told."""
+"""State values as text: every value comes back, the text is ASCII, and damage is found."""
 
 import numpy as np
 import pytest
@@ -36,6 +36,6 @@ def test_bytes_of_the_first_release_are_passed_on() -> None:
     ["", "abc", to_text(bytes(range(256)))[:-16], to_text(b"x" * 99)[8:], "é" * 16, "\x7f" * 64],
     ids=["empty", "no whole group", "cut short", "without its sizes", "not ASCII", "wrong sizes"],
 )
-def test_damage_is_told(damaged: str) -> None:
+def test_damage_is_found(damaged: str) -> None:
     with pytest.raises(DamagedText, match="a value of the state"):
         of_text(damaged)

@@ -1,4 +1,4 @@
-"""A timed stream without Spark: its buckets over dictionaries, fed micro-batch by micro-batch."""
+"""A stream by event time without Spark: its buckets over dictionaries, fed micro-batch by micro-batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import kalman
 from jobs.encoding.estimates import EstimateFormat
 from jobs.encoding.keys import KeyKind
-from jobs.encoding.packet_kinds import CORRECTION, ESTIMATES, NEVER
+from jobs.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import bucket_of, route_of
 from jobs.encoding.rows import RowFormat, ids_of
@@ -39,7 +39,7 @@ INTEGER = RowFormat(KeyKind(("id",), ("bigint",), True), "at", ("y",), ())
 
 
 class Row(NamedTuple):
-    """One measurement: key, time in seconds, value; the id that tells repetitions, -1 where it has none."""
+    """One measurement: key, time in seconds, value, and row id, -1 where it has none."""
 
     key: int
     time: int
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class DictStore:
-    """A store of bytes that counts what is written."""
+    """A store of bytes that counts the bytes written."""
 
     def __init__(self) -> None:
         self.held: dict[int, bytes] = {}
@@ -75,13 +75,13 @@ class DictStore:
         yield from self.held.items()
 
 
-def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, **timing: Any) -> Plan:
+def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, **policy: Any) -> Plan:
     kernel = kalman.build(definition)
     state = state_format("m", 1, definition["states"], kernel.fields, fmt.kind, kernel.size)
     out = EstimateFormat(fmt.kind, len(definition["states"]), False, ())
     stored = StateFormat(b"rows of m", fmt.layout)
     if fmt.row_id is not None:
-        timing["ids"] = StateFormat(b"ids of m", ids_layout(fmt.kind, fmt.row_id))
+        policy["id_format"] = StateFormat(b"ids of m", ids_layout(fmt.kind, fmt.row_id))
     return Plan(
         kernel,
         float(SECOND),
@@ -89,7 +89,7 @@ def plan_of(fmt: RowFormat = INTEGER, definition: dict[str, Any] = DEFINITION, *
         state,
         out,
         BLOCKS,
-        timing=EventTimePolicy(**{"delay": 0, "rows": stored, **timing}),
+        event_time=EventTimePolicy(**{"delay": 0, "row_format": stored, **policy}),
     )
 
 
@@ -116,8 +116,8 @@ def records_of(fmt: RowFormat, rows: list[Row]) -> Records:
     return Records({**arrays, "check": keys * 7}, pa.array([f"k{key}" for key in keys], pa.string()), label)
 
 
-class TimedStream:
-    """The buckets of a stream; every micro-batch takes them up from what the last one has stored."""
+class EventTimeStream:
+    """The buckets of a stream; every micro-batch opens them from the stores that the previous one left."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -143,7 +143,7 @@ class TimedStream:
         self.batch += 1
 
     def wake(self, now: int) -> None:
-        """Let those buckets look at the machine's clock whose alarm has gone off."""
+        """Wake the buckets whose alarm has gone off, at a second of the machine's clock."""
         for number, (stores, clock) in enumerate(zip(self.stores, self.clocks, strict=True)):
             one = EventTimeBucket(self.plan, Stores(**stores), clock)
             if one.alarm is not None and one.alarm <= now * SECOND:
@@ -156,14 +156,14 @@ class TimedStream:
         """Return all estimates: batch, correction, key, time (seconds), mean, variance, log-likelihood."""
         frames = []
         for batch, kind, _, payload in self.put_out:
-            if kind not in (ESTIMATES, CORRECTION):
+            if kind not in (OutputPacket.ESTIMATES, OutputPacket.CORRECTION):
                 continue
             read = self.plan.estimates.layout.decode(payload)
             arrays = read.arrays
             key = arrays["key"] if read.text is None else [int(t[1:]) for t in read.text.to_pylist()]
             columns = {
                 "batch": batch,
-                "correction": kind == CORRECTION,
+                "correction": kind == OutputPacket.CORRECTION,
                 "key": key,
                 "time": arrays["time"] // SECOND,
                 "mean": arrays["mean"][0],
@@ -184,7 +184,7 @@ class TimedStream:
         return frame.astype(empty)
 
     def values(self, name: str) -> list[bytes]:
-        """Return what a store holds, of all buckets."""
+        """Return the values of a store, of all buckets."""
         return [value for stores in self.stores for value in stores[name].held.values()]
 
     def rows_of(self, kind: int) -> list[tuple[int, Row]]:

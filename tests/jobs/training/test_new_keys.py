@@ -12,7 +12,7 @@ import pytest
 from jobs.core.errors import UserError
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
-from jobs.state.block_store import Blocks, decoded, unknown
+from jobs.state.block_store import Blocks, decode_offered
 from jobs.training import new_keys
 from tests.jobs.support.event_time import DictStore, plan_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec
@@ -63,9 +63,9 @@ def test_of_what_is_offered_the_unknown_keys_are_taken_as_they_were_last() -> No
     blocks = Blocks(DictStore(), plan.state, plan.blocks)
     blocks.add(states([1, 2], [7, 7], 1.0))
     packets = [layout.encode(states([2, 3, 4], [9, 1, 1], 2.0)), layout.encode(states([3, 5], [2, 1], 3.0))]
-    offered = decoded(layout, packets)
+    offered = decode_offered(layout, packets)
     assert offered.size == 4
-    new = unknown(blocks, offered)
+    new = blocks.absent(offered)
     by_route = dict(zip(new.arrays["route"].tolist(), new.arrays["values"][0].tolist(), strict=True))
     assert by_route == dict(zip(route_of(np.array([3, 4, 5])).tolist(), [3.0, 2.0, 3.0], strict=True))
 

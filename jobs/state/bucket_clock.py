@@ -1,0 +1,54 @@
+"""A bucket's clock: the watermark, and the indexes by which a micro-batch finds what is due. One value in the state."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from jobs.encoding.packet_kinds import NEVER
+from jobs.encoding.packets import Records
+from jobs.state.last_seen_index import LastSeenIndex
+from jobs.state.reorder_buffer import PARTS
+
+_MAGIC = b"KCL1"
+_PREFIX = struct.Struct("<4s4xqqqq")  # magic, watermark, maximum event time, last arrival, bytes of the parts
+
+
+class Clock(NamedTuple):
+    """What a bucket knows of time, in microseconds.
+
+    watermark: never goes back; parts: index of the reorder buffer (`PARTS`); last_seen: index of the keys' blocks,
+    where keys expire; max_event_time: of all rows; last_arrival: processing time of the last micro-batch with rows;
+    row_ids: index of the row ids' blocks, where rows have ids.
+    """
+
+    watermark: int
+    parts: Records = PARTS.empty()
+    last_seen: LastSeenIndex = LastSeenIndex()
+    max_event_time: int = NEVER
+    last_arrival: int = NEVER
+    row_ids: LastSeenIndex = LastSeenIndex()
+
+    def encode(self) -> bytes:
+        """Return the clock as one value."""
+        parts = PARTS.encode(self.parts)
+        prefix = _PREFIX.pack(_MAGIC, self.watermark, self.max_event_time, self.last_arrival, len(parts))
+        ids = self.row_ids.encode() if self.row_ids.blocks.size else b""
+        return b"".join([prefix, parts, self.last_seen.encode(), ids])
+
+    @classmethod
+    def decode(cls, value: bytes) -> Clock:
+        """Return the clock that a value holds.
+
+        Raises:
+            ValueError: the value is something else.
+        """
+        magic, watermark, max_event_time, last_arrival, length = _PREFIX.unpack_from(value)
+        if magic != _MAGIC:
+            raise ValueError(f"a bucket's clock begins with {magic!r}, not with {_MAGIC!r}")
+        at = _PREFIX.size + length
+        last_seen = LastSeenIndex.decode(value, at)
+        at += len(last_seen.encode())
+        row_ids = LastSeenIndex.decode(value, at) if len(value) > at else LastSeenIndex()
+        parts = PARTS.decode(value, _PREFIX.size)
+        return cls(watermark, parts, last_seen, max_event_time, last_arrival, row_ids)

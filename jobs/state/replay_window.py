@@ -1,0 +1,113 @@
+"""The replay window of a bucket: the last rows of each key and the states before them, over stores. No Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.encoding.keys import match
+from jobs.encoding.packet_kinds import OutputPacket
+from jobs.encoding.packets import Records, concat
+from jobs.encoding.rows import KeyedRows
+from jobs.state.block_format import StateFormat
+from jobs.state.block_store import Blocks
+from jobs.state.duplicate_ids import RowIdCheck
+from jobs.state.event_time_policy import EventTimePolicy, Stores
+from jobs.state.filter_step import gather, put
+from jobs.state.plan import (
+    Packet,
+    Plan,
+    duplicate_packet,
+    estimate_packets,
+    output_packets,
+    row_packet,
+    rows_of,
+    without_state,
+)
+from jobs.state.replay import Replayed, Window, replay
+from kalman.run import SortedRows, initial_states, picked
+
+
+class _Loaded(NamedTuple):
+    """What the blocks `present` hold, ordered by route: newest states, states before the kept rows, kept rows."""
+
+    present: NDArray[np.int64]
+    known: Records
+    base: Records
+    rows: Records
+
+
+class _Positions(NamedTuple):
+    """Positions of K keys among newest states and base states, -1 if missing; the key of each kept row, or -1."""
+
+    head: NDArray[np.int64]
+    base: NDArray[np.int64]
+    row_key: NDArray[np.int64]
+
+
+class ReplayWindow:
+    """The kept rows of a bucket's keys, whose newest states are in `blocks`."""
+
+    def __init__(self, plan: Plan, policy: EventTimePolicy, blocks: Blocks, stores: Stores) -> None:
+        self.plan, self.length, self.blocks = plan, policy.replay_length, blocks
+        kept = StateFormat(policy.row_format.header, plan.rows.bare.layout)
+        self.replay_rows = Blocks(stores.replay_rows, kept, plan.blocks)
+        self.replay_base = Blocks(stores.replay_base, plan.state, plan.blocks)
+
+    def apply(self, keyed: KeyedRows, ids: RowIdCheck) -> Iterator[Packet]:
+        """Apply rows in their place among the kept rows, and yield the packets."""
+        plan = self.plan
+        present, known = self.blocks.load(keyed.keys.arrays["route"])
+        loaded = _Loaded(present, known, self.replay_base.read(present), self.replay_rows.read(present))
+        checked = ids.check(keyed, known, loaded.base)
+        yield from checked.duplicates
+        keyed = checked.kept
+        at, window = self._window(keyed, loaded)
+        done = replay(plan.row_filter, window, keyed.rows, self.length, plan.rows.distinct)
+        self._save(keyed.keys, loaded, at, done.window)
+        ids.remember(checked, KeyedRows(keyed.keys, done.rows), done.outputs, None)
+        yield from self._packets(keyed, done)
+
+    def _window(self, keyed: KeyedRows, loaded: _Loaded) -> tuple[_Positions, Window]:
+        plan, keys, kept = self.plan, keyed.keys, loaded.rows
+        fresh = initial_states(plan.kernel, keys.size)
+        if plan.begin is not None:
+            fresh = fresh._replace(values=plan.begin(keyed))
+        at, at_base = match(loaded.known, keys), match(loaded.base, keys)
+        head = gather(loaded.known, at, at < 0, fresh)
+        base = gather(loaded.base, at_base, at_base < 0, head)
+        code = match(keys, kept) if kept.size else np.empty(0, np.int64)
+        mine = np.flatnonzero(code >= 0)
+        y, u = kept.arrays["y"], kept.arrays.get("u", np.empty((0, kept.size)))
+        rows = SortedRows(code[mine], kept.arrays["time"][mine], y[:, mine], u[:, mine])
+        return _Positions(at, at_base, code), Window(head, base, rows)
+
+    def _save(self, keys: Records, loaded: _Loaded, at: _Positions, window: Window) -> None:
+        present, known, base, kept = loaded
+        head = window.head
+        self.blocks.replace(present, put(known, keys, at.head, head, head.count > 0))
+        has_rows = np.bincount(window.rows.key, minlength=keys.size) > 0
+        self.replay_base.replace(present, put(base, keys, at.base, window.base, has_rows))
+        rows = concat([kept.take(np.flatnonzero(at.row_key < 0)), rows_of(keys, window.rows)])
+        self.replay_rows.replace(present, rows.take(np.argsort(rows.arrays["route"], kind="stable")))
+
+    def _packets(self, keyed: KeyedRows, done: Replayed) -> Iterator[Packet]:
+        plan, keys = self.plan, keyed.keys
+        beyond, repeats = np.flatnonzero(done.beyond), np.flatnonzero(done.repeats)
+        if len(beyond):
+            yield row_packet(plan, OutputPacket.BEYOND_REPLAY_WINDOW, keyed, beyond)
+        if len(repeats):
+            yield duplicate_packet(plan, OutputPacket.DUPLICATE, keyed, repeats)
+        # Of the rows with an estimate, those without an earlier one are the new rows, in the order in which they came.
+        new = np.flatnonzero(~(done.beyond | done.repeats))
+        first, again = np.flatnonzero(~done.corrects), np.flatnonzero(done.corrects)
+        ids = None if keyed.ids is None else keyed.ids.take(new)
+        yield from output_packets(
+            plan, KeyedRows(keys, done.rows.take(first), ids), picked(done.outputs, first)
+        )
+        corrected, outputs = KeyedRows(keys, done.rows.take(again)), picked(done.outputs, again)
+        for count, packet in estimate_packets(plan, corrected, outputs, without_state(outputs)):
+            yield OutputPacket.CORRECTION, count, packet
