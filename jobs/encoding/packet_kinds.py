@@ -10,9 +10,6 @@ import pyarrow as pa
 INNOVATION, MEASURED = "innovation", "measured"
 """Names of two extras of an estimate: the normalised innovations, and the row's own measurement."""
 
-INNOVATION, MEASURED = "innovation", "measured"
-"""Names of two extras of an estimate: the normalised innovations, and the row's own measurement."""
-
 NEVER = np.iinfo(np.int64).min
 """An event time before all others: the watermark before the first row."""
 
