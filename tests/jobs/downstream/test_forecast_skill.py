@@ -263,7 +263,7 @@ def test_run_on_it_goes_over_to_another_generation_and_is_killed_and_stopped(tmp
     pipeline.stream()
     (follower,) = status.run(pipeline.settings, "walk").data["models"][0]["followers"]
     assert follower["driver"] is None and follower["driver_lost"] and follower["rows_behind"] == len(days[4])
-    (said,) = status.run(pipeline.settings, "walk", alarm_after="1ms").problems
+    (said,) = status.run(pipeline.settings, "walk", alarm_after="1ms").errors
     assert "its skill makes no progress" in said and "nothing runs it" in said
     driver = Driver(pipeline, *running)
     last = forecasts(pipeline)
