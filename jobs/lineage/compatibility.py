@@ -16,7 +16,7 @@ from jobs.core.errors import UserError
 from jobs.encoding.routing import blocks_for
 from jobs.lineage.damage import half_written
 from jobs.lineage.generations import position_of
-from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec
+from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.positions import DELTA, said
@@ -273,16 +273,8 @@ def _fields(spec: ModelSpec) -> dict[str, Any]:
         if name in _SPLIT:
             fields |= {f"{name}.{part}": inner for part, inner in (value or {}).items()}
         else:
-            fields[name] = _as_floats(value) if name in NUMERIC else value
+            fields[name] = as_floats(value) if name in NUMERIC else value
     return fields
-
-
-def _as_floats(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _as_floats(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_as_floats(inner) for inner in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _verdict(name: str, same: bool) -> str:

@@ -339,7 +339,7 @@ def test_a_state_of_which_nothing_is_known_gives_a_row_without_a_forecast() -> N
             "forecast: needs the measurements beside the estimates; add outputs: {measured: true}",
         ),
         ({"forecast": {"horizons": []}}, "forecast.horizons: is empty"),
-        ({"forecast": {"horizons": ["1h", "60min"]}}, "forecast.horizons[1]: '60min' is there twice"),
+        ({"forecast": {"horizons": ["1h", "60min"]}}, "forecast.horizons[1]: '60min' is given twice"),
         ({"forecast": {"horizons": ["soon"]}}, "forecast.horizons[0]: 'soon' is not a duration"),
         (
             {"forecast": {"horizons": ["1h"], "tolerance": "1h"}},

@@ -157,9 +157,9 @@ def test_the_guide_has_every_field() -> None:
         ({"time_format": "%d/%m"}, "%Y is missing"),
         ({"smoothing": {"lag": 0}}, "smoothing.lag: 0 is too small; give a number from 1"),
         ({"late": "drop"}, "late: 'drop' is not known; use one of quarantine, apply"),
-        ({"order": {"kind": "strict"}}, "order.delay: is missing; say by how much rows may be late"),
+        ({"order": {"kind": "strict"}}, "order.delay: is missing; give by how much rows may be late"),
         ({"order": {"kind": "strict", "delay": "soon"}}, "order.delay: 'soon' is not a duration; write"),
-        ({"order": {"kind": "replay"}}, "order.rows: is missing; say how many rows may overtake a late one"),
+        ({"order": {"kind": "replay"}}, "order.rows: is missing; give how many rows may overtake a late one"),
         ({"order": {"rows": 3}}, "order.rows: is for order.kind: replay; remove it, or write kind: replay"),
         ({"order": {"delay": "1h"}}, "order.delay: is for a watermark, and nothing here waits for one"),
         (
@@ -180,7 +180,7 @@ def test_the_guide_has_every_field() -> None:
         ),
         (
             {"duplicates": {"id": "no"}},
-            "duplicates.within: is missing; say how far apart a row and its repetition",
+            "duplicates.within: is missing; give how far apart a row and its repetition",
         ),
         ({"duplicates": {"within": "1h"}}, "duplicates.within: is for an id; remove it, or name the column"),
         (
@@ -201,7 +201,7 @@ def test_the_guide_has_every_field() -> None:
             "outputs.covariance: 'diag' is not known; did you mean 'diagonal'?",
         ),
         ({"statez": ["x"]}, "m.yaml:26: statez: is not a field of a model spec; did you mean 'states'?"),
-        ({"initial": {"mean": [0.0]}}, "initial: says too little; give `mean` and `covariance`, or"),
+        ({"initial": {"mean": [0.0]}}, "initial: is incomplete; give `mean` and `covariance`, or"),
         ({"initial": {"mean": ["0"], "covariance": [[1.0]]}}, "initial.mean[0]: must be a number, not text"),
         ({"initial": {"diffuse": True, "mean": [0.0]}}, "initial: gives both"),
         ({"initial": 5}, "initial: must be a mapping, not a number"),
@@ -229,7 +229,8 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) 
 def test_missing_fields_say_what_to_write(tmp_path: Path) -> None:
     said = refused(tmp_path, "name: nile\n")
     assert (
-        "m.yaml: key: is missing; add it: the columns whose values name one system, such as [river]" in said
+        "m.yaml: key: is missing; add it: the columns whose values identify one system, such as [river]"
+        in said
     )
 
 
