@@ -96,6 +96,16 @@ def test_the_fingerprint_holds_names_and_forms_not_places(tmp_path: Path) -> Non
     assert "folder" not in ModelSpec(**{**SPEC, "name": "never_loaded"}).definition()
 
 
+def test_a_spec_from_a_manifest_finds_functions_in_the_folder_that_it_is_given(tmp_path: Path) -> None:
+    own = load_spec(spec_in(tmp_path))
+    kept = ModelSpec.model_validate_json(own.model_dump_json(by_alias=True))
+    assert kept.folder is None and "folder" not in kept.definition()
+    found = kept.with_folder(own.folder)
+    assert found.definition() == own.definition() and found.fingerprint() == own.fingerprint()
+    assert found.model_copy(update={"stream": own.stream}).folder == own.folder, "a changed copy keeps it"
+    assert kept.folder is None
+
+
 class Context:
     """Stands for a Spark session: it remembers what it is told to ship."""
 
