@@ -1,9 +1,9 @@
-"""Keep the classes that our jobs load in an archive that Java maps into memory: each command starts in half the time.
+"""Write an archive of the classes that the jobs load, which Java maps into memory: commands start in half the time.
 
-A Spark of ours loads some 20,000 classes, and reading and verifying them is most of a short command. Set-up runs a
-tiny model through ingest, pretrain, stream and status once, and Java writes what that loaded into the archive
-("application class-data sharing", JEP 350). It only ever saves time: Java ignores an archive that does not fit its
-version or class path, and without one everything works as before. KALMAN_CLASS_ARCHIVE=0 goes without.
+Spark loads some 20,000 classes for a job, and reading and verifying them is most of a short command. Set-up runs a tiny
+model through ingest, pretrain, stream and status once, and Java writes the loaded classes into the archive
+("application class-data sharing", JEP 350). The archive only saves time: Java ignores one that does not fit its version
+or class path, and commands work without one. KALMAN_CLASS_ARCHIVE=0 disables it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pyspark import SparkContext
+
+from jobs import ingest, pretrain, status, stream
 from jobs.core.errors import RUN_FAILED, UserError, first_line, show
+from jobs.core.settings import Settings
 from jobs.spark.class_archive import ARCHIVE, QUIET, archive_path, class_path
+from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths
+from jobs.spark.session import spark_session
 
 _SECONDS = 600.0
 
@@ -40,9 +46,7 @@ _BAD_ROW = "a,2020-01-01T00:00:50,none of it"
 
 
 def record() -> bool:
-    """Write the archive and return True; return False when it is there.
-
-    It appears complete or not at all.
+    """Write the archive and return True; return False if it exists. It appears complete or not at all.
 
     Raises:
         UserError: Spark's jars are missing, or the run that loads the classes failed.
@@ -53,7 +57,7 @@ def record() -> bool:
         return False
     with tempfile.TemporaryDirectory(prefix="kalman-warm-up-") as scratch:
         command = [sys.executable, "-m", "jobs.warm_up", "run", scratch]
-        # Java would leave out folders with files, such as Spark's folder of settings, and then everything.
+        # Java archives nothing if the class path has a folder with files, such as Spark's folder of settings.
         environment = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
         done = subprocess.run(
             command,
@@ -65,26 +69,19 @@ def record() -> bool:
         )
         written = Path(scratch, ARCHIVE)
         if done.returncode != 0 or not written.is_file():
-            said = (done.stderr.strip() or done.stdout.strip() or "Java wrote none").splitlines()[-1]
-            raise UserError(f"the archive of classes could not be written: {said}", RUN_FAILED)
-        beside = target.with_name(f".{ARCHIVE}-{os.getpid()}")
+            reason = (done.stderr.strip() or done.stdout.strip() or "Java wrote none").splitlines()[-1]
+            raise UserError(f"the archive of classes could not be written: {reason}", RUN_FAILED)
+        partial = target.with_name(f".{ARCHIVE}-{os.getpid()}")
         try:
-            beside.write_bytes(written.read_bytes())
-            beside.rename(target)
+            partial.write_bytes(written.read_bytes())
+            partial.rename(target)
         finally:
-            beside.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
     return True
 
 
 def _run(scratch: Path) -> None:
-    """Take a tiny model through the verbs in this process, and end Java, which then writes the archive."""
-    from pyspark import SparkContext
-
-    from jobs import ingest, pretrain, status, stream
-    from jobs.core.settings import Settings
-    from jobs.spark.conf import spark_conf
-    from jobs.spark.session import spark_session
-
+    """Run a tiny model through the verbs in this process, and end Java, which then writes the archive."""
     models = scratch / "models"
     models.mkdir()
     (models / "warm_up.yaml").write_text(_MODEL, encoding="utf-8")
@@ -113,7 +110,7 @@ def _run(scratch: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the archive if it is not there. That it cannot be written is said and is no failure."""
+    """Write the archive if it does not exist. If it cannot be written, print why and succeed all the same."""
     if arguments[:1] == ["run"]:
         try:
             _run(Path(arguments[1]))

@@ -1,4 +1,4 @@
-"""The time of day. It may be put back or differ between machines, so nothing that must be right depends on it alone."""
+"""The time of day. It may be set back and differs between machines, so no guarantee depends on it alone."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from datetime import UTC, datetime
 
 
 def now() -> datetime:
-    """Return the time of day."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)

@@ -228,12 +228,12 @@ def _execute(run: Callable[[], Report], settings: Settings) -> None:
         with sigterm_raises():
             report = run()
             report.show(settings.json)
-            problems = report.problems
+            errors = report.errors
     except BrokenPipeError:
         # The reader (`| head`) has gone, as it may. Leave nothing to flush into the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (Exception, KeyboardInterrupt, Terminated) as error:
         raise typer.Exit(show(error, settings.debug)) from error
     else:
-        if problems:
-            raise typer.Exit(show(UserError("\n".join(problems), RUN_FAILED)))
+        if errors:
+            raise typer.Exit(show(UserError("\n".join(errors), RUN_FAILED)))

@@ -1,4 +1,4 @@
-"""Errors that a person caused and can mend, and how every command shows an error."""
+"""Errors that the user can mend, and the way in which every command shows an error."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import TextIO
 
 INPUT_ERROR = 2  # bad input or usage
 RUN_FAILED = 1  # a run that began and failed
-ALREADY_RUNNING = 3  # another driver holds the stream, or there is nothing to do
+ALREADY_RUNNING = 3  # another driver has the stream, or there is nothing to do
 
 _FULL = ("No space left on device", "Disk quota exceeded")
 FULL = (
     "there is no room left on a disk that it writes to (No space left on device): make room and run the command again; "
-    "what was half written is not seen, and nothing is lost"
+    "no reader sees what was half written, and nothing is lost"
 )
 
 
 class UserError(Exception):
-    """Report something that the user can mend, in one clear sentence.
+    """An error that the user can mend, in one clear sentence.
 
     Args:
         message: what is wrong and what to do; one line for each problem.
-        exit_code: the command's exit code: 2 for bad input or usage, 1 for a failed run, 3 for a stream that
-            another driver holds.
+        exit_code: of the command: 2 for bad input or usage, 1 for a failed run, 3 for a stream that already has a
+            driver.
     """
 
     def __init__(self, message: str, exit_code: int = INPUT_ERROR) -> None:
@@ -36,13 +36,13 @@ class UserError(Exception):
 
 
 class Terminated(BaseException):
-    """Unwind the command after SIGTERM; no Exception, so that no handler swallows it."""
+    """The unwinding of a command after SIGTERM; not an Exception, so that no handler swallows it."""
 
 
 def show(error: BaseException, debug: bool = False, stream: TextIO | None = None) -> int:
     """Print `error` as `error: ...` lines, never as a bare traceback, and return the exit code.
 
-    The traceback of an unexpected exception goes to a file that the line names; with `debug` to `stream`.
+    The traceback of an unexpected exception goes to a file, which the line names; with `debug` it goes to `stream`.
     """
     out = stream or sys.stderr
     if debug and not isinstance(error, KeyboardInterrupt | Terminated):
@@ -66,16 +66,16 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
 
 
 def _is_model_error(error: BaseException) -> bool:
-    # By looking, not by importing: kalman brings NumPy, which a command that never came so far need not load.
+    # Looked up, not imported: kalman loads NumPy, which a command that failed earlier does not need.
     kalman = sys.modules.get("kalman")
     kind = getattr(kalman, "ModelError", None)
     return isinstance(kind, type) and isinstance(error, kind)
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:
-    """Return the first line that an exception says, cut to `limit` characters."""
+    """Return the first line of an exception's message, cut to `limit` characters."""
     lines = (line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip())
-    # Py4J says first which of its calls it was, which tells a reader nothing.
+    # Py4J begins with the name of its own call, which does not help a reader.
     text = next(
         (line for line in lines if not line.startswith("An error occurred while calling ")), "no message"
     )
@@ -83,16 +83,16 @@ def first_line(error: BaseException, limit: int = 300) -> str:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Tell if an error, or one that led to it, says that a disk is full."""
+    """Tell whether an error, or one of its causes, says that a disk is full."""
     while error is not None:
-        if any(said in str(error) for said in _FULL):
+        if any(sign in str(error) for sign in _FULL):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def raised_in_python(error: BaseException) -> str:
-    """Return what the innermost exception said that Spark's Python workers raised, if there is one of ours."""
+    """Return the message of the innermost exception raised in Spark's Python workers, else the error's first line."""
     raised = [
         line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Mismatch): ", line)
     ]

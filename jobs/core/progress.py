@@ -1,4 +1,4 @@
-"""Show on standard error that work goes on: a bar on a terminal, a line every few seconds elsewhere."""
+"""Show progress on standard error: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ LINE_SECONDS = 3.0
 
 
 class Progress:
-    """A bar, or lines, for `total` steps (None: an unknown number). Never silent for more than a few seconds."""
+    """A bar, or lines, for `total` steps (None: unknown); without a terminal one line every `LINE_SECONDS`."""
 
     def __init__(self, title: str, total: int | None, quiet: bool = False) -> None:
         self.title, self.total, self.quiet = title, total, quiet
         self.done = 0
         self._detail = ""
-        self._started = self._said = time.monotonic()
+        self._started = time.monotonic()
         self._finished = threading.Event()
         self._bar = None
         self._task = None
-        self._beat: threading.Thread | None = None
+        self._printer: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         if self.quiet:
@@ -40,17 +40,17 @@ class Progress:
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total, detail="")
         else:
-            self._beat = threading.Thread(target=self._lines, daemon=True)
-            self._beat.start()
+            self._printer = threading.Thread(target=self._lines, daemon=True)
+            self._printer.start()
         return self
 
     def advance(self, steps: int = 1, detail: str = "") -> None:
-        """Count steps that are done."""
+        """Count finished steps."""
         self.done += steps
         self.note(detail)
 
     def note(self, detail: str) -> None:
-        """Say what is going on now."""
+        """Show the current activity."""
         self._detail = detail
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self.done, detail=detail)
@@ -61,8 +61,8 @@ class Progress:
         self._finished.set()
         if self._bar is not None:
             self._bar.stop()
-        elif self._beat is not None:
-            self._beat.join()
+        elif self._printer is not None:
+            self._printer.join()
 
     def _lines(self) -> None:
         while not self._finished.wait(LINE_SECONDS):

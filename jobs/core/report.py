@@ -1,4 +1,4 @@
-"""What a verb hands back: lines for a person and data for a program."""
+"""The report of a verb: lines for a person and data for a program."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from rich.console import Console
 from rich.live import Live
 
 
-def plural(number: int, what: str, ending: str = "s") -> str:
-    """Return how many there are of something: `1 row`, `2,000 rows`."""
-    return f"{number:,} {what}" + ("" if number == 1 else ending)
+def plural(number: int, noun: str, ending: str = "s") -> str:
+    """Return a number with its noun: `1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else ending)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Hold the outcome of one verb.
+    """The outcome of one verb.
 
     Attributes:
-        lines: what a person reads.
+        lines: text for a person.
         data: the same for a program; numbers, text, lists and mappings.
-        renderable: a rich renderable (a table, say) that a person sees in place of `lines`.
-        problems: sentences, said on standard error, for which the command fails though it did its work.
-        tables: rich renderables that a person sees below the lines.
+        renderable: a rich renderable, such as a table, shown to a person instead of `lines`.
+        errors: sentences for standard error; with any the command fails, although the verb did its work.
+        tables: rich renderables shown to a person below the lines.
     """
 
     lines: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     renderable: Any = None
-    problems: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     tables: list[Any] = field(default_factory=list)
 
     def show(self, as_json: bool = False, stream: TextIO | None = None) -> None:
-        """Print the report on standard output: one JSON document, or what a person reads."""
+        """Print the report on standard output: one JSON document, or the text for a person."""
         out = stream or sys.stdout
         if as_json:
             print(json.dumps(plain(self.data), indent=2, allow_nan=False), file=out)
         else:
             for line in self.lines if self.renderable is None else ():
                 print(line, file=out)
-            shown = [*([] if self.renderable is None else [self.renderable]), *self.tables]
-            if shown:
-                # A log has no width of its own: what is read there is not cut to 80 columns.
+            renderables = [*([] if self.renderable is None else [self.renderable]), *self.tables]
+            if renderables:
+                # A log has no width of its own, and rich would cut its lines to 80 columns.
                 console = Console(file=out, width=None if out.isatty() else 160)
-                for one in shown:
+                for one in renderables:
                     console.print(one)
         out.flush()
 
 
 def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Report:
-    """Show what `look` reports every so many seconds until Ctrl-C: on a terminal in place, elsewhere one below another.
+    """Show a new report of `look` every `seconds` until Ctrl-C: on a terminal in place, elsewhere one below another.
 
-    Returns the last report, to be shown once more.
+    Returns the last report, for the command to show at its end.
     """
     report = look()
     try:
@@ -76,7 +76,7 @@ def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Rep
 
 
 def plain(value: Any) -> Any:
-    """Turn `value` into what JSON can say: a number that is not finite into null, the unknown into text."""
+    """Convert `value` to JSON's types: a number that is not finite to null, an unknown type to text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

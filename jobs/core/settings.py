@@ -1,4 +1,4 @@
-"""Where things are and how commands speak: the settings that all verbs share."""
+"""The settings that all verbs share: where warehouse and models are, and how commands print."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 from jobs.core.errors import UserError
 
-# 4: a failed task is tried again, as on a cluster; plain local[*] ends at the first lost Python worker.
+# 4: a failed task is retried, as on a cluster; plain local[*] fails at the first lost Python worker.
 DEFAULT_MASTER = "local[*,4]"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Hold the global options of one command.
+    """The global options of one command.
 
     Attributes:
         warehouse: root of the tables; an absolute local path, or a URI such as `hdfs://name/dir` as given.
         models: folder of the model specs.
         master: Spark's master URL.
-        jars: folder of Spark's jars that `make setup` filled.
+        jars: folder of Spark's jars, which `make setup` fills.
         json: print the report as one JSON document on standard output.
         quiet: print no progress.
         debug: show tracebacks.
@@ -50,7 +50,7 @@ class Settings:
         """Build settings from flags, then the environment (KALMAN_WAREHOUSE, ...), then defaults.
 
         Raises:
-            UserError: the warehouse is where its tables would not be safe.
+            UserError: the warehouse is in a store where its tables would not be safe.
         """
         env = os.environ
         return cls(

@@ -1,4 +1,4 @@
-"""Signals that end a command: SIGTERM unwinds it, a running stream is asked to stop."""
+"""Signals that end a command: SIGTERM unwinds it, and asks a running stream to stop."""
 
 from __future__ import annotations
 

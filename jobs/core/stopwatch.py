@@ -1,8 +1,8 @@
-"""Take the time of steps within a Spark task: of packing, of the filter, of its state. No Spark.
+"""Measure the seconds of steps within a Spark task: packing, the filter, its state. Spark-free.
 
-A function of ours that is worth knowing about is marked (`@step("state read")`, `with step("filter")`). The marks do
-nothing until a task is run under a watch, as `stream --profile` does; a step within another is not counted to the other
-one, so that the seconds of all steps add up.
+Functions whose time matters are marked (`@step("state read")`, `with step("filter")`). The marks do nothing until a
+task runs under a stopwatch, as under `stream --profile`. The seconds of a step exclude those of steps within it, so
+that the seconds of all steps add up.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PACK, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES 
 )  # fmt: skip
 """Steps of the functions that run in Python workers."""
 WAITING = "waiting for rows"
-"""What a step waits for its rows is the time of whoever gives them."""
+"""Waiting for input rows counts for the step that produces them."""
 
 
 class Into(Protocol):
-    """Where a task's seconds go: an accumulator of Spark's."""
+    """The target of a task's seconds: an accumulator of Spark's."""
 
     def add(self, term: Seconds) -> None:
         """Add seconds by step."""
@@ -34,14 +34,14 @@ class Into(Protocol):
 
 
 class Stopwatch:
-    """The seconds of steps, each without those within it."""
+    """The seconds of steps, each without those of the steps within it."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: Seconds = {}
         self._clock, self._open, self._since = clock, list[str](), 0.0
 
     def enter(self, name: str) -> None:
-        """Begin a step: the one around it stands still."""
+        """Begin a step; the enclosing step pauses."""
         self._count()
         self._open.append(name)
 
@@ -51,7 +51,7 @@ class Stopwatch:
         self._open.pop()
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield what an iterator gives, and take the time that it needs for it; what is done with it does not count."""
+        """Yield an iterator's items and count the time to produce them, not the time that the consumer takes."""
         global _running
         items = iter(items)
         while True:
@@ -74,11 +74,11 @@ class Stopwatch:
 
 
 _running: Stopwatch | None = None
-"""The watch of the task that this process runs, if it has one. A Python worker runs one task at a time."""
+"""The stopwatch of this process's task, if it has one. A Python worker runs one task at a time."""
 
 
 class step:  # noqa: N801 - used as a word of the language
-    """A step, as a context or around a function."""
+    """A step: a context manager, or a decorator of a function."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -97,7 +97,7 @@ class step:  # noqa: N801 - used as a word of the language
             watch.leave()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Return the function as a step of that name."""
+        """Return the function as a step of this name."""
 
         @wraps(function)
         def timed(*args: P.args, **options: P.kwargs) -> T:
@@ -110,14 +110,14 @@ class step:  # noqa: N801 - used as a word of the language
 
 
 def each(name: str, items: Iterable[T]) -> Iterable[T]:
-    """Return what an iterator gives, as a step of that name if the task has a watch."""
+    """Return an iterator's items; if the task has a stopwatch, producing them is a step of this name."""
     return items if _running is None else _running.each(name, items)
 
 
 def watched(
     function: Callable[[Iterator[T]], Iterator[T]], name: str, into: Into
 ) -> Callable[[Iterator[T]], Iterator[T]]:
-    """Return a function from batches to batches that adds up its seconds; to wait for batches is no part of them."""
+    """Return a function from batches to batches that adds its seconds to `into`, without waiting for its input."""
 
     def work(batches: Iterator[T]) -> Iterator[T]:
         watch = Stopwatch()

@@ -1,7 +1,7 @@
 """Durations, and event times as text: one rule for the offline command (Python) and for `ingest` (Spark).
 
-A time format becomes a regular expression that Java and Python read alike; whoever parses takes the groups'
-numbers from it and puts the time together, so that there is no second parser to disagree with.
+A time format becomes a regular expression that Java and Python read alike. Both take the parts of a time from its
+groups, so that no second parser can disagree.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ISO = (
 
 @dataclass(frozen=True, slots=True)
 class TimePattern:
-    """A time as text: `regex` matches all of it, trimmed; `groups` gives each part's group number, from 1."""
+    """The pattern of a time as text: `regex` matches all of it, trimmed; `groups` has each part's group, from 1."""
 
     regex: str
     groups: dict[str, int]
@@ -106,7 +106,7 @@ class TimeParser:
 
     Args:
         time_format: None for ISO 8601, an epoch format, or directives %Y %m %d %H %M %S %f %z.
-        zone: what a time without an offset of its own is in.
+        zone: the time zone of a time without an offset of its own.
     """
 
     def __init__(self, time_format: str | None, zone: tzinfo) -> None:
@@ -118,7 +118,7 @@ class TimeParser:
             self._groups = [pattern.groups.get(part) for part in PARTS]
 
     def __call__(self, text: str) -> int | None:
-        """Return the microseconds, or None where `text` is no such time."""
+        """Return the microseconds, or None if `text` is not a time in this format."""
         text = text.strip(" ")
         if self._scale is not None:
             return _epoch_us(text, self._scale)
@@ -154,7 +154,8 @@ def wall_us(moment: datetime) -> int:
 def local_us(moment: datetime, zone: tzinfo) -> int:
     """Return the microseconds since the epoch of a naive time in `zone`.
 
-    A time that the clocks repeat is the earlier one; one that they skip moves on by the gap, as in Java.
+    A time that occurs twice, as clocks go back, is the earlier one; one that is skipped, as they go forward, moves on
+    by the gap. Java does the same.
     """
     if zone is UTC:
         return wall_us(moment)
@@ -166,7 +167,7 @@ def _epoch_us(text: str, scale: int) -> int | None:
     match = re.fullmatch(r"([+-]?)([0-9]{1,18})(?:[.]([0-9]*))?", text)
     if not match:
         return None
-    digits = len(str(scale)) - 1  # what is beyond a microsecond is cut off
+    digits = len(str(scale)) - 1  # digits beyond a microsecond are cut off
     fraction = (match[3] or "").ljust(digits, "0")[:digits]
     value = int(match[2]) * scale + int(fraction or "0")
     value = -value if match[1] == "-" else value
@@ -177,17 +178,17 @@ def _offset(zone: str) -> int | None:
     if zone == "Z":
         return 0
     hours, minutes = int(zone[1:3]), int(zone[3:].replace(":", "") or "0")
-    if minutes > 59 or hours * 60 + minutes > 18 * 60:  # as far as Java goes
+    if minutes > 59 or hours * 60 + minutes > 18 * 60:  # Java's limit
         return None
     value = (hours * 60 + minutes) * 60_000_000
     return -value if zone[0] == "-" else value
 
 
 def trigger_seconds(trigger: str) -> float | None:
-    """Return the seconds between micro-batches; None: take in what is there, then end.
+    """Return the seconds between micro-batches; None for `available-now`: process the present rows, then end.
 
     Raises:
-        UserError: it is neither.
+        UserError: the option is neither `available-now` nor a number of seconds.
     """
     if trigger == AVAILABLE_NOW:
         return None

@@ -1,4 +1,4 @@
-"""Where the archive of Java's classes is, and the Spark settings that use it."""
+"""The archive of Java's classes: its path, and the Spark settings that use it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from jobs.spark.jars import jar_folder
 ARCHIVE = "classes.jsa"
 
 QUIET = "-Xlog:disable -Xlog:all=error:stderr"
-"""Java would say on standard output, where JSON goes, that an archive does not fit."""
+"""Without these options Java reports an archive that does not fit on standard output, where JSON goes."""
 
 
 def archive_path() -> Path:
-    """Return where the archive is, if there is one: beside the jars, with which it goes."""
+    """Return the path of the archive: in the folder of the jars, as it belongs to them."""
     return jar_folder() / ARCHIVE
 
 
 def archive_conf(java_options: str) -> dict[str, str]:
-    """Return the Spark settings that use the archive, `java_options` among them; just these without an archive.
+    """Return the Spark settings with `java_options`, and with the archive if there is one.
 
-    Only classes of Java's own class path can be archived, so our jars are on it, before Spark adds them by itself.
+    Java archives only classes of its own class path, so the jars are on it before Spark adds them itself.
     """
     if not archive_path().is_file() or os.environ.get("KALMAN_CLASS_ARCHIVE") == "0":
         return {"spark.driver.extraJavaOptions": java_options}
@@ -32,4 +32,5 @@ def archive_conf(java_options: str) -> dict[str, str]:
 
 
 def class_path() -> str:
+    """Return the jars as a Java class path."""
     return os.pathsep.join(str(path) for path in sorted(jar_folder().glob("*.jar")))

@@ -1,7 +1,7 @@
-"""Check that this machine has the Python and the Java that the pipeline needs, before anything is installed.
+"""Check before installation that this machine has the Python and the Java that the pipeline needs.
 
-Run as `python jobs/spark/doctor.py` by any Python from 3.6 on: it imports the standard library alone and nothing of
-ours, and its syntax stays old, because a Python that is too old has to get as far as saying so.
+Run as `python jobs/spark/doctor.py` by any Python from 3.6 on: it imports the standard library alone, and its syntax
+stays old, because a Python that is too old must be able to run it and report that.
 """
 
 import os
@@ -17,7 +17,7 @@ JAVA_MODULE = "jdk.incubator.vector"  # Spark asks for it; Java runtimes from Py
 
 
 def python_problem() -> str:
-    """Return what is wrong with this Python and which package mends it, or an empty text."""
+    """Return the problem of this Python with the package that mends it, or an empty text."""
     if sys.version_info[:2] < PYTHON_AT_LEAST:
         found = "{}.{}".format(*sys.version_info[:2])
         return (
@@ -35,7 +35,7 @@ def python_problem() -> str:
 
 
 def java_command() -> str:
-    """Return the java that Spark will start: JAVA_HOME's, else the one on PATH; empty if there is none."""
+    """Return the java that Spark will start: that of JAVA_HOME, else that on PATH; empty if there is none."""
     home = os.environ.get("JAVA_HOME")
     if home:
         command = os.path.join(home, "bin", "java")
@@ -44,15 +44,14 @@ def java_command() -> str:
 
 
 def java_problem() -> str:
-    """Return what is wrong with Spark's Java and which package mends it, or an empty text."""
+    """Return the problem of Spark's Java with the package that mends it, or an empty text."""
     command = java_command()
     if not command:
         home = os.environ.get("JAVA_HOME")
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "no java is on PATH"
         return f"Java 17 or 21 is needed, and {where}: {_how_to_install()}"
-    said = _run([command, "-version"])
-    match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
-    if not match:  # macOS ships a java that only says that there is no Java
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', _run([command, "-version"]))
+    if not match:  # macOS ships a java that only prints that there is no Java
         return f"Java 17 or 21 is needed, and {command} does not run: {_how_to_install()}"
     major = int(match.group(2) or 0) if match.group(1) == "1" else int(match.group(1))
     if major not in JAVA_VERSIONS:
@@ -86,7 +85,7 @@ def _run(command: list) -> str:
 
 
 def main() -> int:
-    """Print every problem on standard error and return 1, or return 0 in silence."""
+    """Print every problem on standard error and return 1, or print nothing and return 0."""
     problems = [problem for problem in (python_problem(), java_problem()) if problem]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""Fetch the jars that Spark needs beside its own, once, so that every later start is offline and fast.
+"""Fetch the jars that Spark needs besides its own, once, so that every later start is offline and fast.
 
 `python -m jobs.spark.jars` resolves them with the Ivy that PySpark carries, in a folder of its own. The user's Ivy
-and Maven folders are not touched: a half-filled one there makes Spark's own resolution fail.
+and Maven folders are not touched: an incomplete one there makes Spark's own resolution fail.
 
-What only some models need is in sets of their own, each in a folder within, fetched by its first use or by
+Jars that only some models need are in sets of their own, each in a subfolder, fetched by its first use or by
 `python -m jobs.spark.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo,
 `yarn` a YARN cluster in one process for a test.
 """
@@ -32,12 +32,12 @@ from jobs.spark.doctor import java_command, java_problem
 
 MANIFEST = "manifest.json"
 HOW_TO_FETCH = "run `make setup` (or `python -m jobs.spark.jars`)"
-_ATTEMPTS = 2  # the second goes on with what the first has downloaded
+_ATTEMPTS = 2  # the second continues the downloads of the first
 _SECONDS = 900
 
 
 class Coordinate(NamedTuple):
-    """Name one Maven artifact; `without` names artifacts that it asks for and that we do not need."""
+    """A Maven artifact; `without` names dependencies of it that the pipeline does not need."""
 
     group: str
     artifact: str
@@ -49,8 +49,8 @@ class Coordinate(NamedTuple):
 
 
 COORDINATES: tuple[Coordinate, ...] = (
-    # Delta's kernel and Unity Catalog's client serve tables that a catalog server manages; ours are folders.
-    # Writing, reading, MERGE, streaming, OPTIMIZE, VACUUM and cloning were tried without them.
+    # Delta's kernel and Unity Catalog's client serve tables that a catalog server manages; the warehouse has folders.
+    # Writing, reading, MERGE, streaming, OPTIMIZE, VACUUM and cloning were tested without them.
     Coordinate(
         "io.delta",
         "delta-spark_4.2_2.13",
@@ -68,8 +68,8 @@ COORDINATES: tuple[Coordinate, ...] = (
 
 OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
     "kafka": (
-        # The connector's own release of the token provider is not in every mirror; it only serves delegation tokens,
-        # and its classes have not changed since 4.0.0.
+        # Not every mirror has the connector's own release of the token provider, which only serves delegation tokens
+        # and has not changed since 4.0.0.
         Coordinate(
             "org.apache.spark",
             "spark-sql-kafka-0-10_2.13",
@@ -99,9 +99,9 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
         Coordinate("org.bouncycastle", "bcpkix-jdk18on", "1.82"),
     ),
 }
-"""Sets of jars that only some need, by the name of their folder."""
+"""Sets of jars that only some models need, by the name of their folder."""
 _ALONE = {"broker"}
-"""Sets of programs that run without Spark, so that they need also what PySpark carries."""
+"""Sets of programs that run without Spark, and so also need jars that PySpark contains."""
 
 
 def jar_folder() -> Path:
@@ -114,7 +114,7 @@ def jar_paths() -> list[str]:
     """Return the paths of the fetched jars, sorted.
 
     Raises:
-        UserError: they were not fetched yet, are not complete, or are those of another release.
+        UserError: the jars are not fetched, not complete, or those of another release.
     """
     folder = jar_folder()
     names = _fetched(folder, COORDINATES)
@@ -124,12 +124,12 @@ def jar_paths() -> list[str]:
 
 
 def optional_jars(part: str) -> list[str]:
-    """Return the paths of a set of `OPTIONAL`, sorted; what is not there is fetched now.
+    """Return the paths of a set of `OPTIONAL`, sorted; fetch missing jars.
 
     Raises:
         UserError: the jars that every job needs are missing, or these cannot be fetched.
     """
-    jar_paths()  # they come first: a folder without them would be taken for somebody else's
+    jar_paths()  # they come first: `fetch` refuses a folder with other content
     folder, coordinates = jar_folder() / part, OPTIONAL[part]
     names = _fetched(folder, coordinates)
     if names is None:
@@ -141,12 +141,12 @@ def optional_jars(part: str) -> list[str]:
 def fetch(
     coordinates: Sequence[Coordinate] = COORDINATES, folder: Path | None = None, alone: bool = False
 ) -> bool:
-    """Fetch the jars into `folder` and return True; return False when they were there, unharmed.
+    """Fetch the jars into `folder` and return True; return False if they are there with the right content.
 
-    What PySpark carries is left out, unless they are to run `alone`. The folder appears complete or not at all.
+    Jars that PySpark contains are left out, unless the set runs `alone`. The folder appears complete or not at all.
 
     Raises:
-        UserError: no Java, no network, or a folder that holds something else.
+        UserError: no Java, no network, or a folder with other content.
     """
     target = folder or jar_folder()
     if _fetched(target, coordinates, check_content=True) is not None:
@@ -171,7 +171,7 @@ def fetch(
 def _fetched(
     folder: Path, coordinates: Sequence[Coordinate], check_content: bool = False
 ) -> list[str] | None:
-    """Return the names of the jars in `folder`, or None if they are not all there or are others."""
+    """Return the names of the jars in `folder`, or None if some are missing or differ."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         jars: dict[str, str] = manifest["jars"]
@@ -190,7 +190,7 @@ def _wanted(coordinates: Iterable[Coordinate]) -> list[str]:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    # The folder is replaced as a whole, so it must be one that we made (or that does not matter).
+    # The folder is replaced as a whole, so it must be one that `fetch` made, or empty.
     if (
         folder.exists()
         and not (folder / MANIFEST).is_file()
@@ -207,7 +207,7 @@ def _resolve(coordinates: Sequence[Coordinate], scratch: Path, alone: bool) -> P
     ivy = next((path for path in own if path.name.startswith("ivy-")), None)
     if ivy is None:
         raise UserError(
-            "PySpark carries no Ivy here, so Spark's jars cannot be fetched: reinstall pyspark", RUN_FAILED
+            "this PySpark contains no Ivy, so Spark's jars cannot be fetched: reinstall pyspark", RUN_FAILED
         )
     jars = scratch / "jars"
     jars.mkdir()
@@ -219,12 +219,12 @@ def _resolve(coordinates: Sequence[Coordinate], scratch: Path, alone: bool) -> P
     command += ["-settings", os.environ.get("KALMAN_IVYSETTINGS") or str(settings), "-ivy", str(module)]
     command += ["-cache", str(scratch / "cache"), "-confs", "default", "-types", "jar", "bundle"]
     command += ["-retrieve", f"{jars}/[artifact]-[revision].[ext]", "-warn"]
-    said = ""
+    output = ""
     for _ in range(_ATTEMPTS):
-        said, failed = _run(command)
+        output, failed = _run(command)
         if not failed and any(jars.glob("*.jar")):
             return jars
-    raise UserError(f"Spark's jars could not be fetched: {_reason(said)}", RUN_FAILED)
+    raise UserError(f"Spark's jars could not be fetched: {_reason(output)}", RUN_FAILED)
 
 
 def _run(command: Sequence[str]) -> tuple[str, bool]:
@@ -243,7 +243,7 @@ def _run(command: Sequence[str]) -> tuple[str, bool]:
 
 
 def _ivy_settings(cache: Path) -> str:
-    # A resolver without a root is Ivy's own notion of Maven Central, the only place that has to be asked.
+    # A resolver without a root is Ivy's default of Maven Central, the only repository that is needed.
     return f"""<ivysettings>
   <settings defaultResolver="central"/>
   <caches defaultCacheDir={quoteattr(str(cache))}/>
@@ -258,7 +258,7 @@ def _ivy_settings(cache: Path) -> str:
 
 
 def _ivy_module(coordinates: Iterable[Coordinate], carried: set[str]) -> str:
-    """Write the module that depends on `coordinates`, without what PySpark carries already."""
+    """Return the Ivy module that depends on `coordinates`, without the jars that PySpark contains."""
     lines = ['<ivy-module version="2.0">', '  <info organisation="kalman-pipeline" module="jars"/>']
     lines += ['  <configurations><conf name="default"/></configurations>', "  <dependencies>"]
     for coordinate in coordinates:
@@ -273,7 +273,7 @@ def _ivy_module(coordinates: Iterable[Coordinate], carried: set[str]) -> str:
 
 
 def _pyspark_jars() -> list[Path]:
-    # Found, not imported: importing PySpark takes a second.
+    # Looked up, not imported: importing PySpark takes a second.
     spec = find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise UserError("PySpark is not installed in this Python: run `make setup`")
@@ -285,40 +285,40 @@ def _pyspark_jars() -> list[Path]:
 
 
 def _artifact_name(file_name: str) -> str:
-    """Return `jackson-core` of `jackson-core-2.21.2.jar`."""
+    """Return the name of a jar's artifact: `jackson-core` of `jackson-core-2.21.2.jar`."""
     return re.sub(r"-\d[^/]*$", "", file_name.removesuffix(".jar"))
 
 
 def _proxy_options() -> list[str]:
-    """Tell Java about the proxy of the environment, which it does not read by itself."""
+    """Return Java's options for the proxy of the environment, which Java does not read itself."""
     options = []
     for scheme, address in urllib.request.getproxies().items():
         proxy = urllib.parse.urlsplit(address if "//" in address else f"//{address}")
-        with contextlib.suppress(ValueError):  # a port that is not a number: Java's own message is as good
+        with contextlib.suppress(ValueError):  # a port that is not a number: Java reports it as well
             if scheme in ("http", "https") and proxy.hostname:
                 options.append(f"-D{scheme}.proxyHost={proxy.hostname}")
                 options.append(f"-D{scheme}.proxyPort={proxy.port or 80}")
     return options
 
 
-def _reason(said: str) -> str:
-    """Return in one sentence what Ivy's output says, and what to do."""
+def _reason(output: str) -> str:
+    """Return the cause of a failure in Ivy's output and the remedy, in one sentence."""
     where = "check the network, the proxy (https_proxy) and, behind a mirror, KALMAN_IVYSETTINGS"
     if re.search(
         r"UnknownHost|Host .* not found|ConnectException|timed out|refused|unreachable|Server access",
-        said,
+        output,
         re.I,
     ):
         return f"no connection to the Maven repository; {where}"
-    if re.search(r"SSL|PKIX|certificate", said):
+    if re.search(r"SSL|PKIX|certificate", output):
         return (
             "Java does not trust the Maven repository's certificate; import its authority into Java's store"
         )
-    missing = re.findall(r"::\s*([\w.-]+)#([\w.-]+);([\w.-]+):\s*not found", said)
+    missing = re.findall(r"::\s*([\w.-]+)#([\w.-]+);([\w.-]+):\s*not found", output)
     if missing:
         return f"{':'.join(missing[0])} was not found in the Maven repository; {where}"
-    lines = [line.strip() for line in said.splitlines() if re.search(r"[A-Za-z]{4}", line)]
-    return f"{lines[-1] if lines else 'Ivy said nothing'}; {where}"
+    lines = [line.strip() for line in output.splitlines() if re.search(r"[A-Za-z]{4}", line)]
+    return f"{lines[-1] if lines else 'Ivy printed nothing'}; {where}"
 
 
 def _write_manifest(folder: Path, coordinates: Sequence[Coordinate]) -> None:
@@ -333,7 +333,7 @@ def _swap(complete: Path, target: Path, scratch: Path) -> None:
     try:
         complete.rename(target)
     except OSError:
-        # Another set-up was faster; what it left is as good if it is whole.
+        # Another set-up was faster; its folder will do if it is complete.
         if not (target / MANIFEST).is_file():
             raise
 
@@ -344,7 +344,7 @@ def _sha256(path: Path) -> str:
 
 
 def main(parts: Sequence[str] = ()) -> int:
-    """Fetch the jars, and those of the sets that are named, if they are not there, and say where they are."""
+    """Fetch missing jars, also those of the named sets, and print where they are."""
     began = time.monotonic()
     try:
         unknown = [part for part in parts if part not in OPTIONAL]

@@ -1,8 +1,7 @@
-"""Keep from the terminal what Spark's processes say that tells a user nothing.
+"""Filter lines out of the standard error of Spark's processes that are of no use to a user.
 
-The Python worker in which Spark prepares a stateful query tells each step of its start, in ten lines of its own names,
-by `print`: no level of logging silences it. What Java and its workers write to standard error is read line by line, and
-all other lines go on to where they would have gone.
+The Python worker in which Spark prepares a stateful query prints each step of its start, in ten lines: no level of
+logging silences it. The standard error of Java and its workers is read line by line, and all other lines are passed on.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LAST_WORDS_SECONDS = 0.1
-"""How long the end of this process waits for what has been written and not yet passed on."""
+"""How long the end of this process waits for lines that are not passed on yet."""
 
 _NOISE = (
     b"Starting Streaming TransformWithStateInPandas",
@@ -25,15 +24,15 @@ _NOISE = (
 
 @contextmanager
 def filtered() -> Iterator[None]:
-    """Let processes that are started meanwhile write to a standard error without those lines.
+    """Give the processes that are started within a standard error without those lines.
 
-    They keep it for life. When this process ends before them, what they write goes nowhere.
+    They keep it for life. What they write after the end of this process is lost.
     """
     console = os.dup(2)
     read, write = os.pipe()
     os.dup2(write, 2)
     os.close(write)
-    # It ends when the last process that has the pipe has ended: at once if none was started.
+    # The thread ends with the last process that has the pipe: at once if none was started.
     reader = threading.Thread(target=_forward, args=(read, os.dup(console)), name="java output", daemon=True)
     reader.start()
     atexit.register(reader.join, LAST_WORDS_SECONDS)
@@ -49,6 +48,6 @@ def _forward(read: int, console: int) -> None:
     with os.fdopen(read, "rb") as lines, os.fdopen(console, "wb", buffering=0) as out:
         for line in lines:
             noise = line.startswith(_NOISE)
-            if not noise and not (after_noise and line == b"\n"):  # an empty line follows each
+            if not noise and not (after_noise and line == b"\n"):  # an empty line follows each of them
                 out.write(line)
             after_noise = noise

@@ -1,7 +1,7 @@
-"""Speak to Kafka's brokers: how to reach them, what a topic holds now, and whether what is needed is still there.
+"""Kafka's brokers: how to reach them, the offsets of a topic, and whether it still has the messages of a position.
 
-Where the brokers are is a setting of the machine, not of a model: KALMAN_KAFKA has their addresses, and
-KALMAN_KAFKA_PROPERTIES may name a file of Kafka's own client properties, such as those for TLS and SASL.
+The brokers are a setting of the machine, not of a model: KALMAN_KAFKA has their addresses, and KALMAN_KAFKA_PROPERTIES
+may name a file of Kafka's own client properties, such as those for TLS and SASL.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 SERVERS, PROPERTIES = "KALMAN_KAFKA", "KALMAN_KAFKA_PROPERTIES"
 PATIENCE_MS = 20_000
-"""How long a question to the brokers may take."""
+"""How long a request to the brokers may take."""
 
 Offsets = dict[int, int]
-"""By partition, the offset of the first message that is not reflected yet."""
+"""By partition, the offset of the next message to process."""
 
 
 class Bounds(NamedTuple):
-    """What a partition holds: the offset of its first message, and the one that its next will have."""
+    """The offsets of a partition: of its first message, and of the next one that it will get."""
 
     first: int
     end: int
 
 
 def client_properties() -> dict[str, str]:
-    """Return the properties with which clients reach the brokers.
+    """Return the properties of Kafka's clients.
 
     Raises:
         UserError: no address is set, or the file of properties cannot be read.
@@ -44,7 +44,7 @@ def client_properties() -> dict[str, str]:
     servers = os.environ.get(SERVERS, "")
     if not servers:
         raise UserError(
-            f"where Kafka is, is not known: set {SERVERS}, such as {SERVERS}=kafka1:9092,kafka2:9092"
+            f"the addresses of Kafka's brokers are not set: set {SERVERS}, such as {SERVERS}=kafka1:9092,kafka2:9092"
         )
     return {**_file_of_properties(), "bootstrap.servers": servers}
 
@@ -67,7 +67,7 @@ def spark_options() -> dict[str, str]:
 
 
 def bounds(spark: SparkSession, topic: str) -> dict[int, Bounds]:
-    """Return what each partition of a topic holds now.
+    """Return the current bounds of each partition of a topic.
 
     Raises:
         UserError: there is no such topic, or the brokers do not answer.
@@ -81,10 +81,10 @@ def bounds(spark: SparkSession, topic: str) -> dict[int, Bounds]:
         found: list[dict[int, int]] = []
         for which in (jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest, None):
             spec = jvm.org.apache.kafka.clients.admin.OffsetSpec.latest if which is None else which
-            asked = jvm.java.util.HashMap()
+            request = jvm.java.util.HashMap()
             for number in partitions:
-                asked.put(jvm.org.apache.kafka.common.TopicPartition(topic, number), spec())
-            answer = _answer(client.listOffsets(asked).all(), topic)
+                request.put(jvm.org.apache.kafka.common.TopicPartition(topic, number), spec())
+            answer = _answer(client.listOffsets(request).all(), topic)
             found.append({int(e.getKey().partition()): int(e.getValue().offset()) for e in answer.entrySet()})
     first, end = found
     return {number: Bounds(first[number], end[number]) for number in sorted(partitions)}
@@ -92,7 +92,7 @@ def bounds(spark: SparkSession, topic: str) -> dict[int, Bounds]:
 
 @contextmanager
 def admin(spark: SparkSession) -> Iterator[Any]:
-    """Lend Kafka's admin client."""
+    """Open Kafka's admin client."""
     jvm: Any = spark._jvm
     properties = jvm.java.util.Properties()
     limits = {"request.timeout.ms": f"{PATIENCE_MS // 2}", "default.api.timeout.ms": f"{PATIENCE_MS}"}
@@ -109,33 +109,33 @@ def _answer(future: Any, topic: str) -> Any:
     try:
         return future.get()
     except Py4JJavaError as error:
-        said = str(error.java_exception)
-        if "UnknownTopicOrPartition" in said:
+        cause = str(error.java_exception)
+        if "UnknownTopicOrPartition" in cause:
             raise UserError(f"Kafka has no topic {topic}") from error
         where = client_properties()["bootstrap.servers"]
-        raise UserError(f"Kafka at {where} does not answer: {said.splitlines()[0]}", RUN_FAILED) from error
+        raise UserError(f"Kafka at {where} does not answer: {cause.splitlines()[0]}", RUN_FAILED) from error
 
 
 def refuse_lost(topic: str, needed: Mapping[int, int], have: Mapping[int, Bounds], what: str) -> None:
-    """Refuse to go on where a topic no longer has the messages behind a position.
+    """Refuse to resume from a position if the topic no longer has the messages after it.
 
     Args:
         topic: its name.
         needed: the offset of the next message, by partition.
-        have: what the topic holds.
-        what: needs them, such as "the stream of walk".
+        have: the topic's bounds, by partition.
+        what: the reader of the topic, such as "the stream of walk".
 
     Raises:
-        UserError: it says of each partition which messages are gone.
+        UserError: messages are gone; it names them for each partition.
     """
     problems = []
     for number, offset in sorted(needed.items()):
         held = have.get(number)
         if held is None:
-            problems.append(f"partition {number} is gone, which was read up to offset {offset}")
+            problems.append(f"partition {number}, which was read up to offset {offset}, is gone")
         elif held.end < offset:
             problems.append(
-                f"partition {number} ends at offset {held.end}, before {offset}: it was made anew"
+                f"partition {number} ends at offset {held.end}, before {offset}: the topic was recreated"
             )
         elif held.first > offset:
             lost = held.first - offset
@@ -144,14 +144,14 @@ def refuse_lost(topic: str, needed: Mapping[int, int], have: Mapping[int, Bounds
             )
     if problems:
         raise UserError(
-            f"{what} cannot go on from where it was in topic {topic}: {'; '.join(problems)}. Nothing was skipped. Keep "
-            f"messages longer (retention.ms), and begin anew from what has landed: `ingest`, `pretrain`, `stream "
+            f"{what} cannot resume from its position in topic {topic}: {'; '.join(problems)}. Nothing was skipped. "
+            f"Keep messages longer (retention.ms), and start again from the landed rows: `ingest`, `pretrain`, `stream "
             f"--adopt`",
             RUN_FAILED,
         )
 
 
 def starting(topic: str, offsets: Mapping[int, int], have: Mapping[int, Bounds]) -> str:
-    """Return Spark's `startingOffsets`: a partition that is not in `offsets` is read from its beginning."""
+    """Return Spark's `startingOffsets`; a partition without an offset is read from its beginning."""
     wanted = {str(number): offsets.get(number, held.first) for number, held in sorted(have.items())}
     return json.dumps({topic: wanted})

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 
 STATE_LOST = "CANNOT_LOAD_STATE_STORE"
-"""What Spark says where files of its state are missing or damaged."""
+"""Spark's error class for missing or damaged files of its state."""
 
 FINISH_SECONDS = 120.0
-"""How long a stop waits for the running micro-batch before it interrupts it (which loses nothing)."""
+"""How long a stop waits for the running micro-batch before interrupting it, which loses nothing."""
 
 
 def await_end(query: StreamingQuery, stop: threading.Event) -> None:
-    """Wait for the query's end; on a stop signal let the running micro-batch finish first."""
+    """Wait for the query's end; on a stop signal, stop it after the running micro-batch."""
     while query.isActive and not stop.wait(POLL_SECONDS):
         pass
     if query.isActive:
@@ -45,7 +45,7 @@ def _last_batch(query: StreamingQuery) -> int:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the line of an error that says most: the innermost exception raised in Python, else the first line."""
+    """Return the most informative line of an error: the innermost exception raised in Python, else the first line."""
     if is_full(error):
         return FULL
     ours = re.findall(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?\s*$", str(error), re.MULTILINE)

@@ -24,15 +24,15 @@ from jobs.spark.job_labels import label
 def spark_session(
     settings: Settings, app: str, conf: Mapping[str, str] | None = None, kafka: bool = False
 ) -> SparkSession:
-    """Start, or find, the session named `app` on the configured master; with `kafka`, one that can speak to brokers.
+    """Start or return the session named `app` on the configured master; with `kafka`, including Kafka's connector.
 
-    Under `spark-submit` the master and the jars are those of the command line; otherwise they come from `settings` and
-    from the jars that set-up has fetched.
+    Under `spark-submit` the master and the jars come from its command line; otherwise from `settings` and from the jars
+    that set-up has fetched.
 
     Raises:
         UserError: Java is missing, or the jars have not been fetched.
     """
-    # PySpark logs each exception as a line of JSON with its stack trace; the command says it in a sentence.
+    # PySpark logs each exception as a line of JSON with its stack trace; the command prints it in a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     logging.getLogger("SQLQueryContextLogger").disabled = True
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -59,7 +59,7 @@ def spark_session(
 
 @contextmanager
 def _interrupt_kept() -> Iterator[None]:
-    """Keep what the command has set for Ctrl-C, which PySpark would replace by one that cancels Spark's jobs."""
+    """Keep the command's handler of Ctrl-C, which PySpark would replace with one that cancels Spark's jobs."""
     before = signal.getsignal(signal.SIGINT)
     ours = callable(before) and before is not signal.default_int_handler
     try:
@@ -70,6 +70,6 @@ def _interrupt_kept() -> Iterator[None]:
 
 
 def _jars(kafka: bool) -> list[str]:
-    # A session cannot be given more jars later: KALMAN_KAFKA_JARS=1 gives them to one that several jobs share.
+    # A running session takes no more jars: KALMAN_KAFKA_JARS=1 gives them to a session that several jobs share.
     wanted = kafka or os.environ.get("KALMAN_KAFKA_JARS") == "1"
     return [*jar_paths(), *(optional_jars("kafka") if wanted else [])]

@@ -1,6 +1,6 @@
-"""The functions that a spec names as `module:function`: where they come from, and how Spark's workers get them.
+"""The functions that a spec names as `module:function`: their files, and how Spark's workers get them.
 
-Only their names are in specs, in what is sent to workers, and in fingerprints.
+Specs, fingerprints and the data sent to workers contain only their names.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 def files_to_ship(definition: Mapping[str, Any]) -> list[Path]:
-    """Return the files of the modules that a definition's functions come from, but for installed packages.
+    """Return the files of the modules of a definition's functions, except those of installed packages.
 
-    A package outside of them is put into a zip file in a temporary folder. A module's own imports of modules beside it
-    are not followed: make a package of them.
+    A package is zipped in a temporary folder. A module's imports of modules in the same folder are not followed: make a
+    package of them.
 
     Raises:
-        ModelError: a function is not there.
+        ModelError: a function does not exist.
     """
     return files_of(named_functions(definition), definition.get("folder"))
 
 
 def files_of(names: Iterable[str], folder: str | None) -> list[Path]:
-    """Return the files of the modules of functions by their names, as `files_to_ship` does.
+    """Return the files of the modules of named functions, as `files_to_ship` does.
 
     Raises:
-        ModelError: a function is not there.
+        ModelError: a function does not exist.
     """
     files: dict[Path, None] = {}
     for name in names:
@@ -47,26 +47,26 @@ def files_of(names: Iterable[str], folder: str | None) -> list[Path]:
 
 
 def ship(spark: SparkSession, definition: Mapping[str, Any]) -> None:
-    """Give the files of a definition's functions to the session's workers.
+    """Send the files of a definition's functions to the session's workers.
 
     Raises:
-        ModelError: a function is not there.
+        ModelError: a function does not exist.
     """
     ship_named(spark, named_functions(definition), definition.get("folder"))
 
 
 def ship_named(spark: SparkSession, names: Iterable[str], folder: str | None) -> None:
-    """Give the files of functions by their names to the session's workers, as `ship` does.
+    """Send the files of named functions to the session's workers, as `ship` does.
 
     Raises:
-        ModelError: a function is not there.
+        ModelError: a function does not exist.
     """
     for file in files_of(names, folder):
         spark.sparkContext.addPyFile(str(file))
 
 
 def _installed(file: Path) -> bool:
-    """Tell whether a file is part of what is installed with the Python that the workers run too."""
+    """Tell whether a file is installed with the Python that the workers run too."""
     own = Path(__file__).resolve().parents[2]
     paths = sysconfig.get_paths()
     places = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]

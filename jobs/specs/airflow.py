@@ -17,10 +17,10 @@ class IngestDag(Section):
     """The DAG that lands files."""
 
     schedule: str | None = Field(
-        default=None, description="cron expression or preset such as @daily; null: by hand"
+        default=None, description="cron expression or preset such as @daily; null: started by hand"
     )
     path: str | None = Field(
-        default=None, description="file, folder or glob to land; Airflow's templates are allowed"
+        default=None, description="file, folder or glob to land; may contain Airflow's templates"
     )
 
 
@@ -28,7 +28,7 @@ class ScheduledDag(Section):
     """A DAG with a schedule."""
 
     schedule: str | None = Field(
-        default=None, description="cron expression or preset such as @daily; null: by hand"
+        default=None, description="cron expression or preset such as @daily; null: started by hand"
     )
 
 
@@ -37,7 +37,7 @@ class StreamDag(Section):
 
     schedule: str | None = Field(
         default=None,
-        description="cron expression or preset: catch up and end; @continuous: run for ever; null: on new snapshots",
+        description="cron expression or preset: catch up and end; @continuous: never end; null: on new snapshots",
     )
     trigger: str | None = Field(
         default=None, description="with @continuous, time between micro-batches, such as 10s (the default)"
@@ -46,25 +46,25 @@ class StreamDag(Section):
     give_up_after: int | None = Field(
         default=10,
         ge=1,
-        description="with @continuous: so many drivers in a row that crash before they have committed a micro-batch, "
-        "and none is started any more until `resume`; null: they are started for ever",
+        description="with @continuous: after this many consecutive drivers that crashed before committing a "
+        "micro-batch none is started until `resume`; null: no limit",
     )
 
     @property
     def continuous(self) -> bool:
-        """Tell if the stream runs for ever."""
+        """Tell whether the stream runs continuously."""
         return self.schedule == CONTINUOUS
 
     @property
     def seconds(self) -> float:
-        """Return the time between micro-batches of a stream that runs for ever."""
+        """Return the seconds between micro-batches of a continuous stream."""
         return 10.0 if self.trigger is None else duration_us(self.trigger) / 1e6
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
         if self.trigger is not None and not self.continuous:
             raise invalid(
-                "is for streams that run for ever",
+                "is for continuous streams",
                 f'write schedule: "{CONTINUOUS}", or leave it out',
                 "trigger",
             )
@@ -73,11 +73,11 @@ class StreamDag(Section):
 
 
 class FollowerDag(StreamDag):
-    """The DAG of what follows the estimates: a monitor, or the skill of forecasts."""
+    """The DAG of a query over the estimates: the monitor, or the skill of forecasts."""
 
     schedule: str | None = Field(
         default=None,
-        description="cron expression or preset: catch up and end; @continuous: run for ever; null: on new estimates",
+        description="cron expression or preset: catch up and end; @continuous: never end; null: on new estimates",
     )
 
 
@@ -85,7 +85,7 @@ class Airflow(Section):
     """The model's DAG family."""
 
     owner: str = Field(default="kalman-pipeline", min_length=1, description="owner shown in Airflow")
-    tags: list[str] = Field(default=[], description="tags beside the model's name")
+    tags: list[str] = Field(default=[], description="tags in addition to the model's name")
     ingest: IngestDag = Field(default_factory=IngestDag, description="the ingest DAG")
     pretrain: ScheduledDag = Field(default_factory=ScheduledDag, description="the pretrain DAG")
     stream: StreamDag = Field(default_factory=StreamDag, description="the stream DAG")
@@ -100,5 +100,6 @@ class Airflow(Section):
         default_factory=ScheduledDag, description="the upgrade DAG, which notices a newer version"
     )
     maintain: ScheduledDag = Field(
-        default_factory=ScheduledDag, description="the maintain DAG, which takes away what nothing needs"
+        default_factory=ScheduledDag,
+        description="the maintain DAG, which removes what nothing needs any more",
     )

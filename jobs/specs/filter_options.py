@@ -1,4 +1,4 @@
-"""The sections of a model spec that change how a filter takes a row."""
+"""The sections of a model spec with a filter's options: outliers, noise, modes, regressions, mixtures."""
 
 from __future__ import annotations
 
@@ -10,40 +10,46 @@ from jobs.specs.sections import Number, Observation, Process, Section, Unscented
 
 
 class Gate(Section):
-    """Leave out rows that are too far from what was predicted."""
+    """The gate: rows too far from their prediction are flagged and do not move the state."""
 
     probability: Number | None = Field(
-        default=None, description="let in what this part of good rows stays within, such as 0.99 (chi-square)"
+        default=None,
+        description="admit rows within this quantile of the NIS of good rows, such as 0.99 (chi-square)",
     )
     threshold: Number | None = Field(
-        default=None, description="or: the largest NIS that is let in, such as 9.2"
+        default=None, description="or: the largest NIS that is admitted, such as 9.2"
     )
     limit: int | None = Field(
-        default=None, ge=1, description="after so many gated rows in a row the next is let in; null: never"
+        default=None,
+        ge=1,
+        description="after this many consecutive gated rows the next is admitted; null: never",
     )
 
 
 class StudentT(Section):
     """Measurement noise with the heavy tails of Student's t, one weight for all components of a row."""
 
-    degrees: Number = Field(description="degrees of freedom, such as 4; the fewer, the heavier the tails")
-    iterations: int = Field(default=10, ge=1, description="steps of the variational update")
+    degrees: Number = Field(description="degrees of freedom, such as 4; fewer mean heavier tails")
+    iterations: int = Field(default=10, ge=1, description="iterations of the variational update")
 
 
 class Huber(Section):
-    """Huber's M-estimate: a weight for each component, full up to a threshold."""
+    """Huber's M-estimate: one weight for each component, 1 up to a threshold."""
 
     threshold: Number = Field(
-        default=1.345, description="standard deviations of noise that count in full; 1.345 is 95 % efficient"
+        default=1.345,
+        description="standard deviations of noise up to which a row has full weight; 1.345 is 95 % efficient",
     )
-    iterations: int = Field(default=10, ge=1, description="steps of the reweighting, for several components")
+    iterations: int = Field(
+        default=10, ge=1, description="iterations of the reweighting, for several components"
+    )
 
 
 class Robust(Section):
-    """What keeps outliers from leading the filter astray."""
+    """Robustness against outliers."""
 
     gate: Gate | None = Field(
-        default=None, description="flag rows beyond a limit of their NIS and leave them out"
+        default=None, description="flag rows whose NIS exceeds a limit, and leave the state as it is"
     )
     student_t: StudentT | None = Field(default=None, description="Student-t noise, {degrees: 4}")
     huber: Huber | None = Field(default=None, description="Huber weights, {threshold: 1.345}")
@@ -55,34 +61,36 @@ class Robust(Section):
 
 
 class Adaptive(Section):
-    """Noise that follows the innovations, key by key."""
+    """Noise covariances that adapt to the innovations, key by key."""
 
     R: Number | None = Field(
-        default=None, gt=0.0, description="part of the way that R moves with a row, such as 0.02; null: fixed"
+        default=None,
+        gt=0.0,
+        description="step size with which R adapts at each row, such as 0.02; null: fixed",
     )
     Q: Number | None = Field(
-        default=None, gt=0.0, description="the same for the process noise: Q, or a structure's variances"
+        default=None, gt=0.0, description="step size for the process noise: Q, or a structure's variances"
     )
 
 
 class Mode(Section):
-    """One of several models of the system; what it does not say is as in the spec around it."""
+    """One of several models of the system; fields that it leaves out are those of the spec."""
 
     name: str | None = Field(
         default=None, description="letters, digits and _; mode_0, mode_1, ... by default"
     )
     filter: str | None = Field(default=None, description="kind of filter, linear by default")
-    process: Process | None = Field(default=None, description="how the state moves in this mode")
-    observation: Observation | None = Field(default=None, description="how it is measured in this mode")
+    process: Process | None = Field(default=None, description="the process model in this mode")
+    observation: Observation | None = Field(default=None, description="the observation model in this mode")
     robust: Robust | None = Field(default=None, description="student_t or huber, fading")
-    unscented: Unscented | None = Field(default=None, description="the points of filter: unscented")
+    unscented: Unscented | None = Field(default=None, description="the sigma points of filter: unscented")
 
 
 class Imm(Section):
     """Interacting multiple models."""
 
     floor: Number = Field(
-        default=1e-12, gt=0, description="the probability that no mode falls below, so that it can come back"
+        default=1e-12, gt=0, description="least probability of a mode, so that it can recover"
     )
 
 
@@ -93,10 +101,10 @@ class Mmae(Section):
         default=None,
         ge=1,
         le=1000,
-        description="measured rows that the modes' probabilities are of, the newest; null: all",
+        description="newest measured rows from which the modes' probabilities are computed; null: all",
     )
     floor: Number = Field(
-        default=1e-12, gt=0, description="the probability that no mode falls below, so that it can come back"
+        default=1e-12, gt=0, description="least probability of a mode, so that it can recover"
     )
 
 
@@ -107,51 +115,56 @@ class Rls(Section):
         default=1.0,
         gt=0,
         le=1,
-        description="what each row counts less than the next, such as 0.99; 1: nothing is lost",
+        description="weight of a row relative to the next one, such as 0.99; 1: nothing is forgotten",
     )
     delta: Number | None = Field(
         default=None,
         gt=0,
-        description="begin with coefficients near zero, as by a ridge penalty; null: exact start",
+        description="start with coefficients near zero, as by a ridge penalty; null: exact start",
     )
 
 
 class Lms(Section):
     """Least mean squares."""
 
-    step: Number = Field(gt=0, description="how far a row's error moves the coefficients, such as 0.01")
+    step: Number = Field(
+        gt=0, description="step size: how far a row's error moves the coefficients, such as 0.01"
+    )
 
 
 class Nlms(Section):
     """Normalised least mean squares."""
 
     step: Number = Field(
-        default=0.5, gt=0, lt=2, description="share of a row's error that is taken out, below 2"
+        default=0.5, gt=0, lt=2, description="share of a row's error that is corrected, below 2"
     )
     epsilon: Number = Field(default=1e-6, ge=0, description="added to |h|^2, against division by zero")
 
 
 class MixtureStep(Section):
-    """How far a row moves a mixture: max((t + offset)^-decay, minimum) at the t-th step."""
+    """The step size of a mixture: max((t + offset)^-decay, minimum) at the t-th step."""
 
     decay: Number = Field(
-        default=0.6, gt=0, le=1, description="how fast steps get shorter; above 0.5 the mixture settles"
+        default=0.6, gt=0, le=1, description="how fast the step size falls; above 0.5 the mixture converges"
     )
     offset: Number = Field(
-        default=20.0, gt=0, description="steps that the start counts for, the more, the longer it lasts"
+        default=20.0, gt=0, description="steps that the start counts as; more give the start more weight"
     )
     minimum: Number = Field(
-        default=0.0, ge=0, le=1, description="shortest step, to go on following changes, such as 0.01"
+        default=0.0,
+        ge=0,
+        le=1,
+        description="least step size, so that the mixture keeps following changes, such as 0.01",
     )
 
 
 class Mixture(Section):
-    """A mixture: its components, and how they are learned, online and by pretrain."""
+    """A mixture: its components, and how they are learned, online and by `pretrain`."""
 
     components: int | None = Field(
-        default=None, ge=1, le=50, description="how many there are; null: as many as are written"
+        default=None, ge=1, le=50, description="number of components; null: as many as are given"
     )
-    weights: list[Number] | None = Field(default=None, description="of the start; null: all the same")
+    weights: list[Number] | None = Field(default=None, description="weights of the start; null: equal")
     means: list[Any] | None = Field(
         default=None, description="gaussian_mixture: a list of means, one for each component"
     )
@@ -164,25 +177,25 @@ class Mixture(Section):
     probabilities: list[Any] | None = Field(
         default=None, description="bernoulli_mixture: a list of probabilities of 1, one for each component"
     )
-    step: MixtureStep = Field(default_factory=MixtureStep, description="how far each row moves the mixture")
-    batch: int = Field(default=1, ge=1, le=1_000_000, description="rows of a key that are taken together")
+    step: MixtureStep = Field(default_factory=MixtureStep, description="the step size of each row")
+    batch: int = Field(default=1, ge=1, le=1_000_000, description="rows of a key in one step")
     floor: Number | None = Field(
         default=None,
         gt=0,
-        description="least variance of a component as part of the whole mixture's (null: 1e-6), least rate, or "
+        description="least variance of a component, as a share of the whole mixture's (null: 1e-6); least rate, or "
         "distance of a probability from 0 and 1 (null: 1e-9)",
     )
     starts: int = Field(
         default=5,
         ge=1,
         le=100,
-        description="starts that pretrain chooses from where no components are written",
+        description="random starts from which pretrain chooses, where no components are given",
     )
     holdout: Number = Field(
         default=0.1,
         ge=0,
         le=0.5,
-        description="part of the rows that pretrain keeps aside to choose the start by",
+        description="share of the rows that pretrain holds out to choose the start",
     )
 
 
@@ -196,7 +209,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "mmae": ("modes", "initial"),
     **dict.fromkeys(MIXTURES, ("mixture",)),
 }
-"""Sections that a kind of filter must have; for the kinds not named here, process, observation and initial."""
+"""Sections that a kind of filter requires; kinds not named here require process, observation and initial."""
 OPTIONS: dict[str, tuple[str, ...]] = {
     "unscented": ("unscented",),
     "rls": ("rls",),
@@ -206,4 +219,4 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "mmae": ("mmae",),
     "mixture": MIXTURES,
 }
-"""Sections that hold the options of the kinds of filters that they are for."""
+"""Sections of options, with the kinds of filters to which they belong."""

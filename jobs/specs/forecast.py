@@ -1,4 +1,4 @@
-"""The section of a model spec that says which forecasts `skill` compares with what was measured later."""
+"""The section `forecast` of a model spec: the forecasts that `skill` compares with later measurements."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from jobs.specs.sections import Number, Section, check_duration
 
 
 class ForecastSkill(Section):
-    """How far ahead measurements are forecast from each estimate, and what of later rows is compared with that."""
+    """The horizons of the forecasts from each estimate, and the later rows with which they are compared."""
 
-    horizons: list[str] = Field(min_length=1, description="how far ahead, such as [1h, 6h, 1d]")
+    horizons: list[str] = Field(min_length=1, description="how far ahead to forecast, such as [1h, 6h, 1d]")
     tolerance: str | None = Field(
         default=None,
-        description="a row counts for a horizon that comes up to so long before or after it; null: at its very time",
+        description="a row up to this long before or after a horizon is compared with it; null: at exactly its time",
     )
     step: str | None = Field(
         default=None,
-        description="with a process that takes one step a row, the time of a step; horizons are multiples of it",
+        description="for a process with one step a row, the duration of a step; horizons are multiples of it",
     )
     probability: Number = Field(
-        default=0.9, gt=0.0, lt=1.0, description="with which a measurement is between the interval's bounds"
+        default=0.9, gt=0.0, lt=1.0, description="with which a measurement lies in the forecast's interval"
     )
     watermark: str = Field(
         default="10min",
-        description="how long behind the newest event time an estimate still finds what it is compared with",
+        description="how far an estimate may lag the newest event time and still be compared",
     )
 
     @model_validator(mode="after")
@@ -39,18 +39,18 @@ class ForecastSkill(Section):
             check_duration(horizon, f"horizons[{place}]")
         for place, horizon in enumerate(self.horizons):
             if duration_us(horizon) in self.lengths[:place]:
-                raise invalid(f"'{horizon}' is there twice", "name each horizon once", f"horizons[{place}]")
+                raise invalid(f"'{horizon}' is given twice", "give each horizon once", f"horizons[{place}]")
         for field in ("tolerance", "step", "watermark"):
             check_duration(getattr(self, field), field)
         if self.tolerance is not None and self.tolerance_us >= min(self.lengths):
             raise invalid(
-                "reaches back to the estimate itself", "give less than the first horizon", "tolerance"
+                "reaches back to the estimate itself", "give less than the shortest horizon", "tolerance"
             )
         if self.step is not None:
             for place, length in enumerate(self.lengths):
                 if length % duration_us(self.step):
                     raise invalid(
-                        f"is not a multiple of the step {self.step}", "give one", f"horizons[{place}]"
+                        f"is not a multiple of the step {self.step}", "give a multiple", f"horizons[{place}]"
                     )
         return self
 
@@ -66,10 +66,10 @@ class ForecastSkill(Section):
 
     @property
     def watermark_interval(self) -> str:
-        """Return the watermark's delay as Spark reads it."""
+        """Return the watermark's delay in Spark's syntax."""
         return f"{duration_us(self.watermark)} microseconds"
 
     def definition(self) -> str:
-        """Return a short name of what is compared: what is kept under it means this and nothing else."""
+        """Return a short hash of the section, which names the query's checkpoint and rows."""
         text = json.dumps(self.model_dump(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

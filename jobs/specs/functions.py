@@ -1,4 +1,4 @@
-"""The names of a model's own functions in its definition."""
+"""The functions that a model's definition names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FIELDS = ("f", "h", "q", "jacobian")
 
 
 def named_functions(definition: Any) -> Iterator[str]:
-    """Yield every `module:function` that a definition names, however deep."""
+    """Yield every `module:function` in a definition, at any depth."""
     if isinstance(definition, Mapping):
         for field, value in definition.items():
             if field in FIELDS and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The section of a model spec that names a table of inputs: numbers that belong to a key, not to a row."""
+"""The section `inputs` of a model spec: a table of numbers that belong to a key, not to a row."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from jobs.specs.sections import Number, Section
 
 
 class Inputs(Section):
-    """A Delta table with a row a key, whose numbers stand in the model where a control column could."""
+    """A Delta table with one row for each key, whose numbers the model uses like control columns."""
 
     table: str | None = Field(
         default=None,
-        description="the table's path below the warehouse, or whole (/data/sensors); null: inputs/<name>",
+        description="the table's path below the warehouse, or absolute (/data/sensors); null: inputs/<name>",
     )
     key: list[str] | None = Field(
         default=None,
         min_length=1,
-        description="key columns that the table has a row for each value of; null: all of the model's",
+        description="key columns for whose values the table has rows; null: all of the model's",
     )
     columns: dict[str, str] = Field(
         min_length=1,
-        description="what each input is called in the model, and the table's column of it, such as {noise: noise_db}",
+        description="each input's name in the model and its column in the table, such as {noise: noise_db}",
     )
     defaults: dict[str, Number] | None = Field(
         default=None,
-        description="numbers for keys that the table has no row for; null: their rows go to quarantine",
+        description="numbers for keys without a row in the table; null: their rows go to quarantine",
     )
 
     @model_validator(mode="after")
@@ -37,7 +37,7 @@ class Inputs(Section):
         if self.defaults is not None and set(self.defaults) != set(self.columns):
             raise invalid(
                 "names other inputs than columns",
-                f"give one for each of {', '.join(self.columns)}",
+                f"give a default for each of {', '.join(self.columns)}",
                 "defaults",
             )
         return self
@@ -46,10 +46,10 @@ class Inputs(Section):
         """Refuse key columns that the model does not have.
 
         Raises:
-            ValueError: as a spec's own checks do.
+            ValueError: in the form of the spec's own checks.
         """
         for place, name in enumerate(self.key or ()):
             if name not in key:
                 raise invalid(
-                    f"'{name}' is no key column", f"choose from {', '.join(key)}", f"inputs.key[{place}]"
+                    f"'{name}' is not a key column", f"choose from {', '.join(key)}", f"inputs.key[{place}]"
                 )

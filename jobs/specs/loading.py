@@ -16,11 +16,11 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
     """Load a spec by its model's name (`nile`: `<models_dir>/nile.yaml`) or by its file's path.
 
     Args:
-        name_or_path: a name, or a path that has a folder in it or ends in .yaml or .yml.
+        name_or_path: a name, or a path, which contains / or ends in .yaml or .yml.
         models_dir: the folder of specs; by default `models`.
 
     Raises:
-        SpecError: the file is missing, is no YAML, or is no valid spec; one problem a line.
+        SpecError: the file is missing, is not YAML, or is not a valid spec; one problem a line.
     """
     text = str(name_or_path)
     if text.endswith((".yaml", ".yml")) or "/" in text or isinstance(name_or_path, Path):
@@ -39,7 +39,7 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
 
 
 def spec_files(models_dir: str | Path) -> list[Path]:
-    """Return the spec files of a folder in the order of their names.
+    """Return the spec files of a folder, sorted by name.
 
     Raises:
         SpecError: there is no such folder.
@@ -57,7 +57,7 @@ def spec_files(models_dir: str | Path) -> list[Path]:
 
 
 def load_all(models_dir: str | Path) -> list[ModelSpec]:
-    """Load every spec of a folder, in the order of their files' names.
+    """Load every spec of a folder, sorted by the names of the files.
 
     Raises:
         SpecError: with the problems of all files together.
@@ -77,9 +77,9 @@ def load_all(models_dir: str | Path) -> list[ModelSpec]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of a spec, with what each field means."""
+    """Return the JSON schema of a spec, with the description of each field."""
     fields = ModelSpec.model_json_schema()
-    fields["required"].remove("states")  # a mixture's are its measurements
+    fields["required"].remove("states")  # those of a mixture are its measurements
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **fields,
@@ -132,7 +132,7 @@ def _folder_of(path: Path) -> str:
 
 
 def _check_stem(spec: ModelSpec, path: Path) -> None:
-    # By name a model is found by its file's name, so that two files cannot claim one model.
+    # A model's name is that of its file, so that no two files are of one model.
     if spec.name != path.stem:
         raise SpecError(
             spec.problem(
@@ -142,7 +142,7 @@ def _check_stem(spec: ModelSpec, path: Path) -> None:
 
 
 def _guide() -> tuple[dict[tuple[str, ...], list[str]], dict[str, str]]:
-    """Return the names of each section's fields by path, and what each field holds."""
+    """Return the names of each section's fields by path, and each field's description."""
     names: dict[tuple[str, ...], list[str]] = {}
     describe: dict[str, str] = {}
 

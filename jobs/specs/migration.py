@@ -1,4 +1,4 @@
-"""The section of a model spec that says how the states of the version before become those of this one."""
+"""The sections `migrate` and `upgrade` of a model spec: how states pass between versions, and when."""
 
 from __future__ import annotations
 
@@ -11,42 +11,46 @@ from jobs.specs.sections import Number, Section
 
 
 class Origin(Section):
-    """Where a state comes from: one of the old version, or nowhere, with a distribution of its own."""
+    """The origin of a state: a state of the old version, or a distribution of its own for a new state."""
 
     from_: str | None = Field(default=None, alias="from", description="the old version's state")
     scale: Number = Field(default=1.0, description="new units for one old unit; not 0")
-    offset: Number = Field(default=0.0, description="what is added after scaling")
-    mean: Number | None = Field(default=None, description="of a new state, at the upgrade, in every key")
-    variance: Number | None = Field(default=None, ge=0.0, description="of a new state, in every key")
-    covariance: dict[str, Number] = Field(default={}, description="of a new state with other new ones")
-    initial: bool = Field(default=False, description="true: a new state, distributed as `initial` has it")
+    offset: Number = Field(default=0.0, description="number added after scaling")
+    mean: Number | None = Field(default=None, description="mean of a new state, at the upgrade, in every key")
+    variance: Number | None = Field(default=None, ge=0.0, description="variance of a new state, in every key")
+    covariance: dict[str, Number] = Field(
+        default={}, description="covariances of a new state with other new ones"
+    )
+    initial: bool = Field(default=False, description="true: a new state, with the distribution in `initial`")
 
     @model_validator(mode="after")
     def _one_way(self) -> Origin:
         own = self.mean is not None or self.variance is not None or bool(self.covariance)
         if (self.from_ is not None) + own + self.initial != 1:
             raise invalid(
-                "does not say where the state comes from",
+                "does not give the origin of the state",
                 "give one of `from`, `mean` with `variance`, and `initial: true`",
             )
         if own and (self.mean is None or self.variance is None):
-            raise invalid("says too little of the new state", "give `mean` and `variance`")
+            raise invalid("is incomplete for a new state", "give `mean` and `variance`")
         if self.scale == 0.0:
-            raise invalid("is 0, which would forget the state", "drop the state and add a new one", "scale")
+            raise invalid("is 0, which would lose the state", "drop the state and add a new one", "scale")
         if self.from_ is None and (self.scale, self.offset) != (1.0, 0.0):
             raise invalid("scales a state that is new", "remove scale and offset")
         return self
 
 
 class Transform(Section):
-    """A linear map as a whole: x' = matrix x + offset + noise."""
+    """A linear map of the whole state: x' = matrix x + offset + noise."""
 
     matrix: Annotated[list[list[Number]], Field(min_length=1)] = Field(
         description="a row for each new state, a column for each old one"
     )
-    offset: list[Number] | None = Field(default=None, description="one number a new state; null: zeros")
+    offset: list[Number] | None = Field(
+        default=None, description="one number for each new state; null: zeros"
+    )
     noise: list[list[Number]] | None = Field(
-        default=None, description="covariance that is added, for new states; null: zeros"
+        default=None, description="covariance that is added, of the new states; null: zeros"
     )
 
 
@@ -54,31 +58,31 @@ _FUNCTION = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 class Rekeying(Section):
-    """How the keys of the version before become those of this one."""
+    """The map from the keys of the previous version to those of this one."""
 
     function: str = Field(
         pattern=rf"^{_FUNCTION}$",
-        description="module:function of a pandas table of the old key columns, which returns one of the new key "
-        "columns: for each key its new key",
+        description="module:function of a pandas table of the old key columns, which returns a table of the new key "
+        "columns, row by row",
     )
     merge: str | None = Field(
         default=None,
         pattern=rf"^(newest|{_FUNCTION})$",
-        description="what becomes of old keys that come out as one: null: the migration is refused; newest: the state "
-        "with the newest event time stays; module:function of group (K,), event_time (K,), mean (n, K) and "
+        description="how to merge old keys that get the same new key: null: the migration is refused; newest: the "
+        "state with the newest event time stays; module:function of group (K,), event_time (K,), mean (n, K) and "
         "covariance (n*n, K), which returns mean (n, G) and covariance (n*n, G)",
     )
 
 
 class StateMapSpec(Section):
-    """How the states of one version become those of another, but for keys and parameters."""
+    """The map from the states of one version to those of another, without keys and parameters."""
 
     states: dict[str, Origin] = Field(
         default={},
-        description="states that are not simply kept under their name: {from, scale, offset}, or of a new one "
+        description="states that are not kept under their name: {from, scale, offset}, or for a new one "
         "{mean, variance, covariance} or {initial: true}",
     )
-    drop: list[str] = Field(default=[], description="states of the old version that are given up")
+    drop: list[str] = Field(default=[], description="states of the old version to drop")
     transform: Transform | None = Field(default=None, description="instead of states and drop: a linear map")
     function: str | None = Field(
         default=None,
@@ -99,15 +103,15 @@ class StateMapSpec(Section):
             if given
         ]
         if len(ways) > 1:
-            raise invalid(f"says it in several ways: {' and '.join(ways)}", "keep one of them")
+            raise invalid(f"gives several maps: {' and '.join(ways)}", "keep one of them")
         return self
 
 
 class Migrate(StateMapSpec):
-    """How states of an earlier version become states of this one."""
+    """The map from the states of an earlier version to those of this one."""
 
     from_: int | None = Field(
-        default=None, ge=1, alias="from", description="the version that is read; null: the one before"
+        default=None, ge=1, alias="from", description="the earlier version; null: the previous one"
     )
     keys: Rekeying | None = Field(
         default=None,
@@ -120,17 +124,17 @@ class Migrate(StateMapSpec):
     )
     reverse: StateMapSpec | None = Field(
         default=None,
-        description="how the states of this version become those of the earlier one again (rollback --last-state): "
-        "its states, drop, transform or function; null: worked out, where the way has an inverse",
+        description="the map from the states of this version back to those of the earlier one (rollback --last-state): "
+        "its states, drop, transform or function; null: the inverse of this map, where it has one",
     )
 
 
 class Upgrade(Section):
-    """When a new version of the model may take over."""
+    """The conditions on which a new version of the model may become live."""
 
-    rows: int = Field(default=1, ge=0, description="rows that both versions have estimated, at least")
+    rows: int = Field(default=1, ge=0, description="least number of rows that both versions have estimated")
     loss: Number = Field(
-        default=0.0, description="log-likelihood a row that the new version may lose against the old one"
+        default=0.0, description="log-likelihood per row that the new version may lose against the old one"
     )
     keys_worse: Number | None = Field(
         default=None,

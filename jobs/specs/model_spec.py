@@ -1,8 +1,7 @@
-"""Model specs: the YAML files that say what a filter is, checked field by field.
+"""Model specs: the YAML files that define a filter, checked field by field.
 
-Importing this module loads neither NumPy, pandas nor Spark, so that Airflow can read specs while it parses
-DAGs. What only the numerics can judge (dimensions, positive covariances) `ModelSpec.check` checks; it loads
-`kalman`.
+Importing this module loads neither NumPy, pandas nor Spark, so that Airflow can read specs while it parses DAGs.
+`jobs.state.kernel` checks what needs the numerics: dimensions, positive covariances.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ __all__ = ["ModelSpec", "SpecError"]
 TimeUnit = Literal["microsecond", "millisecond", "second", "minute", "hour", "day", "week"]
 DEFAULT_MISSING = ("", "NA", "NaN", "null")
 EARLIER = "versions"
-"""The folder, in that of the models, with the specs of earlier versions."""
-# The fields that `kalman.build` reads, besides `learn`; in those of NUMERIC 1 and 1.0 are one number.
+"""The subfolder of the folder of models with the specs of earlier versions."""
+# The fields that `kalman.build` reads, besides `learn`; in those of NUMERIC 1 and 1.0 are equal.
 DEFINITION = (
     "filter",
     "states",
@@ -83,7 +82,7 @@ DEFINITION = (
     *OPTIONS,
 )
 NUMERIC = {"process", "observation", "initial", "robust", "adaptive", "modes", "transition", *OPTIONS}
-# Columns of the `filter` command's output beside those of the key and the time.
+# Columns of the `filter` command's output besides key and time.
 OUTPUT_COLUMNS = (
     "mean",
     "covariance",
@@ -100,7 +99,7 @@ OUTPUT_COLUMNS = (
     "lagged_covariance",
     "lagged_age",
 )
-# Columns of the estimates table that no key column may be called; `key` is the key as text.
+# Columns of the estimates table, which no key column may be named after; `key` is the key as text.
 ESTIMATE_COLUMNS = (
     "correction",
     "event_time",
@@ -120,14 +119,14 @@ class ModelSpec(Section):
         pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="lower-case letters, digits and _"
     )
     version: int = Field(
-        ge=1, description="a whole number from 1; raise it whenever the state's meaning changes"
+        ge=1, description="a whole number from 1; raise it whenever the meaning of the state changes"
     )
     description: str = Field(default="", description="what the model is for")
-    key: Names = Field(description="the columns whose values name one system, such as [river]")
+    key: Names = Field(description="the columns whose values identify one system, such as [river]")
     time: str = Field(description="the column of the event time")
     time_unit: TimeUnit = Field(default="second", description="the unit of dt in F(dt) and Q(dt)")
     time_zone: str = Field(
-        default="UTC", description="zone of times that carry no offset, such as America/New_York"
+        default="UTC", description="time zone of times without an offset, such as America/New_York"
     )
     time_format: str | None = Field(
         default=None,
@@ -136,11 +135,11 @@ class ModelSpec(Section):
     )
     missing_values: list[str] = Field(
         default=list(DEFAULT_MISSING),
-        description="texts that mean a missing measurement, besides null; case does not matter",
+        description="texts that mean a missing measurement, besides null; in any case",
     )
     measurement: Names = Field(description="the measured columns, in the order of the rows of H")
     control: list[str] = Field(
-        default=[], description="columns of known inputs: the columns of B, or entries by name"
+        default=[], description="columns of known inputs: the columns of B, or entries of matrices by name"
     )
     inputs: Inputs | None = Field(
         default=None,
@@ -154,21 +153,22 @@ class ModelSpec(Section):
     )
     form: Literal["covariance", "square_root", "information"] | None = Field(
         default=None,
-        description="what the filter works in: covariance (null), square_root (factors and rotations, for badly scaled "
-        "models), information (linear and extended, for many more measurements than states)",
+        description="numerical form: covariance (null), square_root (factors and rotations, for badly scaled models), "
+        "information (linear and extended, for many more measurements than states)",
     )
-    unscented: Unscented | None = Field(default=None, description="the points of filter: unscented")
+    unscented: Unscented | None = Field(default=None, description="the sigma points of filter: unscented")
     states: Names = Field(
         description="the states' names, in the order of the mean; for a mixture those of the measurements"
     )
     process: Process | None = Field(
-        default=None, description="how the state moves, such as {kind: random_walk, variance: 1.0}"
+        default=None, description="the process model, such as {kind: random_walk, variance: 1.0}"
     )
     observation: Observation | None = Field(
-        default=None, description="how it is measured, such as {H: [[1.0]], R: [[1.0]]}"
+        default=None, description="the observation model, such as {H: [[1.0]], R: [[1.0]]}"
     )
     initial: Initial | None = Field(
-        default=None, description="{mean: [...], covariance: [[...]]} or {diffuse: true}"
+        default=None,
+        description="the initial distribution: {mean: [...], covariance: [[...]]} or {diffuse: true}",
     )
     modes: list[Mode] | None = Field(
         default=None,
@@ -176,7 +176,7 @@ class ModelSpec(Section):
     )
     transition: list[list[Number]] | None = Field(
         default=None,
-        description="with filter: imm, the probability of each mode at the next row, a row for each mode now",
+        description="with filter: imm, the probability of each mode at the next row, one row for each current mode",
     )
     imm: Imm | None = Field(default=None, description="options of filter: imm")
     mmae: Mmae | None = Field(default=None, description="options of filter: mmae")
@@ -186,54 +186,59 @@ class ModelSpec(Section):
     mixture: Mixture | None = Field(
         default=None, description="components of a mixture, such as {components: 2, rates: [15.0, 25.0]}"
     )
-    robust: Robust | None = Field(default=None, description="outliers: gate, student_t or huber, fading")
-    adaptive: Adaptive | None = Field(default=None, description="noise that follows the innovations: R, Q")
-    learn: Learn | None = Field(default=None, description="what pretrain learns; null: nothing")
+    robust: Robust | None = Field(
+        default=None, description="robustness against outliers: gate, student_t or huber, fading"
+    )
+    adaptive: Adaptive | None = Field(
+        default=None, description="noise covariances that adapt to the innovations: R, Q"
+    )
+    learn: Learn | None = Field(default=None, description="the parameters that `pretrain` learns; null: none")
     smoothing: Smoothing | None = Field(default=None, description="fixed-lag smoothing; null: none")
-    storage: Storage | None = Field(default=None, description="how a key's state is kept; null: in 64 bits")
+    storage: Storage | None = Field(default=None, description="storage of a key's state; null: in 64 bits")
     migrate: Migrate | None = Field(
-        default=None, description="how states of the version before become those of this one"
+        default=None, description="the map from the states of the previous version to those of this one"
     )
     upgrade: Upgrade = Field(
-        default_factory=Upgrade, description="when this version may take over from the last"
+        default_factory=Upgrade, description="conditions on which this version may become live"
     )
-    outputs: Outputs = Field(default_factory=Outputs, description="what each estimate carries")
+    outputs: Outputs = Field(default_factory=Outputs, description="the contents of each estimate")
     order: Order = Field(
         default_factory=Order,
         description="the order in which the stream applies a key's rows, such as {kind: strict, delay: 15min}",
     )
     late: Literal["quarantine", "apply"] = Field(
-        default="quarantine", description="what becomes of a row older than its key's state in the stream"
+        default="quarantine",
+        description="quarantine or apply a row that is older than its key's state in the stream",
     )
     duplicates: Duplicates | None = Field(
         default=None,
-        description="of rows of one key and time, or of one key and id, the first counts, and this is what becomes of "
-        "the others, such as {action: drop}; null: each row counts",
+        description="of the rows of one key and time, or of one key and id, only the first counts; what to do with the "
+        "others, such as {action: drop}; null: each row counts",
     )
     expiry: Expiry | None = Field(
-        default=None, description="when a silent key ends, such as {after: 30d}; null: never"
+        default=None, description="when a silent key expires, such as {after: 30d}; null: never"
     )
     quarantine: QuarantineLimit | None = Field(
         default=None,
-        description="when too many rejected rows fail a micro-batch or a file, such as {fail_above: 0.1}; null: never",
+        description="share of rejected rows that fails a micro-batch or a file, such as {fail_above: 0.1}; null: none",
     )
     source: Source | None = Field(
         default=None,
-        description="a topic that measurements come from, such as {kind: kafka, topic: readings}",
+        description="the topic of the measurements, such as {kind: kafka, topic: readings}; null: the landed files",
     )
     sinks: Sinks = Field(
         default_factory=Sinks, description="where estimates go besides their table, such as {latest: true}"
     )
     monitor: Monitor | None = Field(
-        default=None, description="what `monitor` watches in the estimates: windows, rules; null: nothing"
+        default=None, description="windows and rules of `monitor` over the estimates; null: none"
     )
     forecast: ForecastSkill | None = Field(
         default=None,
         description="forecasts that `skill` compares with later rows, such as {horizons: [1h, 1d]}; null: none",
     )
-    stream: Stream = Field(default_factory=Stream, description="how the stream is run")
-    retention: Retention = Field(default_factory=Retention, description="what `maintain` leaves")
-    airflow: Airflow = Field(default_factory=Airflow, description="how Airflow runs the model")
+    stream: Stream = Field(default_factory=Stream, description="micro-batches and layout of the stream")
+    retention: Retention = Field(default_factory=Retention, description="what `maintain` keeps")
+    airflow: Airflow = Field(default_factory=Airflow, description="schedules of the model's DAGs")
 
     _source: Path | None = PrivateAttr(None)
     _folder: str | None = PrivateAttr(None)
@@ -309,9 +314,7 @@ class ModelSpec(Section):
             and self.filter not in ("lms", "nlms")
         ):
             if self.initial.diffuse is not True:
-                raise invalid(
-                    "says too little", "give `mean` and `covariance`, or `diffuse: true`", "initial"
-                )
+                raise invalid("is incomplete", "give `mean` and `covariance`, or `diffuse: true`", "initial")
 
     def _check_disjoint(self) -> None:
         taken: dict[str, str] = {}
@@ -325,7 +328,7 @@ class ModelSpec(Section):
         )
         for field, names in parts:
             for name in names:
-                other = taken.setdefault(name.casefold(), field)  # Spark does not tell upper from lower case
+                other = taken.setdefault(name.casefold(), field)  # Spark ignores case
                 if other != field:
                     raise invalid(
                         f"column '{name}' is already used in {other}", "a column has one role", field
@@ -335,7 +338,7 @@ class ModelSpec(Section):
         for i, name in enumerate(() if self.learn is None else self.learn.by):
             if name not in self.key:
                 raise invalid(
-                    f"'{name}' is no key column", f"choose from {', '.join(self.key)}", f"learn.by[{i}]"
+                    f"'{name}' is not a key column", f"choose from {', '.join(self.key)}", f"learn.by[{i}]"
                 )
 
     def _check_outputs(self) -> None:
@@ -363,14 +366,14 @@ class ModelSpec(Section):
     def _check_order(self) -> None:
         if self.id_columns and self.stream.new_keys == "pretrained":
             raise invalid(
-                "does not go with stream.new_keys: pretrained, as states that are offered come without ids",
+                "does not go with stream.new_keys: pretrained, as pretrained states come without ids",
                 "remove one of them",
                 "duplicates.id",
             )
         if self.late == "apply" and self.order.kind != "as-arrived":
             raise invalid(
                 f"is for order.kind: as-arrived, and it is {self.order.kind}",
-                "remove it: a row beyond the order's reach goes to quarantine",
+                "remove it: rows that are too late for the order go to quarantine",
                 "late",
             )
         if self.order.kind == "replay" and self.expiry is not None:
@@ -406,11 +409,11 @@ class ModelSpec(Section):
 
     @property
     def folder(self) -> str | None:
-        """Return the folder of models of the spec's file, in which functions are searched too; None: it has none."""
+        """Return the folder of models that the spec came from, where its functions are too; None: unknown."""
         return self._folder
 
     def with_folder(self, folder: str | None) -> Self:
-        """Return a spec out of a manifest with the folder of its functions."""
+        """Return a copy of a spec from a manifest, with the folder of its functions."""
         spec = self.model_copy()
         spec._folder = folder
         return spec
@@ -422,25 +425,25 @@ class ModelSpec(Section):
 
     @property
     def timed(self) -> bool:
-        """Tell if the stream's operator is the one that knows of time (`jobs.streaming.operators.event_time_processor`)."""
+        """Tell whether the stream needs the event-time operator (`jobs.streaming.operators.event_time_processor`)."""
         return self.order.kind != "as-arrived" or self.duplicates is not None or self.expiry is not None
 
     @property
     def idle_us(self) -> int | None:
-        """Return the microseconds of silence after which a key begins anew; None: it never does."""
+        """Return the microseconds of silence after which a key restarts from the prior; None: it never does."""
         by_rows = self.expiry is not None and self.expiry.returns == "prior" and self.expiry.clock == "event"
         return self.expiry.after_us if self.expiry is not None and by_rows else None
 
     @property
     def source_kind(self) -> str:
-        """Return what the stream reads: kafka, or delta, the measurements table."""
+        """Return the kind of the stream's source: kafka, or delta for the measurements table."""
         return "delta" if self.source is None else self.source.kind
 
     @property
     def speaks_to_kafka(self) -> bool:
-        """Tell if commands of this model need Spark's connector for Kafka."""
-        told = self.monitor is not None and self.monitor.kafka is not None
-        return self.source is not None or self.sinks.kafka is not None or told
+        """Tell whether commands of this model need Spark's connector for Kafka."""
+        alerts = self.monitor is not None and self.monitor.kafka is not None
+        return self.source is not None or self.sinks.kafka is not None or alerts
 
     @property
     def columns(self) -> list[str]:
@@ -449,27 +452,27 @@ class ModelSpec(Section):
 
     @property
     def id_columns(self) -> list[str]:
-        """Return the column by which repetitions are told, where there is one."""
+        """Return the column of the id that tells repetitions of a row, if there is one."""
         return [] if self.duplicates is None or self.duplicates.id is None else [self.duplicates.id]
 
     @property
     def naming_columns(self) -> list[str]:
-        """Return the columns whose values are names and no quantities: those of the key, and the id."""
+        """Return the columns whose values are names, not quantities: those of the key, and the id."""
         return [*self.key, *self.id_columns]
 
     @property
     def input_names(self) -> list[str]:
-        """Return what the numbers from the table of inputs are called; they stand behind the control columns."""
+        """Return the names of the numbers from the table of inputs; they follow the control columns."""
         return [] if self.inputs is None else list(self.inputs.columns)
 
     @property
     def inputs_table(self) -> str:
-        """Return where the table of inputs is."""
+        """Return the path of the table of inputs."""
         given = None if self.inputs is None else self.inputs.table
         return given or f"inputs/{self.name}"
 
     def definition(self) -> dict[str, Any]:
-        """Return what `kalman.build` takes, as plain Python."""
+        """Return the argument of `kalman.build`, as plain Python."""
         result = self.model_dump(include=set(DEFINITION), exclude_none=True)
         if self.inputs is not None:
             result["control"] = [*self.control, *self.input_names]
@@ -482,11 +485,11 @@ class ModelSpec(Section):
         return result
 
     def fingerprint(self) -> str:
-        """Return the SHA-256, in hex, of everything that gives the stored state its meaning.
+        """Return the SHA-256, in hex, of everything that the meaning of the stored state depends on.
 
-        Name, version, columns, time unit, filter, states, process, observation, initial distribution and
-        what is learned count; the description, how text is parsed, and how the model is run do not. Functions count
-        by their names alone.
+        Included are name, version, columns, time unit, filter, states, process, observation, initial distribution and
+        learned parameters; not the description, the parsing of text, or how the model is run. Functions count by their
+        names alone.
         """
         meaning = {
             **{field: value for field, value in self.definition().items() if field != "folder"},
@@ -498,7 +501,7 @@ class ModelSpec(Section):
         return hashlib.sha256(_canonical(meaning).encode()).hexdigest()
 
     def _timing(self) -> dict[str, Any]:
-        """Return what of time gives the state its meaning; nothing where the spec asks for nothing of it."""
+        """Return the options on time that the meaning of the state depends on, without those left at their defaults."""
         parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": False}
         if self.duplicates is not None:
             parts["distinct"] = self.duplicates.meaning()
@@ -507,7 +510,7 @@ class ModelSpec(Section):
         return {name: meaning for name, meaning in parts.items() if meaning}
 
     def problem(self, field: str, problem: str, remedy: str) -> Problem:
-        """Return a problem of a field with the file and the line that it was written in."""
+        """Return a problem of a field, with its file and line."""
         path = [int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", field)]
         file = str(self._source) if self._source else f"model {self.name}"
         return Problem(file, field, problem, remedy, line_of(path, self._lines))
@@ -540,7 +543,7 @@ def _canonical(value: Any) -> str:
 
 
 def takes_steps(definition: Any) -> bool:
-    """Tell whether some process in a definition takes one step a row."""
+    """Tell whether a process in a definition takes one step at each row."""
     if isinstance(definition, Mapping):
         return definition.get("kind") in ("explicit", "seasonal_dummy") or any(
             map(takes_steps, definition.values())

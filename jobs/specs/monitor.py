@@ -1,4 +1,4 @@
-"""The section of a model spec that says what `monitor` watches in its estimates: windows over time, rules over keys."""
+"""The section `monitor` of a model spec: windows over time and rules over keys that watch the estimates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Window(Section):
     size: str = Field(description="length of a window, such as 10min")
     slide: str | None = Field(
         default=None,
-        description="a window begins every so often, such as 5min; null: where the last one ended",
+        description="time between the starts of windows, such as 5min; null: where the previous one ended",
     )
 
     @model_validator(mode="after")
@@ -39,26 +39,30 @@ class Window(Section):
 
 
 class Rule(Section):
-    """Something in the sequence of a key's readings that raises an alert, and what clears it."""
+    """A condition on consecutive readings of a key that raises an alert, and the condition that clears it."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="what alerts call it")
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="name of the rule in alerts")
     kind: Literal["level", "nis", "silence"] = Field(
-        description="what is read of each estimate: a state's mean (level), its nis; or that there is none (silence)"
+        description="reading of each estimate: a state's mean (level) or its nis; or the absence of estimates (silence)"
     )
-    state: str | None = Field(default=None, description="with kind: level, which state; null: the first")
-    at_least: Number | None = Field(default=None, description="a reading from here upwards is out of bounds")
-    at_most: Number | None = Field(default=None, description="a reading from here downwards is out of bounds")
+    state: str | None = Field(default=None, description="with kind: level, the state; null: the first")
+    at_least: Number | None = Field(default=None, description="a reading at or above this is out of bounds")
+    at_most: Number | None = Field(default=None, description="a reading at or below this is out of bounds")
     rising: bool = Field(
-        default=False, description="with at_least, each reading has to be above the one before"
+        default=False, description="with at_least, each reading must also be above the previous one"
     )
-    readings: int = Field(default=1, ge=1, description="readings in a row out of bounds that raise the alert")
+    readings: int = Field(
+        default=1, ge=1, description="consecutive readings out of bounds that raise the alert"
+    )
     clear_below: Number | None = Field(
         default=None, description="hysteresis: a reading below this is back within bounds; null: at_least"
     )
     clear_above: Number | None = Field(
         default=None, description="hysteresis: a reading above this is back within bounds; null: at_most"
     )
-    clear_readings: int = Field(default=1, ge=1, description="readings in a row within bounds that clear it")
+    clear_readings: int = Field(
+        default=1, ge=1, description="consecutive readings within bounds that clear it"
+    )
     after: str | None = Field(
         default=None, description="with kind: silence, how long a key may be silent, such as 1h"
     )
@@ -68,12 +72,12 @@ class Rule(Section):
         silent = self.kind == "silence"
         check_duration(self.after, "after")
         if silent and self.after is None:
-            raise invalid("is missing", "say how long a key may be silent, such as 1h", "after")
+            raise invalid("is missing", "give the silence that raises the alert, such as 1h", "after")
         if not silent and self.at_least is None and self.at_most is None:
             raise invalid("has no bound", "give at_least, at_most, or both", "")
         bounds = ("at_least", "at_most", "rising", "readings", "clear_below", "clear_above", "clear_readings")
         for field in bounds if silent else ("after",):
-            # By its value: a spec that is kept in a manifest has every field written out.
+            # Compared by value: a spec from a manifest has every field set.
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise invalid(f"is not for kind: {self.kind}", "remove it", field)
         if self.state is not None and self.kind != "level":
@@ -94,21 +98,22 @@ class Rule(Section):
 
 
 class Monitor(Section):
-    """What `kalman-pipeline monitor` watches in a model's live estimates."""
+    """The windows and rules of `kalman-pipeline monitor` over a model's live estimates."""
 
     watermark: str = Field(
-        default="10min", description="how long after the newest event time rows of a window still count"
+        default="10min",
+        description="how far rows may lag the newest event time and still count in their window",
     )
-    by: list[str] = Field(default=[], description="key columns by whose values windows are kept apart")
+    by: list[str] = Field(default=[], description="key columns that group windows")
     windows: list[Window] = Field(
         default=[], description="windows over time, such as {size: 10min, slide: 5min}"
     )
     rules: list[Rule] = Field(
         default=[],
-        description="rules over each key's sequence, such as {name: hot, kind: level, at_least: 100}",
+        description="rules over each key's readings, such as {name: hot, kind: level, at_least: 100}",
     )
     kafka: KafkaSink | None = Field(
-        default=None, description="a topic that gets each alert too, {topic: ...}"
+        default=None, description="a topic that also gets each alert, {topic: ...}"
     )
 
     @model_validator(mode="after")
@@ -128,20 +133,20 @@ class Monitor(Section):
         """Refuse names that the model does not have.
 
         Raises:
-            ValueError: as a spec's own checks do.
+            ValueError: in the form of the spec's own checks.
         """
         for place, name in enumerate(self.by):
             if name not in key:
                 raise invalid(
-                    f"'{name}' is no key column", f"choose from {', '.join(key)}", f"monitor.by[{place}]"
+                    f"'{name}' is not a key column", f"choose from {', '.join(key)}", f"monitor.by[{place}]"
                 )
         for place, rule in enumerate(self.rules):
             if rule.state is not None and rule.state not in states:
                 field = f"monitor.rules[{place}].state"
-                raise invalid(f"'{rule.state}' is no state", f"choose from {', '.join(states)}", field)
+                raise invalid(f"'{rule.state}' is not a state", f"choose from {', '.join(states)}", field)
 
     def definition(self, part: Literal["windows", "rules"]) -> str:
-        """Return a short name of what is watched: what is kept under it means this and nothing else."""
+        """Return a short hash of the windows or the rules, which names the query's checkpoint and rows."""
         include = {"windows", "watermark", "by"} if part == "windows" else {"rules"}
         text = json.dumps(self.model_dump(include=include), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

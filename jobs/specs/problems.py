@@ -1,4 +1,4 @@
-"""What is wrong with a model spec, said as file, line, field, problem and remedy."""
+"""Problems of a model spec: file, line, field, problem and remedy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WANTED = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in one field of one file."""
+    """One problem in one field of one file."""
 
     file: str
     field: str
@@ -45,12 +45,12 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         where = f"{place}: {self.field}" if self.field else place
-        said = f"{where}: {self.problem}" + (f"; {self.remedy}" if self.remedy else "")
-        return " ".join(said.split())
+        text = f"{where}: {self.problem}" + (f"; {self.remedy}" if self.remedy else "")
+        return " ".join(text.split())
 
 
 class SpecError(UserError):
-    """Refuse a model spec: `problems` one by one, the message one line for each."""
+    """The refusal of a model spec: `problems` one by one; the message has one line for each."""
 
     def __init__(self, problems: Problem | Sequence[Problem]) -> None:
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
@@ -58,7 +58,7 @@ class SpecError(UserError):
 
 
 def invalid(problem: str, remedy: str, field: str = "") -> PydanticCustomError:
-    """Make the exception by which a validator says a problem, its remedy and its field within the section."""
+    """Return the exception with which a validator reports a problem, its remedy and its field within the section."""
     context = {"problem": problem, "remedy": remedy, "field": field}
     return PydanticCustomError("spec", "{problem}; {remedy}", context)
 
@@ -71,7 +71,7 @@ def closest(word: Any, known: Iterable[str]) -> str:
 
 
 def path_text(location: Sequence[str | int]) -> str:
-    """Write a field's path the way people do: process.F[0][1]."""
+    """Return a field's path as text: process.F[0][1]."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -85,13 +85,13 @@ def problem_of(
     describe: Mapping[str, str],
     lines: Mapping[tuple[str | int, ...], int],
 ) -> Problem:
-    """Turn one of pydantic's errors into a problem that names its remedy.
+    """Convert one of pydantic's errors to a problem with a remedy.
 
     Args:
         error: the error.
         file: the spec's file.
-        fields: names of the fields of each section by the section's path.
-        describe: what each field holds, by its path as text.
+        fields: names of each section's fields, by the section's path.
+        describe: description of each field, by its path as text.
         lines: line of each path in the file.
     """
     location = tuple(error["loc"])
@@ -136,7 +136,7 @@ def problem_of(
 
 
 def line_of(location: Sequence[str | int], lines: Mapping[tuple[str | int, ...], int]) -> int:
-    """Return the line of a field, or of the nearest thing around it; 0 if unknown."""
+    """Return the line of a field, or of the nearest enclosing field; 0 if unknown."""
     path = tuple(location)
     while path and path not in lines:
         path = path[:-1]

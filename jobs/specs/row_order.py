@@ -1,4 +1,4 @@
-"""The sections of a model spec that say in which order rows are applied, and what time does to rows and keys."""
+"""The sections of a model spec on time: the order of rows, duplicates, expiry of keys; and the limit of quarantine."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jobs.specs.sections import Number, Section, check_duration
 
 
 class Duplicates(Section):
-    """Rows that repeat another one: of the same key and the same time, or of the same key and the same id."""
+    """Duplicate rows: of the same key and time, or of the same key and id."""
 
     action: Literal["quarantine", "drop"] = Field(
         default="quarantine",
-        description="what becomes of them: quarantine, or drop (counted, and nothing else)",
+        description="quarantine them, or drop them (only counted)",
     )
     id: str | None = Field(
         default=None,
         description="column of a text or whole number that a row and its repetitions share, such as message_id; "
-        "null: they are told by their time",
+        "null: rows of one key and time are repetitions",
     )
     within: str | None = Field(
         default=None,
-        description="with id, how far apart the event times of a row and its repetition may be, such as 1h: so long "
-        "ids are remembered",
+        description="with id, how far apart the event times of a row and its repetition may be, such as 1h; ids are "
+        "remembered for that long",
     )
 
     @model_validator(mode="after")
@@ -35,7 +35,7 @@ class Duplicates(Section):
         if self.id is not None and self.within is None:
             raise invalid(
                 "is missing",
-                "say how far apart a row and its repetition may be, such as within: 1h",
+                "give how far apart a row and its repetition may be, such as within: 1h",
                 "within",
             )
         if self.id is None and self.within is not None:
@@ -48,25 +48,24 @@ class Duplicates(Section):
         return 0 if self.within is None else duration_us(self.within)
 
     def meaning(self) -> dict[str, Any] | bool:
-        """Return what gives the stored state its meaning; what becomes of repetitions may change."""
+        """Return the part that the stored state depends on; the action on repetitions may change."""
         return True if self.id is None else {"id": self.id, "within": self.within_us}
 
 
 class Expiry(Section):
-    """When a key that has been silent ends."""
+    """When a silent key expires."""
 
     after: str = Field(
-        description="a key ends when its rows are further apart than this, such as 30d; that of a silent key is known "
-        "when the clock has passed it"
+        description="a key expires when its rows are further apart than this, such as 30d; a silent key does once the "
+        "clock has passed that time"
     )
     clock: Literal["event", "processing"] = Field(
         default="event",
-        description="event: of event times, and the watermark; processing: of the machine, when rows come",
+        description="event: event times and the watermark; processing: the machine's time at the arrival of rows",
     )
     returns: Literal["prior", "archive"] = Field(
         default="prior",
-        description="where a key that comes back begins: prior, the model's initial distribution; archive, "
-        "its last state",
+        description="where a returning key begins: prior, the model's initial distribution; archive, its last state",
     )
 
     @model_validator(mode="after")
@@ -85,26 +84,25 @@ class Order(Section):
 
     kind: Literal["as-arrived", "strict", "replay"] = Field(
         default="as-arrived",
-        description="as-arrived: each micro-batch's rows in event-time order (`late` says what becomes of older ones); "
-        "strict: rows wait until the watermark has passed them, and are applied in full event-time order; "
-        "replay: rows are applied at once, and again where late ones come between them, with corrected estimates",
+        description="as-arrived: each micro-batch's rows in event-time order (`late` decides on older ones); strict: "
+        "rows wait until the watermark has passed them, and are applied in full event-time order; replay: rows are "
+        "applied at once, and replayed where late ones belong between them, with corrected estimates",
     )
     delay: str | None = Field(
         default=None,
-        description="how far the watermark stays behind the newest event time, such as 15min: the most by which a row "
-        "may be late with strict, where it is required; 0 otherwise",
+        description="how far the watermark lags the newest event time, such as 15min: the most by which a row may be "
+        "late; required with strict, 0 by default otherwise",
     )
-
     patience: str | None = Field(
         default=None,
-        description="with strict, a stream that runs on applies all that waits when no row has come for so long by the "
+        description="with strict, a running stream applies all waiting rows when no row has come for this long by the "
         "machine's clock, such as 1h; null: it waits for rows",
     )
     rows: int | None = Field(
         default=None,
         ge=1,
         le=10_000,
-        description="with replay, rows of each key that are kept: the most that may have overtaken a late row",
+        description="with replay, number of rows of each key that are kept: the most that may overtake a late row",
     )
 
     @model_validator(mode="after")
@@ -114,11 +112,13 @@ class Order(Section):
         if self.kind != "strict" and self.patience is not None:
             raise invalid("is for order.kind: strict", "remove it, or write kind: strict", "patience")
         if self.kind == "replay" and self.rows is None:
-            raise invalid("is missing", "say how many rows may overtake a late one, such as rows: 20", "rows")
+            raise invalid(
+                "is missing", "give how many rows may overtake a late one, such as rows: 20", "rows"
+            )
         if self.kind != "replay" and self.rows is not None:
             raise invalid("is for order.kind: replay", "remove it, or write kind: replay", "rows")
         if self.kind == "strict" and self.delay is None:
-            raise invalid("is missing", "say by how much rows may be late, such as delay: 15min", "delay")
+            raise invalid("is missing", "give by how much rows may be late, such as delay: 15min", "delay")
         return self
 
     @property
@@ -133,27 +133,27 @@ class Order(Section):
 
     @property
     def waits(self) -> bool:
-        """Tell if rows wait for the watermark."""
+        """Tell whether rows wait for the watermark."""
         return self.kind == "strict"
 
     def meaning(self) -> dict[str, Any]:
-        """Return what gives the stored state its meaning; empty for the plain order. The delay may change."""
+        """Return the part that the stored state depends on; empty for the order of arrival. The delay may change."""
         if self.kind == "as-arrived":
             return {}
         rows = {} if self.rows is None else {"rows": self.rows}
-        # With a clock the operator is another to Spark; by how much it waits may change.
+        # Spark's operator differs with a clock; the length of the wait may change.
         return {"kind": self.kind, **rows, **({} if self.patience is None else {"patience": True})}
 
 
 class QuarantineLimit(Section):
-    """How much may go to quarantine before a micro-batch, or a file, fails as a whole instead."""
+    """The share of rejected rows above which a micro-batch, or a file, fails instead of going to quarantine."""
 
     fail_above: Number = Field(
         ge=0,
         lt=1,
-        description="part of the rows of a micro-batch, or of a landed file, that may be quarantined, such as 0.1; "
-        "where it is more, nothing of them is written and the command fails",
+        description="share of the rows of a micro-batch, or of a landed file, that may be quarantined, such as 0.1; "
+        "above it none of the rows is written and the command fails",
     )
     fail_from: int = Field(
-        default=1, ge=1, description="rows that have to be quarantined at once for the part to count"
+        default=1, ge=1, description="least number of quarantined rows at once for the share to count"
     )

@@ -1,4 +1,4 @@
-"""The sections of a model spec, each field with what it means; `jobs.specs.model_spec` puts them together."""
+"""Sections of a model spec, each field with its description; `jobs.specs.model_spec` composes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Section(BaseModel):
 
 
 class Process(Section):
-    """How the state moves between two rows of a key."""
+    """The process model: how the state moves between two rows of a key."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -41,7 +41,7 @@ class Process(Section):
 
 
 class Observation(Section):
-    """How the measurement depends on the state."""
+    """The observation model: how the measurement depends on the state."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -49,13 +49,13 @@ class Observation(Section):
             "properties": {
                 "H": {
                     "type": "array",
-                    "description": "measurement matrix, a row each; an entry is a number or a control column",
+                    "description": "measurement matrix; entries are numbers or control columns",
                 },
                 "R": {"type": "array", "description": "covariance of the measurement noise"},
-                "offset": {"type": "array", "description": "what is added to H x, one entry a measurement"},
-                "noise_scale": {"description": "a number or a control column that R is multiplied by"},
-                "h": {"type": "string", "description": "in place of H: module:function of the state x"},
-                "jacobian": {"type": "string", "description": "module:function of x, the slope of h"},
+                "offset": {"type": "array", "description": "added to H x, one entry for each measurement"},
+                "noise_scale": {"description": "a number or a control column by which R is multiplied"},
+                "h": {"type": "string", "description": "instead of H: module:function of the state x"},
+                "jacobian": {"type": "string", "description": "module:function of x, the Jacobian of h"},
             }
         },
     )
@@ -64,16 +64,18 @@ class Observation(Section):
 class Initial(Section):
     """The state's distribution at a key's first row, before that row's measurement."""
 
-    mean: list[Number] | None = Field(default=None, description="one number a state")
-    covariance: list[list[Number]] | None = Field(default=None, description="one row a state; symmetric")
+    mean: list[Number] | None = Field(default=None, description="one number for each state")
+    covariance: list[list[Number]] | None = Field(
+        default=None, description="one row for each state; symmetric"
+    )
     diffuse: bool | list[bool] | None = Field(
         default=None,
-        description="true: nothing is known of the state before the first row; a list says it of each state, "
-        "with zeros in the diffuse ones' rows of the covariance",
+        description="true: nothing is known of the state before the first row; a list gives it for each state, "
+        "with zeros in the covariance's rows of the diffuse ones",
     )
     mode_probabilities: list[Number] | None = Field(
         default=None,
-        description="of the modes at the first row, with filter: imm or mmae; null: all the same",
+        description="with filter: imm or mmae, probabilities of the modes at the first row; null: equal",
     )
 
     @model_validator(mode="after")
@@ -82,59 +84,56 @@ class Initial(Section):
             if self.mean is not None or self.covariance is not None:
                 raise invalid("gives both `diffuse: true` and a mean or covariance", "keep one of them")
         elif self.covariance is not None and self.mean is None:
-            raise invalid("says too little", "give `mean` and `covariance`, or `diffuse: true`")
+            raise invalid("is incomplete", "give `mean` and `covariance`, or `diffuse: true`")
         return self
 
 
 class Unscented(Section):
-    """Where the points of the unscented filter are and what they weigh: lambda = alpha^2 (n + kappa) - n."""
+    """The sigma points of the unscented filter and their weights: lambda = alpha^2 (n + kappa) - n."""
 
-    alpha: Number = Field(default=1.0, gt=0.0, description="how far out the points are")
+    alpha: Number = Field(default=1.0, gt=0.0, description="spread of the points")
     beta: Number = Field(
-        default=0.0, description="what is known of the kurtosis; 2 suits a Gaussian and small alpha"
+        default=0.0, description="prior knowledge of the kurtosis; 2 suits a Gaussian and small alpha"
     )
     kappa: Number = Field(
-        default=2.0, description="moves the points out and weighs the centre; above minus n"
+        default=2.0, description="secondary spread, and the weight of the centre; above minus n"
     )
 
 
 class LearnedParameter(Section):
-    """A field to learn, and what its values are kept to."""
+    """A field to learn, with constraints on its values."""
 
     name: str = Field(description="name of the field, such as Q, or an entry such as F[0][1]")
     form: Literal["full", "diagonal"] | None = Field(
-        default=None, description="of a covariance; null: zeros stay zero"
+        default=None, description="structure of a covariance; null: zeros stay zero"
     )
     bounds: Annotated[list[Number | None], Field(min_length=2, max_length=2)] | None = Field(
-        default=None, description="of a number: [lowest, highest], null for none"
+        default=None, description="bounds of a number: [lowest, highest], null for none"
     )
 
 
 class Learn(Section):
-    """What `pretrain` learns before it filters; what is not named here stays as the spec has it."""
+    """The parameters that `pretrain` learns before it filters; all others stay as in the spec."""
 
     parameters: list[str | LearnedParameter] = Field(
         default=[],
-        description="names of the fields to learn, such as R, variance, F[0][1] initial.mean; or {name, form, bounds}",
+        description="names of the fields to learn, such as R, variance, F[0][1], initial.mean; or {name, form, bounds}",
     )
     prior: bool = Field(
-        default=False, description="also learn, from all keys, the distribution in which a key begins"
+        default=False, description="also learn the initial distribution of a key, from all keys"
     )
     scope: Literal["pooled", "group", "key"] = Field(
         default="pooled",
-        description="one value for all keys, one for each group of keys, or one for each key",
+        description="one value for all keys, for each group of keys, or for each key",
     )
-    by: list[str] = Field(
-        default=[], description="with scope: group, the key columns whose values make the groups"
-    )
+    by: list[str] = Field(default=[], description="with scope: group, the key columns that define the groups")
     window: str | None = Field(
         default=None, description="learn from this long before the position's last event time, such as 90d"
     )
-    max_iterations: int = Field(default=100, ge=1, description="steps of the optimiser at most")
+    max_iterations: int = Field(default=100, ge=1, description="most iterations of the optimiser")
     sample_keys: int | None = Field(
         default=None, ge=1, description="learn from about this many keys instead of all"
     )
-
     method: Literal["mle", "em"] = Field(
         default="mle",
         description="maximum likelihood by scoring, or expectation maximisation (noise, entries of F and H and the "
@@ -143,20 +142,20 @@ class Learn(Section):
 
     @property
     def left_out(self) -> set[str]:
-        """Return fields that say nothing where they are not used, so that ids from before they were there stay."""
+        """Return the fields that have their defaults: ids of releases before these fields leave them out."""
         return {
             name
-            for name, plain in (("prior", False), ("method", "mle"), ("by", []))
-            if getattr(self, name) == plain
+            for name, default in (("prior", False), ("method", "mle"), ("by", []))
+            if getattr(self, name) == default
         }
 
     def definition(self) -> dict[str, Any]:
-        """Return what `kalman.build` and `kalman.learning.maximum_likelihood` take, as plain Python."""
+        """Return the argument of `kalman.build` and `kalman.learning.maximum_likelihood`, as plain Python."""
         result = self.model_dump(include={"parameters", "scope"}, exclude_none=True)
         for item in self.parameters:
             if isinstance(item, LearnedParameter) and item.bounds is not None:
                 position = self.parameters.index(item)
-                result["parameters"][position]["bounds"] = item.bounds  # a null among them means something
+                result["parameters"][position]["bounds"] = item.bounds  # a null in it means no bound
         return {**result, **self.model_dump(include={"prior", "method", "by"} - self.left_out)}
 
     @model_validator(mode="after")
@@ -178,67 +177,66 @@ class Learn(Section):
 
 
 class Smoothing(Section):
-    """Each row's state once more, when more rows of its key have come."""
+    """Fixed-lag smoothing: each row's state again, given a number of later rows of its key."""
 
     lag: int = Field(
         ge=1,
         le=500,
-        description="rows after which a row's state is given again, as the lagged_ outputs of the row that "
-        "comes so many rows later",
+        description="number of later rows after which a row's state is given again, in the lagged_ outputs of the "
+        "last of them",
     )
 
 
 class Storage(Section):
-    """How a key's state is kept."""
+    """The storage of a key's state."""
 
     dtype: Literal["float64", "float32"] = Field(
-        default="float64", description="float32: half the room, about seven digits; rounded after each row"
+        default="float64", description="float32: half the size, about seven digits; rounded after each row"
     )
 
 
 class Outputs(Section):
-    """What each estimate carries."""
+    """The contents of each estimate."""
 
     covariance: Literal["full", "diagonal"] = Field(
-        default="full", description="n*n numbers row by row, or the n variances"
+        default="full", description="n*n numbers, row by row, or the n variances"
     )
     innovation: bool = Field(
         default=False,
-        description="true: also each row's normalised innovations, by which a comparison of versions judges bias",
+        description="true: also each row's normalised innovations, which a comparison of versions needs to judge bias",
     )
     measured: bool = Field(
-        default=False, description="true: also each row's measurement, which forecasts are compared with"
+        default=False, description="true: also each row's measurement, with which forecasts are compared"
     )
 
 
 class Stream(Section):
-    """How the stream cuts its input and lays out its state; none of it changes a result."""
+    """The size of micro-batches and the layout of the state; only new_keys changes results."""
 
     max_files_per_batch: int | None = Field(
-        default=None, ge=1, description="files of the measurements table a micro-batch at most"
+        default=None, ge=1, description="most files of the measurements table in a micro-batch"
     )
     max_bytes_per_batch: str | None = Field(
         default=None,
         pattern=r"^[1-9][0-9]*[kmgt]$",
-        description="about how many bytes a micro-batch at most, such as 512m or 1g",
+        description="approximate most bytes in a micro-batch, such as 512m or 1g",
     )
     partitions: int | None = Field(
         default=None, ge=1, description="state partitions; fixed for the life of a generation"
     )
-    keys_per_block: int = Field(default=256, ge=1, description="keys that share one stored block of state")
+    keys_per_block: int = Field(default=256, ge=1, description="keys in one stored block of state")
     expected_keys: int | None = Field(
-        default=None, ge=1, description="about how many keys will come, for the layout of blocks"
+        default=None, ge=1, description="approximate number of keys to come, for the layout of blocks"
     )
     new_keys: Literal["prior", "pretrained"] = Field(
         default="prior",
-        description="where a key begins that the stream has no state of: prior, the model's initial distribution; "
-        "pretrained, its state after the history that `ingest --history` has landed for it; fixed for the life of a "
-        "generation",
+        description="where a key without a state begins: prior, the model's initial distribution; pretrained, its "
+        "state after the history that `ingest --history` has landed for it; fixed for the life of a generation",
     )
 
 
 def check_duration(text: str | None, field: str) -> None:
-    """Refuse text that is no duration, where there is any, as a spec's own checks do."""
+    """Refuse text that is not a duration, in the form of the spec's own checks."""
     if text is not None:
         try:
             duration_us(text)

@@ -1,4 +1,4 @@
-"""The section of a model spec that says where estimates go besides the table `estimates/<model>`."""
+"""The section `sinks` of a model spec: where estimates go besides the table `estimates/<model>`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from jobs.specs.sections import Section
 
 
 class KafkaSink(Section):
-    """A Kafka topic that gets each live estimate as a message. Where its brokers are is a setting, KALMAN_KAFKA."""
+    """A Kafka topic that gets each live estimate as a message. KALMAN_KAFKA has the addresses of its brokers."""
 
-    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="name of a topic that is there")
+    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="name of an existing topic")
 
 
 class FileSink(Section):
-    """A folder that gets each micro-batch of live estimates as files, in a folder of its own there."""
+    """A folder that gets the live estimates as files, in a subfolder for each micro-batch."""
 
     folder: str = Field(
-        min_length=1, description="a path or URI that all machines reach; a relative one is in the warehouse"
+        min_length=1, description="a path or URI that all machines reach; a relative path is in the warehouse"
     )
-    format: Literal["parquet", "json"] = Field(default="parquet", description="parquet or json, a row a line")
+    format: Literal["parquet", "json"] = Field(
+        default="parquet", description="parquet, or json with one row on each line"
+    )
 
 
 class Sinks(Section):
-    """Where a stream's estimates go besides their table; what is said here may change at any start of a stream."""
+    """Where a stream's estimates go besides their table; may change at any start of a stream."""
 
     latest: bool = Field(
         default=False, description="true: also keep the latest state of each key in latest/<model>"
@@ -50,5 +52,5 @@ class Sinks(Section):
             if not colon or not all(part.isidentifier() for part in (*module.split("."), function)):
                 raise invalid(f"{name!r} does not name a function", "write module:function")
             if names.count(name) > 1:
-                raise invalid(f"{name} is named twice", "name it once")
+                raise invalid(f"{name} is given twice", "give it once")
         return names

@@ -1,4 +1,4 @@
-"""The section of a model spec that says where its measurements come from, when not from files alone."""
+"""The section `source` of a model spec: the topic that measurements come from, besides files."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ from jobs.specs.sections import Section
 
 
 class Source(Section):
-    """A Kafka topic whose messages are measurements, one each. Where its brokers are is a setting, KALMAN_KAFKA."""
+    """A Kafka topic with one measurement in each message. KALMAN_KAFKA has the addresses of its brokers."""
 
     kind: Literal["kafka"] = Field(description="kafka")
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="name of the topic")
     format: Literal["json", "avro"] = Field(
-        default="json", description="what a message's value is: a JSON object, or an Avro record"
+        default="json", description="format of a message's value: a JSON object, or an Avro record"
     )
     avro_schema: dict[str, Any] | None = Field(
         default=None, description="with format: avro, the schema of the record, {type: record, name, fields}"
     )
     framing: Literal["none", "confluent"] = Field(
         default="none",
-        description="with format: avro, what comes before the record: nothing, or a schema registry's five bytes",
+        description="with format: avro, bytes before the record: none, or a schema registry's five",
     )
     whole_keys: list[str] = Field(
         default=[],
-        description="with format: json, columns of the key, or that of duplicates.id, that are whole numbers; the "
+        description="with format: json, key columns, or the column of duplicates.id, that are whole numbers; the "
         "others are text",
     )
     message_key: str | None = Field(
-        default=None, description="key column that is the message's key, as text, not in its value"
+        default=None,
+        description="key column that is the message's key, as text, instead of a field of its value",
     )
     start: Literal["earliest", "latest"] = Field(
-        default="earliest", description="where the first `ingest` begins in the topic"
+        default="earliest", description="offset at which the first `ingest` begins"
     )
     tombstones: Literal["quarantine", "skip"] = Field(
-        default="quarantine", description="what becomes of messages without a value"
+        default="quarantine", description="quarantine or skip messages without a value"
     )
     max_offsets_per_batch: int | None = Field(
-        default=None, ge=1, description="messages a micro-batch at most, of all partitions together"
+        default=None, ge=1, description="most messages in a micro-batch, of all partitions together"
     )
 
     @model_validator(mode="after")
@@ -61,10 +62,10 @@ class Source(Section):
         return self
 
     def check_keys(self, key: list[str], ids: list[str]) -> None:
-        """Refuse names that are no key columns, and as whole numbers neither those of ids.
+        """Refuse names that are neither key columns nor, in `whole_keys`, columns of ids.
 
         Raises:
-            ValueError: as a spec's own checks do.
+            ValueError: in the form of the spec's own checks.
         """
         for field, names, known in (
             ("whole_keys", self.whole_keys, [*key, *ids]),

@@ -1,4 +1,4 @@
-"""YAML as people mean it: numbers and booleans of YAML 1.2, no repeated keys, and the line of every field."""
+"""YAML with the numbers and booleans of YAML 1.2, without repeated keys, and with the line of every field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Document:
 
 
 class YamlError(Exception):
-    """Report text that is not the YAML expected: `line` from 1, `column` from 1 (0: unknown), `problem`."""
+    """A problem in YAML text: `line` from 1, `column` from 1 (0: unknown), `problem`, and `path` of the field."""
 
     def __init__(self, problem: str, line: int, column: int = 0, path: Path = ()) -> None:
         super().__init__(problem)

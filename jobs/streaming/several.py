@@ -194,5 +194,5 @@ def _report(streams: Sequence[_Stream]) -> Report:
             }
         },
         tables=tables,
-        problems=[one.error for one in streams if one.error is not None],
+        errors=[one.error for one in streams if one.error is not None],
     )

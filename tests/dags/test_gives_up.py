@@ -90,7 +90,7 @@ def test_drivers_that_find_a_damaged_checkpoint_are_given_up(
         AirflowFailException, match=r"given up: 2 drivers in a row .* the checkpoint of walk-g0001"
     ):
         operator().resume(context, StreamEvent.GONE, **kept)
-    (alarm,) = status.run(settings, "walk", alarm_after="1d").problems[-1:]
+    (alarm,) = status.run(settings, "walk", alarm_after="1d").errors[-1:]
     assert "its stream was given up" in alarm and "kalman-pipeline resume --model walk" in alarm
     file.write_bytes(content)
     assert resume.run(settings, "walk").data["held"]
@@ -115,7 +115,7 @@ def test_a_damaged_checkpoint_is_given_up_and_begun_anew(tmp_path: Path) -> None
             log = stream.airflow.logs(f"/dags/{DAG}/dagRuns/{failed}")
             assert f"given up: {CRASHES} drivers in a row have crashed" in log
             assert "the checkpoint" in log and "exit code" in log, log
-            (alarm,) = status.run(settings, "walk", alarm_after="1d").problems[-1:]
+            (alarm,) = status.run(settings, "walk", alarm_after="1d").errors[-1:]
             assert "its stream was given up" in alarm and "kalman-pipeline resume --model walk" in alarm
             launches, waiting = len(stream.log.launches()), stream.task()["id"]
             time.sleep(QUIET_SECONDS)

@@ -1,4 +1,4 @@
-"""The time of steps within a task: each without those within it, nothing of it without a watch."""
+"""The seconds of steps within a task: each excludes the steps within it; without a stopwatch marks do nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Sum:
         self.seconds = added(self.seconds, term)
 
 
-def test_a_step_does_not_count_those_within_it() -> None:
+def test_the_seconds_of_a_step_exclude_the_steps_within_it() -> None:
     clock = Clock()
     watch = Stopwatch(clock)
 
@@ -67,7 +67,7 @@ def test_a_step_does_not_count_those_within_it() -> None:
     assert stopwatch._running is None
 
 
-def test_marks_do_nothing_without_a_watch() -> None:
+def test_marks_do_nothing_without_a_stopwatch() -> None:
     items = iter([1])
     assert each("step", items) is items
 
@@ -82,7 +82,7 @@ def test_marks_do_nothing_without_a_watch() -> None:
         pass
 
 
-def test_a_watched_function_adds_its_seconds_up_also_when_it_fails() -> None:
+def test_a_watched_function_adds_its_seconds_even_when_it_fails() -> None:
     total = Sum()
 
     def pack(batches: Iterator[int]) -> Iterator[int]:

@@ -263,7 +263,7 @@ def test_run_on_it_goes_over_to_another_generation_and_is_killed_and_stopped(tmp
     pipeline.stream()
     (follower,) = status.run(pipeline.settings, "walk").data["models"][0]["followers"]
     assert follower["driver"] is None and follower["driver_lost"] and follower["rows_behind"] == len(days[4])
-    (said,) = status.run(pipeline.settings, "walk", alarm_after="1ms").problems
+    (said,) = status.run(pipeline.settings, "walk", alarm_after="1ms").errors
     assert "its skill makes no progress" in said and "no driver runs it" in said
     driver = Driver(pipeline, *running)
     last = forecasts(pipeline)
@@ -339,7 +339,7 @@ def test_a_state_of_which_nothing_is_known_gives_a_row_without_a_forecast() -> N
             "forecast: needs the measurements beside the estimates; add outputs: {measured: true}",
         ),
         ({"forecast": {"horizons": []}}, "forecast.horizons: is empty"),
-        ({"forecast": {"horizons": ["1h", "60min"]}}, "forecast.horizons[1]: '60min' is there twice"),
+        ({"forecast": {"horizons": ["1h", "60min"]}}, "forecast.horizons[1]: '60min' is given twice"),
         ({"forecast": {"horizons": ["soon"]}}, "forecast.horizons[0]: 'soon' is not a duration"),
         (
             {"forecast": {"horizons": ["1h"], "tolerance": "1h"}},

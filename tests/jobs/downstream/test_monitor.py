@@ -246,7 +246,7 @@ def test_a_buckets_states_are_those_of_its_keys_whoever_else_comes() -> None:
             {"windows": [{"size": "5min", "slide": "1h"}]},
             "monitor.windows[0].slide: is longer than the window",
         ),
-        ({"windows": [{"size": "5min"}], "by": ["volume"]}, "monitor.by[0]: 'volume' is no key column"),
+        ({"windows": [{"size": "5min"}], "by": ["volume"]}, "monitor.by[0]: 'volume' is not a key column"),
         ({"rules": [{"name": "a", "kind": "level"}]}, "monitor.rules[0]: has no bound"),
         ({"rules": [{"name": "a", "kind": "silence"}]}, "monitor.rules[0].after: is missing"),
         (
@@ -255,7 +255,7 @@ def test_a_buckets_states_are_those_of_its_keys_whoever_else_comes() -> None:
         ),
         (
             {"rules": [{"name": "a", "kind": "level", "at_least": 9.0, "state": "slope"}]},
-            "'slope' is no state",
+            "'slope' is not a state",
         ),
         (
             {"rules": [{"name": "a", "kind": "level", "at_least": 9.0, "clear_below": 10.0}]},

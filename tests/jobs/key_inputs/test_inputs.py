@@ -383,10 +383,10 @@ def test_a_pin_is_made_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"key": ["river"]}, "inputs.key[0]: 'river' is no key column; choose from site, id"),
+        ({"key": ["river"]}, "inputs.key[0]: 'river' is not a key column; choose from site, id"),
         (
             {"defaults": {"noise": 1.0}},
-            "inputs.defaults: names other inputs than columns; give one for each of",
+            "inputs.defaults: names other inputs than columns; give a default for each of",
         ),
         ({"columns": {}}, "inputs.columns: is empty"),
         ({"columns": {"level": "x"}}, "inputs.columns: column 'level' is already used in measurement"),

@@ -50,8 +50,8 @@ def test_every_micro_batch_is_recorded_and_told(streamed: Pipeline) -> None:
     (lineage,) = report.data["models"][0]["generations"]
     assert (lineage["rows_behind"], lineage["progress"]["batch_id"]) == (150, 3)
     assert 0 < lineage["seconds_behind"] < 3600
-    assert report.problems == []
-    (said,) = status.run(streamed.settings, "walk", alarm_after="1ms").problems
+    assert report.errors == []
+    (said,) = status.run(streamed.settings, "walk", alarm_after="1ms").errors
     assert said.startswith("walk: walk-g0001 makes no progress: 150 rows have waited for")
 
 

@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-def test_folder_is_the_environments_unless_told(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_folder_is_in_the_python_environment_unless_set(folder: Path, monkeypatch: pytest.MonkeyPatch):
     assert jar_folder() == folder
     monkeypatch.delenv("KALMAN_JARS")
     assert jar_folder().parts[-3:] == ("share", "kalman-pipeline", "jars")
@@ -82,7 +82,7 @@ def test_jars_of_another_release_are_not_used(folder: Path, asked: list[list[str
     assert jar_paths()
 
 
-def test_a_folder_with_other_things_is_left_alone(folder: Path, asked: list[list[str]]):
+def test_a_folder_with_other_content_is_refused(folder: Path, asked: list[list[str]]):
     folder.mkdir()
     (folder / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="something other"):
@@ -126,7 +126,7 @@ def test_manifest_can_be_checked_by_others(folder: Path, asked: list[list[str]])
     assert [name.split(" ")[0] for name in manifest["coordinates"]] == [str(COORDINATES[0])]
 
 
-def test_what_only_some_need_is_fetched_by_its_first_use(folder: Path, asked: list[list[str]]):
+def test_an_optional_set_is_fetched_by_its_first_use(folder: Path, asked: list[list[str]]):
     with pytest.raises(UserError, match="make setup"):
         optional_jars("kafka")
     fetch()

@@ -1,4 +1,4 @@
-"""What Spark's processes write to standard error: all of it but the lines that tell nothing."""
+"""The standard error of Spark's processes is passed on without the lines of a worker's start."""
 
 from __future__ import annotations
 

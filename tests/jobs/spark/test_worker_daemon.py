@@ -1,4 +1,4 @@
-"""The daemon that Spark's Python workers are forked from: it speaks as Spark's own does, and has loaded everything."""
+"""The daemon of Spark's Python workers: it has the protocol of Spark's own, and has loaded all modules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_worker_is_forked_and_knows_the_secret() -> None:
         daemon.wait(PATIENCE)
 
 
-def test_what_is_loaded_is_out_of_the_collector_s_sight() -> None:
+def test_loaded_modules_are_excluded_from_garbage_collection() -> None:
     look = (
         "import gc, sys; from jobs.spark.worker_daemon import MODULES, warm; warm(); "
         "print(all(name in sys.modules for name in MODULES), gc.get_freeze_count() > 100_000)"

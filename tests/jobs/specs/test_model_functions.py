@@ -75,13 +75,13 @@ def test_functions_beside_the_spec_are_found(tmp_path: Path, changes: dict[str, 
     assert 3 < float(last["mean_place"]) < 7 and float(last["log_likelihood"]) == 0 and last["nis"] == ""
 
 
-def test_what_is_wrong_with_a_function_names_its_line(tmp_path: Path) -> None:
+def test_a_missing_function_is_reported_with_its_line(tmp_path: Path) -> None:
     path = spec_in(tmp_path, observation={"h": "car_functions:distanse", "R": [[0.04]]})
     with pytest.raises(SpecError, match=r"car.yaml:\d+: observation.h: module car_functions has no function"):
         load_checked_spec(path)
 
 
-def test_the_fingerprint_holds_names_and_forms_not_places(tmp_path: Path) -> None:
+def test_the_fingerprint_holds_names_and_forms_not_folders(tmp_path: Path) -> None:
     own = load_spec(spec_in(tmp_path / "one"))
     assert own.fingerprint() == load_spec(spec_in(tmp_path / "two")).fingerprint()
     assert own.fingerprint() == load_spec(spec_in(tmp_path / "three", form="covariance")).fingerprint()
@@ -96,8 +96,18 @@ def test_the_fingerprint_holds_names_and_forms_not_places(tmp_path: Path) -> Non
     assert "folder" not in ModelSpec(**{**SPEC, "name": "never_loaded"}).definition()
 
 
+def test_a_spec_from_a_manifest_finds_functions_in_the_folder_that_it_is_given(tmp_path: Path) -> None:
+    own = load_spec(spec_in(tmp_path))
+    kept = ModelSpec.model_validate_json(own.model_dump_json(by_alias=True))
+    assert kept.folder is None and "folder" not in kept.definition()
+    found = kept.with_folder(own.folder)
+    assert found.definition() == own.definition() and found.fingerprint() == own.fingerprint()
+    assert found.model_copy(update={"stream": own.stream}).folder == own.folder, "a changed copy keeps it"
+    assert kept.folder is None
+
+
 class Context:
-    """Stands for a Spark session: it remembers what it is told to ship."""
+    """A stand-in for a Spark session that remembers the shipped files."""
 
     def __init__(self) -> None:
         self.sparkContext = self
@@ -124,7 +134,7 @@ def test_workers_get_the_files_of_functions(tmp_path: Path, monkeypatch: pytest.
     assert "car_package/moves.py" in names and "car_package/__init__.py" in names
 
 
-def test_installed_functions_and_models_without_any_ship_nothing() -> None:
+def test_installed_functions_and_models_without_functions_ship_nothing() -> None:
     assert user_functions.files_to_ship({"process": {"f": "scipy.special:expit"}}) == []
     assert user_functions.files_to_ship({"process": {"F": [[1.0]]}, "observation": {"H": [[1.0]]}}) == []
     assert list(functions.named_functions(SPEC)) == ["car_functions:move", "car_functions:distance"]

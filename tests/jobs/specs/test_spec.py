@@ -1,4 +1,4 @@
-"""Model specs: what is accepted, and that every mistake is said with file, line, field and remedy."""
+"""Model specs: valid ones are accepted, and every mistake is reported with file, line, field and remedy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def changed(**fields: Any) -> dict[str, Any]:
 
 
 def refused(folder: Path, text: str | dict[str, Any], *, deep: bool = False) -> str:
-    """Write a spec, expect it to be refused, and return what was said."""
+    """Write a spec, expect it to be refused, and return the message."""
     path = folder / "m.yaml"
     path.write_text(
         text if isinstance(text, str) else yaml.safe_dump(text, sort_keys=False), encoding="utf-8"
@@ -54,7 +54,7 @@ def refused(folder: Path, text: str | dict[str, Any], *, deep: bool = False) -> 
     return said
 
 
-# Specs that are kept
+# Specs of the project
 
 
 @pytest.mark.parametrize("path", spec_files(MODELS), ids=lambda path: path.stem)
@@ -157,9 +157,9 @@ def test_the_guide_has_every_field() -> None:
         ({"time_format": "%d/%m"}, "%Y is missing"),
         ({"smoothing": {"lag": 0}}, "smoothing.lag: 0 is too small; give a number from 1"),
         ({"late": "drop"}, "late: 'drop' is not known; use one of quarantine, apply"),
-        ({"order": {"kind": "strict"}}, "order.delay: is missing; say by how much rows may be late"),
+        ({"order": {"kind": "strict"}}, "order.delay: is missing; give by how much rows may be late"),
         ({"order": {"kind": "strict", "delay": "soon"}}, "order.delay: 'soon' is not a duration; write"),
-        ({"order": {"kind": "replay"}}, "order.rows: is missing; say how many rows may overtake a late one"),
+        ({"order": {"kind": "replay"}}, "order.rows: is missing; give how many rows may overtake a late one"),
         ({"order": {"rows": 3}}, "order.rows: is for order.kind: replay; remove it, or write kind: replay"),
         ({"order": {"delay": "1h"}}, "order.delay: is for a watermark, and nothing here waits for one"),
         (
@@ -180,7 +180,7 @@ def test_the_guide_has_every_field() -> None:
         ),
         (
             {"duplicates": {"id": "no"}},
-            "duplicates.within: is missing; say how far apart a row and its repetition",
+            "duplicates.within: is missing; give how far apart a row and its repetition",
         ),
         ({"duplicates": {"within": "1h"}}, "duplicates.within: is for an id; remove it, or name the column"),
         (
@@ -201,7 +201,7 @@ def test_the_guide_has_every_field() -> None:
             "outputs.covariance: 'diag' is not known; did you mean 'diagonal'?",
         ),
         ({"statez": ["x"]}, "m.yaml:26: statez: is not a field of a model spec; did you mean 'states'?"),
-        ({"initial": {"mean": [0.0]}}, "initial: says too little; give `mean` and `covariance`, or"),
+        ({"initial": {"mean": [0.0]}}, "initial: is incomplete; give `mean` and `covariance`, or"),
         ({"initial": {"mean": ["0"], "covariance": [[1.0]]}}, "initial.mean[0]: must be a number, not text"),
         ({"initial": {"diffuse": True, "mean": [0.0]}}, "initial: gives both"),
         ({"initial": 5}, "initial: must be a mapping, not a number"),
@@ -221,15 +221,16 @@ def test_a_mistake_is_named_with_its_remedy(tmp_path: Path, fields: dict[str, An
     assert said in refused(tmp_path, changed(**fields))
 
 
-def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     lines = refused(tmp_path, changed(version="1", key="river", wrong=1)).splitlines()
     assert [line.split(": ")[1] for line in lines] == ["version", "key", "wrong"]
 
 
-def test_missing_fields_say_what_to_write(tmp_path: Path) -> None:
+def test_a_missing_field_is_reported_with_what_to_write(tmp_path: Path) -> None:
     said = refused(tmp_path, "name: nile\n")
     assert (
-        "m.yaml: key: is missing; add it: the columns whose values name one system, such as [river]" in said
+        "m.yaml: key: is missing; add it: the columns whose values identify one system, such as [river]"
+        in said
     )
 
 
@@ -250,7 +251,7 @@ def test_missing_fields_say_what_to_write(tmp_path: Path) -> None:
         ("a: \x01", "has a character that YAML does not allow"),
     ],
 )
-def test_text_that_is_no_spec_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+def test_text_that_is_not_a_spec_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     assert said in refused(tmp_path, text)
 
 
@@ -267,7 +268,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_spec(tmp_path / "folder.yaml")
 
 
-def test_an_unknown_name_lists_what_is_there() -> None:
+def test_an_unknown_model_is_reported_with_the_known_ones() -> None:
     with pytest.raises(SpecError, match=r"there is no model 'nil'; did you mean 'nile'\?"):
         load_spec("nil", MODELS)
     with pytest.raises(SpecError, match="models there are .*nile"):
@@ -315,7 +316,7 @@ def test_problems_of_all_files_come_together(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_that_cannot_be_built_is_refused(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
-    load_spec(_written(tmp_path, changed(**fields)))  # shallow reading does not see it
+    load_spec(_written(tmp_path, changed(**fields)))  # without the numerics it is valid
     assert said in refused(tmp_path, changed(**fields), deep=True)
 
 
@@ -328,7 +329,7 @@ def _written(folder: Path, fields: dict[str, Any]) -> Path:
 # Meaning
 
 
-def test_the_fingerprint_follows_the_meaning_alone() -> None:
+def test_the_fingerprint_depends_on_the_meaning_alone() -> None:
     own = ModelSpec(**NILE).fingerprint()
     assert len(own) == 64
     for same in (
@@ -384,12 +385,12 @@ def test_durations(text: str, micros: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "d", "5", "0d", "-1d", "5 fortnights", "1e3s"])
-def test_what_is_no_duration(text: str) -> None:
+def test_text_that_is_not_a_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         duration_us(text)
 
 
-def test_yaml_is_read_as_people_mean_it() -> None:
+def test_yaml_is_read_with_the_types_of_version_1_2() -> None:
     text = "{a: 1e7, b: 1.0e7, c: no, e: 12:30, f: 2013-01-01, g: 010, h: .5, i: true, j: ~, k: .inf}"
     assert yaml_text.parse(text).value == {
         "a": 1e7, "b": 1e7, "c": "no", "e": "12:30", "f": "2013-01-01", "g": 10, "h": 0.5, "i": True,

@@ -50,7 +50,7 @@ def test_one_that_cannot_start_does_not_hold_up_the_others(
     bare = Pipeline(tmp_path, random_walk_spec("bare"))
     bare.land(rows["walk"][0])
     report = several.run(bare.settings, ["walk", "bare", "drift"])
-    (problem,) = report.problems
+    (problem,) = report.errors
     assert "bare" in problem and "pretrain" in problem
     assert "the other streams go on" in capsys.readouterr().err
     assert {name: one.get("rows") for name, one in report.data["streams"].items()} == {

@@ -1,4 +1,4 @@
-"""Which driver there is, and how the last one ended: from files and processes alone, without Spark."""
+"""The status of a driver, and how the last one ended: from files and processes alone, without Spark."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_store_without_its_package_is_named(tmp_path: Path) -> None:
         DriverLog.at("s3a://bucket/w", "tiny")
 
 
-def test_records_come_back_as_they_were(log: DriverLog) -> None:
+def test_records_are_read_as_they_were_written(log: DriverLog) -> None:
     one, launch = drive(error="no"), LaunchRecord("t", "h", NOW, 1, 2.0, 3, 4.0, "log", "about", -9, NOW, "e")
     for record in (one, launch):
         log.write(record)
@@ -87,7 +87,7 @@ def test_the_log_forgets_old_drivers(log: DriverLog) -> None:
     assert log.overtaken("tiny-g0001", 6) and not log.overtaken("tiny-g0001", 7)
 
 
-def test_what_is_seen_of_a_driver(log: DriverLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_of_a_driver(log: DriverLog, monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver_status(log).state == NONE
     log.write(drive(1, ended_at=NOW, how="stopped"))
     assert (driver_status(log).state, driver_status(log).how) == (ENDED, "stopped")
@@ -158,7 +158,7 @@ def test_a_launched_driver_that_is_killed(tmp_path: Path, log: DriverLog) -> Non
     assert (sight.exit_code, sight.killed) == (-9, True)
 
 
-def test_a_driver_lives_on_without_what_launched_it(tmp_path: Path, log: DriverLog) -> None:
+def test_a_driver_outlives_its_launcher(tmp_path: Path, log: DriverLog) -> None:
     launch = launched(tmp_path, 0.0, "stays")
     wait_for(lambda: driver_status(log).state == RUNNING)
     assert launch.pid is not None
@@ -206,7 +206,7 @@ def test_stop_and_resume(tmp_path: Path) -> None:
         stop.run(settings, "nile", hold="soon")
 
 
-def test_a_stream_is_drained_and_let_go_on(
+def test_a_stream_is_paused_and_resumed(
     tmp_path: Path, log: DriverLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pausing, "RENEW_SECONDS", 0.05)
