@@ -1,4 +1,4 @@
-"""What a stream may go on with: the rules for each field of a spec, and what is said where it may not. No Spark."""
+"""What a stream may resume with: the rules for each field of a spec, and the error where it may not. No Spark."""
 
 from __future__ import annotations
 
@@ -126,21 +126,21 @@ def test_what_is_allowed_takes_hold(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("state", "now", "verdict", "said"),
     [
-        (made(), asked(spec(version=2)), MIGRATION, "version 2 is deployed, and walk-g0001 goes on as version 1 until"),
+        (made(), asked(spec(version=2)), MIGRATION, "version 2 is deployed, and walk-g0001 continues as version 1 until"),
         (made(spec(version=3)), asked(), REFUSED, r"version 1, older than the version 3 of walk-g0001.*rollback"),
         (made(), asked(spec(time_unit="hour")), REFUSED, r"under the same version 1 \(time_unit\).*raise its version"),
         (made(spec(name="run")), asked(), REFUSED, "walk-g0001 holds the state of model run, not of walk"),
         (made(fingerprint="0"), asked(), REFUSED, "walk-g0001 and the snapshot .* are not of one model.*--adopt"),
-        (made(), asked(spec(**KAFKA)), REFUSED, "to measurements version 7, and the spec reads topic readings now"),
+        (made(), asked(spec(**KAFKA)), REFUSED, "reached measurements version 7, and the spec reads topic readings now"),
         (made(spec(**KAFKA)), asked(), REFUSED, "at 0:7, and the spec reads the measurements table now"),
         (
             made(spec(**KAFKA)),
             asked(spec(source={"kind": "kafka", "topic": "other"})),
             REFUSED,
-            "the spec reads topic other now. Put the topic back",
+            "the spec reads topic other now. Restore the topic",
         ),
-        (made(), asked(table="t2"), REFUSED, r"made anew since walk-g0001.*table t2 now, t1 then.*`pretrain`"),
-        (made(), asked(latest_version=6), REFUSED, "come to measurements version 7, and the table ends with version 6"),
+        (made(), asked(table="t2"), REFUSED, r"recreated since walk-g0001.*table t2 now, t1 then.*`pretrain`"),
+        (made(), asked(latest_version=6), REFUSED, "reached measurements version 7, and the table ends with version 6"),
         (made(partitions=3), asked(), REFUSED, "has 2 state partitions and its row in `generations` says 3"),
         (
             made(),
@@ -164,7 +164,7 @@ def test_what_is_not_allowed_is_said_with_what_to_do(
     assert found.verdict == verdict
     assert re.search(said, found.text), found.text
     if verdict == REFUSED:
-        with pytest.raises(UserError, match="the stream of walk cannot go on: ") as refused:
+        with pytest.raises(UserError, match="the stream of walk cannot resume: ") as refused:
             check(state, now)
         assert refused.value.exit_code == INPUT_ERROR
     else:
@@ -207,7 +207,7 @@ def test_blocks_are_for_the_keys_that_are_there_or_will_come() -> None:
 
 def test_the_table_of_rules_says_what_happens(tmp_path: Path) -> None:
     assert {rule.verdict for rule in RULES} == {ALLOWED, MIGRATION, HAND_OVER, REFUSED}
-    assert all(rule.then for rule in RULES)
+    assert all(rule.effect for rule in RULES)
 
 
 def test_a_stream_takes_new_keys_from_the_next_hand_over_on() -> None:

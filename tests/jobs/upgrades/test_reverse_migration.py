@@ -201,7 +201,7 @@ def test_a_way_back_can_be_written_down_later_and_without_one_it_is_refused(tmp_
     pipeline.write_spec({**SECOND, "migrate": migrate})
     known = generations.all_of(pipeline.warehouse, "walk")
     generations.remove(pipeline.warehouse, ["walk-g0001"], known)
-    with pytest.raises(UserError, match="no generation to go back to"):
+    with pytest.raises(UserError, match="no generation to roll back to"):
         rollback.run(settings, "walk")
     assert rollback.run(settings, "walk", last_state=True).data["generation"] == "walk-g0003"
     pipeline.land(rows[3])

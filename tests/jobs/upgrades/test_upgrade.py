@@ -122,7 +122,7 @@ def test_a_version_is_proved_in_shadow_takes_over_and_is_taken_back(
     went_on = pipeline.stream().data
     assert (went_on["generation"], went_on["rows"]) == ("walk-g0001", len(DAYS[2]))
     with pytest.raises(
-        UserError, match="has come to measurements version 2 and walk-g0001 to measurements version 3"
+        UserError, match="has reached measurements version 2 and walk-g0001 measurements version 3"
     ):
         promote.run(pipeline.settings, "walk")
     switched = promotion.promote
@@ -178,7 +178,7 @@ def test_versions_follow_each_other_under_a_stream_and_back(tmp_path: Path) -> N
     went_on = pipeline.stream().data
     assert (went_on["generation"], went_on["rows"]) == ("walk-g0001", len(DAYS[2]))
     with pytest.raises(
-        UserError, match="has come to measurements version 2 and walk-g0001 to measurements version 3"
+        UserError, match="has reached measurements version 2 and walk-g0001 measurements version 3"
     ):
         promote.run(pipeline.settings, "walk")
     before = live(pipeline)
