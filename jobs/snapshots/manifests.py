@@ -46,9 +46,9 @@ class Manifest:
     parent: str | None = None
     committed_at: datetime | None = None
     waiting: dict[str, Any] | None = None
-    """The watermark and a digest of the waiting rows (`jobs.snapshots.waiting_rows`), if the model's rows wait for one."""
+    """The watermark and a digest of the waiting rows (`jobs.snapshots.waiting_rows`), if the model's rows wait."""
     inputs: dict[str, Any] | None = None
-    """The version of the table of inputs at the last rows (`jobs.key_inputs.table.Version`), if the model has inputs."""
+    """The version of the table of inputs at the last rows (`jobs.key_inputs.table.Version`), if the model has any."""
 
     @property
     def version(self) -> int:
@@ -56,7 +56,7 @@ class Manifest:
         return rank(self.position)
 
     def model_spec(self) -> ModelSpec:
-        """Return the spec that the snapshot was made with, which gives its states their meaning."""
+        """Return the spec as it was when the snapshot was made: what its states mean."""
         return ModelSpec.model_validate_json(self.spec)
 
 

@@ -1,4 +1,4 @@
-"""Rows that belong to a snapshot beside its states, in a table of their own: written once, pinned and checked."""
+"""Rows of a snapshot other than its states, in a table of their own: written once, pinned and verified."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RowsDigest(NamedTuple):
-    """What a manifest says of a snapshot's rows: how many, a checksum that no order changes, the table's version."""
+    """A snapshot's rows in its manifest: their number, a checksum that ignores their order, the table's version."""
 
     rows: int
     checksum: str
@@ -27,12 +27,12 @@ class RowsDigest(NamedTuple):
 def write_rows(
     warehouse: Warehouse, table: str, snapshot_id: str, model: str, rows: DataFrame, columns: Sequence[str]
 ) -> RowsDigest:
-    """Write a snapshot's rows, replacing what a killed attempt left; return what its manifest is to say of them."""
+    """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest."""
     marked = rows.select(F.lit(snapshot_id).alias("snapshot_id"), F.lit(model).alias("model"), *columns)
     where = f"model = '{model}' AND snapshot_id = '{snapshot_id}'"
     writer = marked.write.format("delta").mode("overwrite").option("replaceWhere", where)
     with warehouse.lock(table):
-        # A table of an earlier release has not all of the columns yet.
+        # A table of an earlier release lacks some of the columns.
         writer.option("mergeSchema", "true").save(warehouse.path(table))
         version = warehouse.latest_version(table)
     return RowsDigest(*_measure(_read(warehouse, table, snapshot_id, model, version), columns), version)
@@ -43,14 +43,23 @@ def verified_rows(
     table: str,
     snapshot_id: str,
     model: str,
-    said: RowsDigest,
+    digest: RowsDigest,
     columns: Sequence[str],
     what: str,
 ) -> DataFrame:
-    """Return a snapshot's rows, pinned to a version of their table, once they are found whole.
+    """Return a snapshot's rows, pinned to a version of their table, after checking that they are whole.
 
-    The version is the one that was written; Delta forgets it after 30 days, and then it is the newest, in which the
-    rows are the same: they are written once, and the checksum tells.
+    That is the version that was written. After 30 days Delta has dropped it, and the latest version is used: rows of a
+    snapshot are written once, and the checksum shows that they are unchanged.
+
+    Args:
+        warehouse: of the snapshot.
+        table: name of the rows' table.
+        snapshot_id: of the snapshot.
+        model: name of its model.
+        digest: of the rows, from the manifest.
+        columns: to check and return.
+        what: the rows in words, for errors.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -61,18 +70,18 @@ def verified_rows(
         return rows, *_measure(rows, columns)
 
     try:
-        rows, count, checksum = counted(said.version)
-    except (PySparkException, Py4JJavaError):  # a file that is gone is the latter
+        rows, count, checksum = counted(digest.version)
+    except (PySparkException, Py4JJavaError):  # a missing file raises the latter
         try:
             rows, count, checksum = counted(warehouse.latest_version(table))
         except (PySparkException, Py4JJavaError, OSError) as error:
             raise UserError(
                 f"the {what} of snapshot {snapshot_id} cannot be read: {first_line(error)}", RUN_FAILED
             ) from error
-    if (count, checksum) != (said.rows, said.checksum):
+    if (count, checksum) != (digest.rows, digest.checksum):
         raise UserError(
             f"snapshot {snapshot_id} is damaged: it has {count} {what} with checksum {checksum}, where its manifest "
-            f"says {said.rows} with {said.checksum}; start from another snapshot or pretrain again",
+            f"says {digest.rows} with {digest.checksum}; start from another snapshot or pretrain again",
             RUN_FAILED,
         )
     return rows.select(*columns)

@@ -355,9 +355,9 @@ def rows_of(ids: Sequence[int | None], noise: Sequence[float | None]) -> pa.Tabl
         (
             [1, 2],
             [1.0, None],
-            "t version 3: variance is missing or no finite number for key 2; a key has one row",
+            "t version 3: variance is missing or not a finite number for key 2; a key has one row",
         ),
-        ([1, 2], [math.inf, math.nan], "no finite number for key 1, and 1 more like it; a key has one row"),
+        ([1, 2], [math.inf, math.nan], "not a finite number for key 1, and 1 more like it; a key has one row"),
         ([1, None], [1.0, 1.0], "t version 3: a row has no id; a key has one row"),
         ([5, 7, 5], [1.0, 2.0, 3.0], "t version 3: there are two rows for key 5; a key has one row"),
     ],
