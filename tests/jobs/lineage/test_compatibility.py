@@ -126,12 +126,18 @@ def test_allowed_changes_take_effect(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("state", "now", "verdict", "text"),
     [
-        (made(), asked(spec(version=2)), MIGRATION, "version 2 is deployed, and walk-g0001 continues as version 1 until"),
+        (
+            made(), asked(spec(version=2)), MIGRATION,
+            "version 2 is deployed, and walk-g0001 continues as version 1 until",
+        ),
         (made(spec(version=3)), asked(), REFUSED, r"version 1, older than the version 3 of walk-g0001.*rollback"),
         (made(), asked(spec(time_unit="hour")), REFUSED, r"under the same version 1 \(time_unit\).*raise its version"),
         (made(spec(name="run")), asked(), REFUSED, "walk-g0001 holds the state of model run, not of walk"),
         (made(fingerprint="0"), asked(), REFUSED, "walk-g0001 and the snapshot .* are not of one model.*--adopt"),
-        (made(), asked(spec(**KAFKA)), REFUSED, "reached measurements version 7, and the spec reads topic readings now"),
+        (
+            made(), asked(spec(**KAFKA)), REFUSED,
+            "reached measurements version 7, and the spec reads topic readings now",
+        ),
         (made(spec(**KAFKA)), asked(), REFUSED, "at 0:7, and the spec reads the measurements table now"),
         (
             made(spec(**KAFKA)),
