@@ -198,11 +198,7 @@ def refuse_half_written(
 ) -> None:
     """Refuse to finish a half-written micro-batch if the `row_rules` have changed since it began.
 
-    Args:
-        warehouse: of the generation.
-        generation: whose driver is about to start.
-        before: the row rules of its last driver, None if there was none.
-        now: the row rules of the driver about to start.
+    before and now: the row rules of its last driver, if it had one, and of the driver about to start.
 
     Raises:
         UserError: they differ, and rows of the micro-batch were written under the old rules.

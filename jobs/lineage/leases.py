@@ -222,12 +222,7 @@ def stream_lock(
 ) -> Iterator[None]:
     """Lock the model's stream, or that of one generation, on this machine; the lock dies with the process.
 
-    Args:
-        root: of the warehouse; without effect if it is not local.
-        model: name of the model.
-        generation: to lock instead of the model's live stream.
-        what: stream, monitor or skill.
-        patience: seconds to wait for another process to release the lock.
+    root: of the warehouse, if it is local; what: stream, monitor or skill; patience: seconds to wait for the lock.
 
     Raises:
         UserError: another process holds the lock.

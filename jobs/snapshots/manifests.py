@@ -89,12 +89,7 @@ def newest_startable(
 ) -> Manifest | None:
     """Return the furthest good snapshot, of those with this fingerprint, that a stream may start from, or None.
 
-    Args:
-        warehouse: of the snapshots.
-        model: name of the model.
-        fingerprint: of its spec.
-        source: kind of the snapshot's position.
-        table: id of the measurements table; excludes snapshots of a former table of the same name.
+    table: id of the measurements table, to exclude snapshots of a former table of the same name.
     """
     fit = [
         one

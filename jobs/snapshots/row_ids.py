@@ -79,15 +79,7 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
     digest = (manifest.waiting or {}).get("ids")
     if digest is None:
         return None
-    return verified_rows(
-        warehouse,
-        TABLE,
-        manifest.snapshot_id,
-        manifest.model,
-        RowsDigest(**digest),
-        COLUMNS,
-        "remembered ids",
-    )
+    return verified_rows(warehouse, TABLE, manifest, RowsDigest(**digest), COLUMNS, "remembered ids")
 
 
 def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:

@@ -15,6 +15,8 @@ from jobs.warehouse.delta import Warehouse
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from jobs.snapshots.manifests import Manifest
+
 
 class RowsDigest(NamedTuple):
     """A snapshot's rows in its manifest: their number, a checksum that ignores their order, the table's version."""
@@ -41,8 +43,7 @@ def write_rows(
 def verified_rows(
     warehouse: Warehouse,
     table: str,
-    snapshot_id: str,
-    model: str,
+    manifest: Manifest,
     digest: RowsDigest,
     columns: Sequence[str],
     what: str,
@@ -52,21 +53,12 @@ def verified_rows(
     That is the version that was written. After 30 days Delta has dropped it, and the latest version is used: rows of a
     snapshot are written once, and the checksum shows that they are unchanged.
 
-    Args:
-        warehouse: of the snapshot.
-        table: name of the rows' table.
-        snapshot_id: of the snapshot.
-        model: name of its model.
-        digest: of the rows, from the manifest.
-        columns: to check and return.
-        what: the rows in words, for errors.
-
     Raises:
         UserError: rows are missing, doubled or changed.
     """
 
     def counted(version: int) -> tuple[DataFrame, int, str]:
-        rows = _read(warehouse, table, snapshot_id, model, version)
+        rows = _read(warehouse, table, manifest.snapshot_id, manifest.model, version)
         return rows, *_measure(rows, columns)
 
     try:
@@ -76,12 +68,13 @@ def verified_rows(
             rows, count, checksum = counted(warehouse.latest_version(table))
         except (PySparkException, Py4JJavaError, OSError) as error:
             raise UserError(
-                f"the {what} of snapshot {snapshot_id} cannot be read: {first_line(error)}", RUN_FAILED
+                f"the {what} of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
+                RUN_FAILED,
             ) from error
     if (count, checksum) != (digest.rows, digest.checksum):
         raise UserError(
-            f"snapshot {snapshot_id} is damaged: it has {count} {what} with checksum {checksum}, where its manifest "
-            f"says {digest.rows} with {digest.checksum}; start from another snapshot or pretrain again",
+            f"snapshot {manifest.snapshot_id} is damaged: it has {count} {what} with checksum {checksum}, where its "
+            f"manifest says {digest.rows} with {digest.checksum}; start from another snapshot or pretrain again",
             RUN_FAILED,
         )
     return rows.select(*columns)

@@ -115,15 +115,9 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
     waiting = manifest.waiting
     if waiting is None:
         return None
-    rows = verified_rows(
-        warehouse,
-        TABLE,
-        manifest.snapshot_id,
-        manifest.model,
-        RowsDigest(*(waiting[name] for name in RowsDigest._fields)),
-        _columns(waiting.get("with_ids", False)),
-        "waiting rows",
-    )
+    digest = RowsDigest(*(waiting[name] for name in RowsDigest._fields))
+    columns = _columns(waiting.get("with_ids", False))
+    rows = verified_rows(warehouse, TABLE, manifest, digest, columns, "waiting rows")
     none = waiting["watermark"] is None
     times = (NEVER, NEVER) if none else (waiting["watermark"], waiting["newest"])
     return Held(rows, *times, row_ids.verified(warehouse, manifest))
