@@ -1,7 +1,7 @@
-"""Join rows with their keys' inputs before they are packed: on the executors, a lookup by NumPy over a whole batch.
+"""Join rows with their keys' inputs before they are packed: a NumPy lookup over a whole batch, on the executors.
 
-The table of inputs is a packet in a file that every worker maps into memory; the driver says which one counts for the
-micro-batch by a local property of its jobs (`jobs.key_inputs.pins`), so that a task that is run again reads the same.
+The table of inputs is a packet in a file that every worker maps into memory. The driver names the file of a micro-batch
+in a local property of its jobs (`jobs.key_inputs.pins`), so that a retried task reads the same file.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jobs.encoding.rows import INPUT_IDENTITY, Packer, RowFormat, records_of
 PROPERTY = "kalman.inputs"
 """The local property of a job that names the file."""
 KEPT = 2
-"""Files that a worker keeps open: that of the last micro-batch and, while stages overlap, the one before."""
+"""Files that a worker keeps open: those of the last two micro-batches, whose stages may overlap."""
 
 _open: dict[str, Records] = {}
 
 
 class Join(NamedTuple):
-    """What a worker knows of the join: the rows as they come, and numbers (c,) for keys without inputs, or None."""
+    """A model's join: the format of rows without inputs, and the inputs (c,) of keys that have none, or None."""
 
     rows: RowFormat
     defaults: tuple[float, ...] | None
@@ -78,10 +78,9 @@ def with_inputs(packer: Packer, join: Join, typed: bool) -> Packer:
 def look_up(
     table: Records, keys: Records, defaults: tuple[float, ...] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the inputs (c, N) of N keys, and which of them have some: all of them where there are defaults."""
-    order = np.argsort(
-        keys.arrays["route"]
-    )  # a search in order of the table touches it once: a quarter of the time
+    """Return the inputs (c, N) of N keys, and (N,) which keys have inputs: all of them if there are defaults."""
+    # Searched in the table's order, its pages are read once, which takes a quarter of the time.
+    order = np.argsort(keys.arrays["route"])
     at = np.empty(len(order), np.int64)
     at[order] = match(table, keys.take(order))
     found = at >= 0
@@ -110,7 +109,7 @@ def _without(rows: pa.RecordBatch, fmt: RowFormat, typed: bool) -> pa.RecordBatc
 
 
 def _of_this_job(layout: Layout) -> Records:
-    """Return the table that the driver has pinned for the micro-batch of this task."""
+    """Return the table that the driver has pinned for this task's micro-batch."""
     context = TaskContext.get()
     path = None if context is None else context.getLocalProperty(PROPERTY)
     if path is None:
@@ -123,5 +122,5 @@ def _of_this_job(layout: Layout) -> Records:
 
 
 def mapped(path: Path, layout: Layout) -> Records:
-    """Return the records of a packet in a file, as views of it: what workers of a machine read, they share."""
+    """Return the records of a packet in a file, as views of it, so that the workers of a machine share the memory."""
     return layout.decode(np.memmap(path, np.uint8, "r").data)

@@ -1,8 +1,8 @@
 """Pin the version of the table of inputs that a micro-batch uses, before any of its tasks runs.
 
-The first driver that comes to a micro-batch takes the newest version, and notes it beside the checkpoint, in a file
-that is made once. A driver that does the micro-batch again after a kill finds the note, and uses that version, whatever
-the table has become. The version itself is kept as a packet beside it: the table's old files may be gone by then.
+The first driver that reaches a micro-batch pins the latest version, in a file beside the checkpoint that is written
+once. A driver that repeats the micro-batch after a kill finds the pin and uses that version, even if the table has
+changed. The version's content is kept beside the pin as a packet, as the table's old files may be gone by then.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import LocalFiles, local_path
 
 KEPT = 100
-"""Micro-batches whose notes are kept: as many as Spark keeps the state of."""
+"""Number of micro-batches whose pins are kept: as many as Spark keeps the state of."""
 FOLDER = "inputs"
 
 
 class InputPins:
-    """The pins of a generation, as its driver sees them."""
+    """The pins of a generation, for its driver."""
 
     def __init__(self, warehouse: Warehouse, spec: ModelSpec, kind: KeyKind, generation: Generation) -> None:
-        """Look at the table, so that what is wrong with it is said before the stream starts.
+        """Read the table, so that errors in it are raised before the stream starts.
 
         Raises:
-            UserError: the table cannot be used, or the warehouse is no folder that workers could read.
+            UserError: the table cannot be used, or the warehouse is not a folder that workers can read.
         """
         root = _folder(warehouse, generation)
         if root is None:
             raise UserError(
-                f"{spec.name}: `inputs` needs a warehouse that is a folder which all workers see, and this one is "
+                f"{spec.name}: `inputs` needs a warehouse in a folder that all workers share, and this one is "
                 f"{warehouse.root}: set --warehouse to such a folder, or join the inputs before `ingest`"
             )
         self._spark, self._kind, self._root = warehouse.spark, kind, root
@@ -48,10 +48,10 @@ class InputPins:
         self._packet(self._table.newest())
 
     def take(self, batch: int) -> Version:
-        """Pin the version of a micro-batch, or find it pinned, and tell it to the tasks that this thread starts.
+        """Return the pinned version of a micro-batch, which is pinned if need be, and set it for this thread's jobs.
 
         Raises:
-            UserError: the newest version cannot be used.
+            UserError: the latest version cannot be used.
         """
         pinned = self.pinned(batch)
         if pinned is None:
@@ -71,29 +71,29 @@ class InputPins:
         return None if kept is None else Version(**json.loads(kept))
 
     def drop(self, batch: int) -> None:
-        """Take back the pin of a micro-batch of which nothing has been written, so that it may have a better table."""
+        """Remove the pin of a micro-batch that has written nothing, so that it can use a corrected table."""
         self._files.remove(_pin(batch))
 
     def _packet(self, version: Version) -> str:
-        """Return the name of a version's packet, which is made unless it is there."""
+        """Return the name of a version's packet, which is written unless it exists."""
         name = f"{_prefix(version)}{self._meaning}.packet"
         if not (self._root / name).exists():
             if version.id != self._table.newest().id:
                 raise UserError(
-                    f"{version.table} has been made anew since a micro-batch began with its version "
-                    f"{version.version}, and {self._root / name} is gone: put one of them back",
+                    f"{version.table} has been recreated since a micro-batch began with its version "
+                    f"{version.version}, and {self._root / name} is gone: restore one of them",
                     RUN_FAILED,
                 )
             self._files.write(name, self._table.packet(self._kind, version.version))
         return name
 
     def _forget(self, batch: int) -> None:
-        """Remove notes of long ago, and packets that no note names any more."""
-        notes = {int(name.removesuffix(".json")): name for name in self._files.names("pins")}
-        for number, name in notes.items():
+        """Remove old pins, and packets that no remaining pin refers to."""
+        pins = {int(name.removesuffix(".json")): name for name in self._files.names("pins")}
+        for number, name in pins.items():
             if number <= batch - KEPT:
                 self._files.remove(f"pins/{name}")
-        kept = [self.pinned(number) for number in notes if number > batch - KEPT]
+        kept = [self.pinned(number) for number in pins if number > batch - KEPT]
         named = tuple(_prefix(one) for one in kept if one is not None)
         for name in self._files.names(""):
             if name.endswith(".packet") and not name.startswith(named):
@@ -101,31 +101,31 @@ class InputPins:
 
 
 def join_of(spec: ModelSpec, fmt: RowFormat) -> Join:
-    """Return what the workers know of a model's join."""
+    """Return a model's join, as the workers need it."""
     assert spec.inputs is not None
     defaults = spec.inputs.defaults
     return Join(fmt, None if defaults is None else tuple(defaults[name] for name in spec.input_names))
 
 
 def version_of(warehouse: Warehouse, generation: Generation, batch: int) -> dict[str, Any] | None:
-    """Return the version of the inputs that a generation's micro-batch was pinned to, None if it is not known."""
+    """Return the version of the inputs that a generation's micro-batch was pinned to, or None if unknown."""
     root = _folder(warehouse, generation)
     kept = None if root is None else LocalFiles(root).read(_pin(batch))
     return None if kept is None else json.loads(kept)
 
 
 def _folder(warehouse: Warehouse, generation: Generation) -> Path | None:
-    """Return the folder of a generation's pins, in its checkpoint's, with which it is removed."""
+    """Return the folder of a generation's pins, within its checkpoint, or None if that is not local."""
     return local_path(warehouse.path(f"{generation.checkpoint}/{FOLDER}"))
 
 
 def _prefix(version: Version) -> str:
-    """Return what the names of a version's packets begin with."""
+    """Return the prefix of the names of a version's packets."""
     return f"{version.id[:8]}-{version.version}-"
 
 
 def _meaning(table: InputsTable, kind: KeyKind) -> str:
-    """Return a short name of what is read of the table: a packet is of these columns and keys and no others."""
+    """Return a short hash of the columns and keys that are read, which a packet is specific to."""
     what = [table.inputs.key, list(table.inputs.columns.values()), kind]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
 

@@ -1,4 +1,4 @@
-"""Read the Delta table of a model's inputs at a version, and judge it: a row a key, and a number for each input."""
+"""Read the Delta table of a model's inputs at a version, and validate it: one row per key, one number per input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Version(NamedTuple):
-    """One version of the table of inputs: where it is, the id that Delta gave the table, and the version's number."""
+    """One version of a table of inputs: the table's location, the id that Delta gave it, and the version's number."""
 
     table: str
     id: str
@@ -32,13 +32,13 @@ class Version(NamedTuple):
 
 
 class InputsTable:
-    """The table of inputs of a model, below the warehouse or at a place of its own."""
+    """The table of inputs of a model, in the warehouse or at a location of its own."""
 
     def __init__(self, warehouse: Warehouse, spec: ModelSpec) -> None:
-        """Look at the table that the spec names.
+        """Open the table that the spec names.
 
         Raises:
-            UserError: there is none.
+            UserError: the table does not exist.
         """
         assert spec.inputs is not None
         self.spec, self.inputs, self.name = spec, spec.inputs, spec.inputs_table
@@ -51,28 +51,28 @@ class InputsTable:
         self._known: tuple[tuple[int, int], Version] | None = None
 
     def newest(self) -> Version:
-        """Return the newest version."""
+        """Return the latest version."""
         number = self._home.latest_version(self._table)
-        seen = number, self._written(number)
-        if self._known is None or self._known[0] != seen:
-            self._known = seen, Version(self.name, self._home.table_id(self._table), number)
+        found = number, self._written(number)
+        if self._known is None or self._known[0] != found:
+            self._known = found, Version(self.name, self._home.table_id(self._table), number)
         return self._known[1]
 
     def _written(self, number: int) -> int:
-        """Return when a version was written: of a table that is made anew, too; 0 where only Spark sees it."""
+        """Return when a version was written, in ns, which differs if the table is recreated; 0 if it is not local."""
         if not self._home.local:
             return 0
         return Path(self._home.path(self._table), "_delta_log", f"{number:020d}.json").stat().st_mtime_ns
 
     def load(self, kind: KeyKind, version: int) -> Records:
-        """Return a version as records (`input_rows.inputs_layout`), ordered by route.
+        """Return a version as records (`join.inputs_layout`), ordered by route.
 
         Args:
-            kind: how the model's keys are known.
+            kind: of the model's keys.
             version: of the table.
 
         Raises:
-            UserError: a column is missing, a key is there twice, or a value is missing or no finite number.
+            UserError: a column is missing, a key has two rows, or a value is missing or not finite.
         """
         by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
         where = f"{self.name} version {version}"
@@ -80,14 +80,14 @@ class InputsTable:
         return checked(rows, by, list(self.inputs.columns.values()), where)
 
     def packet(self, kind: KeyKind, version: int) -> bytes:
-        """Return a version as a packet, as `load` reads it."""
+        """Return the records of a version (`load`) as a packet."""
         by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
         return inputs_layout(by, len(self.inputs.columns)).encode(self.load(kind, version))
 
     def joined(self, frame: DataFrame, kind: KeyKind, version: int) -> DataFrame:
-        """Return measurement rows with their keys' inputs beside them, in columns called as in the model.
+        """Return measurement rows with their keys' inputs, in columns named as in the model.
 
-        A row whose key has none has the defaults, or nulls.
+        A row whose key has no inputs gets the defaults, or nulls.
         """
         by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
         defaults = self.inputs.defaults or {}
@@ -131,41 +131,43 @@ def checked(rows: pa.Table, by: KeyKind, columns: Sequence[str], where: str) -> 
     """Return a table's rows as records, ordered by route.
 
     Args:
-        rows: their keys' text, identity (and check), which of the key columns are null, and v0, v1, ...
-        by: how these keys are known.
-        columns: what v0, v1, ... are called in the table.
+        rows: with the keys' text, identity (and check), a null flag for each key column, and v0, v1, ...
+        by: kind of the keys.
+        columns: names of v0, v1, ... in the table.
         where: the table and its version, in words.
 
     Raises:
-        UserError: a key is missing or there twice, or a value is missing or no finite number.
+        UserError: a key is missing or has two rows, or a value is missing or not finite.
     """
     texts = rows.column("_text").combine_chunks()
     for name in by.columns:
         _refuse(rows.column(f"_null_{name}").to_numpy(), f"{where}: a row has no {name}", None)
     u = np.array([rows.column(f"v{i}").to_numpy() for i in range(len(columns))], float)
     for column, values in zip(columns, u, strict=True):
-        _refuse(~np.isfinite(values), f"{where}: {column} is missing or no finite number", texts)
+        _refuse(~np.isfinite(values), f"{where}: {column} is missing or not a finite number", texts)
     names = ["identity"] if by.integer else ["identity", "check"]
     arrays = identity_arrays({name: rows.column(name).to_numpy() for name in names})
     order = np.lexsort(tuple(reversed(list(arrays.values()))))
     arrays = {name: values[order] for name, values in arrays.items()}
-    again = np.zeros(len(order), bool)
-    again[order[1:]] = np.all([values[1:] == values[:-1] for values in arrays.values()], axis=0)
-    _refuse(again, f"{where}: there are two rows", texts)
+    repeated = np.zeros(len(order), bool)
+    repeated[order[1:]] = np.all([values[1:] == values[:-1] for values in arrays.values()], axis=0)
+    _refuse(repeated, f"{where}: there are two rows", texts)
     return Records({**arrays, "u": u[:, order]}, None)
 
 
-def _refuse(bad: NDArray[np.bool_], said: str, texts: pa.Array | None) -> None:
+def _refuse(bad: NDArray[np.bool_], problem: str, texts: pa.Array | None) -> None:
     places = np.flatnonzero(bad)
     if len(places) == 0:
         return
     where = "" if texts is None else f" for key {texts[int(places[0])].as_py()}"
     more = f", and {len(places) - 1:,} more like it" if len(places) > 1 else ""
-    raise UserError(f"{said}{where}{more}; a key has one row, and every input is a number: correct the table")
+    raise UserError(
+        f"{problem}{where}{more}; a key has one row, and every input is a number: correct the table"
+    )
 
 
 def home_of(warehouse: Warehouse, name: str) -> tuple[Warehouse, str]:
-    """Return where a table is, a warehouse of its own unless it is in this one, and its name there."""
+    """Return the warehouse of a table, this one or a location of its own, and the table's name there."""
     if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
         return warehouse, name
     folder, _, table = name.rstrip("/").rpartition("/")
@@ -173,6 +175,6 @@ def home_of(warehouse: Warehouse, name: str) -> tuple[Warehouse, str]:
 
 
 def _keys(by: KeyKind) -> list[Column]:
-    """Return the key columns in the types that they have among the measurements."""
+    """Return the key columns in the types that they have in the measurements table."""
     typed = zip(by.columns, by.types, strict=True)
     return [F.col(f"`{name}`").try_cast(kind).alias(name) for name, kind in typed]

@@ -1,8 +1,8 @@
-"""Decide, before Spark is asked, if a stream may go on: what its state was made with, against what is asked for now.
+"""Decide, before Spark starts, if a stream may resume: compare what its state was built with to what is deployed.
 
-Spark compares shapes and never meanings, and some settings it takes silently from the checkpoint. So every difference
-is found here, and each has a rule: it is allowed; it waits for an upgrade or a hand-over, and the stream goes on as it
-was made until then; or it is refused. `RULES` says it for each field of a spec, `judge` for a stream as a whole.
+Spark compares shapes but not meanings, and restores some settings silently from the checkpoint. This module therefore
+finds every difference itself. Each has a rule: it is allowed; it waits for an upgrade or a hand-over, and until then
+the stream continues as it was built; or it is refused. `RULES` has the rules by field of a spec; `check` applies them.
 """
 
 from __future__ import annotations
@@ -29,28 +29,26 @@ if TYPE_CHECKING:
 
 ALLOWED, MIGRATION, HAND_OVER, REFUSED = "allowed", "migration", "hand-over", "refused"
 STORE = "spark.sql.streaming.stateStore."
-"""What the names of the state store's settings begin with. Spark goes on with those that the checkpoint says."""
+"""Prefix of the state store's settings. Spark restores their values from the checkpoint."""
 PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 class Rule(NamedTuple):
-    """What a restart may do with fields of a spec, and what that means."""
+    """The verdict on changes of some fields of a spec between two starts, and the effect of such a change."""
 
     verdict: str
     fields: tuple[str, ...]
-    then: str
+    effect: str
 
 
 RULES = (
     Rule(
         ALLOWED,
         ("stream.max_files_per_batch", "stream.max_bytes_per_batch", "source.max_offsets_per_batch"),
-        "the next micro-batch takes in as much as is said now",
+        "limits the next micro-batch",
     ),
-    Rule(ALLOWED, ("quarantine",), "the next micro-batch is judged by it, also one that had failed"),
-    Rule(
-        ALLOWED, ("late", "outputs"), "from the next micro-batch on; one that is half written is ended first"
-    ),
+    Rule(ALLOWED, ("quarantine",), "limits the next micro-batch, also one that had failed"),
+    Rule(ALLOWED, ("late", "outputs"), "from the next micro-batch on; a half-written one is finished first"),
     Rule(
         ALLOWED,
         (
@@ -62,23 +60,23 @@ RULES = (
             "source.framing",
         )
         + ("source.whole_keys", "source.message_key", "source.tombstones"),
-        "what is landed, or comes from a topic, is read so from now on",
+        "applies to rows that are landed, or read from a topic, from now on",
     ),
     Rule(
         ALLOWED,
         ("inputs.table", "inputs.key", "inputs.defaults"),
-        "the next micro-batch takes its keys' inputs so; one that is half written is ended first",
+        "from the next micro-batch on; a half-written one is finished first",
     ),
-    Rule(ALLOWED, ("sinks",), "the next micro-batch is handed to those that are named now"),
+    Rule(ALLOWED, ("sinks",), "the next micro-batch goes to the sinks that are named now"),
     Rule(
         ALLOWED,
         ("description", "airflow", "upgrade", "migrate", "monitor", "forecast", "retention", "source.start"),
-        "no part of the stream",
+        "not part of the stream",
     ),
     Rule(
         HAND_OVER,
         ("stream.partitions", "stream.keys_per_block", "stream.expected_keys", "stream.new_keys"),
-        "the stream goes on as it is laid out until `upgrade --mode repartition`",
+        "the stream keeps its layout until `upgrade --mode repartition`",
     ),
     Rule(
         MIGRATION,
@@ -95,21 +93,21 @@ RULES = (
             "inputs.columns",
             "version",
         ),
-        "under a higher version the stream goes on as the old one until `upgrade`; under the same one it is refused",
+        "under a higher version the stream continues as the old one until `upgrade`; under the same one it is refused",
     ),
-    Rule(REFUSED, ("name", "source.kind", "source.topic"), "the state reflects rows of that very source"),
+    Rule(REFUSED, ("name", "source.kind", "source.topic"), "the state reflects rows of one source only"),
 )
-"""For each field of a spec, what becomes of a change between two starts of a stream."""
+"""The rule for each field of a spec."""
 _SPLIT = ("stream", "source", "inputs")
 _RULE_OF = {field: rule for rule in RULES for field in rule.fields}
 
 
 class BuiltWith(NamedTuple):
-    """What a state was made with.
+    """What a state was built with.
 
-    what: the generation or snapshot, in words; reached: the position that its rows are reflected up to; table: the id
-    of the Delta table that it reads, None where it is not known; partitions and blocks: of a generation; stored: the
-    settings that Spark wrote into its checkpoint; takes_keys: it takes newly pretrained keys, None before that is
+    name: the generation or snapshot, for messages; position: up to which the state reflects the source's rows; keys:
+    number of keys at its start; table: id of its measurements table, None if unknown; partitions and blocks: of a
+    generation; settings: those in its checkpoint; takes_keys: it imports newly pretrained keys, None before that is
     fixed.
     """
 
@@ -126,7 +124,7 @@ class BuiltWith(NamedTuple):
 
 
 class Deployed(NamedTuple):
-    """What is asked for now: the deployed spec, the measurements table as it is, and the session's settings."""
+    """The deployed spec, the id and latest version of the measurements table, and the session's settings."""
 
     spec: ModelSpec
     table: str | None = None
@@ -135,34 +133,34 @@ class Deployed(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A difference: what becomes of it, and the sentence that says what it is and what to do."""
+    """A difference: its verdict, and a sentence that describes it and its remedy."""
 
     verdict: str
     text: str
 
 
 def differences(built_with: BuiltWith, deployed: Deployed) -> list[Finding]:
-    """Return what differs between what a state was made with and what is asked for now, but for what is allowed."""
+    """Return the differences between what a state was built with and what is deployed, except allowed ones."""
     return [finding for check in _CHECKS for finding in check(built_with, deployed)]
 
 
 def check(built_with: BuiltWith, deployed: Deployed) -> list[str]:
-    """Return what a person should know of differences that wait for an upgrade or a hand-over.
+    """Return a sentence for each difference that waits for an upgrade or a hand-over.
 
     Raises:
-        UserError: the stream may not go on; a line for each reason.
+        UserError: the stream may not resume; one line per reason.
     """
     found = differences(built_with, deployed)
     refused = [one.text for one in found if one.verdict == REFUSED]
     if refused:
         raise UserError(
-            "\n".join(f"the stream of {deployed.spec.name} cannot go on: {one}" for one in refused)
+            "\n".join(f"the stream of {deployed.spec.name} cannot resume: {one}" for one in refused)
         )
     return [one.text for one in found]
 
 
 def changed_fields(built_with: ModelSpec, deployed: ModelSpec) -> dict[str, str]:
-    """Return the fields in which two specs differ, and the verdict of each; 1 and 1.0 are one number."""
+    """Return the fields in which two specs differ, and the verdict on each; 1 and 1.0 are equal."""
     old, new = _fields(built_with), _fields(deployed)
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     same = built_with.fingerprint() == deployed.fingerprint()
@@ -170,9 +168,9 @@ def changed_fields(built_with: ModelSpec, deployed: ModelSpec) -> dict[str, str]
 
 
 def spec_to_run(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
-    """Return the spec that a state goes on with: the deployed one, or its own where that is of another version.
+    """Return the spec to run a state with: the deployed one if the state fits it, else the state's own.
 
-    How a stream takes in its rows, and when it fails, is always as the deployed one says.
+    The sections `stream` and `quarantine` are always those of the deployed spec.
     """
     if built_with.fingerprint() == deployed.fingerprint():
         return deployed
@@ -180,7 +178,7 @@ def spec_to_run(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
 
 
 def row_rules(spec: ModelSpec) -> dict[str, Any]:
-    """Return the fields that may change between micro-batches and that decide what becomes of a row."""
+    """Return the fields that decide how a row is processed and that may change between micro-batches."""
     names = {"late", "outputs", "order", "duplicates"}
     if spec.inputs:
         names |= {"inputs.table", "inputs.key", "inputs.columns", "inputs.defaults"}
@@ -198,30 +196,32 @@ def row_rules(spec: ModelSpec) -> dict[str, Any]:
 def refuse_half_written(
     warehouse: Warehouse, generation: Generation, before: Mapping[str, Any] | None, now: Mapping[str, Any]
 ) -> None:
-    """Refuse to end a micro-batch that is half written under other rules of rows than those that it was begun under.
+    """Refuse to finish a half-written micro-batch if the `row_rules` have changed since it began.
+
+    before and now: the row rules of its last driver, if it had one, and of the driver about to start.
 
     Raises:
-        UserError: the rules have changed, and rows of it were written by the old ones.
+        UserError: they differ, and rows of the micro-batch were written under the old rules.
     """
     changed = [] if before is None else sorted(name for name in now if before.get(name) != now[name])
     batch = half_written(warehouse, generation) if changed else None
     if batch is not None:
         raise UserError(
-            f"the stream of {generation.model} cannot go on: micro-batch {batch} of {generation.generation} is half "
-            f"written, and {', '.join(changed)} has changed since. Put it back and start once, which ends the "
-            f"micro-batch; then change it"
+            f"the stream of {generation.model} cannot resume: micro-batch {batch} of {generation.generation} is half "
+            f"written, and {', '.join(changed)} has changed since. Restore the old value and start the stream once, "
+            f"which finishes the micro-batch; then change it"
         )
 
 
 def blocks_of(spec: ModelSpec, keys: int, partitions: int) -> int:
-    """Return how many blocks a partition has in a generation that begins with so many keys."""
+    """Return the number of blocks per partition of a generation that begins with this many keys."""
     return blocks_for(max(keys, spec.stream.expected_keys or 0), partitions, spec.stream.keys_per_block)
 
 
 def generation_built_with(
     warehouse: Warehouse, generation: Generation, manifest: Manifest, folder: str | None
 ) -> BuiltWith:
-    """Return what a generation was made with: its row, its snapshot's spec, and what its checkpoint says.
+    """Return what a generation was built with, from its row, its snapshot's spec and its checkpoint.
 
     folder: of the model's functions (`ModelSpec.folder`).
     """
@@ -243,7 +243,7 @@ def generation_built_with(
 
 
 def snapshot_built_with(manifest: Manifest) -> BuiltWith:
-    """Return what a snapshot was made with."""
+    """Return what a snapshot was built with."""
     return BuiltWith(
         name=f"snapshot {manifest.snapshot_id}",
         spec=manifest.model_spec(),
@@ -255,21 +255,20 @@ def snapshot_built_with(manifest: Manifest) -> BuiltWith:
 
 
 def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] = {}) -> Deployed:
-    """Return what is asked for now, with the session's values of the settings that a checkpoint has stored."""
-
+    """Return what is deployed, with the session's values of the settings that are stored in a checkpoint."""
     table = measurements(spec.name)
     settings: dict[str, str] = {}
     for name in stored:
         if name.startswith(STORE):
             try:
                 settings[name] = str(warehouse.spark.conf.get(name))
-            except PySparkException:  # this Spark does not know it
+            except PySparkException:  # unknown to this version of Spark
                 continue
     return Deployed(spec, warehouse.table_id(table), warehouse.latest_version(table), settings)
 
 
 def _fields(spec: ModelSpec) -> dict[str, Any]:
-    """Return a spec's fields, those of the sections in `_SPLIT` one by one, with all numbers as floats."""
+    """Return a spec's fields, with the sections in `_SPLIT` field by field, and with numeric fields as floats."""
     fields: dict[str, Any] = {}
     for name, value in spec.model_dump(mode="json", by_alias=True).items():
         if name in _SPLIT:
@@ -282,7 +281,9 @@ def _fields(spec: ModelSpec) -> dict[str, Any]:
 def _verdict(name: str, same: bool) -> str:
     rule = _RULE_OF.get(name)
     verdict = MIGRATION if rule is None else rule.verdict
-    return ALLOWED if same and verdict == MIGRATION else verdict  # `form: covariance` is what none is, say
+    return (
+        ALLOWED if same and verdict == MIGRATION else verdict
+    )  # `form: covariance` spells out the default, say
 
 
 def _meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
@@ -300,14 +301,15 @@ def _meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     elif new < old:
         yield Finding(
             REFUSED,
-            f"the deployed spec is version {new}, older than the version {old} of {built_with.name}, so its state would mean "
-            f"something else. Put version {old} back, or go back with `kalman-pipeline rollback --model {name}`",
+            f"the deployed spec is version {new}, older than the version {old} of {built_with.name}, so its "
+            f"state would change its meaning. Deploy version {old} again, or run `kalman-pipeline rollback --model "
+            f"{name}`",
         )
     elif new > old:
         yield Finding(
             MIGRATION,
-            f"version {new} is deployed, and {built_with.name} goes on as version {old} until `kalman-pipeline upgrade "
-            f"--model {name}`",
+            f"version {new} is deployed, and {built_with.name} continues as version {old} until `kalman-pipeline "
+            f"upgrade --model {name}`",
         )
     elif deployed.spec.fingerprint() != built_with.fingerprint:
         fields = [
@@ -317,33 +319,33 @@ def _meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
         ]
         yield Finding(
             REFUSED,
-            f"its spec has changed since {built_with.name} began, under the same version {old} ({', '.join(fields)}), so "
-            f"its state would mean something else. Put the spec back; or raise its version and run `kalman-pipeline "
+            f"its spec has changed since {built_with.name} began, under the same version {old} ({', '.join(fields)}), "
+            f"so its state would change its meaning. Restore the spec; or raise its version and run `kalman-pipeline "
             f"upgrade --model {name}`; or pretrain it and start a new generation with `stream "
             f"--model {name} --adopt SNAPSHOT`",
         )
 
 
 def other_source(built_with: BuiltWith, spec: ModelSpec) -> str | None:
-    """Return what is wrong if a spec reads another source than the one that a state reflects rows of."""
+    """Return an error text if a spec reads another source than the one whose rows a state reflects, else None."""
     source = spec.source
+    reached = f"{built_with.name} has reached {describe(built_with.position)}"
     if built_with.position["source"] != spec.source_kind:
+        reads = "the measurements table" if source is None else f"topic {source.topic}"
         return (
-            f"{built_with.name} has come to {describe(built_with.position)}, and the spec "
-            + ("reads the measurements table" if source is None else f"reads topic {source.topic}")
-            + " now. Put `source` back as it was, or begin anew from the new source: `ingest`, `pretrain`, and `stream "
-            f"--model {spec.name} --adopt` the new snapshot"
+            f"{reached}, and the spec reads {reads} now. Restore `source`, or start from the new source: `ingest`, "
+            f"`pretrain`, and `stream --model {spec.name} --adopt` the new snapshot"
         )
     if source is not None and built_with.position["topic"] != source.topic:
         return (
-            f"{built_with.name} has come to {describe(built_with.position)}, and the spec reads topic {source.topic} now. Put the topic "
-            f"back, or give the model of the other topic a name of its own"
+            f"{reached}, and the spec reads topic {source.topic} now. Restore the topic, or give the model of the "
+            f"other topic a name of its own"
         )
     return None
 
 
 def _source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
-    # Under a higher version it goes on with its own spec, which has its own source.
+    # Under a higher version the stream continues with its own spec, which has its own source.
     other = (
         None if deployed.spec.version > built_with.spec.version else other_source(built_with, deployed.spec)
     )
@@ -358,16 +360,16 @@ def _table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     if built_with.table is not None and deployed.table is not None and built_with.table != deployed.table:
         yield Finding(
             REFUSED,
-            f"the measurements table has been made anew since {built_with.name}, so its versions are others (table "
-            f"{deployed.table} now, {built_with.table} then). Put the old table back; or begin anew: `pretrain`, and `stream "
-            f"--model {name} --adopt` the new snapshot",
+            f"the measurements table has been recreated since {built_with.name}, so its versions differ (table "
+            f"{deployed.table} now, {built_with.table} then). Restore the old table, or start anew: `pretrain`, and "
+            f"`stream --model {name} --adopt` the new snapshot",
         )
     elif deployed.latest_version is not None and deployed.latest_version < built_with.position["version"]:
         yield Finding(
             REFUSED,
-            f"{built_with.name} has come to {describe(built_with.position)}, and the table ends with version {deployed.latest_version}: it was put "
-            f"back to an older state. Put the newer one back; or begin anew: `pretrain`, and `stream --model {name} "
-            f"--adopt` the new snapshot",
+            f"{built_with.name} has reached {describe(built_with.position)}, and the table ends with version "
+            f"{deployed.latest_version}: it was restored to an older state. Restore the newer one, or start anew: "
+            f"`pretrain`, and `stream --model {name} --adopt` the new snapshot",
         )
 
 
@@ -379,24 +381,24 @@ def _layout(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     if stored is not None and int(stored) != built_with.partitions:
         yield Finding(
             REFUSED,
-            f"the checkpoint of {built_with.name} has {stored} state partitions and its row in `generations` says "
-            f"{built_with.partitions}, so its keys would not be found. Start a new generation with `stream --model {name} "
-            f"--adopt SNAPSHOT`",
+            f"the checkpoint of {built_with.name} has {stored} state partitions and its row in "
+            f"`generations` says {built_with.partitions}, so its keys would not be found. Start a new "
+            f"generation with `stream --model {name} --adopt SNAPSHOT`",
         )
         return
     command = f"`kalman-pipeline upgrade --model {name} --mode repartition`"
     if wish.partitions is not None and wish.partitions != built_with.partitions:
         yield Finding(
             HAND_OVER,
-            f"the spec wants {wish.partitions} state partitions, and {built_with.name} keeps its {built_with.partitions} until "
-            f"{command}",
+            f"the spec wants {wish.partitions} state partitions, and {built_with.name} keeps its "
+            f"{built_with.partitions} until {command}",
         )
     blocks = blocks_of(deployed.spec, built_with.keys, built_with.partitions)
     if blocks != built_with.blocks:
         yield Finding(
             HAND_OVER,
-            f"the spec wants {blocks} blocks of keys in a partition, and {built_with.name} keeps its {built_with.blocks} until "
-            f"{command}",
+            f"the spec wants {blocks} blocks of keys in a partition, and {built_with.name} keeps its "
+            f"{built_with.blocks} until {command}",
         )
 
 
@@ -404,8 +406,8 @@ def _new_keys(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     if deployed.spec.stream.new_keys == PRETRAINED and built_with.takes_keys is False:
         yield Finding(
             HAND_OVER,
-            f"the spec wants stream.new_keys: {PRETRAINED}, and {built_with.name} takes no new keys until `kalman-pipeline "
-            f"upgrade --model {deployed.spec.name} --mode repartition`",
+            f"the spec wants stream.new_keys: {PRETRAINED}, and {built_with.name} takes no new keys until "
+            f"`kalman-pipeline upgrade --model {deployed.spec.name} --mode repartition`",
         )
 
 
@@ -415,8 +417,8 @@ def _store(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
         if stored is not None and stored != value:
             yield Finding(
                 HAND_OVER,
-                f"{setting} is {value} here, and {built_with.name} keeps its {stored} until `kalman-pipeline upgrade --model "
-                f"{deployed.spec.name} --mode repartition`",
+                f"{setting} is {value} here, and {built_with.name} keeps its {stored} until `kalman-pipeline "
+                f"upgrade --model {deployed.spec.name} --mode repartition`",
             )
 
 

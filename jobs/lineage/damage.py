@@ -1,7 +1,7 @@
-"""Tell if a generation's checkpoint is whole, and if not, from which snapshot its stream goes on exactly.
+"""Find damage in a generation's checkpoint, and name the snapshot from which its stream resumes without loss.
 
-Spark begins from nothing where a checkpoint has gone, and from the wrong place where a part of it has. It is looked at
-before the query starts, and what is damaged is refused; nothing is repaired by guessing.
+Where a checkpoint is missing, Spark silently starts from nothing; where a part is missing, from the wrong place. So the
+checkpoint is examined before the query starts, and a damaged one is refused; nothing is repaired by guessing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.warehouse.tables import estimates
 
 
 def find_damage(warehouse: Warehouse, generation: Generation) -> str | None:
-    """Return what is wrong with a generation's checkpoint, None if nothing is."""
+    """Return what is wrong with a generation's checkpoint, or None."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     found = checkpoint.damage()
     if (
@@ -34,10 +34,10 @@ def find_damage(warehouse: Warehouse, generation: Generation) -> str | None:
 
 
 def refuse_damaged(warehouse: Warehouse, generation: Generation) -> None:
-    """Refuse to go on from a damaged checkpoint.
+    """Refuse a damaged checkpoint.
 
     Raises:
-        UserError: it says what is damaged, and from which snapshot to go on.
+        UserError: the checkpoint is damaged; the message has the damage and the `recovery_hint`.
     """
     found = find_damage(warehouse, generation)
     if found is not None:
@@ -48,10 +48,10 @@ def refuse_damaged(warehouse: Warehouse, generation: Generation) -> None:
 
 
 def recovery_hint(warehouse: Warehouse, generation: Generation) -> str:
-    """Return how to go on without a generation's checkpoint.
+    """Return how to recover a stream without its generation's checkpoint.
 
-    That is from its newest export, or the snapshot that it began from: of these alone it is known behind which of its
-    micro-batches they are, so that no row is lost to readers and none counts twice.
+    The hint names the generation's latest export, or else the snapshot that it began from: only for these is it known
+    which micro-batch they follow, so that readers miss no row and see none twice.
     """
     mine = [
         one
@@ -61,13 +61,13 @@ def recovery_hint(warehouse: Warehouse, generation: Generation) -> str:
     newest = max(mine, key=lambda one: one.batch_id or 0, default=None)
     snapshot = generation.snapshot_id if newest is None else newest.snapshot_id
     return (
-        f"Put it back from a copy; or let a new generation take in again what came behind a snapshot, each row counted "
+        f"Restore it from a copy; or let a new generation process the rows after a snapshot again, each row counted "
         f"once: `kalman-pipeline stream --model {generation.model} --adopt {snapshot}`"
     )
 
 
 def half_written(warehouse: Warehouse, generation: Generation) -> int | None:
-    """Return the micro-batch of which a killed driver has written something and that is not committed, or None."""
+    """Return the micro-batch of which a killed driver wrote rows without committing it, or None."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     planned = checkpoint.last_planned()
     if planned is None or planned == checkpoint.last_commit():

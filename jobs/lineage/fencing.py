@@ -1,17 +1,18 @@
-"""Commit as the holder of the lease, or not at all: a driver that lost its lease can write nothing any more.
+"""Commit as the holder of the lease, or not at all: a driver that lost its lease can no longer write.
 
-A driver that is frozen long enough loses its lease to another, and may wake up in the middle of a micro-batch. Looking
-at the lease before a commit is not enough, as it may freeze between the two. So the lease's epoch is in the commit:
+A driver that is frozen long enough loses its lease to another, and may wake up in the middle of a micro-batch. To check
+the lease before a commit is not enough, as it may freeze between the two. So the lease's epoch is in the commit:
 
-- A commit's transaction is numbered by epoch, then micro-batch. Delta passes over a transaction whose number is not
-  above the last one of its name, and refuses one whose name another has used meanwhile.
+- A commit's transaction is numbered by epoch, then micro-batch. Delta skips a transaction whose number does not
+  exceed the last one of its name, and refuses one whose name another has used meanwhile.
 - A driver that takes over from one that may still run first makes an empty commit of its own epoch to each table. From
-  then on every commit of the older epoch is passed over or refused, wherever its driver was stopped.
-- What was passed over is not taken for written: after its commits and before its micro-batch counts as done, a
-  driver looks if a later epoch has begun, and ends if so.
+  then on every commit of the older epoch is skipped or refused, wherever its driver was stopped.
+- A skipped commit is not mistaken for a written one: after its commits, and before its micro-batch counts as done, a
+  driver checks if a later epoch has begun, and stops if so.
 
-That the same micro-batch is not written twice, when a driver was killed between its commits, is no longer told by the
-number. It can only be the one whose offsets were fixed before this driver began, and the table is asked if it is there.
+The number does not show if a driver that was killed between its commits has already written its micro-batch, as the
+next driver numbers it by a new epoch. This can only be the micro-batch whose offsets were fixed before that driver
+began, and for that one the table is queried.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BATCHES = 2**32
-"""Micro-batches that an epoch has numbers for."""
+"""How many micro-batches an epoch has numbers for."""
 _TRIES = 5
 
 
 def batch_of(number: int) -> int:
-    """Return the micro-batch that a transaction of an estimates table belongs to, by its number in the log."""
+    """Return the micro-batch of a transaction of an estimates table, from its number in the Delta log."""
     return number % _BATCHES
 
 
 class Part(NamedTuple):
-    """One of several appends of a micro-batch to the same table: its name, and which of the table's rows are its."""
+    """One of several appends of a micro-batch to the same table: its name, and the condition for its rows."""
 
     name: str
     condition: str
@@ -49,9 +50,9 @@ class Part(NamedTuple):
 
 @dataclass
 class Fence:
-    """The way of a micro-batch's rows into tables.
+    """Write micro-batches to tables as the holder of a lease.
 
-    pending: the micro-batch that an earlier driver may have begun to write, if there is one.
+    pending: the micro-batch that an earlier driver may have begun to write, if any.
     """
 
     warehouse: Warehouse
@@ -60,10 +61,10 @@ class Fence:
     _last: dict[str, int] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Look if the lease is still this driver's: cheap enough for every micro-batch.
+        """Check that this driver still holds the lease: cheap enough for every micro-batch.
 
         Raises:
-            UserError: a later driver has it.
+            UserError: a later driver holds it.
         """
         generation = self.lease.generation
         if self.lease.overtaken():
@@ -82,14 +83,14 @@ class Fence:
     ) -> None:
         """Append a micro-batch's rows, marked with `generation` and `batch_id`, to a table, exactly once.
 
-        Killed before the commit, nothing is there; after it, the next driver finds the rows and passes over them.
+        Killed before the commit, nothing is written; killed after it, the next driver finds the rows and skips them.
 
         Args:
-            rows: what to append.
-            table: to what.
-            batch_id: of the micro-batch.
+            rows: to append.
+            table: to append to.
+            batch_id: number of the micro-batch.
             options: of the Delta writer.
-            part: where a micro-batch appends to a table several times, which of them this is.
+            part: which append this is, if a micro-batch appends to the table several times.
 
         Raises:
             UserError: the lease is lost.
@@ -123,9 +124,9 @@ class Fence:
     def upsert(
         self, rows: DataFrame, table: str, batch_id: int, key: str, options: Mapping[str, str] | None = None
     ) -> None:
-        """Put a micro-batch's rows, one a `key`, in the place of the generation's rows with these keys.
+        """Upsert a micro-batch's rows, one per `key`, among the generation's rows.
 
-        Doing it again, or once more after a kill, changes nothing, so nobody has to look if it was done.
+        This is idempotent, so after a kill the table need not be queried.
 
         Raises:
             UserError: the lease is lost.
@@ -134,7 +135,7 @@ class Fence:
         name = self._name(table, None)
         self._raise_fence(rows, table, name, options)
         self._last[name] = batch_id
-        # A constant, so that rows of other generations are neither read nor in the way of their drivers' commits.
+        # A constant, so that rows of other generations are not read and their drivers' commits do not conflict.
         mine = f"t.generation = '{self.lease.generation.generation}' AND t.`{key}` = s.`{key}`"
         number = self.lease.generation.epoch * _BATCHES + batch_id
         self.warehouse.upsert(rows, table, mine, (name, number), options or {})
@@ -144,7 +145,7 @@ class Fence:
         return f"{self.lease.generation.generation}/{table}/{part.name if part else 'rows'}/by-epoch"
 
     def _raise_fence(self, rows: DataFrame, table: str, name: str, options: Mapping[str, str] | None) -> None:
-        """Keep the driver that had the lease before from writing under a name, once, if it may still run."""
+        """Keep the previous driver from writing under a name, if it may still run; once per name."""
         if not self.lease.taken_over or name in self._last:
             return
         nothing = self.warehouse.spark.createDataFrame([], rows.schema)
@@ -153,7 +154,7 @@ class Fence:
             try:
                 self.warehouse.append(nothing, table, (name, number), options)
                 return
-            except ConcurrentTransactionException:  # the other one's last commit came between
+            except ConcurrentTransactionException:  # the other driver's last commit came in between
                 if left == 0:
                     raise
 

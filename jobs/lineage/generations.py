@@ -1,4 +1,4 @@
-"""Keep the lineages of streams: which one is live for a model, and where it began; one checkpoint for life each."""
+"""The table of generations: each is one stream lineage with one checkpoint; at most one per model is live."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 RETIRED, FAILED, SHADOW, REMOVED = "retired", "failed", "shadow", "removed"
-"""`removed`: retired, and `maintain` has taken its checkpoint away. The row stays, as estimates are read by it."""
+"""`removed`: retired, and `maintain` has removed its checkpoint. The row stays, as readers of estimates need it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One stream lineage as its row says it is.
+    """One stream lineage, as its row in `generations` describes it.
 
-    It goes on exactly behind micro-batch `parent_batch` of its `parent` (-1: behind its start), if it has one. Its
-    checkpoint is named from the warehouse's root.
+    If it has a `parent`, it continues right after the parent's micro-batch `parent_batch` (-1: after the parent's
+    start). The path of its checkpoint is relative to the warehouse's root.
     """
 
     generation: str
@@ -64,17 +64,17 @@ class Generation:
 
     @property
     def start_version(self) -> int:
-        """Return how far in its source the snapshot reflects all rows: a version of the measurements, or the like."""
+        """Return the rank of the start position: a version of the measurements, or the sum of a topic's offsets."""
         return rank(self.start_position)
 
     @property
     def topic(self) -> str | None:
-        """Return the Kafka topic that is its source; None: the measurements table is."""
+        """Return the Kafka topic that is its source, or None if the measurements table is."""
         return self.start_position["topic"] if self.start_position["source"] == KAFKA else None
 
 
 def all_of(warehouse: Warehouse, model: str | None = None) -> list[Generation]:
-    """Return the generations, of one model or of all, oldest first: by their numbers, as a clock may be put back."""
+    """Return the generations, of one model or of all, oldest first: by number, as clocks may be set back."""
     if not warehouse.exists("generations"):
         return []
     frame = warehouse.read("generations")
@@ -89,7 +89,7 @@ def live(warehouse: Warehouse, model: str) -> Generation | None:
 
 
 def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generation:
-    """Return the generation of this name, or the live one.
+    """Return the generation of this name, or the live one if no name is given.
 
     Raises:
         UserError: the model has no such generation.
@@ -109,12 +109,12 @@ def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generati
 
 
 def progress_rank(warehouse: Warehouse, generation: Generation) -> int:
-    """Return how far a generation has come: a version of the measurements, or the sum of a topic's offsets."""
+    """Return the rank of a generation's position: a version of the measurements, or the sum of a topic's offsets."""
     return rank(position_of(warehouse, generation))
 
 
 def position_of(warehouse: Warehouse, generation: Generation) -> dict[str, Any]:
-    """Return the position in its source up to which a generation has come."""
+    """Return the position in its source that a generation has reached."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     batch = checkpoint.last_commit()
     if batch is None:
@@ -130,10 +130,10 @@ def begin(
     status: str = LIVE,
     parent: tuple[str, int] | None = None,
 ) -> Generation:
-    """Make a new generation from a snapshot, in one commit: live, with the one that was live retired, or a shadow.
+    """Make a new generation from a snapshot, in one commit: a shadow, or live, which retires the former live one.
 
-    Killed before the commit, nothing has changed; after it, the new generation is there and has still no checkpoint,
-    so the next start begins it from its snapshot.
+    Killed before the commit, nothing has changed; killed after it, the new generation has no checkpoint yet, and the
+    next start begins it from its snapshot.
 
     Raises:
         UserError: another driver did the same at the same moment.
@@ -161,16 +161,16 @@ def begin(
 
 
 def switch(warehouse: Warehouse, model: str, to: Generation, last_seen: list[Generation]) -> Generation:
-    """Make a generation the live one and retire the one that was, in one commit: readers see one of them at any moment.
+    """Make a generation live and retire the former live one, in one commit, so that readers always see exactly one.
 
     Args:
-        warehouse: where.
-        model: whose.
+        warehouse: of the generations.
+        model: name of the model.
         to: becomes live.
-        last_seen: the model's generations as the decision saw them.
+        last_seen: the model's generations that the decision was based on.
 
     Raises:
-        UserError: somebody else changed the model's generations meanwhile.
+        UserError: another command changed the model's generations meanwhile.
     """
     statuses = {one.generation: RETIRED for one in last_seen if one.status == LIVE}
     _commit(warehouse, last_seen, begun=[], statuses={**statuses, to.generation: LIVE})
@@ -178,19 +178,19 @@ def switch(warehouse: Warehouse, model: str, to: Generation, last_seen: list[Gen
 
 
 def retire(warehouse: Warehouse, one: Generation, last_seen: list[Generation]) -> None:
-    """Retire a generation that is not to go on, in one commit; its driver loses the lease.
+    """Retire a generation, in one commit; its driver loses the lease.
 
     Raises:
-        UserError: somebody else changed the model's generations meanwhile.
+        UserError: another command changed the model's generations meanwhile.
     """
     _commit(warehouse, last_seen, begun=[], statuses={one.generation: RETIRED})
 
 
 def remove(warehouse: Warehouse, names: list[str], last_seen: list[Generation]) -> None:
-    """Mark retired generations as removed, in one commit: from then on nothing can go back to them.
+    """Mark retired generations as removed, in one commit: they can no longer be rolled back to.
 
     Raises:
-        UserError: somebody else changed the model's generations meanwhile.
+        UserError: another command changed the model's generations meanwhile.
     """
     if names:
         _commit(warehouse, last_seen, begun=[], statuses=dict.fromkeys(names, REMOVED))
@@ -201,7 +201,7 @@ def _commit(
 ) -> None:
     """Add generations and change the status of others, in one commit, unless the model's have changed meanwhile.
 
-    A generation that is retired loses its lease, so that its driver stops at its next heartbeat.
+    A retired generation loses its lease, so that its driver stops at its next heartbeat.
     """
     by_name = {one.generation: one for one in known}
     rows = [{**_columns(one), "action": "begin"} for one in begun]
@@ -212,7 +212,7 @@ def _commit(
     columns = {name: F.col(f"s.{name}") for name in Generation.__dataclass_fields__}
     target = DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).alias("t")
     merge = (
-        # The model, not the generation alone: so that any other change of the model's generations is a conflict.
+        # On the model, too, so that any concurrent change of the model's generations is a conflict.
         target.merge(source.alias("s"), "t.model = s.model AND t.generation = s.generation")
         .whenMatchedUpdate(
             f"s.action = '{RETIRED}'",
@@ -237,13 +237,13 @@ def _commit(
 
 
 def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:
-    """Return the refusal of a driver that came second; what: the stream, or what follows it."""
+    """Return the error of a driver that came second; what: stream, monitor or skill; who: a clause about the first."""
     return UserError(f"the {what} of {model} already has a driver: {who}", ALREADY_RUNNING)
 
 
 @contextmanager
 def conflict_as_taken(model: str) -> Iterator[None]:
-    """Turn the conflict of two commits into the refusal of the later one."""
+    """Turn a conflict of two commits into the `stream_taken_error` of the later one."""
     try:
         yield
     except DeltaConcurrentModificationException as error:
@@ -268,10 +268,7 @@ def _generation(row: Row) -> Generation:
 
 
 def marked(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
-    """Return rows with the columns that say which generation's micro-batch they are of.
-
-    Rows that have a `batch_id` keep it.
-    """
+    """Return rows with the columns `model_version`, `generation` and `batch_id`; columns that exist are kept."""
     marks = {
         "model_version": F.lit(generation.model_version).cast("int"),
         "generation": F.lit(generation.generation),

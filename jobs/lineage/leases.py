@@ -1,9 +1,9 @@
 """The lease on a generation: one driver at a time.
 
-A generation's row names the driver that holds it, an epoch that rises with every driver, and a heartbeat. Two drivers
-that start at once both try to write themselves into the row; Delta commits one, and on a local file system a lock
-that dies with its process decides even before that. `jobs.supervision.driver_log` tells the same to processes without Spark, and
-`jobs.lineage.fencing` keeps a driver that has lost its lease from writing.
+A generation's row names the driver that holds the lease, an epoch that rises with every driver, and a heartbeat. If two
+drivers start at once, both try to write themselves into the row, and Delta commits one; on a local file system a lock
+that dies with its process decides even before that. `jobs.supervision.driver_log` has the same facts for processes
+without Spark, and `jobs.lineage.fencing` keeps a driver that has lost its lease from writing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ LOCK_POLL_SECONDS = 0.1
 class Lease:
     """A driver's hold on a generation.
 
-    taken_over: the driver before did not give it back, and may still run somewhere.
-    lost: set when the lease turns out to be another's.
+    record: the driver's entry in the log of drivers.
+    taken_over: the previous driver did not release the lease, and may still run somewhere.
+    lost: set once another driver is found to hold the lease.
     """
 
     generation: Generation
@@ -56,7 +57,7 @@ class Lease:
     lost: threading.Event = field(default_factory=threading.Event)
 
     def overtaken(self) -> bool:
-        """Tell if a later driver has the generation."""
+        """Tell if a later driver holds the generation."""
         if self.log.overtaken(self.record.generation, self.record.epoch):
             self.lost.set()
         return self.lost.is_set()
@@ -67,18 +68,18 @@ def acquire(
 ) -> Lease:
     """Write `owner` into the generation's lease, then into the log of drivers.
 
-    Killed between the two, nothing tells of this driver but its epoch, and the next one takes the next epoch.
+    Killed in between, this driver leaves only its epoch behind, and the next driver takes the next one.
 
     Args:
-        warehouse: where.
-        generation: whose lease.
+        warehouse: of the generation.
+        generation: to drive.
         owner: the driver.
-        rules: what decides what becomes of rows; they may not change within a micro-batch.
+        rules: fields that decide how rows are processed (`compatibility.row_rules`); they may not change within a
+            micro-batch.
 
     Raises:
-        UserError: another driver that still runs holds it, or took it at the same moment.
+        UserError: a running driver holds the lease, or took it at the same moment.
     """
-
     log = DriverLog.of(warehouse, generation.model)
     before = next((one for one in log.drivers() if one.generation == generation.generation), None)
     refuse_if_driven(generation)
@@ -115,9 +116,9 @@ def acquire(
 
 
 def _may_still_write(generation: Generation, before: DriverRecord | None) -> bool:
-    """Tell if the driver before this one may wake up and go on: it said no end, and is not of this machine.
+    """Tell if the previous driver may wake up and write: it recorded no end and ran on another machine.
 
-    One of this machine was seen to be gone.
+    A driver of this machine is known to be gone, as its process was looked for.
     """
     if before is not None and before.epoch == generation.epoch:
         return before.ended_at is None and not before.owner.here
@@ -126,10 +127,10 @@ def _may_still_write(generation: Generation, before: DriverRecord | None) -> boo
 
 
 def refuse_if_driven(generation: Generation) -> None:
-    """Refuse a generation that a driver still holds.
+    """Refuse a generation that a running driver holds.
 
     Raises:
-        UserError: it names that driver.
+        UserError: a driver holds it; the message names its process.
     """
     holder = DriverIdentity.parse(generation.owner)
     if holder is not None and holder.alive_after_waiting(generation.heartbeat):
@@ -144,7 +145,7 @@ def _driven(generation: Generation, holder: DriverIdentity) -> UserError:
 
 
 def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
-    """Renew the heartbeat and return the generation as it is now; None if the lease is no longer this driver's."""
+    """Renew the heartbeat and return the generation's current row; None if this driver has lost the lease."""
     mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
     update(warehouse, mine, {"heartbeat": F.current_timestamp()})
     now = next(
@@ -155,7 +156,7 @@ def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
 
 
 def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = None) -> None:
-    """Give the lease back and say how the driver ended, with the error if there was one."""
+    """Release the lease and record how the driver ended, with its error if there was one."""
     generation = lease.generation
     mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
     try:
@@ -175,7 +176,7 @@ def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = No
 
 @contextmanager
 def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iterator[None]:
-    """Renew the lease from a thread of its own; a lease that was lost, or a request in the log, stops the stream."""
+    """Renew the lease from a thread; set `stop` once the lease is lost, or the log of drivers has a request to stop."""
     done = threading.Event()
 
     def keep_renewing() -> None:
@@ -195,7 +196,7 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
                         stop.set()
                         return
                     lease.record = replace(lease.record, status=now.status)  # a shadow may have been promoted
-            except Exception:  # one that fails must not end the stream; the next one tells
+            except Exception:  # a failed renewal must not end the stream; the next one may succeed
                 continue
 
     thread = threading.Thread(target=keep_renewing, name="heartbeat", daemon=True)
@@ -208,7 +209,7 @@ def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iter
 
 
 def report_alive(lease: Lease, stop: threading.Event) -> None:
-    """Give a sign of life in the log of drivers, and stop if somebody asked for it there."""
+    """Record a sign of life in the log of drivers, and set `stop` if the log has a request to stop."""
     lease.record = replace(lease.record, beat_at=clock.now())
     lease.log.write(lease.record)
     if lease.log.asked_to_stop(lease.record) is not None:
@@ -219,12 +220,12 @@ def report_alive(lease: Lease, stop: threading.Event) -> None:
 def stream_lock(
     root: str, model: str, generation: str | None = None, what: str = "stream", patience: float = 0.0
 ) -> Iterator[None]:
-    """Hold the model's stream, or that of one generation, on this machine; the lock dies with the process.
+    """Lock the model's stream, or that of one generation, on this machine; the lock dies with the process.
 
-    what: monitor or skill, to hold what follows the stream; patience: how many seconds to wait for one who lets it go.
+    root: of the warehouse, if it is local; what: stream, monitor or skill; patience: seconds to wait for the lock.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process holds the lock.
     """
     if "://" in root:
         yield

@@ -1,7 +1,7 @@
-"""Keep drivers off a stream while something is done that needs it stopped, and let it be started again after.
+"""Pause a stream while a command needs it stopped, and let it be started again afterwards.
 
-A hold that is renewed keeps Airflow from starting the stream meanwhile. If its process is killed it runs out by itself,
-and the stream goes on as it was.
+A hold in the log of drivers, renewed meanwhile, keeps Airflow from starting the stream. If the command is killed, the
+hold expires and the stream resumes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from jobs.warehouse.delta import Warehouse
 
 HOLD = timedelta(minutes=5)
-"""How long the stream stays held after the process that held it was killed."""
+"""How long a hold lasts after its last renewal."""
 RENEW_SECONDS = 60.0
-LETS_GO_SECONDS = 10.0
-"""How long a driver that has said its end may take to let go of the machine's lock."""
+UNLOCK_SECONDS = 10.0
+"""How long a driver that has recorded its end may take to release the machine's lock."""
 WAIT = timedelta(minutes=30)
 """How long a driver may take to finish its micro-batch."""
 
@@ -35,12 +35,12 @@ WAIT = timedelta(minutes=30)
 def paused_stream(
     log: DriverLog, reason: str, on_progress: Callable[[str], None] = lambda text: None
 ) -> Iterator[DriverStatus]:
-    """Stop the driver of a stream, if there is one, and let nothing start it by itself meanwhile; yield what was seen.
+    """Stop a stream's driver, if there is one, and hold the stream; yield the status that the driver had.
 
-    A hold of somebody else's stays as it is, during and after.
+    A hold of another command is left unchanged, during the pause and after it.
 
     Raises:
-        UserError: the driver has not ended in time, or gives no sign of life.
+        UserError: the driver has not stopped in time, or shows no sign of life.
     """
     done = threading.Event()
     mine = _PauseHold(log, reason)
@@ -50,7 +50,7 @@ def paused_stream(
         while not done.wait(RENEW_SECONDS):
             try:
                 mine.renew()
-            except Exception:  # one that fails must not end what is being done; the next one tells
+            except Exception:  # a failed renewal must not end the command; the next one may succeed
                 continue
 
     thread = threading.Thread(target=renew, name="hold", daemon=True)
@@ -72,16 +72,16 @@ def exclusive_stream(
     drain: bool,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[None]:
-    """Hold the stream of a model's live generation, which nobody drives; with `drain` its driver is stopped first.
+    """Keep drivers off a model's live generation; with `drain` its driver is stopped first.
 
     Raises:
-        UserError: somebody drives it, or another command has changed what is live.
+        UserError: a driver holds it, or another command has made another generation live.
     """
     name = live.model
     log = DriverLog.of(warehouse, name)
     with (
         paused_stream(log, reason, on_progress) if drain else nullcontext(),
-        leases.stream_lock(warehouse.root, name, patience=LETS_GO_SECONDS if drain else 0.0),
+        leases.stream_lock(warehouse.root, name, patience=UNLOCK_SECONDS if drain else 0.0),
     ):
         now = generations.named(warehouse, name)
         if now.generation != live.generation:
@@ -93,7 +93,7 @@ def exclusive_stream(
 
 
 class _PauseHold:
-    """A hold that gives way to anybody else's."""
+    """A hold that gives way to any other."""
 
     def __init__(self, log: DriverLog, reason: str) -> None:
         self.log, self.reason, self.began_at = log, reason, clock.now()

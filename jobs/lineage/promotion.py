@@ -1,4 +1,4 @@
-"""Make another generation the live one, in one commit: forwards (promote) or back (roll back)."""
+"""Change which generation is live, in one commit: promote a shadow, roll back to a retired one, or retire a shadow."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from jobs.warehouse.positions import describe
 
 
 class ShadowLags(UserError):
-    """A shadow has not come as far as the live generation."""
+    """A shadow lags the live generation."""
 
 
 def promote(
     warehouse: Warehouse, model: str, name: str | None = None, allow_lag: bool = False
 ) -> tuple[Generation, Generation | None]:
-    """Make a shadow the live generation; return it and the one that it replaced. Again it changes nothing.
+    """Make a shadow the live generation; return it and the generation that it replaced. Idempotent.
 
     Args:
-        warehouse: where.
-        model: whose.
-        name: the shadow; by default the newest.
-        allow_lag: allow a shadow that has not come as far as the live one, so that readers see time go back.
+        warehouse: of the generations.
+        model: name of the model.
+        name: of the shadow; by default the newest.
+        allow_lag: promote the shadow even if it lags the live generation, so that readers see time go back.
 
     Raises:
-        UserError: there is no such shadow; `ShadowLags`: it has not come as far as the live one.
+        UserError: there is no such shadow; `ShadowLags`: it lags the live generation.
     """
     known = generations.all_of(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
@@ -43,7 +43,7 @@ def promote(
         have, want = progress_rank(warehouse, found), progress_rank(warehouse, live)
         if have < want:
             raise ShadowLags(
-                f"{found.generation} has come to {describe(position_of(warehouse, found))} and {live.generation} to "
+                f"{found.generation} has reached {describe(position_of(warehouse, found))} and {live.generation} "
                 f"{describe(position_of(warehouse, live))}: let it catch up first "
                 f"(kalman-pipeline stream --model {model} --generation {found.generation})",
                 RUN_FAILED,
@@ -54,12 +54,12 @@ def promote(
 def roll_back(
     warehouse: Warehouse, model: str, name: str | None = None
 ) -> tuple[Generation, Generation | None]:
-    """Make a retired generation the live one again; return it and the one that it replaced.
+    """Make a retired generation the live one again; return it and the generation that it replaced. Idempotent.
 
-    It goes on from its own checkpoint, behind the last row that it has seen itself.
+    It resumes from its own checkpoint, after the last row that it has read itself.
 
     Raises:
-        UserError: there is nothing to go back to, or its checkpoint is damaged.
+        UserError: there is no retired generation to roll back to, or its checkpoint is damaged.
     """
     known = generations.all_of(warehouse, model)
     live = next((one for one in known if one.status == LIVE), None)
@@ -70,7 +70,7 @@ def roll_back(
     if found is None or found.status != RETIRED:
         retired = ", ".join(one.generation for one in known if one.status == RETIRED) or "none"
         raise UserError(
-            f"model {model} has no {f'retired generation {name}' if name else 'generation to go back to'} "
+            f"model {model} has no {f'retired generation {name}' if name else 'generation to roll back to'} "
             f"(retired are {retired})"
         )
     refuse_damaged(warehouse, found)
@@ -78,27 +78,27 @@ def roll_back(
 
 
 def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[Generation, bool]:
-    """Retire a shadow that is not to take over; return it, and if that was done now.
+    """Retire a shadow; return it, and whether this call did so.
 
-    It is one commit, which takes the lease from a driver that runs; a request in the log of drivers lets that finish
-    its micro-batch and end at once. What it writes until then are estimates of a generation that nobody reads.
+    Its driver, if one runs, loses the lease by that commit, and a request in the log of drivers asks it to stop after
+    its micro-batch. Until then it writes estimates of a generation that nobody reads.
 
     Raises:
-        UserError: the generation is live, there is no such shadow, or it is not said which of several is meant.
+        UserError: the generation is live, there is no such shadow, or there are several and `name` is None.
     """
     known = generations.all_of(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
     if name is None and len(shadows) > 1:
         names = ", ".join(one.generation for one in shadows)
-        raise UserError(f"model {model} has several shadows: say which with --generation ({names})")
+        raise UserError(f"model {model} has several shadows: choose one with --generation ({names})")
     wanted = name or (shadows[0].generation if shadows else None)
     found = next((one for one in known if one.generation == wanted), None)
     if found is None:
         raise UserError(f"model {model} has no {f'generation {name}' if name else 'shadow'} to retire")
     if found.status == LIVE:
         raise UserError(
-            f"{found.generation} is the live generation of {model}: promote another one, or roll back, and it is "
-            f"retired by that; `kalman-pipeline stop --model {model}` stops its stream"
+            f"{found.generation} is the live generation of {model}: to retire it, promote another one or roll "
+            f"back; to stop its stream, run `kalman-pipeline stop --model {model}`"
         )
     if found.status != SHADOW:
         return found, False
@@ -108,7 +108,7 @@ def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[G
 
 
 def _ask_to_end(warehouse: Warehouse, generation: Generation) -> None:
-    """Leave a request to end for the driver of a generation, if one has said nothing of its end."""
+    """Request in the log that the driver of a generation stop, unless it has ended."""
     log = DriverLog.of(warehouse, generation.model)
     for drive in log.drivers():
         if drive.generation == generation.generation and drive.ended_at is None:

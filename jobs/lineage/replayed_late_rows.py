@@ -1,7 +1,8 @@
-"""Copies of late rows: a row that the stream refused is among the measurements; a replay adds it at their end again.
+"""Replayed late rows: copies of rows that a stream rejected as late, appended for that stream to read.
 
-The copy is for the lineage that refused the row, and for no other reader: a batch pass takes the row itself, in its
-place, and a stream that begins from such a snapshot has it. A copy's `_origin` tells: `late:GENERATION:BATCH:REPLAY`.
+A late row is already in the measurements table when the stream rejects it; replaying it from quarantine appends a copy.
+The copy is only for the lineage that rejected the row: a batch pass reads the original, in its place, and so does a
+stream that begins from such a snapshot. A copy's `_origin` is `late:GENERATION:BATCH:REPLAY`.
 """
 
 from __future__ import annotations
@@ -22,40 +23,40 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
 
 TABLE = "late_copies"
-"""A row a replay of late rows. While it is not there, no measurement is such a copy and nothing has to be looked at."""
+"""One row per replay of late rows. Without this table no measurement is a copy, so readers skip the filters below."""
 _PREFIX = "late:"
 
 
 def lineages(warehouse: Warehouse, model: str) -> list[list[LineageSegment]]:
-    """Return, for every live or shadow generation, its lineage."""
+    """Return the lineage of every live or shadow generation."""
     known = generations.all_of(warehouse, model)
     going = [one for one in known if one.status in (generations.LIVE, generations.SHADOW)]
     return [lineage(warehouse, known, one) for one in going]
 
 
 def lineage(warehouse: Warehouse, known: list[Generation], generation: Generation) -> list[LineageSegment]:
-    """Return a generation and those whose state it has taken over, each up to the micro-batch where it was taken.
+    """Return a generation and its ancestors by state, each up to the micro-batch whose state its successor took over.
 
-    A generation that began from a batch pass has taken over none, whichever it followed as the live one.
+    A generation that began from a batch pass took over no state, so its lineage has no ancestor, whatever its parent.
     """
     by_name = {one.generation: one for one in known}
     at: Generation | None = generation
     last: int | None = None
-    links: list[LineageSegment] = []
-    while at is not None and all(link.generation != at.generation for link in links):
-        links.append(LineageSegment(at.generation, last))
+    segments: list[LineageSegment] = []
+    while at is not None and all(segment.generation != at.generation for segment in segments):
+        segments.append(LineageSegment(at.generation, last))
         snapshot = manifests.record(warehouse, at.snapshot_id)
         if snapshot is None or snapshot.generation is None:
             break
         at, last = by_name.get(snapshot.generation), snapshot.batch_id
-    return links
+    return segments
 
 
-def refused_by_all(chains: list[list[LineageSegment]], generation: Column, batch: Column) -> Column:
-    """Tell of rows refused by a generation in a micro-batch if every generation that goes on goes on from there."""
-    result = F.lit(bool(chains))
-    for chain in chains:
-        result = result & _through(chain, generation, batch)
+def refused_by_all(lineages: list[list[LineageSegment]], generation: Column, batch: Column) -> Column:
+    """Return the condition that all of these lineages contain the micro-batch of a generation that rejected a row."""
+    result = F.lit(bool(lineages))
+    for one in lineages:
+        result = result & _contains(one, generation, batch)
     return F.coalesce(result, F.lit(False))
 
 
@@ -66,7 +67,7 @@ def origin(replay: str) -> Column:
 
 
 def announce(warehouse: Warehouse, replay: str, model: str, rows: int) -> None:
-    """Say, before the copies are there, that there are some, so that readers look for them."""
+    """Record a replay before its copies are appended, so that readers filter them."""
     warehouse.create(TABLE, LATE_COPIES)
     frame = warehouse.spark.range(1).select(
         F.lit(replay).alias("replay"),
@@ -78,27 +79,27 @@ def announce(warehouse: Warehouse, replay: str, model: str, rows: int) -> None:
 
 
 def without(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
-    """Leave out copies of late rows: for a batch pass, which has the rows themselves."""
+    """Drop copies of late rows: for a batch pass, which reads the originals."""
     if not warehouse.exists(TABLE):
         return rows
     return rows.filter(~F.coalesce(F.col("_origin").startswith(_PREFIX), F.lit(False)))
 
 
 def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation) -> DataFrame:
-    """Leave out copies of late rows that neither this generation nor one that it goes on from has refused."""
+    """Drop copies of late rows that no generation of this one's lineage rejected."""
     if not warehouse.exists(TABLE):
         return rows
-    chain = lineage(warehouse, generations.all_of(warehouse, generation.model), generation)
+    segments = lineage(warehouse, generations.all_of(warehouse, generation.model), generation)
     parts = F.split(F.col("_origin"), ":")
-    mine = _through(chain, F.get(parts, 1), F.get(parts, 2).try_cast("bigint"))
+    mine = _contains(segments, F.get(parts, 1), F.get(parts, 2).try_cast("bigint"))
     copy = F.coalesce(F.col("_origin").startswith(_PREFIX), F.lit(False))
     return rows.filter(~copy | F.coalesce(mine, F.lit(False)))
 
 
-def _through(chain: list[LineageSegment], generation: Column, batch: Column) -> Column:
-    """Tell if a lineage goes through a generation's micro-batch."""
+def _contains(segments: list[LineageSegment], generation: Column, batch: Column) -> Column:
+    """Return the condition that a lineage contains a generation's micro-batch."""
     result = F.lit(False)
-    for link in chain:
-        here = generation == link.generation
-        result = result | (here if link.last_batch is None else here & (batch <= link.last_batch))
+    for name, last_batch in segments:
+        mine = generation == name
+        result = result | (mine if last_batch is None else mine & (batch <= last_batch))
     return result

@@ -1,4 +1,4 @@
-"""Choose the generation that a stream drives: the live one, a new one from the right snapshot, or one by its name."""
+"""Choose the generation that a stream drives: the live one, a new one from a snapshot, or one by its name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from jobs.warehouse.positions import describe
 
 
 class StartPoint(NamedTuple):
-    """A generation, the snapshot that it began from, the spec that its state means, and if it begins now.
+    """The generation to drive, the snapshot that it began from, the spec to run it with, and if this start made it.
 
-    notes: what a person should know of differences between what it was made with and what is deployed.
+    notes: sentences about differences that wait for an upgrade or a hand-over (`compatibility.check`).
     """
 
     generation: Generation
@@ -32,13 +32,13 @@ class StartPoint(NamedTuple):
 def resolve(
     warehouse: Warehouse, spec: ModelSpec, adopt: str | None = None, generation: str | None = None
 ) -> StartPoint:
-    """Return the generation to drive.
+    """Return the generation to drive, which is made if need be.
 
-    That is `generation`; or a new one from the snapshot `adopt`; or the live one; or a new one from the newest good
-    snapshot. A generation of an earlier version than the spec goes on with the spec that its snapshot keeps.
+    In this order: `generation`; a new one from the snapshot `adopt`; the live one; a new one from the newest good
+    snapshot. A generation of an earlier version than the spec runs with the spec in its snapshot's manifest.
 
     Raises:
-        UserError: there is no snapshot, the state means something else than the spec, or a driver holds it.
+        UserError: there is no snapshot, its state does not fit the spec, or another driver holds the generation.
     """
     if generation is not None:
         return _again(warehouse, spec, generations.named(warehouse, spec.name, generation))
@@ -60,7 +60,7 @@ def resolve(
 
 
 def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
-    """Tell if a snapshot is to be begun from: not if the live generation has, unless its checkpoint is damaged."""
+    """Tell if a snapshot needs a new generation: not if the live one began from it and has an undamaged checkpoint."""
     return live is None or live.snapshot_id != adopt or find_damage(warehouse, live) is not None
 
 
@@ -72,10 +72,11 @@ def begin(
     partitions: int | None = None,
     exported_from: Generation | None = None,
 ) -> Generation:
-    """Make a generation from a snapshot, laid out for its keys, with the one that it follows as its parent.
+    """Make a generation from a snapshot, laid out for its keys, with the generation that it continues as its parent.
 
-    exported_from: the generation whose state the snapshot is, where it is an export. One that has committed nothing is still
-    the snapshot that it began from, of another generation: it is followed from its start.
+    exported_from: the generation whose state the snapshot is, if it is an export. If that generation has committed
+    nothing, its state still is the snapshot that it began from, which belongs to another generation; the new one then
+    continues it from its start.
     """
     parent = _parent(warehouse, manifest)
     if exported_from is not None and manifest.generation not in (None, exported_from.generation):
@@ -92,7 +93,7 @@ def begin(
 
 
 def _parent(warehouse: Warehouse, manifest: Manifest) -> tuple[str, int] | None:
-    """Return the generation that one from this snapshot follows, and the last of its micro-batches that count."""
+    """Return the parent of a new generation from this snapshot, and the parent's last micro-batch that counts."""
     if manifest.generation is not None and manifest.batch_id is not None:
         return manifest.generation, manifest.batch_id
     live = generations.live(warehouse, manifest.model)
@@ -107,7 +108,7 @@ def _parent(warehouse: Warehouse, manifest: Manifest) -> tuple[str, int] | None:
 
 
 def _end_of(checkpoint: Checkpoint, batch: int) -> int | None:
-    """Return the version that a micro-batch ends with; None if it ends within one, or cannot be read any more."""
+    """Return the version at the end of a micro-batch; None if it ends within a version, or its files are gone."""
     try:
         return checkpoint.ends_with(batch) if checkpoint.has(batch) else None
     except UserError:
@@ -132,7 +133,7 @@ def origin(warehouse: Warehouse, generation: Generation) -> Manifest:
 def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> StartPoint:
     if generation.status == REMOVED:
         raise UserError(
-            f"generation {generation.generation} is removed: its checkpoint is gone, so nothing can go on from it"
+            f"generation {generation.generation} is removed: its checkpoint is gone, so it cannot resume"
         )
     if generation.status == RETIRED:
         raise UserError(
@@ -158,20 +159,20 @@ def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manif
     if manifest.fingerprint != spec.fingerprint():
         raise UserError(
             f"--adopt {snapshot_id}: it is of version {manifest.model_version} of {spec.name} and the spec, version "
-            f"{spec.version}, gives the state another meaning: migrate it, or pretrain the spec as it is now"
+            f"{spec.version}, gives the state another meaning: migrate the snapshot, or pretrain the spec as it is now"
         )
     if manifest.position["source"] != spec.source_kind:
         raise UserError(
-            f"--adopt {snapshot_id}: its position is in another source than the spec's ({describe(manifest.position)}): "
-            f"pretrain the spec as it is now"
+            f"--adopt {snapshot_id}: its position ({describe(manifest.position)}) is in another source than the "
+            f"spec's: pretrain the spec as it is now"
         )
     compatibility.check(
         compatibility.snapshot_built_with(manifest), compatibility.deployment(warehouse, spec)
     )
     if manifest.cut is not None:
         raise UserError(
-            f"--adopt {snapshot_id}: it is history before {manifest.cut:%Y-%m-%d %H:%M} UTC only; rows after that, "
-            f"up to {describe(manifest.position)}, would be lost. Pretrain up to a version instead"
+            f"--adopt {snapshot_id}: it covers only rows before {manifest.cut:%Y-%m-%d %H:%M} UTC; later rows, up "
+            f"to {describe(manifest.position)}, would be lost. Pretrain up to a version instead"
         )
     return manifest
 

@@ -46,9 +46,9 @@ class Manifest:
     parent: str | None = None
     committed_at: datetime | None = None
     waiting: dict[str, Any] | None = None
-    """The watermark and a digest of the waiting rows (`jobs.snapshots.waiting_rows`), if the model's rows wait for one."""
+    """The watermark and a digest of the waiting rows (`jobs.snapshots.waiting_rows`), if the model's rows wait."""
     inputs: dict[str, Any] | None = None
-    """The version of the table of inputs at the last rows (`jobs.key_inputs.table.Version`), if the model has inputs."""
+    """The version of the table of inputs at the last rows (`jobs.key_inputs.table.Version`), if the model has any."""
 
     @property
     def version(self) -> int:
@@ -93,12 +93,7 @@ def newest_startable(
 ) -> Manifest | None:
     """Return the furthest good snapshot, of those with this fingerprint, that a stream may start from, or None.
 
-    Args:
-        warehouse: of the snapshots.
-        model: name of the model.
-        fingerprint: of its spec.
-        source: kind of the snapshot's position.
-        table: id of the measurements table; excludes snapshots of a former table of the same name.
+    table: id of the measurements table, to exclude snapshots of a former table of the same name.
     """
     fit = [
         one

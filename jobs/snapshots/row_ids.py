@@ -1,7 +1,7 @@
-"""The ids that are remembered at a snapshot's position: part of the snapshot, in a table of their own, an entry a row.
+"""The ids that are remembered at a snapshot's position: part of the snapshot, in a table of their own, one per row.
 
-A row that comes behind the position may repeat one before it. Without these entries a stream that begins from the
-snapshot would take it a second time.
+A row after the position may repeat one before it. Without these entries, a stream that begins from the snapshot would
+process it twice.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 TABLE = "remembered_ids"
 COLUMNS = ("key_identity", "key_check", "id", "id_check", "event_time")
-"""The key and the id as `jobs.encoding.keys` and `jobs.encoding.rows` know them: whole numbers, or two hashes of a text."""
+"""The identities of key and id (`jobs.encoding.keys`, `jobs.encoding.rows`): an integer, or two hashes of a text."""
 _ROWS = "key_identity bigint, key_check bigint, id bigint, id_check bigint, event_time bigint"
 
 
 def of_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
-    """Return the entries of bucketed rows (`history.bucket_rows`) that a row behind them may repeat.
+    """Return the entries of bucketed rows that a later row may repeat.
 
     Args:
-        packed: each bucket's packets in a partition of their own.
+        packed: packets of rows, one partition per bucket.
         fmt: of the rows.
-        floor: no row will come from before that time, in microseconds.
+        floor: event time (microseconds) that no later row precedes.
     """
 
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -53,7 +53,7 @@ def of_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
 
 
 def of_blocks(blocks: DataFrame, stored: StateFormat, fmt: RowFormat, floor: int) -> DataFrame:
-    """Return the entries in blocks of the stream's state (column `ids`) that a row to come may repeat."""
+    """Return the entries in blocks of the stream's state (column `ids`) that a later row may repeat."""
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -64,24 +64,21 @@ def of_blocks(blocks: DataFrame, stored: StateFormat, fmt: RowFormat, floor: int
 
 
 def write(warehouse: Warehouse, snapshot_id: str, model: str, entries: DataFrame) -> dict[str, Any]:
-    """Write a snapshot's entries, replacing what a killed attempt left; return what its manifest says of them."""
+    """Write a snapshot's entries, replacing those of a killed attempt; return their digest for the manifest."""
     warehouse.create(TABLE, REMEMBERED_IDS, partition_by=("model", "snapshot_id"))
     return write_rows(warehouse, TABLE, snapshot_id, model, entries, COLUMNS)._asdict()
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
-    """Return a snapshot's entries, pinned, once they are found whole; None if it has none.
+    """Return a snapshot's entries, pinned and verified; None if it has none.
 
     Raises:
         UserError: entries are missing, doubled or changed.
     """
-    said = (manifest.waiting or {}).get("ids")
-    if said is None:
+    digest = (manifest.waiting or {}).get("ids")
+    if digest is None:
         return None
-    what = "remembered ids"
-    return verified_rows(
-        warehouse, TABLE, manifest.snapshot_id, manifest.model, RowsDigest(**said), COLUMNS, what
-    )
+    return verified_rows(warehouse, TABLE, manifest, RowsDigest(**digest), COLUMNS, "remembered ids")
 
 
 def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:

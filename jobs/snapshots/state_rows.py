@@ -1,4 +1,4 @@
-"""The rows of a snapshot: one key's state in plain typed columns, and packets that seed a stream with them."""
+"""The state rows of a snapshot, one per key in plain typed columns, and the packets that seed a stream with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATE_ROWS = (
 
 
 def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.RecordBatch]:
-    """Turn state records into Arrow rows: key, then the columns of `STATE_ROWS`."""
+    """Convert state records to Arrow rows: key, then the columns of `STATE_ROWS`."""
     step = 65_536
     for start in range(0, records.size, step):
         part = records.slice(start, min(start + step, records.size))
@@ -50,7 +50,7 @@ def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.R
 
 
 def typed_states(rows: DataFrame) -> DataFrame:
-    """Return state rows as a snapshot has them: the key as text, the event time as a timestamp."""
+    """Return state rows in the types of a snapshot: the key as text, the event time as a timestamp."""
     return rows.withColumn("key", F.col("key").cast("string")).withColumn(
         "event_time", F.timestamp_micros("event_time")
     )
@@ -63,9 +63,9 @@ def read_rows(warehouse: Warehouse, snapshot_id: str, model: str, version: int |
 
 
 def measure(rows: DataFrame) -> tuple[int, str, int]:
-    """Return the key count, the checksum and the measurements reflected of state rows.
+    """Return the number of keys, the checksum and the number of reflected measurements of state rows.
 
-    The checksum is the sum, modulo 2^64, of a 64-bit hash of each row: no order of rows changes it.
+    The checksum is the sum, modulo 2^64, of a 64-bit hash of each row, so the order of rows does not change it.
     """
     columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood"]
     hashed = rows.select("state_index", F.xxhash64(*columns, F.map_entries("extras")).alias("hash"))

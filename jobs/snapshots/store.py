@@ -47,18 +47,8 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
     with codegen_for(warehouse.spark, manifest.key_count):
         written = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
         count, checksum, total = measure(written)
-    return _commit(
-        warehouse,
-        replace(
-            manifest,
-            key_count=count,
-            checksum=checksum,
-            rows=total,
-            snapshots_version=version,
-            status=GOOD,
-            waiting=waiting,
-        ),
-    )
+    found = {"key_count": count, "checksum": checksum, "rows": total, "snapshots_version": version}
+    return _commit(warehouse, replace(manifest, **found, status=GOOD, waiting=waiting))
 
 
 def _write_states(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> int:

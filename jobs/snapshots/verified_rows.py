@@ -1,4 +1,4 @@
-"""Rows that belong to a snapshot beside its states, in a table of their own: written once, pinned and checked."""
+"""Rows of a snapshot other than its states, in a table of their own: written once, pinned and verified."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from jobs.warehouse.delta import Warehouse
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from jobs.snapshots.manifests import Manifest
+
 
 class RowsDigest(NamedTuple):
-    """What a manifest says of a snapshot's rows: how many, a checksum that no order changes, the table's version."""
+    """A snapshot's rows in its manifest: their number, a checksum that ignores their order, the table's version."""
 
     rows: int
     checksum: str
@@ -27,12 +29,12 @@ class RowsDigest(NamedTuple):
 def write_rows(
     warehouse: Warehouse, table: str, snapshot_id: str, model: str, rows: DataFrame, columns: Sequence[str]
 ) -> RowsDigest:
-    """Write a snapshot's rows, replacing what a killed attempt left; return what its manifest is to say of them."""
+    """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest."""
     marked = rows.select(F.lit(snapshot_id).alias("snapshot_id"), F.lit(model).alias("model"), *columns)
     where = f"model = '{model}' AND snapshot_id = '{snapshot_id}'"
     writer = marked.write.format("delta").mode("overwrite").option("replaceWhere", where)
     with warehouse.lock(table):
-        # A table of an earlier release has not all of the columns yet.
+        # A table of an earlier release lacks some of the columns.
         writer.option("mergeSchema", "true").save(warehouse.path(table))
         version = warehouse.latest_version(table)
     return RowsDigest(*_measure(_read(warehouse, table, snapshot_id, model, version), columns), version)
@@ -41,38 +43,38 @@ def write_rows(
 def verified_rows(
     warehouse: Warehouse,
     table: str,
-    snapshot_id: str,
-    model: str,
-    said: RowsDigest,
+    manifest: Manifest,
+    digest: RowsDigest,
     columns: Sequence[str],
     what: str,
 ) -> DataFrame:
-    """Return a snapshot's rows, pinned to a version of their table, once they are found whole.
+    """Return a snapshot's rows, pinned to a version of their table, after checking that they are whole.
 
-    The version is the one that was written; Delta forgets it after 30 days, and then it is the newest, in which the
-    rows are the same: they are written once, and the checksum tells.
+    That is the version that was written. After 30 days Delta has dropped it, and the latest version is used: rows of a
+    snapshot are written once, and the checksum shows that they are unchanged.
 
     Raises:
         UserError: rows are missing, doubled or changed.
     """
 
     def counted(version: int) -> tuple[DataFrame, int, str]:
-        rows = _read(warehouse, table, snapshot_id, model, version)
+        rows = _read(warehouse, table, manifest.snapshot_id, manifest.model, version)
         return rows, *_measure(rows, columns)
 
     try:
-        rows, count, checksum = counted(said.version)
-    except (PySparkException, Py4JJavaError):  # a file that is gone is the latter
+        rows, count, checksum = counted(digest.version)
+    except (PySparkException, Py4JJavaError):  # a missing file raises the latter
         try:
             rows, count, checksum = counted(warehouse.latest_version(table))
         except (PySparkException, Py4JJavaError, OSError) as error:
             raise UserError(
-                f"the {what} of snapshot {snapshot_id} cannot be read: {first_line(error)}", RUN_FAILED
+                f"the {what} of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
+                RUN_FAILED,
             ) from error
-    if (count, checksum) != (said.rows, said.checksum):
+    if (count, checksum) != (digest.rows, digest.checksum):
         raise UserError(
-            f"snapshot {snapshot_id} is damaged: it has {count} {what} with checksum {checksum}, where its manifest "
-            f"says {said.rows} with {said.checksum}; start from another snapshot or pretrain again",
+            f"snapshot {manifest.snapshot_id} is damaged: it has {count} {what} with checksum {checksum}, where its "
+            f"manifest says {digest.rows} with {digest.checksum}; start from another snapshot or pretrain again",
             RUN_FAILED,
         )
     return rows.select(*columns)

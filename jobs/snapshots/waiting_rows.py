@@ -1,6 +1,6 @@
-"""The rows that wait at a snapshot's position: part of the snapshot, in a table of their own, one plain row each.
+"""The rows that wait for the watermark at a snapshot's position: part of the snapshot, in a table of their own.
 
-A snapshot reflects each row up to its position exactly once: in a key's state, or here.
+A snapshot reflects each row up to its position exactly once: in a key's state or here.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 TABLE = "waiting"
 COLUMNS = ("key", "event_time", "measurement", "control")
 ROW_ID_COLUMN = "row_id"
-"""And of a model whose rows have ids, the id as text."""
+"""A further column, the id as text, for models whose rows have ids."""
 
 
 class Held(NamedTuple):
-    """Rows that wait, the watermark that they wait for, and the newest event time, in microseconds.
+    """Waiting rows, the current watermark, and the maximum event time, both in microseconds.
 
-    ids: those that are remembered (`jobs.snapshots.row_ids`), where repetitions are told by ids.
+    ids: the remembered ids (`jobs.snapshots.row_ids`), for models that detect duplicates by id.
     """
 
     rows: DataFrame
@@ -49,7 +49,7 @@ class Held(NamedTuple):
 
 
 def of_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
-    """Return measurement rows with the columns of waiting ones."""
+    """Return measurement rows with the columns of waiting rows."""
 
     def numbers(names: tuple[str, ...]) -> Any:
         return F.array(*(F.col(f"`{name}`").cast("double") for name in names)).cast("array<double>")
@@ -68,7 +68,7 @@ def of_measurements(frame: DataFrame, fmt: RowFormat) -> DataFrame:
 
 
 def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame:
-    """Return the rows of parts of the stream's state (column `rows`) with the columns of waiting ones."""
+    """Return the rows in parts of the stream's state (column `rows`) with the columns of waiting rows."""
     kind, columns = fmt.kind, _columns(fmt.row_id is not None)
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -96,7 +96,7 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
 
 
 def write(warehouse: Warehouse, snapshot_id: str, model: str, held: Held) -> dict[str, Any]:
-    """Write a snapshot's waiting rows and ids, replacing what a killed attempt left; return what its manifest says."""
+    """Write a snapshot's waiting rows and ids, replacing those of a killed attempt; return `Manifest.waiting`."""
     warehouse.create(TABLE, WAITING_ROWS, partition_by=("model", "snapshot_id"))
     with_ids = ROW_ID_COLUMN in held.rows.columns
     wrote = write_rows(warehouse, TABLE, snapshot_id, model, held.rows, _columns(with_ids))
@@ -107,21 +107,19 @@ def write(warehouse: Warehouse, snapshot_id: str, model: str, held: Held) -> dic
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:
-    """Return a snapshot's waiting rows and ids, pinned, once they are found whole; None if it has no watermark.
+    """Return a snapshot's waiting rows and ids, pinned and verified; None if its model has no watermark.
 
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-    said = manifest.waiting
-    if said is None:
+    waiting = manifest.waiting
+    if waiting is None:
         return None
-    of, where = (
-        (manifest.snapshot_id, manifest.model),
-        RowsDigest(*(said[name] for name in RowsDigest._fields)),
-    )
-    rows = verified_rows(warehouse, TABLE, *of, where, _columns(said.get("with_ids", False)), "waiting rows")
-    none = said["watermark"] is None
-    times = (NEVER, NEVER) if none else (said["watermark"], said["newest"])
+    digest = RowsDigest(*(waiting[name] for name in RowsDigest._fields))
+    columns = _columns(waiting.get("with_ids", False))
+    rows = verified_rows(warehouse, TABLE, manifest, digest, columns, "waiting rows")
+    none = waiting["watermark"] is None
+    times = (NEVER, NEVER) if none else (waiting["watermark"], waiting["newest"])
     return Held(rows, *times, row_ids.verified(warehouse, manifest))
 
 
@@ -150,5 +148,5 @@ def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
 
 
 def _columns(with_ids: bool) -> tuple[str, ...]:
-    """Return the columns of waiting rows, those of models whose rows have ids or not."""
+    """Return the columns of waiting rows, for models whose rows have ids or have none."""
     return (*COLUMNS, ROW_ID_COLUMN) if with_ids else COLUMNS

@@ -1,4 +1,4 @@
-"""One warehouse of Delta tables: read, append, transactions, versions."""
+"""The Delta tables below one root: create, read, append, upsert, delete; transactions, versions and locks."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ _WRITE = "spark.databricks.delta.write"
 
 @dataclass(frozen=True, slots=True)
 class Warehouse:
-    """The tables below one root: a local folder, or the URI of one that Spark can reach."""
+    """The tables below one root: a local folder, or the URI of one that Spark can access."""
 
     spark: SparkSession
     root: str
 
     def path(self, table: str) -> str:
-        """Return the location of a table such as `measurements/nile`."""
+        """Return the location of a table or folder such as `measurements/nile`."""
         return f"{self.root}/{table}"
 
     def exists(self, table: str) -> bool:
-        """Tell if a table has been made."""
+        """Tell if a table exists."""
         if DeltaTable.isDeltaTable(self.spark, self.path(table)):
             return True
         if not self._versions(table):
             return False
-        # Delta remembers that there was none when it was asked before. Another process has made it since, and who reads
-        # it lets Delta look again.
+        # Delta caches that the table did not exist, and another process has made it since. Reading it refreshes Delta.
         self.read(table)
         return True
 
@@ -52,10 +51,10 @@ class Warehouse:
         partition_by: tuple[str, ...] = (),
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a table unless it is there."""
+        """Make a table unless it exists."""
         if self.exists(table):
             return
-        # Delta compares the location with itself as Hadoop writes it, which has one slash.
+        # Delta compares the location with Hadoop's spelling of it, which has one slash.
         location = re.sub(r"^file:/+", "file:/", self.path(table))
         builder = DeltaTable.createIfNotExists(self.spark).location(location)
         fields = StructType.fromDDL(columns)
@@ -71,29 +70,29 @@ class Warehouse:
             except AnalysisException as error:
                 if error.getCondition() != "DELTA_TABLE_NOT_FOUND":
                     raise
-                # Somebody was killed, or the disk was full, in the table's first commit. To Delta the folder that was
-                # left is a table when one is to be made, and none when it is to be read; a first write makes it one.
-                nothing = self.spark.createDataFrame([], fields).write.format("delta").mode("append")
-                nothing.partitionBy(*partition_by).options(**(properties or {})).save(self.path(table))
+                # A process was killed, or the disk was full, in the table's first commit. Delta takes the folder that
+                # is left for a table when asked to make one, but not when asked to read it; a first write repairs it.
+                empty = self.spark.createDataFrame([], fields).write.format("delta").mode("append")
+                empty.partitionBy(*partition_by).options(**(properties or {})).save(self.path(table))
 
     def read(self, table: str, version: int | None = None) -> DataFrame:
-        """Read a table, at a version or the newest."""
+        """Read a table, at a version or the latest."""
         reader = self.spark.read.format("delta")
         if version is not None:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.path(table))
 
     def latest_version(self, table: str) -> int:
-        """Return the newest version of a table: its log has a file a version."""
+        """Return the latest version of a table, from its log, which has one file per version."""
         return max(self._versions(table))
 
     def _versions(self, table: str) -> list[int]:
-        """Return the versions that the log still has, in any order; none where there is no log."""
+        """Return the versions that the log still has, in any order; an empty list without a log."""
         names = hadoop_files(self, f"{table}/_delta_log").names("")
         return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
 
     def table_id(self, table: str) -> str:
-        """Return the id that a table was given when it was made."""
+        """Return the id that Delta gave a table when it was made."""
         row = DeltaTable.forPath(self.spark, self.path(table)).detail().select("id").first()
         assert row is not None
         return str(row["id"])
@@ -105,7 +104,7 @@ class Warehouse:
         transaction: tuple[str, int] | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Append rows in one commit; with a `transaction` (application, number), once however often it is tried."""
+        """Append rows in one commit; with a `transaction` (application, number), retries append them once."""
         writer = frame.write.format("delta").mode("append")
         if transaction is not None:
             writer = writer.option("txnAppId", transaction[0]).option("txnVersion", transaction[1])
@@ -122,9 +121,9 @@ class Warehouse:
         transaction: tuple[str, int],
         options: Mapping[str, str],
     ) -> None:
-        """Put rows in the place of those that meet a condition of t (the table) and s, once for a `transaction`.
+        """Merge rows into a table by a condition on t (the table) and s (the rows), once per `transaction`.
 
-        The frame's session must be used by this thread alone: it is where Delta finds the transaction of a merge.
+        Only this thread may use the frame's session, since Delta reads a merge's transaction from the session.
         """
         session = frame.sparkSession
         merge = DeltaTable.forPath(session, self.path(table)).alias("t").merge(frame.alias("s"), condition)
@@ -135,7 +134,7 @@ class Warehouse:
             merge.execute()
 
     def delete(self, table: str, rows: Column, dry: bool = False) -> int:
-        """Delete rows of a table, if it is there, in one commit; return how many they are, or with `dry` would be."""
+        """Delete rows of a table, if it exists, in one commit; return their number. With `dry`, only count them."""
         if not self.exists(table):
             return 0
         count = self.read(table).filter(rows).count()
@@ -162,15 +161,15 @@ class Warehouse:
 
     @property
     def local(self) -> bool:
-        """Tell if the warehouse is a folder of this machine."""
+        """Tell if the warehouse is a local folder."""
         return "://" not in self.root
 
 
 @contextmanager
 def of_transaction(session: SparkSession, application: str, number: int) -> Iterator[None]:
-    """Let a merge of a session be of a transaction: once, however often it is tried.
+    """Give a merge in this session a transaction, so that retries merge once.
 
-    Delta finds it in the session's settings, so nothing else may write in that session meanwhile.
+    Delta reads the transaction from the session's settings, so nothing else may write in that session meanwhile.
     """
     settings = {f"{_WRITE}.txnAppId": application, f"{_WRITE}.txnVersion": str(number)}
     try:
@@ -183,5 +182,5 @@ def of_transaction(session: SparkSession, application: str, number: int) -> Iter
 
 
 def utc(values: dict[str, Any]) -> dict[str, Any]:
-    """Give the times of a collected row their zone: Spark hands them over without one, in this process's local time."""
+    """Return a collected row's values with times in UTC; Spark returns them in local time without a zone."""
     return {name: v.astimezone(UTC) if isinstance(v, datetime) else v for name, v in values.items()}

@@ -1,4 +1,4 @@
-"""The measurements table: its properties, its column for new keys, the types of its key columns."""
+"""Measurements tables and the tables of new keys: properties, columns, key types, rows that are history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 KeyTypes = dict[str, str]
-"""Spark type of each column of the key and of the id in the measurements table: bigint or string."""
+"""Spark type of each key and id column of a measurements table: bigint or string."""
 
 MEASUREMENT_PROPERTIES = {
     # A stream that was stopped for months must still find every version after its position.
@@ -25,17 +25,17 @@ MEASUREMENT_PROPERTIES = {
 }
 
 HISTORY_PREFIX = "history:"
-"""What `_origin` begins with in a marked row."""
+"""Prefix of `_origin` in rows of new keys' history."""
 
 NEW_KEYS_COLUMNS = f"{SNAPSHOTS}, meaning string"
-"""Of `new_keys/<model>`: a snapshot's, and what the state means (`meaning_of`)."""
+"""Columns of `new_keys/<model>`: those of a snapshot, and the state's meaning (`seeds.meaning_of`)."""
 
 
 def key_types_in(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
-    """Return the types of the key columns of a measurements table that is there.
+    """Return the types of the key and id columns of a model's measurements table, which must exist.
 
     Raises:
-        UserError: it is one of other columns.
+        UserError: a column of the spec is missing.
     """
     schema = warehouse.read(measurements(spec.name)).schema
     have = {field.name: field.dataType.simpleString() for field in schema.fields}
@@ -54,12 +54,12 @@ def new_keys(model: str) -> str:
 
 
 def is_history() -> Column:
-    """Tell of measurements if they are history that no stream reads which takes new keys."""
+    """Return the condition for measurements that are new keys' history, which streams with new keys skip."""
     return F.coalesce(F.col("_origin").startswith(HISTORY_PREFIX), F.lit(False))
 
 
 def latest_history_version(warehouse: Warehouse, table: str, version: int) -> int | None:
-    """Return the newest version, up to one, that landed history of new keys; None: none did."""
+    """Return the latest version up to `version` that landed history of new keys, or None."""
     history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
     landed = history.filter(F.col("userMetadata").contains('"history": true') & (F.col("version") <= version))
     row = landed.agg(F.max("version")).first()
@@ -67,8 +67,7 @@ def latest_history_version(warehouse: Warehouse, table: str, version: int) -> in
 
 
 def create_new_keys_table(warehouse: Warehouse, model: str) -> str:
-    """Make the table of a model's newly pretrained keys unless it is there, and return its name."""
-
+    """Make the table of a model's newly pretrained keys unless it exists, and return its name."""
     table = new_keys(model)
     warehouse.create(table, NEW_KEYS_COLUMNS, properties=MEASUREMENT_PROPERTIES)
     return table

@@ -1,7 +1,7 @@
 """Positions in a model's measurements: what they are, and how to find them.
 
-In the measurements table a position is a Delta version, up to which and including all rows are reflected. In a Kafka
-topic it is, for each partition, the offset of the first message that is not.
+In the measurements table a position is a Delta version: all rows up to and including it are reflected. In a Kafka topic
+it is, for each partition, the offset of the first message that is not reflected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Cut(NamedTuple):
     """A position, and the event time (microseconds) before which rows count; None: all up to the position count.
 
-    A `place` in a topic leaves out messages that have landed from behind it.
+    place: a position in a topic, which excludes landed messages after it.
     """
 
     version: int
@@ -36,7 +36,7 @@ class Cut(NamedTuple):
 class Commit(NamedTuple):
     """One version of a measurements table: the event times of what it added; None where it added no rows.
 
-    known is False where another tool wrote it, so that what it added is not known.
+    known is False where another tool wrote the version, so that its rows are unknown.
     """
 
     version: int
@@ -49,7 +49,7 @@ def parse_time(text: str, option: str) -> int:
     """Return the microseconds of an ISO 8601 time given on the command line; without an offset it is UTC.
 
     Raises:
-        UserError: it is no time.
+        UserError: the text is not a time.
     """
     value = TimeParser(None, UTC)(text)
     if value is None:
@@ -58,7 +58,7 @@ def parse_time(text: str, option: str) -> int:
 
 
 def check_version(warehouse: Warehouse, table: str, version: int | None) -> int:
-    """Return `version`, or the newest one.
+    """Return `version`, or the latest one if it is None.
 
     Raises:
         UserError: the table has no such version.
@@ -79,11 +79,11 @@ def commits(warehouse: Warehouse, table: str) -> list[Commit]:
 
 
 def cut_at(warehouse: Warehouse, table: str, latest: int, before: int) -> Cut:
-    """Find the position of "all that happened before a time".
+    """Find the position of "all rows before an event time".
 
-    Where one version has all rows before the time and none after it, that version is the position, and a stream may
-    go on behind it. Otherwise the position is the newest version and the cut stays: such a snapshot is history only,
-    for its position says nothing of the rows that were cut away.
+    If the versions up to some version have exactly the rows before the time, that version is the position, and a stream
+    may start after it. Otherwise the position is the latest version and the cut stays: such a snapshot is history only,
+    since its position does not tell which rows were cut.
     """
     exact = 0
     past = True
@@ -110,13 +110,13 @@ def to_datetime(micros: int | None) -> datetime | None:
 
 
 def delta_position(table: str, version: int, identity: str | None = None) -> dict[str, Any]:
-    """Return the position as a manifest says it; identity: the table's own id, as a table made anew has another."""
+    """Return the position as stored in manifests; identity: the table's id, which differs if the table is recreated."""
     position = {"source": DELTA, "table": table, "version": version}
     return position if identity is None else {**position, "id": identity}
 
 
 def topic_position(topic: str, offsets: Mapping[int, int], version: int | None = None) -> dict[str, Any]:
-    """Return the position in a topic as a manifest says it; version: of the measurements that were landed up to it."""
+    """Return the position in a topic as stored in manifests; version: of the measurements landed up to it."""
     position: dict[str, Any] = {
         "source": KAFKA,
         "topic": topic,
@@ -131,22 +131,22 @@ def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
 
 
 def rank(position: Mapping[str, Any]) -> int:
-    """Return how far a position is, to compare it with others of its source: a version, or the sum of all offsets."""
+    """Return a number that orders the positions in a source: the version, or the sum of all offsets."""
     return sum(offsets_of(position).values()) if position["source"] == KAFKA else int(position["version"])
 
 
 def describe(position: Mapping[str, Any]) -> str:
-    """Return what people are told of a position."""
+    """Return a position in words."""
     if position["source"] != KAFKA:
         return f"measurements version {position['version']}"
     offsets = ", ".join(f"{number}:{offset}" for number, offset in offsets_of(position).items())
-    return f"topic {position['topic']} at {offsets or 'its beginning'}"
+    return f"topic {position['topic']} at {offsets or 'its start'}"
 
 
 def landed_offsets(
     warehouse: Warehouse, table: str, topic: str, version: int | None = None
 ) -> dict[int, int] | None:
-    """Return up to which offsets a topic had been landed at a version of the measurements; None if it had not been."""
+    """Return the offsets up to which a topic was landed at a version of the measurements, or None if it was not."""
     history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
     rows = history.filter(F.col("userMetadata").contains('"offsets"'))
     if version is not None:

@@ -1,8 +1,8 @@
-"""The quarantine: one table for every row that was rejected, wherever that was, with its payload and the reason.
+"""The quarantine: one table for all rejected rows of any source, with their payload and the reason.
 
-A row's `status` says what has become of it since: null (held), `replaying` (a replay has chosen it and fixed, in
-`landing`, what it lands as; killed there, the next replay ends it), `replayed`, `discarded`. What is
-held is never removed; what is not, `maintain` removes when it is old.
+A row's `status` is its fate: null (held), `replaying` (a replay has selected it and fixed, in `landing`, what it lands
+as; if that replay is killed, the next one finishes it), `replayed` or `discarded`. Held rows are never removed;
+`maintain` removes the others once they are old.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ HELD, REPLAYING, REPLAYED, DISCARDED = "held", "replaying", "replayed", "discard
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which held rows are meant: all conditions that are given hold together.
+    """A selection of held rows: those that meet all conditions that are given.
 
     Attributes:
-        reason: how the reason begins.
+        reason: prefix of the reason.
         since: quarantined at or after this time (ISO 8601), or within this duration (2d) from now.
         ids: these rows.
     """
@@ -50,7 +50,7 @@ class Choice:
 
     @property
     def all(self) -> bool:
-        """Tell if no condition is given."""
+        """Tell if no condition is given, so that all held rows are selected."""
         return self.reason is None and self.since is None and not self.ids
 
     def condition(self) -> Column:
@@ -66,32 +66,32 @@ class Choice:
 
 
 OPTIONS = {"mergeSchema": "true"}
-"""Of an append: tables from before rows had an id get the column with the first row that has one."""
+"""Options of an append: tables of releases without row ids get the columns that they lack."""
 
 
 def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) -> None:
-    """Append rejected rows, once for a transaction however often it is tried.
+    """Append rejected rows, once per transaction.
 
     Args:
-        warehouse: where.
+        warehouse: of the table.
         rows: model, payload, reason, source, position, batch_id, generation, quarantined_at.
-        transaction: application and number, as of `Warehouse.append`.
+        transaction: application and number, as in `Warehouse.append`.
     """
     warehouse.append(identified(warehouse, rows), TABLE, transaction, OPTIONS)
 
 
 def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
-    """Give rejected rows their ids, and make the table that they go to, if it is not there."""
+    """Return rejected rows with ids, and make the quarantine table unless it exists."""
     warehouse.create(TABLE, QUARANTINE)
     return rows.withColumn("id", F.expr("uuid()"))
 
 
 class TooMany(UserError):
-    """More was rejected than the spec allows."""
+    """More rows were rejected than the spec allows."""
 
 
 def too_many(limit: QuarantineLimit | None, reasons: Mapping[str, int], accepted: int) -> bool:
-    """Tell if so many rows were rejected, by reason, beside those accepted, that the spec wants a failure instead."""
+    """Tell if the rejected rows, counted by reason, exceed the spec's limit."""
     rejected = sum(reasons.values())
     return (
         limit is not None
@@ -107,13 +107,13 @@ def refusal(
     where: str,
     code: int = RUN_FAILED,
 ) -> TooMany:
-    """Return the error of a micro-batch or file of which too many rows were rejected, before any of it is written.
+    """Return the error for a micro-batch or file with too many rejected rows, of which nothing is written.
 
     Args:
         limit: of the spec.
-        reasons: rejected rows by reason.
-        accepted: the other rows.
-        where: what they are of, such as "micro-batch 7".
+        reasons: number of rejected rows by reason.
+        accepted: number of the other rows.
+        where: source of the rows, such as "micro-batch 7".
         code: the command's exit code.
     """
     rejected = sum(reasons.values())
@@ -121,14 +121,14 @@ def refusal(
     allowed = "" if limit is None else f" ({limit.fail_above:g})"
     return TooMany(
         f"{where}: {rejected:,} of {rejected + accepted:,} rows would go to quarantine, most for '{first}', and "
-        f"quarantine.fail_above{allowed} allows less: nothing of it was written; mend the rows at their source, or "
-        f"raise quarantine.fail_above in the spec, and start again",
+        f"quarantine.fail_above{allowed} allows less: nothing of it was written; correct the rows at their source, "
+        f"or raise quarantine.fail_above in the spec, and start again",
         code,
     )
 
 
 def holds(warehouse: Warehouse, model: str, digest: str) -> bool:
-    """Tell if rows of a file with this digest are in the table: then it has been landed before."""
+    """Tell if the table has rows of a file with this digest, which shows that the file has been landed."""
     if not warehouse.exists(TABLE):
         return False
     mine = (F.col("model") == model) & F.col("position").contains(digest)
@@ -136,7 +136,7 @@ def holds(warehouse: Warehouse, model: str, digest: str) -> bool:
 
 
 def ready(warehouse: Warehouse) -> bool:
-    """Bring a table from before rows had an id up to date; False if there is no quarantine at all."""
+    """Add ids and columns that a table of an earlier release lacks; return False if there is no table."""
     if not warehouse.exists(TABLE):
         return False
     have = set(warehouse.read(TABLE).columns)
@@ -148,7 +148,7 @@ def ready(warehouse: Warehouse) -> bool:
             warehouse.spark.sql(f"ALTER TABLE {path} ADD COLUMNS ({', '.join(absent)})")
     if not warehouse.read(TABLE).filter("id IS NULL").isEmpty():
         parts = ("model", "payload", "reason", "source", "position", "quarantined_at")
-        # Rows that are the same in all of these get one id, and are replayed or discarded together.
+        # Rows that agree in all of these share one id, and are replayed or discarded together.
         update(warehouse, "id IS NULL", {"id": f"left(sha2(concat_ws('|', {', '.join(parts)}), 256), 32)"})
     return True
 
@@ -160,7 +160,7 @@ def update(warehouse: Warehouse, condition: str | Column, values: dict[str, Any]
 
 
 def held_by_model(warehouse: Warehouse) -> dict[str, int]:
-    """Return how many rows of each model are held."""
+    """Return the number of held rows by model."""
     if not warehouse.exists(TABLE):
         return {}
     rows = warehouse.read(TABLE)
@@ -181,7 +181,7 @@ def _since(text: str) -> datetime:
 def topic_quarantine(
     rejected: DataFrame, model: str, topic: str, generation: str | None, batch_id: int | None
 ) -> DataFrame:
-    """Give rejected messages (`_reason`, `_payload`, `_position`) the quarantine's columns."""
+    """Return rejected messages (`_reason`, `_payload`, `_position`) with the quarantine's columns."""
     where = json.dumps({"generation": generation, "batch_id": batch_id})[1:-1]
     position = F.col(POSITION)
     if generation is not None:

@@ -1,4 +1,4 @@
-"""Name the Delta tables, give their columns, and read and commit to them."""
+"""Names and columns of the Delta tables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def latest(model: str) -> str:
 
 
 def forecast_skill(model: str) -> str:
-    """Return the name of the table of a model's forecasts beside what was measured."""
+    """Return the name of the table of a model's forecasts beside the measured values."""
     return f"forecast_skill/{model}"
 
 
@@ -70,10 +70,10 @@ def alerts(model: str) -> str:
 
 
 def need_measurements(warehouse: Warehouse, model: str) -> str:
-    """Return the model's measurements table.
+    """Return the name of a model's measurements table, which must exist.
 
     Raises:
-        UserError: nothing has been landed yet.
+        UserError: no rows have been landed yet.
     """
     table = measurements(model)
     if not warehouse.exists(table):

@@ -1,4 +1,4 @@
-"""Inputs of keys from a table: each micro-batch by one version of it, the same one when it is done again."""
+"""Inputs of keys from a table: each micro-batch uses one version, and the same one when it is repeated."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def forget_the_last_commit(pipeline: Pipeline) -> int:
 
 
 @pytest.mark.spark
-def test_each_micro_batch_uses_one_version_and_the_same_again_after_a_kill(tmp_path: Path) -> None:
+def test_each_micro_batch_uses_one_version_and_the_same_after_a_kill(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, GAUGES)
     days = [readings(day, KEYS) for day in range(3)]
     first, second = table_of(KEYS[:-1], 1), table_of(KEYS, 2)
@@ -147,7 +147,7 @@ def test_each_micro_batch_uses_one_version_and_the_same_again_after_a_kill(tmp_p
     assert len(kept) == of_last_key(days[1]) > 0
     assert set(json.loads(str(kept["payload"].iloc[0]))) == {"site", "id", "at", "level"}
 
-    # Killed before its last micro-batch counts as done, it does it again with the version of then, and goes on.
+    # Killed before its last micro-batch is committed, the driver repeats it with the pinned version, and continues.
     assert put(pipeline, second) == 1
     last = forget_the_last_commit(pipeline)
     pipeline.land(days[2])
@@ -169,7 +169,7 @@ def since(expected: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def driver_killed_behind_its_pin(pipeline: Pipeline, batch: int) -> None:
-    """Kill a driver when it has pinned a micro-batch and, if luck has it so, written nothing of it."""
+    """Kill a driver once it has pinned a micro-batch, with luck before it has written any of it."""
     folder = Path(pipeline.settings.warehouse, "checkpoints", "gauge-g0001", "inputs", "pins")
     driver = Driver(pipeline, "stream", "--model", "gauge")
     driver.wait_for(lambda: f"{batch}.json" in files(folder))
@@ -179,7 +179,7 @@ def driver_killed_behind_its_pin(pipeline: Pipeline, batch: int) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_driver_killed_behind_its_pin_leaves_the_version_to_the_next(tmp_path: Path, strict: bool) -> None:
+def test_a_driver_killed_after_its_pin_leaves_the_version_to_the_next(tmp_path: Path, strict: bool) -> None:
     order = {"order": {"kind": "strict", "delay": "30min"}} if strict else {}
     pipeline = Pipeline(tmp_path, {**GAUGES, **order})
     days = [readings(day, KEYS) for day in range(5)]
@@ -199,13 +199,13 @@ def test_a_driver_killed_behind_its_pin_leaves_the_version_to_the_next(tmp_path:
         pipeline.stream()
     expected = by_hand(parts)
     found, later = pipeline.estimates(), since(expected, days[1])
-    if strict:  # rows of the last half hour of a day wait, and keep the inputs with which they came
+    if strict:  # rows of the last half hour of a day wait, and keep the inputs that they arrived with
         ahead = days[0]["at"].max() - pd.Timedelta("30min")
         end = days[4]["at"].max() - pd.Timedelta("30min")
         later = expected.loc[(expected["event_time"] >= ahead) & (expected["event_time"] < end)]
     assert_same(found, later)
 
-    # A snapshot of now has the newest version throughout.
+    # A new snapshot uses the latest version for all rows.
     states = pipeline.snapshot(pipeline.pretrain().data["snapshot"]).set_index("key")
     whole = pd.concat(days)
     if strict:
@@ -219,7 +219,7 @@ def test_a_driver_killed_behind_its_pin_leaves_the_version_to_the_next(tmp_path:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_keys_that_share_a_row_and_keys_that_have_the_defaults(tmp_path: Path) -> None:
+def test_keys_share_a_row_or_get_the_defaults(tmp_path: Path) -> None:
     section = {**GAUGES["inputs"], "key": ["id"], "defaults": {"noise": 2.0, "bias": -1.0}}
     pipeline = Pipeline(tmp_path, {**GAUGES, "inputs": {**section, "table": str(tmp_path / "shared")}})
     days = [readings(day, KEYS) for day in range(2)]
@@ -307,7 +307,7 @@ def test_the_offline_command_takes_a_file_of_inputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("integer", [True, False])
-def test_a_lookup_finds_its_keys_in_a_mapped_file_and_tells_two_of_one_hash_apart(
+def test_a_lookup_finds_its_keys_in_a_mapped_file_and_distinguishes_two_of_one_hash(
     tmp_path: Path, integer: bool
 ) -> None:
     kind = KeyKind(("id",), ("bigint" if integer else "string",), integer)
@@ -338,7 +338,7 @@ def test_a_lookup_finds_its_keys_in_a_mapped_file_and_tells_two_of_one_hash_apar
 
 
 def rows_of(ids: Sequence[int | None], noise: Sequence[float | None]) -> pa.Table:
-    """Return rows of a table of inputs as Spark hands them over."""
+    """Return rows of a table of inputs as Spark returns them."""
     return pa.table(
         {
             "_text": [str(one) for one in ids],
@@ -355,9 +355,13 @@ def rows_of(ids: Sequence[int | None], noise: Sequence[float | None]) -> pa.Tabl
         (
             [1, 2],
             [1.0, None],
-            "t version 3: variance is missing or no finite number for key 2; a key has one row",
+            "t version 3: variance is missing or not a finite number for key 2; a key has one row",
         ),
-        ([1, 2], [math.inf, math.nan], "no finite number for key 1, and 1 more like it; a key has one row"),
+        (
+            [1, 2],
+            [math.inf, math.nan],
+            "not a finite number for key 1, and 1 more like it; a key has one row",
+        ),
         ([1, None], [1.0, 1.0], "t version 3: a row has no id; a key has one row"),
         ([5, 7, 5], [1.0, 2.0, 3.0], "t version 3: there are two rows for key 5; a key has one row"),
     ],
@@ -392,11 +396,11 @@ def test_a_pin_is_made_once(tmp_path: Path) -> None:
         ({"columns": {"level": "x"}}, "inputs.columns: column 'level' is already used in measurement"),
     ],
 )
-def test_mistakes_in_a_spec_are_told(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_mistakes_in_a_spec_are_errors(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     assert said in refused(tmp_path, {**GAUGES, "inputs": {**GAUGES["inputs"], **changes}})
 
 
-def test_inputs_are_part_of_what_a_state_means_and_their_table_is_not() -> None:
+def test_inputs_are_part_of_a_states_meaning_and_their_table_is_not() -> None:
     spec = ModelSpec.model_validate(GAUGES)
     other = ModelSpec.model_validate({**GAUGES, "inputs": {**GAUGES["inputs"], "table": "/data/x"}})
     renamed = ModelSpec.model_validate(

@@ -1,4 +1,4 @@
-"""Inputs of keys beside what time does to rows and keys, and beside keys that join, from a topic of a real broker."""
+"""Inputs of keys with late rows, expiring keys and new keys, from a topic of a real broker."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pinned(pipeline: Pipeline) -> dict[int, int]:
     }
 
 
-def test_late_rows_are_replayed_with_the_inputs_with_which_they_came_and_keys_join(
+def test_late_rows_are_replayed_with_the_inputs_that_they_arrived_with_and_keys_join(
     feed: Feed, tmp_path: Path
 ) -> None:
     order = {"kind": "replay", "rows": 40}
@@ -67,7 +67,7 @@ def test_late_rows_are_replayed_with_the_inputs_with_which_they_came_and_keys_jo
     assert put(pipeline, first) == 0
     assert pipeline.pretrain().data["inputs"]["left_out"] == 0
 
-    # Of a key without inputs nothing is taken in; late rows of the first part come with the second one.
+    # Rows of a key without inputs are rejected; late rows of the first part come with the second one.
     parts = delayed(days[1:], 2)
     stranger = readings(1, NEW[:1], rows=5)
     feed.send("gauges", messages(pd.concat([parts[0], stranger])))
@@ -93,7 +93,7 @@ def test_late_rows_are_replayed_with_the_inputs_with_which_they_came_and_keys_jo
     found = latest_corrections(pipeline.warehouse.read("estimates/gauge")).toPandas()
     assert_same(found, since(expected, days[1]))
 
-    # Done again, the last micro-batch has the same version and adds nothing.
+    # Repeated, the last micro-batch uses the same version and adds nothing.
     put(pipeline, table_of(KEYS, 3))
     forget_the_last_commit(pipeline)
     pipeline.stream()
@@ -103,7 +103,7 @@ def test_late_rows_are_replayed_with_the_inputs_with_which_they_came_and_keys_jo
     )
 
 
-def test_a_refused_micro_batch_takes_another_version_and_keys_that_end_begin_anew(
+def test_a_refused_micro_batch_takes_another_version_and_expired_keys_start_anew(
     feed: Feed, tmp_path: Path
 ) -> None:
     silence, delay = timedelta(hours=6), timedelta(minutes=30)
@@ -117,7 +117,7 @@ def test_a_refused_micro_batch_takes_another_version_and_keys_that_end_begin_ane
     put(pipeline, first)
     pipeline.pretrain()
 
-    # Most keys are missing: nothing is taken in, and the pin is taken back, or it would be refused for ever.
+    # Most keys are missing: nothing is written, and the pin is removed, or every retry would be refused.
     few = {key: second[key] for key in KEYS[:2]}
     assert put(pipeline, few) == 1
     feed.send("limited", messages(days[1]))
@@ -138,7 +138,7 @@ def test_a_refused_micro_batch_takes_another_version_and_keys_that_end_begin_ane
     assert pinned(pipeline) == {0: 2, 1: 3}
     assert [(one["late"], one["without_inputs"]) for one in done] == [(0, 0), (0, 0)]
 
-    # What waits keeps the inputs with which it came, over the hand-over and from micro-batch to micro-batch.
+    # Waiting rows keep the inputs that they arrived with, over the hand-over and from micro-batch to micro-batch.
     expected = by_hand([(days[0], first), (days[1], second), (days[2], third)], silence)
     start, end = days[0]["at"].max() - delay, days[2]["at"].max() - delay
     inside = (expected["event_time"] >= start) & (expected["event_time"] < end)
@@ -146,7 +146,7 @@ def test_a_refused_micro_batch_takes_another_version_and_keys_that_end_begin_ane
     ended = pipeline.warehouse.read("archive/gauge").count()
     assert ended == sum(one["expired"] for one in done) > 0
 
-    # Done again by a table that would be refused, the last micro-batch keeps its version: part of it is written.
+    # Repeated with a table that would be refused, the last micro-batch keeps its version: part of it is written.
     put(pipeline, few)
     forget_the_last_commit(pipeline)
     pipeline.stream()

@@ -1,4 +1,4 @@
-"""What a stream may go on with: the rules for each field of a spec, and what is said where it may not. No Spark."""
+"""What a stream may resume with: the rules for each field of a spec, and the error where it may not. No Spark."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_guide_names_every_field_under_its_rule() -> None:
         assert line.split("|")[2].strip() == rule.verdict
 
 
-def test_what_a_spec_means_is_what_counts_for_migration() -> None:
+def test_changes_of_meaning_and_no_others_need_a_migration() -> None:
     (rule,) = [rule for rule in RULES if rule.verdict == MIGRATION]
     changed = spec(version=2)
     for one in (changed, spec(time_unit="hour"), spec(storage={"dtype": "float32"})):
@@ -99,7 +99,7 @@ def test_what_a_spec_means_is_what_counts_for_migration() -> None:
 
 
 @pytest.mark.parametrize("path", ["models", "tests/dags/models"])
-def test_a_spec_that_a_manifest_has_kept_is_the_spec(path: str) -> None:
+def test_a_spec_survives_its_round_trip_through_a_manifest(path: str) -> None:
     for one in load_all(ROOT / path):
         kept = ModelSpec.model_validate_json(one.model_dump_json(by_alias=True))
         assert kept.fingerprint() == one.fingerprint() and changed_fields(kept, one) == {}
@@ -116,7 +116,7 @@ def test_a_spec_that_a_manifest_has_kept_is_the_spec(path: str) -> None:
         {"time_zone": "Europe/Vienna", "missing_values": ["-"]},
     ],
 )
-def test_what_is_allowed_takes_hold(change: dict[str, Any]) -> None:
+def test_allowed_changes_take_effect(change: dict[str, Any]) -> None:
     new = spec(**change)
     assert set(changed_fields(spec(), new).values()) == {ALLOWED}
     assert check(made(), asked(new)) == []
@@ -124,23 +124,29 @@ def test_what_is_allowed_takes_hold(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "now", "verdict", "said"),
+    ("state", "now", "verdict", "text"),
     [
-        (made(), asked(spec(version=2)), MIGRATION, "version 2 is deployed, and walk-g0001 goes on as version 1 until"),
+        (
+            made(), asked(spec(version=2)), MIGRATION,
+            "version 2 is deployed, and walk-g0001 continues as version 1 until",
+        ),
         (made(spec(version=3)), asked(), REFUSED, r"version 1, older than the version 3 of walk-g0001.*rollback"),
         (made(), asked(spec(time_unit="hour")), REFUSED, r"under the same version 1 \(time_unit\).*raise its version"),
         (made(spec(name="run")), asked(), REFUSED, "walk-g0001 holds the state of model run, not of walk"),
         (made(fingerprint="0"), asked(), REFUSED, "walk-g0001 and the snapshot .* are not of one model.*--adopt"),
-        (made(), asked(spec(**KAFKA)), REFUSED, "to measurements version 7, and the spec reads topic readings now"),
+        (
+            made(), asked(spec(**KAFKA)), REFUSED,
+            "reached measurements version 7, and the spec reads topic readings now",
+        ),
         (made(spec(**KAFKA)), asked(), REFUSED, "at 0:7, and the spec reads the measurements table now"),
         (
             made(spec(**KAFKA)),
             asked(spec(source={"kind": "kafka", "topic": "other"})),
             REFUSED,
-            "the spec reads topic other now. Put the topic back",
+            "the spec reads topic other now. Restore the topic",
         ),
-        (made(), asked(table="t2"), REFUSED, r"made anew since walk-g0001.*table t2 now, t1 then.*`pretrain`"),
-        (made(), asked(latest_version=6), REFUSED, "come to measurements version 7, and the table ends with version 6"),
+        (made(), asked(table="t2"), REFUSED, r"recreated since walk-g0001.*table t2 now, t1 then.*`pretrain`"),
+        (made(), asked(latest_version=6), REFUSED, "reached measurements version 7, and the table ends with version 6"),
         (made(partitions=3), asked(), REFUSED, "has 2 state partitions and its row in `generations` says 3"),
         (
             made(),
@@ -157,14 +163,14 @@ def test_what_is_allowed_takes_hold(change: dict[str, Any]) -> None:
         (made(), asked(settings={PROVIDER: "heap"}), HAND_OVER, "providerClass is heap here, and .* keeps its rocks"),
     ],
 )  # fmt: skip
-def test_what_is_not_allowed_is_said_with_what_to_do(
-    state: BuiltWith, now: Deployed, verdict: str, said: str
+def test_other_changes_are_reported_with_their_remedy(
+    state: BuiltWith, now: Deployed, verdict: str, text: str
 ) -> None:
     (found,) = differences(state, now)
     assert found.verdict == verdict
-    assert re.search(said, found.text), found.text
+    assert re.search(text, found.text), found.text
     if verdict == REFUSED:
-        with pytest.raises(UserError, match="the stream of walk cannot go on: ") as refused:
+        with pytest.raises(UserError, match="the stream of walk cannot resume: ") as refused:
             check(state, now)
         assert refused.value.exit_code == INPUT_ERROR
     else:
@@ -190,7 +196,7 @@ def test_a_generation_of_an_earlier_version_takes_its_limits_from_the_deployed_s
     assert found.fingerprint() == spec().fingerprint()
 
 
-def test_what_decides_what_becomes_of_rows_is_told_from_the_rest() -> None:
+def test_row_rules_are_the_fields_that_decide_how_a_row_is_processed() -> None:
     plain = row_rules(spec())
     assert set(plain) == {"late", "outputs", "order", "duplicates"}
     assert row_rules(spec(quarantine={"fail_above": 0.5}, time_zone="Europe/Vienna")) == plain
@@ -200,23 +206,23 @@ def test_what_decides_what_becomes_of_rows_is_told_from_the_rest() -> None:
     assert row_rules(spec(**KAFKA, time_zone="Europe/Vienna")) != topic
 
 
-def test_blocks_are_for_the_keys_that_are_there_or_will_come() -> None:
+def test_the_number_of_blocks_is_for_present_or_expected_keys() -> None:
     assert [blocks_for(keys, 2, 8) for keys in (0, 1, 16, 17, 160)] == [1, 1, 1, 2, 10]
     assert blocks_of(spec(stream={"expected_keys": 1000, "keys_per_block": 10}), 5, 4) == 25
 
 
-def test_the_table_of_rules_says_what_happens(tmp_path: Path) -> None:
+def test_every_rule_has_an_effect(tmp_path: Path) -> None:
     assert {rule.verdict for rule in RULES} == {ALLOWED, MIGRATION, HAND_OVER, REFUSED}
-    assert all(rule.then for rule in RULES)
+    assert all(rule.effect for rule in RULES)
 
 
-def test_a_stream_takes_new_keys_from_the_next_hand_over_on() -> None:
+def test_a_stream_imports_new_keys_only_after_the_next_hand_over() -> None:
     plain = random_walk_spec()
     wants = ModelSpec.model_validate({**plain, "stream": {**plain["stream"], "new_keys": "pretrained"}})
-    (said,) = check(made(takes_keys=False), asked(wants))
+    (note,) = check(made(takes_keys=False), asked(wants))
     assert (
-        "walk-g0001 takes no new keys until `kalman-pipeline upgrade --model walk --mode repartition`" in said
+        "walk-g0001 takes no new keys until `kalman-pipeline upgrade --model walk --mode repartition`" in note
     )
-    for takes in (None, True):  # nothing has been fixed; it does
+    for takes in (None, True):  # not fixed yet; it does
         assert check(made(takes_keys=takes), asked(wants)) == []
     assert check(made(takes_keys=True), asked()) == []

@@ -32,7 +32,7 @@ ROWS = "value int, generation string, batch_id bigint"
 
 @pytest.fixture
 def warehouse(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Warehouse:
-    """A warehouse with a generation, in which a driver elsewhere counts as dead at once."""
+    """A warehouse with a generation, in which a driver of another machine counts as dead at once."""
     monkeypatch.setattr("jobs.supervision.driver_identity.LEASE_SECONDS", 0.0)
     made = Warehouse(spark, str(tmp_path))
     made.create("generations", GENERATIONS)
@@ -59,7 +59,7 @@ def values(warehouse: Warehouse) -> list[int]:
 
 
 class Frozen(Warehouse):
-    """A warehouse whose user freezes between looking at the lease and committing, while `meanwhile` happens."""
+    """A warehouse whose user freezes between checking the lease and committing, while `meanwhile` runs."""
 
     meanwhile: Callable[[], object]
 
@@ -74,7 +74,7 @@ def frozen(warehouse: Warehouse, meanwhile: Callable[[], object]) -> Warehouse:
     return made
 
 
-def test_the_next_driver_passes_over_what_is_there(warehouse: Warehouse) -> None:
+def test_the_next_driver_skips_rows_that_are_written(warehouse: Warehouse) -> None:
     first = Fence(warehouse, acquired(warehouse, "a"), None)
     put(first, 0, 1)
     put(first, 1, 2)
@@ -82,12 +82,14 @@ def test_the_next_driver_passes_over_what_is_there(warehouse: Warehouse) -> None
     put(second, 1, 2)
     put(second, 2, 3)
     assert values(warehouse) == [1, 2, 3]
-    third = Fence(warehouse, acquired(warehouse, "c"), 3)  # batch 3 was planned, and nothing of it written
+    third = Fence(warehouse, acquired(warehouse, "c"), 3)  # batch 3 was planned, but none of it was written
     put(third, 3, 4)
     assert values(warehouse) == [1, 2, 3, 4]
 
 
-def test_a_driver_that_froze_before_its_commit_is_passed_over_and_stops(warehouse: Warehouse) -> None:
+def test_the_commit_of_a_driver_that_froze_before_it_is_skipped_and_the_driver_stops(
+    warehouse: Warehouse,
+) -> None:
     old = acquired(warehouse, "a")
     put(Fence(warehouse, old, None), 0, 1)
     taken: list[Lease] = []
@@ -109,7 +111,7 @@ def test_a_commit_that_came_before_the_fence_is_found_by_the_new_driver(warehous
     old = acquired(warehouse, "a")
     put(Fence(warehouse, old, None), 0, 1)
     new = acquired(warehouse, "b")
-    # The old one had looked at its lease just before; it finds out when it is too late to count the batch as done.
+    # The old driver checks its lease just before; it finds the loss after its commit, so the batch is not done.
     blind = Fence(warehouse, old, None)
     with pytest.raises(UserError), pytest.MonkeyPatch.context() as patch:
         looked = iter([False])
@@ -131,7 +133,7 @@ def test_appends_of_one_batch_to_one_table_have_names(warehouse: Warehouse) -> N
         put(second, 0, 3, part=odd)
 
 
-def test_a_lease_that_was_given_back_needs_no_fence(warehouse: Warehouse) -> None:
+def test_a_released_lease_needs_no_fence(warehouse: Warehouse) -> None:
     first = acquired(warehouse, "a")
     put(Fence(warehouse, first, None), 0, 1)
     leases.release(warehouse, first, "stopped")
@@ -147,7 +149,7 @@ def test_a_lease_that_was_given_back_needs_no_fence(warehouse: Warehouse) -> Non
     ]
 
 
-def test_a_driver_elsewhere_that_gives_signs_of_life_is_left_alone(
+def test_a_living_driver_of_another_machine_keeps_its_lease(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.supervision.driver_identity.LEASE_SECONDS", 60.0)
@@ -166,7 +168,7 @@ def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
     pipeline.pretrain()
     pipeline.land(*frames[1:])
     monkeypatch.setenv("KALMAN_LEASE_SECONDS", "6")
-    # As a URI, so that no lock of this machine decides, and with names as if they ran on two machines.
+    # As a URI, so that no local lock decides, and with host names as if the drivers ran on two machines.
     arguments = (
         "stream",
         "--model",
@@ -187,7 +189,7 @@ def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
         (before,) = log.history("walk-g0001")
         monkeypatch.setenv("KALMAN_HOST", "two")
         refused = Driver(pipeline, *arguments, "available-now")
-        # The lease runs out while the new one starts, or it is refused and tried again.
+        # The lease expires while the new driver starts; else the driver is refused and retries.
         while (code := refused.finish()) == ALREADY_RUNNING:
             assert "process" in refused.said() and "on one drives" in refused.said()
             refused = Driver(pipeline, *arguments, "available-now")
@@ -208,7 +210,7 @@ def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
 
 
 def versions(pipeline: Pipeline) -> list[Any]:
-    """Return what was committed to the estimates."""
+    """Return the transactions in the log of the estimates."""
     folder = Path(pipeline.settings.warehouse, "estimates", "walk", "_delta_log")
     texts = [path.read_text().splitlines() for path in sorted(folder.glob("*.json"))]
     return [json.loads(line)["txn"] for lines in texts for line in lines if '"txn"' in line]

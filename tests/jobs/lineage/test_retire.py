@@ -1,4 +1,4 @@
-"""A shadow is retired while a driver runs it: the driver ends, the live stream does not notice."""
+"""A shadow is retired while a driver runs it: the driver stops, and the live stream is not affected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_shadow_that_is_driven_is_retired_and_its_driver_ends(tmp_path: Path) 
     commits = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0002", "commits", "0")
     driver.wait_for(commits.exists)
     assert retire.run(pipeline.settings, "walk").data["retired"] is True
-    # Asked to end it does so well, unless it sees first that its lease is gone.
+    # Asked to stop, the driver ends well, unless it first sees that its lease is lost.
     assert driver.finish() in (0, 1), driver.said()
     ended = {one.generation: one.ended_at for one in log.drivers()}
     assert ended["walk-g0002"] is not None

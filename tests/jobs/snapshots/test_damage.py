@@ -1,4 +1,4 @@
-"""Checkpoints and snapshots that are damaged are refused or made again, said in a sentence, and nothing is lost."""
+"""Damaged checkpoints and snapshots are refused with a clear error, or rewritten, and no row is lost."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def live(pipeline: Pipeline) -> pd.DataFrame:
 
 
 def cut(path: Path) -> None:
-    """Leave half of a file, with the checksum that the whole had."""
+    """Cut a file in half, and keep the checksum of the whole."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def cut_unnoticed(path: Path) -> None:
-    """Leave half of a file that has no checksum."""
+    """Cut a file in half, and remove its checksum."""
     cut(path)
     path.with_name(f".{path.name}.crc").unlink()
 
@@ -72,7 +72,7 @@ CHECKPOINTS: list[tuple[Callable[[Path], None], str, str]] = [
         pytest.param(CHECKPOINTS[:-2], id="others", marks=pytest.mark.slow),
     ],
 )
-def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(
+def test_a_damaged_checkpoint_is_refused_and_a_snapshot_recovers_the_stream(
     tmp_path: Path, damages: list[tuple[Callable[[Path], None], str, str]]
 ) -> None:
     days = random_rows(4, rows=60)
@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(
         shutil.rmtree(checkpoint, ignore_errors=True)
         shutil.copytree(copy, checkpoint)
 
-    # The state itself: Spark finds out when it loads it.
+    # The state itself: Spark finds the damage when it loads the state.
     for path in (checkpoint / "state" / "0").glob("*/*2.*"):
         path.unlink()
     with pytest.raises(UserError, match=rf"the stream of walk failed: .*--adopt {exported}`$"):
@@ -114,14 +114,14 @@ def test_a_damaged_checkpoint_is_refused_and_a_snapshot_leads_on(
 
 
 @pytest.mark.slow
-def test_what_is_half_written_adopted_twice_or_named_wrong(tmp_path: Path) -> None:
+def test_half_written_micro_batches_repeated_adoptions_and_wrong_snapshots(tmp_path: Path) -> None:
     days = random_rows(4, rows=60)
     pipeline = streaming(tmp_path, days[0], *days[1:3])
     settings = pipeline.settings
     exported = export.run(settings, "walk", batch=0).data["snapshot"]
     checkpoint = tmp_path / "warehouse" / "checkpoints" / "walk-g0001"
 
-    # Not damaged but half written, as a driver leaves it that is killed before its commit.
+    # Not damaged but half written, as by a driver that was killed before its commit.
     remove(checkpoint / "commits" / "1")
     pipeline.write_spec(random_walk_spec(late="apply"))
     with pytest.raises(
@@ -134,17 +134,17 @@ def test_what_is_half_written_adopted_twice_or_named_wrong(tmp_path: Path) -> No
     expected = since(pipeline.batch(), days[1])
     assert_bit_equal(live(pipeline), expected)
 
-    # Without its checkpoint: from an export, and once more from the snapshot that this one began from.
+    # Without its checkpoint: from an export, then from the snapshot that this generation began from.
     for number in (1, 2):
         shutil.rmtree(tmp_path / "warehouse" / "checkpoints" / f"walk-g000{number}")
         with pytest.raises(UserError, match=f"nothing in checkpoints/walk-g000{number}.*--adopt {exported}`"):
             pipeline.stream()
-        for began in (True, False):  # a start that is tried again does not begin anew
+        for began in (True, False):  # a repeated start makes no new generation
             adopted = pipeline.stream(adopt=exported).data
             assert (adopted["generation"], adopted["began"]) == (f"walk-g000{number + 1}", began)
             assert_bit_equal(live(pipeline), expected)
 
-    # A row that names the state of something else.
+    # A generation whose row names the state of another model.
     mine = F.col("generation") == "walk-g0003"
     generations.update(pipeline.warehouse, mine, {"fingerprint": F.lit("0" * 64)})
     with pytest.raises(
@@ -154,7 +154,7 @@ def test_what_is_half_written_adopted_twice_or_named_wrong(tmp_path: Path) -> No
 
 
 def pinned_to(warehouse: Warehouse, rows: Callable[[DataFrame], DataFrame]) -> None:
-    """Change the rows of the only snapshot, and let its manifest name the version of the table that has them so."""
+    """Change the rows of the only snapshot, and point its manifest to the version with the changed rows."""
     (manifest,) = manifests.all_of(warehouse)
     frame = state_rows.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
     changed = rows(frame).localCheckpoint()
@@ -195,7 +195,7 @@ def cut_file(warehouse: Warehouse) -> None:
 
 
 def leave_unmade(warehouse: str, *tables: str) -> None:
-    """Leave what a process leaves that is killed in the first commit of a table."""
+    """Leave a table as a process does that is killed in its first commit."""
     for table in tables:
         log = Path(warehouse, table, "_delta_log")
         (log / "_staged_commits").mkdir(parents=True)
@@ -210,7 +210,7 @@ def leave_unmade(warehouse: str, *tables: str) -> None:
         pytest.param((missing, doubled, changed, cut_file, none), id="others", marks=pytest.mark.soak),
     ],
 )
-def test_a_damaged_snapshot_is_refused_and_made_again(
+def test_a_damaged_snapshot_is_refused_and_rewritten(
     tmp_path: Path, damages: tuple[Callable[[Warehouse], None], ...]
 ) -> None:
     days = random_rows(2, rows=60)
@@ -255,7 +255,7 @@ def test_the_state_of_another_version_is_refused_by_its_blocks(tmp_path: Path) -
     generations.update(pipeline.warehouse, mine, {"checkpoint": place["walk-g0001"]})
     with pytest.raises(UserError, match="holds the state of something else: version is 1, not 2"):
         pipeline.stream()
-    # Nothing was written, and its own checkpoint goes on.
+    # Nothing was written, and the stream resumes from its own checkpoint.
     generations.update(pipeline.warehouse, mine, {"checkpoint": place["walk-g0002"]})
     pipeline.land(days[3])
     pipeline.stream()

@@ -123,7 +123,7 @@ def test_positions_and_cuts(tmp_path: Path) -> None:
     before = sum((day["at"] < pd.Timestamp("2024-03-02T12:00Z")).sum() for day in days)
     assert (noon.data["version"], noon.data["rows"]) == (3, before)
     assert noon.data["cut"] is not None
-    with pytest.raises(UserError, match="history before 2024-03-02 12:00 UTC only"):
+    with pytest.raises(UserError, match="covers only rows before 2024-03-02 12:00 UTC"):
         pipeline.stream(adopt=noon.data["snapshot"])
     assert (
         pipeline.stream().data["snapshot"] == second.data["snapshot"]

@@ -97,7 +97,7 @@ def test_a_stream_is_repartitioned_and_rolled_back(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "warehouse" / "measurements" / "walk")
     pipeline.land(days[0])
     with pytest.raises(
-        UserError, match="the measurements table has been made anew since walk-g0001"
+        UserError, match="the measurements table has been recreated since walk-g0001"
     ) as refused:
         pipeline.stream()
     assert refused.value.exit_code == INPUT_ERROR

@@ -203,7 +203,7 @@ def test_migrate_reverse_can_be_added_later_and_without_it_a_roll_back_is_refuse
     pipeline.write_spec({**SECOND, "migrate": migrate})
     known = generations.all_of(pipeline.warehouse, "walk")
     generations.remove(pipeline.warehouse, ["walk-g0001"], known)
-    with pytest.raises(UserError, match="no generation to go back to"):
+    with pytest.raises(UserError, match="no generation to roll back to"):
         rollback.run(settings, "walk")
     assert rollback.run(settings, "walk", last_state=True).data["generation"] == "walk-g0003"
     pipeline.land(rows[3])

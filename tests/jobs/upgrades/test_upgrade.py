@@ -122,7 +122,7 @@ def test_a_version_is_compared_in_shadow_promoted_and_rolled_back(
     resumed = pipeline.stream().data
     assert (resumed["generation"], resumed["rows"]) == ("walk-g0001", len(DAYS[2]))
     with pytest.raises(
-        UserError, match="has come to measurements version 2 and walk-g0001 to measurements version 3"
+        UserError, match="has reached measurements version 2 and walk-g0001 measurements version 3"
     ):
         promote.run(pipeline.settings, "walk")
     switched = promotion.promote
@@ -178,7 +178,7 @@ def test_a_stream_is_upgraded_twice_and_rolled_back(tmp_path: Path) -> None:
     resumed = pipeline.stream().data
     assert (resumed["generation"], resumed["rows"]) == ("walk-g0001", len(DAYS[2]))
     with pytest.raises(
-        UserError, match="has come to measurements version 2 and walk-g0001 to measurements version 3"
+        UserError, match="has reached measurements version 2 and walk-g0001 measurements version 3"
     ):
         promote.run(pipeline.settings, "walk")
     before = live(pipeline)

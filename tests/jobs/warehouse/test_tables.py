@@ -24,7 +24,7 @@ def test_a_table_that_another_process_has_made_is_seen(
     elsewhere.append(spark.createDataFrame([(1,)], "number bigint"), "things", ("test", 1))
     here = Warehouse(spark, ("" if local else "file://") + str(tmp_path / "here"))
     log = tmp_path / "here" / "things" / "_delta_log"
-    for left in (tmp_path, log.parent, log):  # as a process leaves it that is just making it
+    for left in (tmp_path, log.parent, log):  # as left by a process that is just making the table
         left.mkdir(parents=True, exist_ok=True)
         assert not here.exists("things")
     shutil.copytree(tmp_path / "elsewhere", tmp_path / "here", dirs_exist_ok=True)
