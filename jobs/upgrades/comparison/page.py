@@ -95,16 +95,16 @@ def _thresholds(content: Content) -> str:
             number(worse, ".1%"),
             _limit(limits["keys_worse"], "upgrade.keys_worse"),
         ),
-        *_pair(numbers, "nis_a_component", "NIS per component", ".4f", "1 is expected"),
-        *_pair(
+        _pair(numbers, "nis_a_component", "NIS per component", ".4f", "1 is expected"),
+        _pair(
             numbers,
             "nis_outside",
             "keys with NIS outside their 95 % bounds",
             ".1%",
             _limit(limits["nis_outside"], "upgrade.nis_outside"),
         ),
-        *_pair(numbers, "bias", "mean normalised innovation", "+.4f", "0 is expected"),
-        *_pair(
+        _pair(numbers, "bias", "mean normalised innovation", "+.4f", "0 is expected"),
+        _pair(
             numbers,
             "bias_outside",
             "keys with a mean innovation outside its 95 % bounds",
@@ -129,10 +129,8 @@ def _thresholds(content: Content) -> str:
     )
 
 
-def _pair(
-    numbers: dict[str, Any], name: str, text: str, form: str, limit: str
-) -> list[tuple[str, str, str, str]]:
-    return [(text, number(numbers[name]["old"], form), number(numbers[name]["new"], form), limit)]
+def _pair(numbers: dict[str, Any], name: str, text: str, form: str, limit: str) -> tuple[str, str, str, str]:
+    return text, number(numbers[name]["old"], form), number(numbers[name]["new"], form), limit
 
 
 def _limit(value: float | None, name: str) -> str:
