@@ -183,7 +183,7 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
     def look(limit: dict[str, Any] | None = None) -> folder_watch.Totals:
         pipeline.write_spec(random_walk_spec(quarantine=limit))
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
-        landing = folder_watch.Folder(pipeline.warehouse, pipeline.spec, Inbox([tmp_path], notes))
+        landing = folder_watch.FolderLanding(pipeline.warehouse, pipeline.spec, Inbox([tmp_path], notes))
         landing.inbox.ready(0.0)
         for file, stamp in landing.inbox.ready(SETTLE_SECONDS):
             landing.take(file, stamp)
