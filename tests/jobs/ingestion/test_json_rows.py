@@ -94,7 +94,7 @@ def test_many_at_once_are_read_as_each_by_itself(seed: int) -> None:
 def test_times_read_all_at_once_are_those_of_the_parser(
     zone: tzinfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parsing, "MANY", 0)
+    monkeypatch.setattr(parsing, "ARROW_FROM", 0)
     chance, parser = random.Random(3), TimeParser(None, zone)
 
     def text() -> str:

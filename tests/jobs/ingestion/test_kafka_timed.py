@@ -95,7 +95,7 @@ def test_new_keys_are_taken_over_beside_a_topic(feed: Feed, tmp_path: Path) -> N
     feed.make("elsewhere")
     pipeline.write_spec({**spec, "source": {**spec["source"], "topic": "elsewhere"}})
     with pytest.raises(
-        UserError, match="has come to topic joined at .* and the spec reads topic elsewhere now"
+        UserError, match="has reached topic joined at .*, but the spec now reads topic elsewhere"
     ):
         ingest.run(pipeline.settings, "joined")
 

@@ -84,7 +84,7 @@ def test_a_row_is_listed_mended_replayed_and_discarded(tmp_path: Path) -> None:
     assert call(pipeline, "discard", Choice(ids=(third["id"],))).data["discarded"] == 1
     wrong = Choice(since="2999-01-01", reason="time")
     assert call(pipeline, "discard", wrong).data["discarded"] == 0
-    with pytest.raises(UserError, match="say which rows to discard"):
+    with pytest.raises(UserError, match="name the rows to discard"):
         call(pipeline, "discard")
     shown = call(pipeline, "show", Choice(reason="time", since="1h"), limit=3).data["rows"]
     assert len(shown) == 3 and third["id"] not in [one["id"] for one in shown]

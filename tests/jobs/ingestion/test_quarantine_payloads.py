@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from jobs.core.errors import UserError
+from jobs.ingestion.quarantine_rows import read_edited
 from jobs.ingestion.requalify import NOT_AN_OBJECT, judge
-from jobs.quarantine import _read_edited
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import QuarantineLimit
 from jobs.warehouse.quarantine import refusal, too_many
@@ -109,7 +109,7 @@ def test_the_limit_is_a_part_of_the_rows_from_so_many_on(rejected: int, accepted
     ("text", "said"),
     [
         ('{"id": "a"}\n', "1: each line is a JSON object"),
-        ('{"id": "a", "payload": {}}\n\n{"id": "a", "payload": {}}\n', "3: row a is there twice"),
+        ('{"id": "a", "payload": {}}\n\n{"id": "a", "payload": {}}\n', "3: row a appears twice"),
         ("[]\n", "1: each line"),
     ],
 )
@@ -117,6 +117,6 @@ def test_a_file_of_mended_rows_is_refused_with_its_line(tmp_path: Path, text: st
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
     with pytest.raises(UserError, match=said):
-        _read_edited(str(path))
+        read_edited(str(path))
     with pytest.raises(UserError, match="cannot be read"):
-        _read_edited(str(tmp_path / "absent.jsonl"))
+        read_edited(str(tmp_path / "absent.jsonl"))
