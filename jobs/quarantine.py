@@ -153,8 +153,8 @@ def _replayed(model: str, late: str, outcome: Outcome) -> Report:
     lines = [f"landed {plural(outcome.landed, 'row')} of {model}"]
     if outcome.version is not None:
         lines[0] += f", up to version {outcome.version} of its measurements"
-    if outcome.ended:
-        lines.append(f"landed {plural(outcome.ended, 'row')} of an interrupted replay")
+    if outcome.completed:
+        lines.append(f"landed {plural(outcome.completed, 'row')} of an interrupted replay")
     if outcome.late:
         again = " (late: quarantine rejects them again)" if late == "quarantine" else ""
         lines.append(
@@ -170,7 +170,7 @@ def _replayed(model: str, late: str, outcome: Outcome) -> Report:
             "model": model,
             "landed": outcome.landed,
             "late": outcome.late,
-            "landed_of_interrupted": outcome.ended,
+            "landed_of_interrupted": outcome.completed,
             "stay": stay,
             "reasons": outcome.reasons,
             "version": outcome.version,

@@ -104,7 +104,7 @@ def test_a_replay_that_ends_between_its_commits_is_ended_by_the_next(
     pipeline = rejected(tmp_path)
     mend(pipeline)
     with monkeypatch.context() as patch:
-        patch.setattr(quarantine_replay, "_end" if after == "the choice" else "_mark", fails)
+        patch.setattr(quarantine_replay, "_complete" if after == "the choice" else "_mark_replayed", fails)
         for _ in range(2 if after == "landing" else 1):
             with pytest.raises(KeyboardInterrupt):
                 call(pipeline, "replay")

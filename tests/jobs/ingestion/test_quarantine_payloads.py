@@ -1,4 +1,4 @@
-"""Rejected rows judged again: by today's spec, from texts, typed values and mended payloads. No Spark."""
+"""Rejected rows checked again with the current spec: texts, typed values and edited payloads. No Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.ingestion.quarantine_rows import read_edited
-from jobs.ingestion.requalify import NOT_AN_OBJECT, judge
+from jobs.ingestion.rechecking import NOT_AN_OBJECT, recheck
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import QuarantineLimit
 from jobs.warehouse.quarantine import refusal, too_many
@@ -24,19 +24,19 @@ def spec(**changes: Any) -> ModelSpec:
     return ModelSpec.model_validate(random_walk_spec(**changes))
 
 
-def judged(payload: Any, key: str = "bigint", **changes: Any) -> tuple[str | None, Any]:
+def rechecked(payload: Any, key: str = "bigint", **changes: Any) -> tuple[str | None, Any]:
     text = payload if isinstance(payload, str) else json.dumps(payload)
-    found = judge(spec(**changes), {"id": key}, [text])
+    found = recheck(spec(**changes), {"id": key}, [text])
     landing = found.landings[0]
     return found.reasons[0], None if landing is None else json.loads(landing)
 
 
 def test_texts_of_a_file_and_typed_values_land_the_same() -> None:
     wanted = {"id": 7, "at": MARCH, "a": 0.1, "b": -2.0}
-    assert judged({"id": "7", "at": "2024-03-01", "a": " 0.1", "b": "-2", "more": "x"}) == (None, wanted)
-    assert judged({"id": 7, "at": "2024-03-01T01:00:00+01:00", "a": 0.1, "b": -2}) == (None, wanted)
-    assert judged({"id": 7.0, "at": "2024-03-01 00:00:00+00:00", "a": 0.1, "b": -2.0}) == (None, wanted)
-    assert judged({"id": 7, "at": "2024-03-01"}, key="string") == (None, {"id": "7", "at": MARCH})
+    assert rechecked({"id": "7", "at": "2024-03-01", "a": " 0.1", "b": "-2", "more": "x"}) == (None, wanted)
+    assert rechecked({"id": 7, "at": "2024-03-01T01:00:00+01:00", "a": 0.1, "b": -2}) == (None, wanted)
+    assert rechecked({"id": 7.0, "at": "2024-03-01 00:00:00+00:00", "a": 0.1, "b": -2.0}) == (None, wanted)
+    assert rechecked({"id": 7, "at": "2024-03-01"}, key="string") == (None, {"id": "7", "at": MARCH})
 
 
 @pytest.mark.parametrize(("kind", "wanted"), [("bigint", 12345678901234567), ("string", "12345678901234567")])
@@ -46,7 +46,7 @@ def test_a_row_lands_with_the_id_that_tells_its_repetitions(kind: str, wanted: A
     texts = [
         json.dumps({**row, "message": one}) for one in (12345678901234567, "12345678901234567", None, "")
     ]
-    found = judge(by_id, {"id": "bigint", "message": kind}, texts)
+    found = recheck(by_id, {"id": "bigint", "message": kind}, texts)
     assert found.reasons == [None] * 4
     landed = [json.loads(landing or "") for landing in found.landings]
     assert [one.get("message") for one in landed] == [wanted, wanted, None, None]
@@ -71,20 +71,20 @@ def test_a_row_lands_with_the_id_that_tells_its_repetitions(kind: str, wanted: A
     ],
 )
 def test_what_still_does_not_fit_says_why(payload: Any, reason: str) -> None:
-    assert judged(payload) == (reason, None)
+    assert rechecked(payload) == (reason, None)
 
 
 def test_a_time_may_be_in_the_specs_format_or_written_out_by_the_stream() -> None:
     form = {"time_format": "%d.%m.%Y"}
     for text in ("01.03.2024", "2024-03-01T00:00:00.000000Z"):
-        assert judged({"id": 1, "at": text, "a": 1}, **form) == (None, {"id": 1, "at": MARCH, "a": 1.0})
-    assert judged({"id": 1, "at": "soon"}, **form)[0] == "time at: not a time"
+        assert rechecked({"id": 1, "at": text, "a": 1}, **form) == (None, {"id": 1, "at": MARCH, "a": 1.0})
+    assert rechecked({"id": 1, "at": "soon"}, **form)[0] == "time at: not a time"
 
 
 def test_rows_keep_their_places_and_numbers_every_bit() -> None:
     values = [0.1 + 0.2, 1e-310, -1.7976931348623157e308, 123456789.123456789]
     payloads = ["?", *(json.dumps({"id": i, "at": "2024-03-01", "a": v}) for i, v in enumerate(values)), "{}"]
-    found = judge(spec(), {"id": "bigint"}, payloads)
+    found = recheck(spec(), {"id": "bigint"}, payloads)
     assert [one is None for one in found.reasons] == [False, True, True, True, True, False]
     assert [json.loads(one)["a"] for one in found.landings[1:5] if one] == values
 
