@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.downstream.queries import tables_of
-from jobs.downstream.retention import Followers, furthest_behind, lines_of
+from jobs.downstream.retention import DownstreamCleanup, largest_lag, lines_of
 from jobs.lineage import generations
 from jobs.lineage.generations import LIVE, SHADOW
 from jobs.observability.progress_log import ProgressLog, table_of
@@ -75,7 +75,7 @@ class Maintenance:
         self._estimates(made)
         self._quarantine(known)
         self._progress()
-        self.found["followers"] = Followers(self.warehouse, self.spec, self.dry).run()
+        self.found["followers"] = DownstreamCleanup(self.warehouse, self.spec, self.dry).run()
         self._tidy()
 
     def _tidy(self) -> None:
@@ -92,7 +92,7 @@ class Maintenance:
 
     def _spare(self) -> None:
         """Leave files of the estimates alone that a monitor, or forecast skill, has still to read."""
-        verb, behind = furthest_behind(self.warehouse, self.spec)
+        verb, behind = largest_lag(self.warehouse, self.spec)
         if behind >= span_of(self.spec.retention.files):
             self.found["not_vacuumed"][estimates(self.spec.name)] = (
                 f"the {verb} has not read estimates of {behind.days} days ago: run it, or take it out of the spec"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from jobs.downstream.driver import followers, given_up
+from jobs.downstream.status import downstream_status, given_up
 from jobs.lineage.generations import position_of
 from jobs.observability.lag import table_lag
 from jobs.observability.progress import Lag
@@ -50,7 +50,7 @@ def model_status(
             for one in manifests
         ],
         "generations": [_lineage(warehouse, one, version) for one in lineages],
-        "followers": followers(warehouse, name),
+        "followers": downstream_status(warehouse, name),
         "given_up": given_up(warehouse, name),
     }
 

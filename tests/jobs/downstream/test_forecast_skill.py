@@ -16,7 +16,7 @@ from scipy.stats import norm
 from demo.delta_log import rows_of
 from jobs import resume, skill, status, stop, upgrade
 from jobs.core.errors import ALREADY_RUNNING, UserError
-from jobs.downstream.forecast_pairs import Plan, check_spec, forecaster_of, score
+from jobs.downstream.forecast_pairs import ScoringPlan, check_spec, forecaster_of, score
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.specs.test_spec import refused
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -253,7 +253,7 @@ def test_run_on_it_goes_over_to_another_generation_and_is_killed_and_stopped(tmp
     # Another generation becomes the live one while it runs.
     pipeline.write_spec({**spec(version=2, migrate={"from": 1}), "upgrade": {"rows": 0}})
     upgrade.run(pipeline.settings, "walk", mode="stop-start")
-    driver.wait_for(lambda: "walk-g0002 is live, the forecast skill goes over to it" in driver.said())
+    driver.wait_for(lambda: "walk-g0002 is live, the forecast skill switches over to it" in driver.said())
     time.sleep(5.0)  # it begins again with the rows that are live now
     pipeline.land(days[3])
     pipeline.stream()
@@ -310,7 +310,7 @@ def test_a_process_of_steps_is_forecast_by_so_many() -> None:
     steps = check_spec(model, model.forecast)
     assert steps == (1, 3)
     m, P = np.array([1.0, -2.0]), np.array([[2.0, 0.3], [0.3, 1.0]])
-    plan = Plan({}, model.unit_us, steps, 0.9)
+    plan = ScoringPlan({}, model.unit_us, steps, 0.9)
     batch = pairs(m.tolist(), P.ravel().tolist(), [0.5, np.nan], 3 * 86_400_000_000)
     found = score(batch, forecaster_of(model, {}), plan).to_pylist()
     for _ in range(3):
@@ -322,7 +322,7 @@ def test_a_process_of_steps_is_forecast_by_so_many() -> None:
 
 def test_a_state_of_which_nothing_is_known_gives_a_row_without_a_forecast() -> None:
     model = ModelSpec.model_validate(spec(initial=DIFFUSE))
-    plan = Plan({}, model.unit_us, None, 0.9)
+    plan = ScoringPlan({}, model.unit_us, None, 0.9)
     batch = pairs([0.0, 0.0], [np.inf, 0.0, 0.0, np.inf], [0.5, 1.0], 60_000_000)
     for one in score(batch, forecaster_of(model, {}), plan).to_pylist():
         assert one["actual"] is not None
@@ -348,23 +348,23 @@ def test_a_state_of_which_nothing_is_known_gives_a_row_without_a_forecast() -> N
         ({"forecast": {"horizons": ["90min"], "step": "1h"}}, "is not a multiple of the step 1h"),
     ],
 )
-def test_mistakes_in_a_spec_are_told(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_mistakes_in_a_spec_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     assert said in refused(tmp_path, {**spec(), **changes})
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"control": ["wind"]}, "has control inputs, and those to come are not among the estimates"),
+        ({"control": ["wind"]}, "has control inputs, whose future values the estimates lack"),
         ({"outputs": {"measured": True, "covariance": "diagonal"}}, "write outputs: {covariance: full}"),
-        ({"forecast": {"horizons": ["1h"], "step": "1h"}}, "the model goes by time: remove it"),
+        ({"forecast": {"horizons": ["1h"], "step": "1h"}}, "the model is in continuous time: remove it"),
     ],
 )
-def test_what_cannot_be_forecast_is_said(changes: dict[str, Any], said: str) -> None:
+def test_a_model_that_cannot_be_forecast_is_refused(changes: dict[str, Any], said: str) -> None:
     model = ModelSpec.model_validate({**spec(), **changes})
     assert model.forecast is not None
     with pytest.raises(UserError, match=said.replace("{", r"\{").replace("}", r"\}")):
         check_spec(model, model.forecast)
     adaptive = ModelSpec.model_validate(spec(adaptive={"R": 0.02}))
-    with pytest.raises(UserError, match="the noise that it has learned is not among them"):
+    with pytest.raises(UserError, match="which lack its adaptive noise"):
         forecaster_of(adaptive, {})

@@ -14,7 +14,7 @@ import pytest
 
 from jobs import monitor
 from jobs.core.errors import UserError
-from jobs.downstream.rule_operator import KIND, Plan, rules_of, watch
+from jobs.downstream.rule_operator import KIND, RulePlan, rules_of, update_bucket
 from jobs.downstream.rules import apply_rules, no_states
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
@@ -210,7 +210,7 @@ def test_a_buckets_states_are_those_of_its_keys_whoever_else_comes() -> None:
     rule = {"name": "up", "kind": "level", "at_least": 1.0, "clear_below": 0.5, "readings": 2}
     rules = rules_of(Monitor.model_validate({"rules": [rule]}))
     fmt = RowFormat(KIND, "event_time", ("r0",), ())
-    plan = Plan(rules, fmt)
+    plan = RulePlan(rules, fmt)
     rng = np.random.default_rng(0)
     names = np.array([f"k{number}" for number in range(30)])
     routes = route_of(rng.integers(-(2**62), 2**62, 30))
@@ -223,7 +223,7 @@ def test_a_buckets_states_are_those_of_its_keys_whoever_else_comes() -> None:
         arrays = {"route": routes[code], "check": code, "time": time[some], "y": value[None, some]}
         rows = Records(arrays, pa.array(names[code]))
         parts = [fmt.layout.encode(rows.slice(a, b)) for a, b in ((0, 20), (20, 50))]
-        known, found = watch(plan, known, parts, 0)
+        known, found = update_bucket(plan, known, parts, 0)
         assert known.text is not None
         texts = known.text.to_pylist()
         events += [
