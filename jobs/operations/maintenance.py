@@ -189,7 +189,7 @@ class Maintenance:
     def _progress(self) -> None:
 
         if not self.dry:
-            ProgressLog(self.warehouse, self.spec.name).fold()
+            ProgressLog(self.warehouse, self.spec.name).compact()
         before = datetime.now(UTC) - span_of(self.spec.retention.progress)
         self.found["progress"] = self._delete(table_of(self.spec.name), F.col("started_at") < F.lit(before))
 
