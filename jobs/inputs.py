@@ -1,4 +1,4 @@
-"""Put a file in the place of a model's table of inputs, in one commit: a stream sees the old rows or the new ones."""
+"""Replace a model's table of key inputs by a file, in one commit: a stream sees the old rows or the new ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jobs.warehouse.tables import measurements
 
 
 def run(settings: Settings, model: str, input: str) -> Report:
-    """Replace the table of inputs by what a file holds.
+    """Replace the table of key inputs by the rows of a file.
 
     Args:
         settings: of the command.
@@ -29,7 +29,7 @@ def run(settings: Settings, model: str, input: str) -> Report:
         input: a .csv or .parquet file with a row a key.
 
     Raises:
-        UserError: the spec has no inputs, or the file cannot be used; the table is then as it was.
+        UserError: the spec has no inputs, or the file cannot be used; the table is then unchanged.
     """
     from jobs.key_inputs.table import home_of
     from jobs.spark.session import spark_session
@@ -48,7 +48,7 @@ def run(settings: Settings, model: str, input: str) -> Report:
     ]
     bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
     if len(bad):
-        raise UserError(f"{input}: row {int(bad[0]) + 1}: {reason[bad[0]]}, as among the measurements")
+        raise UserError(f"{input}: row {int(bad[0]) + 1}: {reason[bad[0]]}, unlike in the measurements")
     values = dict(zip(spec.inputs.columns.values(), found.u, strict=True))
     table = pa.table({**dict(zip(by, keys, strict=True)), **{n: pa.array(v) for n, v in values.items()}})
     home, name = home_of(warehouse, spec.inputs_table)
@@ -69,7 +69,7 @@ def run(settings: Settings, model: str, input: str) -> Report:
 
 
 def _key_types(warehouse: Warehouse, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
-    """Return the types of the key columns: those that they have among the measurements, if there are any yet."""
+    """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
     table = measurements(spec.name)
     if warehouse.exists(table):
         have = warehouse.read(table).schema

@@ -1,4 +1,4 @@
-"""Take back a stop: Airflow may start the stream again."""
+"""Release a hold: Airflow may start the stream again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from jobs.supervision.driver_status import log_name
 
 
 def run(settings: Settings, model: str, what: str = "stream") -> Report:
-    """End the hold that is on a model's stream, or on its monitor or skill. Again it changes nothing.
+    """Release the hold on a model's stream, monitor or skill query. Idempotent.
 
-    `stop` has put it there, or Airflow, which has given up: then its next driver is as good as the first.
+    `stop` puts a hold, and so does Airflow after too many crashes; crashes are then counted from 0 again.
     """
     name = load_spec(model, settings.models).name
     log = DriverLog.at(settings.warehouse, log_name(what, name))

@@ -1,4 +1,4 @@
-"""Stop a stream that runs: its driver finishes its micro-batch and ends. And let it be started again."""
+"""Stop a running stream: its driver finishes its micro-batch and ends, and Airflow does not restart it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def run(
     needed: bool = False,
     what: str = "stream",
 ) -> Report:
-    """Ask the driver of a model's stream, or of what follows it, to end, and wait for that. Again it changes nothing.
+    """Ask the driver of a model's stream, monitor or skill query to stop, and wait until it has. Idempotent.
 
     Args:
         settings: of the command.
         model: name or path of its spec.
-        hold: how long Airflow is not to start the stream again, such as 30min; by default until `resume`.
-        restart: put no such hold, so that Airflow starts it again at once.
+        hold: how long Airflow must not restart the stream, such as 30min; by default until `resume`.
+        restart: put no hold, so that Airflow restarts the stream at once.
         wait: how long to wait for the end.
-        needed: end with exit code 3 if nothing drives it.
+        needed: end with exit code 3 if there is no driver.
         what: stream, monitor or skill.
 
     Raises:
-        UserError: it has not ended in time, or gives no sign of life.
+        UserError: the driver has not ended in time, or shows no sign of life.
     """
     name = load_spec(model, settings.models).name
     longest = _duration("--wait", wait)
@@ -46,21 +46,21 @@ def run(
         until = None if hold is None else datetime.now(UTC) + _duration("--hold", hold)
         log.put_hold(Hold(f"stopped by {getpass.getuser()} on {machine()}", datetime.now(UTC), until))
     if needed and not is_there(driver_status(log)):
-        raise UserError(f"nothing drives the {what} of {name}", ALREADY_RUNNING)
+        raise UserError(f"the {what} of {name} has no driver", ALREADY_RUNNING)
     was = end_driver(log, longest, "by command")
     return _report(name, what, was, log)
 
 
 def _report(name: str, what: str, was: DriverStatus, log: DriverLog) -> Report:
     held = log.hold()
-    lines = [f"the {what} of {name} has stopped" if was.driven else f"nothing drove the {what} of {name}"]
+    lines = [f"the {what} of {name} has stopped" if was.driven else f"the {what} of {name} had no driver"]
     if held is not None:
         end = (
             f"until {held.until:%Y-%m-%d %H:%M} UTC"
             if held.until
             else f"until `{resume_command(what, name)}`"
         )
-        lines.append(f"Airflow does not start it again {end}")
+        lines.append(f"Airflow does not restart it {end}")
     return Report(
         lines,
         {
@@ -77,7 +77,7 @@ def _duration(option: str, text: str) -> timedelta:
     try:
         return timedelta(microseconds=duration_us(text))
     except ValueError as error:
-        raise UserError(f"{option} {text}: {error}; write such as 30min or 2h") from error
+        raise UserError(f"{option} {text}: {error}; write a duration such as 30min or 2h") from error
 
 
 if __name__ == "__main__":

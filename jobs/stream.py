@@ -1,8 +1,8 @@
-"""Start or resume a model's stream: by itself the right one of the two, and never two drivers at once.
+"""Start or resume a model's stream, with at most one driver at a time.
 
-No live generation: one begins from the newest good snapshot, positioned exactly behind it. A live one: its checkpoint
-goes on. `--adopt` begins a new generation from a snapshot and retires the old one. Killed at any moment, the next
-start goes on from the last committed micro-batch; rows that were half written are not seen, none is lost or doubled.
+Without a live generation, one starts from the newest good snapshot, at its exact position. A live generation resumes
+from its checkpoint. `--adopt` starts a new generation from a snapshot and retires the old one. After a crash at any
+moment the next start resumes after the last committed micro-batch; no row is lost, duplicated or visible half-written.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def run(
         model: name or path of its spec.
         trigger: `available-now` (take in what is there, then end), or seconds between micro-batches (until SIGTERM).
         adopt: id of a snapshot from which a new generation is to begin.
-        generation: drive this one, such as a shadow, instead of the live one.
+        generation: drive this generation, such as a shadow, instead of the live one.
         metrics_port: serve Prometheus metrics there while it runs.
         metrics_file: or write them to this file with each micro-batch.
         profile: report where the time of the micro-batches went.
 
     Raises:
-        UserError: no snapshot to start from, another driver, a state that means something else, a failed query.
+        UserError: no snapshot to start from, another driver, an incompatible state, a failed query.
     """
     from jobs.lineage.leases import stream_lock
     from jobs.spark.conf import stream_conf
