@@ -40,7 +40,7 @@ def test_texts_of_a_file_and_typed_values_land_the_same() -> None:
 
 
 @pytest.mark.parametrize(("kind", "wanted"), [("bigint", 12345678901234567), ("string", "12345678901234567")])
-def test_a_row_lands_with_the_id_that_tells_its_repetitions(kind: str, wanted: Any) -> None:
+def test_a_row_lands_with_the_id_that_identifies_duplicates(kind: str, wanted: Any) -> None:
     by_id = spec(duplicates={"id": "message", "within": "1h"})
     row = {"id": 7, "at": "2024-03-01"}
     texts = [
@@ -70,18 +70,18 @@ def test_a_row_lands_with_the_id_that_tells_its_repetitions(kind: str, wanted: A
         ("", NOT_AN_OBJECT),
     ],
 )
-def test_what_still_does_not_fit_says_why(payload: Any, reason: str) -> None:
+def test_a_row_that_is_still_rejected_has_its_reason(payload: Any, reason: str) -> None:
     assert rechecked(payload) == (reason, None)
 
 
-def test_a_time_may_be_in_the_specs_format_or_written_out_by_the_stream() -> None:
+def test_a_time_may_be_in_the_specs_format_or_iso_8601() -> None:
     form = {"time_format": "%d.%m.%Y"}
     for text in ("01.03.2024", "2024-03-01T00:00:00.000000Z"):
         assert rechecked({"id": 1, "at": text, "a": 1}, **form) == (None, {"id": 1, "at": MARCH, "a": 1.0})
     assert rechecked({"id": 1, "at": "soon"}, **form)[0] == "time at: not a time"
 
 
-def test_rows_keep_their_places_and_numbers_every_bit() -> None:
+def test_rows_keep_their_places_and_numbers_their_bits() -> None:
     values = [0.1 + 0.2, 1e-310, -1.7976931348623157e308, 123456789.123456789]
     payloads = ["?", *(json.dumps({"id": i, "at": "2024-03-01", "a": v}) for i, v in enumerate(values)), "{}"]
     found = recheck(spec(), {"id": "bigint"}, payloads)
@@ -93,7 +93,9 @@ def test_rows_keep_their_places_and_numbers_every_bit() -> None:
     ("rejected", "accepted", "fails"),
     [(0, 0, False), (10, 90, False), (11, 89, True), (1, 0, False), (2, 0, True), (2, 18, False)],
 )
-def test_the_limit_is_a_part_of_the_rows_from_so_many_on(rejected: int, accepted: int, fails: bool) -> None:
+def test_the_limit_is_a_share_of_the_rows_from_a_minimum_on(
+    rejected: int, accepted: int, fails: bool
+) -> None:
     limit = QuarantineLimit(fail_above=0.1, fail_from=2)
     reasons = {"late": rejected} if rejected else {}
     assert too_many(limit, reasons, accepted) is fails
@@ -113,7 +115,9 @@ def test_the_limit_is_a_part_of_the_rows_from_so_many_on(rejected: int, accepted
         ("[]\n", "1: each line"),
     ],
 )
-def test_a_file_of_mended_rows_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_malformed_file_of_edited_rows_is_refused_with_its_line(
+    tmp_path: Path, text: str, said: str
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
     with pytest.raises(UserError, match=said):

@@ -1,4 +1,4 @@
-"""The command `forecast`: which keys and times it has, what it writes, and what it refuses."""
+"""The command `forecast`: its keys and times, its output, and its errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_steps_start_from_each_keys_newest_row(walk: tuple[Path, Path], tmp_path
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.schema.field("at").type == pa.timestamp("us", "UTC")
     assert table.schema.field("mean").type == pa.list_(pa.float64())
-    assert table["site"].to_pylist() == ["s", "s", "n", "n"]  # the key without a good row is not there
+    assert table["site"].to_pylist() == ["s", "s", "n", "n"]  # the key without an accepted row is left out
     assert [str(at)[11:16] for at in table["at"].to_pylist()] == ["04:00", "05:00", "08:00", "09:00"]
     assert table["mean"].to_pylist()[2:] == [[5.0], [5.0]]
     assert table["covariance"].to_pylist()[2:] == [[1.0 + 2 * 2], [1.0 + 3 * 2]]
