@@ -103,7 +103,7 @@ class DownstreamCleanup:
         is_renamed, checkpoint = renamed.exists(), Folder(self.warehouse, query.checkpoint)
         if (
             checkpoint.exists() and is_renamed
-        ):  # it started anew after a run that crashed: the rows are its own
+        ):  # restarted after a crash in between: the rows are of the new one
             renamed.remove()
             return 0
         if not is_renamed:

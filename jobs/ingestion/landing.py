@@ -66,18 +66,20 @@ class Landed:
     version: int | None
 
 
-class _CheckedRows(NamedTuple):
-    """The checked rows of a file.
+class RowCounts(NamedTuple):
+    """Counts of checked rows: accepted ones, their first and last time in microseconds, rejected ones by reason."""
 
-    accepted, rejected: make the data frames; reasons: rejected rows by reason; rows: accepted ones; span: first and
-    last time of these in microseconds, None without any.
-    """
+    rows: int
+    span: tuple[int, int] | tuple[None, None]
+    reasons: dict[str, int]
+
+
+class _CheckedRows(NamedTuple):
+    """The checked rows of a file: functions that make the data frames, and counts."""
 
     accepted: Callable[[], DataFrame]
     rejected: Callable[[], DataFrame]
-    reasons: dict[str, int]
-    rows: int
-    span: tuple[int, int] | None
+    counts: RowCounts
 
 
 def find_files(inputs: list[str]) -> list[str]:
@@ -132,14 +134,13 @@ def _land_in_driver(
     fits = checked.column(REASON).is_null()
     good = pa.Table.from_batches([checked.filter(fits).drop_columns([REASON, PAYLOAD])])
     times = np.asarray(good.column(spec.time).cast(pa.int64()))
+    span = (int(times.min()), int(times.max())) if len(times) else (None, None)
     spark = warehouse.spark
     rows = _CheckedRows(
         # One slice: a file is one commit of one file, so that its rows stay together and in order in a micro-batch.
         lambda: spark.createDataFrame(good).coalesce(1),
         lambda: spark.createDataFrame(bad).coalesce(1),
-        dict(Counter(bad.column(REASON).to_pylist())),
-        len(good),
-        (int(times.min()), int(times.max())) if len(times) else None,
+        RowCounts(len(good), span, dict(Counter(bad.column(REASON).to_pylist()))),
     )
     return _commit(warehouse, spec, (path, digest), rows, history)
 
@@ -153,28 +154,30 @@ def _land_in_workers(
     else:
         rows = checked_frame(_frame(warehouse, spec, path), spec, key_types, path).persist()
     try:
-        counts = rows.groupBy(REASON).agg(
-            F.count("*").alias("rows"),
-            F.min(F.unix_micros(F.col(f"`{spec.time}`"))).alias("first"),
-            F.max(F.unix_micros(F.col(f"`{spec.time}`"))).alias("last"),
-        )
-        by_reason = {row[REASON]: row for row in counts.collect()}
-        good = by_reason.pop(None, None)
-        count = 0 if good is None else int(good["rows"])
+        counts = count_rows(rows, spec.time)
+        parts = max(1, counts.rows // ROWS_A_FILE)
         checked = _CheckedRows(
-            lambda: (
-                rows.filter(F.col(REASON).isNull())
-                .drop(REASON, PAYLOAD)
-                .coalesce(max(1, count // ROWS_A_FILE))
-            ),
+            lambda: rows.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD).coalesce(parts),
             lambda: rows.filter(F.col(REASON).isNotNull()).select(REASON, PAYLOAD).coalesce(1),
-            {reason: int(row["rows"]) for reason, row in by_reason.items()},
-            count,
-            None if good is None else (good["first"], good["last"]),
+            counts,
         )
         return _commit(warehouse, spec, (path, digest), checked, history)
     finally:
         rows.unpersist()
+
+
+def count_rows(checked: DataFrame, time: str) -> RowCounts:
+    """Count checked rows (`_reason`, the column `time`) in one Spark job."""
+    micros = F.unix_micros(F.col(f"`{time}`"))
+    counts = checked.groupBy(REASON).agg(
+        F.count("*").alias("rows"), F.min(micros).alias("first"), F.max(micros).alias("last")
+    )
+    found = {row[REASON]: row for row in counts.collect()}
+    good = found.pop(None, None)
+    reasons = {reason: int(row["rows"]) for reason, row in found.items()}
+    if good is None:
+        return RowCounts(0, (None, None), reasons)
+    return RowCounts(int(good["rows"]), (good["first"], good["last"]), reasons)
 
 
 def _commit(
@@ -183,7 +186,7 @@ def _commit(
     """Commit the rejected rows, then the accepted ones; each commit is skipped if an earlier run has made it."""
     path, digest = file
     transaction = (f"ingest-{spec.name}-{digest}", 1)
-    reasons, rows, span = checked.reasons, checked.rows, checked.span
+    rows, (first, last), reasons = checked.counts
     if too_many(spec.quarantine, reasons, rows) and not holds(warehouse, spec.name, digest):
         raise refusal(spec.quarantine, reasons, rows, path, INPUT_ERROR)
     if reasons:
@@ -192,11 +195,11 @@ def _commit(
         keep(warehouse, frame, transaction)
         if warehouse.latest_version(TABLE) == before:  # an earlier run has committed them
             reasons = {}
-    if span is None:
+    if not rows:
         return Landed(path, 0, reasons, None)
     origin = F.lit(MARK + path if history else path)
     frame = checked.accepted().withColumn("_origin", origin).withColumn("_landed_at", F.current_timestamp())
-    detail = {"file": path, "sha256": digest, "rows": rows, "min_time": span[0], "max_time": span[1]}
+    detail = {"file": path, "sha256": digest, "rows": rows, "min_time": first, "max_time": last}
     if history:
         detail["history"] = True
     version = _append(

@@ -73,9 +73,7 @@ def checked_messages(messages: DataFrame, spec: ModelSpec, source: Source, types
                 yield check(batch)
 
     if source.format == "avro":
-        check(
-            _empty(raw, spec)
-        )  # refuses column types that can never match the spec, before the query starts
+        check(_empty(raw, spec))  # refuses unusable column types before the query starts
     return raw.mapInArrow(work, schema)
 
 

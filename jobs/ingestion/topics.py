@@ -25,6 +25,7 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.ingestion.checking import ROWS_A_FILE, measurement_columns
+from jobs.ingestion.landing import count_rows
 from jobs.ingestion.messages import checked_messages, key_types
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
@@ -147,18 +148,11 @@ class Landing:
         app = f"ingest-{spec.name}-{self.checkpoint.query_id()}"
         messages = messages.persist()
         try:
-            micros = F.unix_micros(F.col(f"`{spec.time}`"))
-            counts = messages.groupBy(REASON).agg(
-                F.count("*").alias("rows"), F.min(micros).alias("first"), F.max(micros).alias("last")
-            )
-            found = {row[REASON]: row for row in counts.collect()}
-            good = found.pop(None, None)
-            count = 0 if good is None else int(good["rows"])
-            reasons = {reason: int(row["rows"]) for reason, row in found.items()}
+            count, span, reasons = count_rows(messages, spec.time)
             if too_many(spec.quarantine, reasons, count):
                 where = f"micro-batch {batch_id} of topic {source.topic}"
                 raise refusal(spec.quarantine, reasons, count, where)
-            if found:
+            if reasons:
                 rejected = messages.filter(F.col(REASON).isNotNull()).coalesce(1)
                 rows = topic_quarantine(rejected, spec.name, source.topic, None, None)
                 keep(self.warehouse, rows, (app, batch_id))
@@ -167,7 +161,6 @@ class Landing:
             fits = fits.withColumn("_origin", place).withColumn("_landed_at", F.current_timestamp())
             fits = fits.withColumn("_topic", F.lit(source.topic)).coalesce(max(1, count // ROWS_A_FILE))
             offsets = offsets_of(self.checkpoint.position(batch_id, {}))
-            span = (None, None) if good is None else (good["first"], good["last"])
             detail = landing_detail(source.topic, offsets, count, span)
             options = {"userMetadata": json.dumps(detail), "mergeSchema": "true"}
             self.warehouse.append(fits, measurements(spec.name), (app, batch_id), options)
