@@ -27,8 +27,8 @@ def run(settings: Settings, model: str, trigger: str = AVAILABLE_NOW) -> Report:
         trigger: `available-now` (take what is there, then end), or seconds between micro-batches (until SIGTERM).
 
     Raises:
-        UserError: the spec has no such section or cannot be forecast, nothing is live, another such run goes on, or
-            the query failed.
+        UserError: the spec has no such section or cannot be forecast, nothing is live, another skill query runs, or the
+            query failed.
     """
     from jobs.downstream.forecast_pairs import check_spec
 

@@ -101,10 +101,8 @@ class DownstreamCleanup:
             return self.warehouse.delete(query.table, F.col("definition") == query.definition, dry=True)
         renamed = Folder(self.warehouse, f"{CHECKPOINTS}/{REMOVED}{query.name}")
         is_renamed, checkpoint = renamed.exists(), Folder(self.warehouse, query.checkpoint)
-        if (
-            checkpoint.exists() and is_renamed
-        ):  # restarted after a crash in between: the rows are of the new one
-            renamed.remove()
+        if checkpoint.exists() and is_renamed:
+            renamed.remove()  # restarted after a crash in between: the rows are those of the new checkpoint
             return 0
         if not is_renamed:
             checkpoint.rename(renamed)
