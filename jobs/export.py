@@ -1,8 +1,8 @@
-"""Export a stream's state to a snapshot, at the end of one of its micro-batches, without disturbing it.
+"""Export a stream's state at the end of a micro-batch to a snapshot, without disturbing the stream.
 
-The state of a committed micro-batch is read from the checkpoint by Spark's state reader, so the stream may run on
-meanwhile, in this process or another. The snapshot's position is the micro-batch's own end, and its form that of a
-pretrained one. The same micro-batch gives the same snapshot; killed half way, nothing is visible.
+Spark's state reader reads the state of a committed micro-batch from the checkpoint, so the stream may keep running, in
+this process or another. The snapshot has the position of the micro-batch's end and the format of a pretrained one. The
+same micro-batch gives the same snapshot; a crash leaves nothing visible.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _report(manifest: Manifest, made: bool, seconds: float) -> Report:
         where += f", the end of micro-batch {manifest.batch_id} of {manifest.generation}"
     lines = [f"snapshot {manifest.snapshot_id}: {manifest.key_count:,} keys, {manifest.rows:,} rows, {where}"]
     if not made:
-        lines.append("it had been committed before")
+        lines.append("it had already been committed")
     lines.append(f"{seconds:.1f} s")
     return Report(
         lines,

@@ -1,6 +1,6 @@
-"""Run a model over a file without Spark, for trying it out: the same step function as in batch and stream.
+"""Filter a file without Spark, to try a model out, with the same step function as in batch and stream.
 
-The command writes one row for each input row, in input order: key and time as they came, mean, covariance,
+The command writes one row for each input row, in input order: its key and time unchanged, mean, covariance,
 log-likelihood, NIS and flag; with --smooth also the state given all rows of its key.
 """
 
@@ -61,7 +61,7 @@ def run(
     estimates = filter_rows(spec, rows, smooth)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
     if target.suffix.lower() == ".parquet" and source_path.suffix.lower() != ".parquet":
-        # Text is all that a CSV file can say of a time; Parquet has a type for it.
+        # A CSV file has times as text only; Parquet has a type for them.
         written[spec.time] = arrow.times(rows.time, estimates.applied)
     write(target, spec.states, written, estimates)
     return _report(spec, input, output, rows, estimates, perf_counter() - start)
@@ -71,7 +71,7 @@ def _report(
     spec: ModelSpec, input: str, output: str, rows: ParsedRows, estimates: Estimates, seconds: float
 ) -> Report:
     applied = estimates.applied
-    rejected = Counter(str(said) for said in rows.reason[~applied])
+    rejected = Counter(str(reason) for reason in rows.reason[~applied])
     flagged = Counter(str(flag) for flag in estimates.flag[applied] if flag is not None)
     observed = np.isfinite(estimates.nis) & (estimates.flag == None)  # noqa: E711 - elementwise
     components = int((~np.isnan(rows.y[:, observed])).sum())
@@ -100,8 +100,8 @@ def _report(
         *([] if estimates.fit is None else estimates.fit.lines),
         f"rejected {data['rejected']:,}, flagged {data['flagged']:,}",
     ]
-    for what, counts in (("rejected", rejected), ("flagged", flagged)):
-        lines += [f"  {what}: {reason}: {count:,}" for reason, count in counts.most_common(10)]
+    for outcome, counts in (("rejected", rejected), ("flagged", flagged)):
+        lines += [f"  {outcome}: {reason}: {count:,}" for reason, count in counts.most_common(10)]
     return Report(lines=lines, data=data)
 
 

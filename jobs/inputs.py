@@ -1,4 +1,4 @@
-"""Put a file in the place of a model's table of inputs, in one commit: a stream sees the old rows or the new ones."""
+"""Replace a model's table of key inputs by a file, in one commit: a stream sees the old rows or the new ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(
     ]
     bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
     if len(bad):
-        raise UserError(f"{input}: row {int(bad[0]) + 1}: {reason[bad[0]]}, as among the measurements")
+        raise UserError(f"{input}: row {int(bad[0]) + 1}: {reason[bad[0]]}, unlike in the measurements")
     values = dict(zip(spec.inputs.columns.values(), found.u, strict=True))
     table = pa.table({**dict(zip(by, keys, strict=True)), **{n: pa.array(v) for n, v in values.items()}})
     home, name = home_of(warehouse, spec.inputs_table)
@@ -74,7 +74,7 @@ def run(
 
 
 def _key_types(warehouse: Warehouse, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
-    """Return the types of the key columns: those that they have among the measurements, if there are any yet."""
+    """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
     table = measurements(spec.name)
     if warehouse.exists(table):
         have = warehouse.read(table).schema

@@ -1,7 +1,7 @@
-"""Watch a model's live estimates: windows over event time, and rules over each key's sequence that raise alerts.
+"""Monitor a model's live estimates: windows over event time, and rules over each key's readings that raise alerts.
 
-Two streams over the estimates table, each with a checkpoint of its own. What they write is in transactions of (that
-stream, micro-batch), so that a monitor that is killed and started again changes nothing that was there.
+Two queries over the estimates table, each with its own checkpoint. Each writes in Delta transactions (query,
+micro-batch), so that a restart after a crash is idempotent.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
-from jobs.downstream.monitor import Watcher
+from jobs.downstream.monitor import MonitorQueries
 from jobs.downstream.queries import MONITOR
-from jobs.downstream.runner import following
+from jobs.downstream.runner import exclusive_run
 from jobs.specs.loading import load_spec
 
 
@@ -30,12 +30,12 @@ def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> R
     spec, seconds = load_spec(model, settings.models), trigger_seconds(trigger)
     if spec.monitor is None:
         raise UserError(
-            f"{spec.source_path}: there is nothing to monitor: add `monitor` with windows or rules (docs/streaming.md)"
+            f"{spec.source_path}: has no section `monitor`: add it with windows or rules (docs/streaming.md)"
         )
-    with following(settings, spec, MONITOR, spec.speaks_to_kafka) as (warehouse, stop, progress):
-        watcher = Watcher(warehouse, spec, seconds, stop, spec.monitor)
-        watcher.run(progress)
-    return watcher.report(time.monotonic() - began)
+    with exclusive_run(settings, spec, MONITOR, spec.speaks_to_kafka) as (warehouse, stop, progress):
+        queries = MonitorQueries(warehouse, spec, seconds, stop, spec.monitor)
+        queries.run(progress)
+    return queries.report(time.monotonic() - began)
 
 
 if __name__ == "__main__":

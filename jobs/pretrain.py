@@ -1,7 +1,7 @@
 """Pretrain a model in batch: learn its parameters, filter every key to its latest state, commit a snapshot.
 
-The snapshot's id is made of all that decides its content, so a run that is tried again gives the same snapshot and one
-that has been committed is found. Killed at any moment before the manifest is committed, nothing is visible.
+The snapshot's id is a digest of everything that determines its content, so a retry gives the same snapshot and finds
+one that is committed. Nothing is visible before the manifest's commit.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run(
     if window.first is not None and window.last is not None and window.first >= window.last:
         raise UserError("--learn-from must be before --learn-to")
     if history and (before, window.first, window.last) != (None, None, None):
-        raise UserError("--history learns nothing and takes all history: give at most --to-version beside it")
+        raise UserError("--history learns nothing and uses all history: combine it with --to-version only")
     spark = spark_session(settings, f"pretrain {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     table = need_measurements(warehouse, spec.name)
@@ -116,6 +116,40 @@ def _report(
     offers: list[Offer],
     seconds: float,
 ) -> Report:
+    waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
+    lines = [
+        *_snapshot_lines(manifest, waiting),
+        *([] if learned is None else _learned_lines(learned)),
+        *_input_lines(manifest),
+    ]
+    if not made:
+        lines.append("it had already been committed: the same inputs give the same snapshot")
+    lines += new_keys.lines(offers)
+    lines.append(f"{seconds:.1f} s")
+    errors = None if learned is None else learned.errors
+    data = {
+        "model": spec.name,
+        "model_version": spec.version,
+        "made": made,
+        "keys_offered": sum(one.keys for one in offers),
+        "snapshot": manifest.snapshot_id,
+        "keys": manifest.key_count,
+        "rows": manifest.rows,
+        "waiting": waiting,
+        "version": manifest.version,
+        "cut": manifest.cut,
+        "inputs": manifest.inputs,
+        "parameters": manifest.parameters,
+        "standard_errors": None if errors is None else _rounded(errors, 17),
+        "log_likelihood": None if learned is None else learned.log_likelihood,
+        "converged": None if learned is None else learned.converged,
+        "held_out": None if learned is None else learned.held_out,
+        "seconds": seconds,
+    }
+    return Report(lines, data)
+
+
+def _snapshot_lines(manifest: Manifest, waiting: int) -> list[str]:
     place = describe(manifest.position)
     if manifest.cut is not None:
         place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
@@ -123,71 +157,51 @@ def _report(
         f"snapshot {manifest.snapshot_id}: {plural(manifest.key_count, 'key')}, "
         f"{plural(manifest.rows, 'row')}, {place}"
     ]
-    waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
     if waiting:
         lines.append(f"waiting for the watermark: {plural(waiting, 'row')}")
-    if learned is not None:
-        values = ", ".join(
-            f"{name} = {json.dumps(_rounded(value, 6))}" + _error(learned, name)
-            for name, value in learned.parameters.items()
-            if name != GROUPS
-        )
-        end = "converged" if learned.converged else "stopped before it converged"
-        lines.append(f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})")
-        if learned.groups is not None:
-            ended = f"{int(learned.groups.result.converged.sum()):,} converged"
-            lines.append(
-                f"and for each of {len(learned.groups.values):,} groups of {', '.join(learned.groups.by)} ({ended})"
-            )
-        if learned.held_out is not None:
-            lines.append(f"log-likelihood of rows kept aside: {learned.held_out:.4f} a row")
-    inputs = manifest.inputs
-    if inputs is not None:
-        lines.append(f"inputs of {inputs['table']} version {inputs['version']}")
-        if inputs["left_out"]:
-            lines.append(
-                f"left out {inputs['left_out']:,} rows whose keys are not in it: they stay among the measurements, and "
-                f"are in the next snapshot once their keys are in the table"
-            )
-    if not made:
-        lines.append("it had been committed before: the same inputs give the same snapshot")
-    lines += new_keys.lines(offers)
-    lines.append(f"{seconds:.1f} s")
-    return Report(
-        lines,
-        {
-            "model": spec.name,
-            "model_version": spec.version,
-            "made": made,
-            "keys_offered": sum(one.keys for one in offers),
-            "snapshot": manifest.snapshot_id,
-            "keys": manifest.key_count,
-            "rows": manifest.rows,
-            "waiting": waiting,
-            "version": manifest.version,
-            "cut": manifest.cut,
-            "inputs": inputs,
-            "parameters": manifest.parameters,
-            "standard_errors": None
-            if learned is None or learned.errors is None
-            else _rounded(learned.errors, 17),
-            "log_likelihood": None if learned is None else learned.log_likelihood,
-            "converged": None if learned is None else learned.converged,
-            "held_out": None if learned is None else learned.held_out,
-            "seconds": seconds,
-        },
+    return lines
+
+
+def _learned_lines(learned: Learned) -> list[str]:
+    values = ", ".join(
+        f"{name} = {json.dumps(_rounded(value, 6))}" + _error(learned, name)
+        for name, value in learned.parameters.items()
+        if name != GROUPS
     )
+    end = "converged" if learned.converged else "stopped before it converged"
+    lines = [f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})"]
+    if learned.groups is not None:
+        ended = f"{int(learned.groups.result.converged.sum()):,} converged"
+        lines.append(
+            f"and for each of {len(learned.groups.values):,} groups of {', '.join(learned.groups.by)} ({ended})"
+        )
+    if learned.held_out is not None:
+        lines.append(f"log-likelihood of the held-out rows: {learned.held_out:.4f} a row")
+    return lines
+
+
+def _input_lines(manifest: Manifest) -> list[str]:
+    inputs = manifest.inputs
+    if inputs is None:
+        return []
+    lines = [f"inputs of {inputs['table']} version {inputs['version']}"]
+    if inputs["left_out"]:
+        lines.append(
+            f"left out {inputs['left_out']:,} rows whose keys are not in it: they stay in the measurements, and enter "
+            f"the next snapshot once the table has their keys"
+        )
+    return lines
 
 
 def _error(learned: Learned, name: str) -> str:
-    """Return what to write behind a parameter of its standard error."""
+    """Return a parameter's standard error in brackets, or nothing."""
     if learned.errors is None or name not in learned.errors:
         return ""
     return f" (standard error {json.dumps(_rounded(learned.errors[name], 3))})"
 
 
 def _rounded(value: Any, digits: int) -> Any:
-    """Return numbers with so many digits, and None for those that are not known."""
+    """Return numbers with so many digits, None for those that are not finite."""
     if isinstance(value, dict):
         return {name: _rounded(item, digits) for name, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):

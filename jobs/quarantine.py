@@ -1,8 +1,7 @@
-"""Look at rejected rows, land them after a fix (each at most once), or put them away; `maintain` removes them later."""
+"""List, show, replay (after a fix, each row at most once) or discard rejected rows; `maintain` removes them later."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +17,6 @@ from jobs.warehouse.delta import Warehouse, utc
 from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
     from jobs.ingestion.quarantine_replay import Outcome
 
 ACTIONS = ("list", "show", "replay", "discard")
@@ -53,55 +50,56 @@ def act(
     """
     from pyspark.sql import functions as F
 
+    from jobs.ingestion.quarantine_replay import replay
+    from jobs.ingestion.quarantine_rows import (
+        count_by_reason,
+        discard,
+        export_rows,
+        read_edited,
+        sorted_rows,
+        with_payloads,
+    )
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
     spec = load_spec(model, settings.models)
     choice = choice or Choice()
     if action == "discard" and choice.all and not everything:
-        raise UserError("say which rows to discard: --reason, --since or --id, or --all for every held one")
-    mended = None if edited is None else _read_edited(edited)
+        raise UserError("name the rows to discard: --reason, --since or --id, or --all for every held row")
+    payloads = None if edited is None else read_edited(edited)
     spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     if not quarantine.ready(warehouse):
         return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
-    meant = (F.col("model") == spec.name) & choice.condition()
-    rows = warehouse.read(TABLE).filter(meant)
+    chosen = (F.col("model") == spec.name) & choice.condition()
+    rows = warehouse.read(TABLE).filter(chosen)
     if action == "list":
-        return _list(spec.name, rows)
+        return _list(spec.name, count_by_reason(rows))
     held = rows.filter(F.col("status").isNull())
+    if action == "show" and output is not None:
+        path = Path(output).expanduser()
+        return _exported(spec.name, export_rows(sorted_rows(held), path), path)
     if action == "show":
-        return _show(spec.name, held, limit, output)
+        return _show(
+            spec.name, [utc(row.asDict()) for row in sorted_rows(held).limit(limit).collect()], limit
+        )
     if action == "discard":
-        return _discard(warehouse, spec.name, meant & F.col("status").isNull())
-    from jobs.ingestion.quarantine_replay import replay
-
-    chosen = held if mended is None else _with_payloads(warehouse, held, mended)
+        return _discarded(spec.name, discard(warehouse, chosen & F.col("status").isNull()))
+    held = held if payloads is None else with_payloads(warehouse, held, payloads)
     columns = ("id", "payload", "source", "generation", "batch_id")
-    return _replayed(spec.name, spec.late, replay(warehouse, spec, chosen.select(*columns)))
+    return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)))
 
 
-def _list(model: str, rows: DataFrame) -> Report:
-    from pyspark.sql import functions as F
-
-    status = F.coalesce("status", F.lit(HELD))
-    counts = [F.count(F.when(status == one, 1)).alias(one) for one in (HELD, REPLAYING, REPLAYED, DISCARDED)]
-    found = (
-        rows.groupBy("reason")
-        .agg(*counts, F.min("quarantined_at").alias("first"), F.max("quarantined_at").alias("last"))
-        .orderBy(F.desc(HELD), "reason")
-        .collect()
-    )
-    data = [utc(row.asDict()) for row in found]
-    held, begun = (sum(one[name] for one in data) for name in (HELD, REPLAYING))
-    notes = [
-        f"a replay of {begun:,} rows was interrupted: `kalman-pipeline quarantine replay --model {model}` ends it"
-    ] * bool(begun)
+def _list(model: str, data: list[dict[str, Any]]) -> Report:
     if not data:
         return Report([f"nothing of {model} is in quarantine"], {"model": model, "rows": 0, "reasons": []})
-    return Report(
-        [], {"model": model, "rows": held, "interrupted": begun, "reasons": data}, _table(model, data, notes)
-    )
+    held, interrupted = (sum(one[name] for one in data) for name in (HELD, REPLAYING))
+    notes = [
+        f"a replay of {interrupted:,} rows was interrupted: "
+        f"`kalman-pipeline quarantine replay --model {model}` completes it"
+    ] * bool(interrupted)
+    summary = {"model": model, "rows": held, "interrupted": interrupted, "reasons": data}
+    return Report([], summary, _table(model, data, notes))
 
 
 def _table(model: str, data: list[dict[str, Any]], notes: list[str]) -> Any:
@@ -119,12 +117,7 @@ def _table(model: str, data: list[dict[str, Any]], notes: list[str]) -> Any:
     return Group(table, *notes)
 
 
-def _show(model: str, held: DataFrame, limit: int, output: str | None) -> Report:
-    columns = ("id", "reason", "source", "position", "batch_id", "generation", "quarantined_at", "payload")
-    ordered = held.select(*columns).orderBy("quarantined_at", "reason", "id")
-    if output is not None:
-        return _written(model, ordered, Path(output).expanduser())
-    data = [utc(row.asDict()) for row in ordered.limit(limit).collect()]
+def _show(model: str, data: list[dict[str, Any]], limit: int) -> Report:
     if not data:
         return Report([f"no such row of {model} is held"], {"model": model, "rows": []})
     lines: list[str] = []
@@ -140,39 +133,19 @@ def _show(model: str, held: DataFrame, limit: int, output: str | None) -> Report
             f"  {one['payload']}",
         ]
     if len(data) == limit:
-        lines.append(f"shown are {limit} at most (--limit); --output FILE writes all")
+        lines.append(f"at most {limit} rows are shown (--limit); --output FILE writes all")
     return Report(lines, {"model": model, "rows": data})
 
 
-def _written(model: str, ordered: DataFrame, path: Path) -> Report:
-    count = 0
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            for row in ordered.toLocalIterator():
-                text = row["payload"]
-                try:
-                    payload = json.loads(text)
-                except (TypeError, ValueError):
-                    payload = text  # what was no JSON stays text
-                line = {"id": row["id"], "reason": row["reason"], "payload": payload}
-                print(json.dumps(line, ensure_ascii=False), file=file)
-                count += 1
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+def _exported(model: str, count: int, path: Path) -> Report:
     hint = f"kalman-pipeline quarantine replay --model {model} --edited {path}"
     return Report(
-        [f"wrote {plural(count, 'row')} to {path}", f"mend the payloads there, then: {hint}"],
+        [f"wrote {plural(count, 'row')} to {path}", f"edit the payloads there, then run {hint}"],
         {"model": model, "rows": count, "output": str(path)},
     )
 
 
-def _discard(warehouse: Warehouse, model: str, meant: Column) -> Report:
-    from pyspark.sql import functions as F
-
-    count = warehouse.read(TABLE).filter(meant).count()
-    if count:
-        values = {"status": F.lit(DISCARDED), "resolved_at": F.current_timestamp()}
-        quarantine.update(warehouse, meant, values)
+def _discarded(model: str, count: int) -> Report:
     return Report(
         [f"discarded {plural(count, 'row')} of {model}: they stay, marked, until `maintain` removes them"],
         {"model": model, "discarded": count},
@@ -183,74 +156,29 @@ def _replayed(model: str, late: str, outcome: Outcome) -> Report:
     lines = [f"landed {plural(outcome.landed, 'row')} of {model}"]
     if outcome.version is not None:
         lines[0] += f", up to version {outcome.version} of its measurements"
-    if outcome.ended:
-        lines.append(f"landed {plural(outcome.ended, 'row')} of a replay that had been interrupted")
+    if outcome.completed:
+        lines.append(f"landed {plural(outcome.completed, 'row')} of an interrupted replay")
     if outcome.late:
-        again = " (late: quarantine refuses them again)" if late == "quarantine" else ""
+        again = " (late: quarantine rejects them again)" if late == "quarantine" else ""
         lines.append(
-            f"{outcome.late:,} of them were late: they come at the end, and the stream decides again{again}"
+            f"{outcome.late:,} of them were late: copies are appended, and the stream checks them again{again}"
         )
     stay = sum(outcome.reasons.values())
     if stay:
-        said = "; ".join(f"{count:,} {reason}" for reason, count in sorted(outcome.reasons.items()))
-        lines.append(f"quarantine keeps {plural(stay, 'row')} that still did not fit: {said}")
+        counts = "; ".join(f"{count:,} {reason}" for reason, count in sorted(outcome.reasons.items()))
+        lines.append(f"quarantine keeps {plural(stay, 'row')} that are still rejected: {counts}")
     return Report(
         lines,
         {
             "model": model,
             "landed": outcome.landed,
             "late": outcome.late,
-            "landed_of_interrupted": outcome.ended,
+            "landed_of_interrupted": outcome.completed,
             "stay": stay,
             "reasons": outcome.reasons,
             "version": outcome.version,
         },
     )
-
-
-def _read_edited(name: str) -> dict[str, str]:
-    """Return mended payloads by id from a file of JSON lines with `id` and `payload`."""
-    path = Path(name).expanduser()
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
-    found: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            identity, payload = row["id"], row["payload"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f'{path}:{number}: each line is a JSON object {{"id": ..., "payload": {{...}}}} as '
-                f"`quarantine show --output` writes it"
-            ) from error
-        if identity in found:
-            raise UserError(f"{path}:{number}: row {identity} is there twice; keep one of them")
-        found[identity] = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
-    return found
-
-
-def _with_payloads(warehouse: Warehouse, held: DataFrame, mended: dict[str, str]) -> DataFrame:
-    """Return the held rows that have a mended payload, with it.
-
-    Raises:
-        UserError: a row of the file is not held.
-    """
-    from pyspark.sql import functions as F
-
-    payloads = warehouse.spark.createDataFrame(list(mended.items()), "id string, payload string")
-    joined = held.drop("payload").join(F.broadcast(payloads), on="id", how="inner")
-    known = {row["id"] for row in joined.select("id").collect()}
-    absent = [one for one in mended if one not in known]
-    if absent:
-        raise UserError(
-            f"{len(absent):,} rows of the file are not held in quarantine, such as {absent[0]}: "
-            f"they were replayed or discarded, or are of another model; leave them out"
-        )
-    return joined
 
 
 Reason = Annotated[

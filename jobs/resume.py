@@ -1,4 +1,4 @@
-"""Take back a stop: Airflow may start the stream again."""
+"""Release a hold: Airflow may start the stream again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print the JSON schema of model specs, by which editors complete and check them."""
+"""Print the JSON schema of model specs, with which editors complete and check them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.specs.loading import schema
 
 
 def text() -> str:
-    """Return the schema as it is kept in docs/model.schema.json."""
+    """Return the content of docs/model.schema.json."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 

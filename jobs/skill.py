@@ -1,8 +1,7 @@
-"""Tell how good a model's forecasts are: those made from its live estimates, beside what was measured later.
+"""Score a model's forecasts: those made from its live estimates, against later measurements.
 
-One stream over the estimates, joined with itself (`jobs.downstream.forecast_pairs`), with a checkpoint of its own. What it writes is
-in transactions of (that stream, micro-batch), so that a run that is killed and started again changes nothing that was
-there.
+One query over the estimates, joined with itself (`jobs.downstream.forecast_pairs`), with its own checkpoint. It writes
+in Delta transactions (query, micro-batch), so that a restart after a crash is idempotent.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from jobs.core.settings import Settings
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.downstream.forecast_skill import ForecastScorer
 from jobs.downstream.queries import SKILL
-from jobs.downstream.runner import following
+from jobs.downstream.runner import exclusive_run
 from jobs.state.kernel import load_checked_spec
 
 
@@ -34,13 +33,13 @@ def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> R
     spec, seconds = load_checked_spec(model, settings.models), trigger_seconds(trigger)
     if spec.forecast is None:
         raise UserError(
-            f"{spec.source_path}: there is nothing to forecast: add `forecast` with horizons (docs/streaming.md)"
+            f"{spec.source_path}: has no section `forecast`: add it with horizons (docs/streaming.md)"
         )
     check_spec(spec, spec.forecast)
-    with following(settings, spec, SKILL) as (warehouse, stop, progress):
-        judge = ForecastScorer(warehouse, spec, seconds, stop, spec.forecast)
-        judge.run(progress)
-        return judge.report(time.monotonic() - began)
+    with exclusive_run(settings, spec, SKILL) as (warehouse, stop, progress):
+        scorer = ForecastScorer(warehouse, spec, seconds, stop, spec.forecast)
+        scorer.run(progress)
+        return scorer.report(time.monotonic() - began)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from jobs.core.errors import UserError
 from jobs.core.report import Report, show_again
 from jobs.core.settings import Settings
 from jobs.core.times import duration_us
-from jobs.downstream.driver import follower_table
+from jobs.downstream.status import downstream_table
 from jobs.operations.alarms import alarms
 from jobs.operations.model_status import ENDED, model_status
 from jobs.specs.loading import load_spec, spec_files
@@ -140,7 +140,7 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
             if lineage is not None and lineage["last_error"]:
                 errors.append(f"{lineage['generation']}: last error: {lineage['last_error']}")
     errors += [text for one in data for text in one["given_up"]]
-    followed = follower_table(data)
+    followed = downstream_table(data)
     return Group(table, *([] if followed is None else [followed]), *errors)
 
 

@@ -1,4 +1,4 @@
-"""Stop a stream that runs: its driver finishes its micro-batch and ends. And let it be started again."""
+"""Stop a running stream: its driver finishes its micro-batch and ends, and Airflow does not restart it."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def run(
         until = None if hold is None else datetime.now(UTC) + _duration("--hold", hold)
         log.put_hold(Hold(f"stopped by {getpass.getuser()} on {machine()}", datetime.now(UTC), until))
     if needed and not is_there(driver_status(log)):
-        raise UserError(f"nothing drives the {what} of {name}", ALREADY_RUNNING)
+        raise UserError(f"the {what} of {name} has no driver", ALREADY_RUNNING)
     was = end_driver(log, longest, "by command")
     return _report(name, what, was, log)
 
 
 def _report(name: str, what: str, was: DriverStatus, log: DriverLog) -> Report:
     held = log.hold()
-    lines = [f"the {what} of {name} has stopped" if was.driven else f"nothing drove the {what} of {name}"]
+    lines = [f"the {what} of {name} has stopped" if was.driven else f"the {what} of {name} had no driver"]
     if held is not None:
         end = (
             f"until {held.until:%Y-%m-%d %H:%M} UTC"
             if held.until
             else f"until `{resume_command(what, name)}`"
         )
-        lines.append(f"Airflow does not start it again {end}")
+        lines.append(f"Airflow does not restart it {end}")
     return Report(
         lines,
         {
@@ -78,7 +78,7 @@ def _duration(option: str, text: str) -> timedelta:
     try:
         return timedelta(microseconds=duration_us(text))
     except ValueError as error:
-        raise UserError(f"{option} {text}: {error}; write such as 30min or 2h") from error
+        raise UserError(f"{option} {text}: {error}; write a duration such as 30min or 2h") from error
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Start or resume a model's stream: by itself the right one of the two, and never two drivers at once.
+"""Start or resume a model's stream, with at most one driver at a time.
 
-No live generation: one begins from the newest good snapshot, positioned exactly behind it. A live one: its checkpoint
-goes on. `--adopt` begins a new generation from a snapshot and retires the old one. Killed at any moment, the next
-start goes on from the last committed micro-batch; rows that were half written are not seen, none is lost or doubled.
+Without a live generation, one starts from the newest good snapshot, at its exact position. A live generation resumes
+from its checkpoint. `--adopt` starts a new generation from a snapshot and retires the old one. After a crash at any
+moment the next start resumes after the last committed micro-batch; no row is lost, duplicated or visible half-written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Forecasts and what was measured later, as a join of two streams over the estimates, with a watermark on both.
+"""Pair forecasts with later measurements by a join of two streams over the estimates, with a watermark on both.
 
 An estimate is joined with the rows of its key that come one of the horizons later, and its state is then forecast to
-the very time of such a row: of many pairs at once, by the model's own filter. What is forecast knows of nothing behind
-the estimate that it is made from.
+the exact time of such a row, for many pairs at once, by the model's own filter. A forecast uses no row after its
+estimate.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ SCORED_SCHEMA = """
     inside boolean, crps double, log_score double
 """
 SHIFT = -MIN_US
-"""Added to times that a watermark is on: Spark's begins at 1970, and what is before that would be late."""
+"""Added to event times: Spark's watermark starts at 1970, and earlier rows would be late."""
 _NAMES = [part.split()[0] for part in SCORED_SCHEMA.split(",")]
 _LEFT_OUT = ("form", "smoothing", "storage")
-"""What of a definition changes how a state is kept, and not what is forecast from it."""
+"""Parts of a definition that change how a state is stored, but not its forecasts."""
 
 
-class Plan(NamedTuple):
-    """What a worker knows: the filter of each generation, and how to forecast; steps: of each horizon, or None."""
+class ScoringPlan(NamedTuple):
+    """Sent to the workers: the filter of each generation, the time unit (us), each horizon's steps or None."""
 
     kernels: Mapping[str, Filter]
     unit: float
@@ -52,16 +52,16 @@ class Plan(NamedTuple):
 
 
 def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any]) -> Filter:
-    """Return the filter that goes on from an estimate's mean and covariance alone.
+    """Return the filter that forecasts from an estimate's mean and covariance alone.
 
     Raises:
-        UserError: a state of the model is more than these.
+        UserError: the model's state has more than these.
     """
     definition = {k: v for k, v in spec.definition().items() if k not in _LEFT_OUT}
     n = len(spec.states)
     if spec.adaptive is not None:
         raise UserError(
-            f"{spec.name} cannot be forecast from its estimates: the noise that it has learned is not among them; "
+            f"{spec.name} cannot be forecast from its estimates, which lack its adaptive noise; "
             f"remove `forecast`, or `adaptive`"
         )
     try:
@@ -72,14 +72,14 @@ def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any]) -> Filter:
         raise UserError(f"{spec.name} cannot be forecast from its estimates: {error}") from error
     if "parameters" in kernel.fields:
         raise UserError(
-            f"{spec.name} cannot be forecast from its estimates: each key has parameters of its own, which are not "
-            f"among them; learn them with scope: pooled"
+            f"{spec.name} cannot be forecast from its estimates, which lack the parameters of each key; "
+            f"learn them with scope: pooled"
         )
     return kernel
 
 
 def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | None:
-    """Return the steps of each horizon, or None of a model that goes by time.
+    """Return the steps of each horizon, or None for a model in continuous time.
 
     Raises:
         UserError: the model's measurements cannot be forecast from its estimates.
@@ -87,14 +87,14 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
     where = spec.source_path or spec.name
     if spec.control or spec.inputs is not None:
         raise UserError(
-            f"{where}: forecast: {spec.name} has control inputs, and those to come are not among the estimates: remove "
+            f"{where}: forecast: {spec.name} has control inputs, whose future values the estimates lack: remove "
             f"`forecast`"
         )
     if spec.outputs.covariance != "full" and len(spec.states) > 1:
-        raise UserError(f"{where}: forecast: needs whole covariances: write outputs: {{covariance: full}}")
+        raise UserError(f"{where}: forecast: needs full covariances: write outputs: {{covariance: full}}")
     if not takes_steps(spec.definition()):
         if section.step is not None:
-            raise UserError(f"{where}: forecast.step: the model goes by time: remove it")
+            raise UserError(f"{where}: forecast.step: the model is in continuous time: remove it")
         return None
     if section.step is None:
         raise UserError(
@@ -104,13 +104,13 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
     return tuple(length // duration_us(section.step) for length in section.lengths)
 
 
-def pairs(origins: DataFrame, actuals: DataFrame, section: ForecastSkill) -> DataFrame:
-    """Join estimates with the rows that came one of the horizons later.
+def pair_rows(origins: DataFrame, actuals: DataFrame, section: ForecastSkill) -> DataFrame:
+    """Join estimates with the rows of their keys that come one of the horizons later.
 
     Args:
-        origins: the live estimates as a stream, from which forecasts are made.
-        actuals: the same once more, as what was measured.
-        section: says which horizons.
+        origins: the live estimates as a stream, the origins of the forecasts.
+        actuals: another stream of the live estimates, with the measurements.
+        section: has the horizons.
     """
     made, found = _origins(origins, section), _actuals(actuals, section)
     same = F.col("o.key") == F.col("a.key")
@@ -135,7 +135,7 @@ def _origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
     ahead = F.array(*(F.lit(length) for length in section.lengths))
     columns = {"key": "key", "generation": "generation", "model_version": "model_version"}
     columns |= {"mean": "mean", "covariance": "covariance", "event_time": "made_at"}
-    rows = _stored(_first_said(estimates), columns)
+    rows = _never_null(_originals(estimates), columns)
     rows = rows.select("*", F.posexplode(ahead).alias("horizon", "_ahead"))
     due = F.timestamp_micros(F.unix_micros("made_at") + F.col("_ahead") + SHIFT)
     rows = rows.withColumn("due", due).drop("_ahead")
@@ -145,22 +145,22 @@ def _origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
 
 
 def _actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
-    rows = _first_said(estimates).filter(F.exists(MEASURED, lambda one: ~F.isnan(one)))
-    rows = _stored(rows, {"key": "key", "event_time": "at", MEASURED: MEASURED})
+    rows = _originals(estimates).filter(F.exists(MEASURED, lambda one: ~F.isnan(one)))
+    rows = _never_null(rows, {"key": "key", "event_time": "at", MEASURED: MEASURED})
     rows = rows.withColumn("at", F.timestamp_micros(F.unix_micros("at") + SHIFT))
     if section.tolerance_us:
-        # A forecast is in one slot and these are in two, so that a pair meets once and no row is compared with all.
+        # A forecast is in one slot and a measurement in two, so that a pair meets once and the join compares few rows.
         at, reach = F.unix_micros("at"), section.tolerance_us
         slots = F.array(_slot(at - reach, section), _slot(at + reach, section))
         rows = rows.withColumn("slot", F.explode(slots))
     return rows.withWatermark("at", section.watermark_interval)
 
 
-def _stored(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """Return columns, none of which is ever null, under other names, as the join stores them.
+def _never_null(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """Return renamed columns whose schema says that they are never null, as the join stores them.
 
-    A filter lets Spark find that a column cannot be null, unless a micro-batch has no rows on this side; and it refuses
-    to start from a state whose columns may be null otherwise than those of the first micro-batch after a restart.
+    A filter lets Spark infer that a column cannot be null, except in a micro-batch without rows on this side; and Spark
+    refuses to restart from a state whose columns differ in nullability from those of the first micro-batch.
     """
     none = {"string": F.lit(""), "timestamp": F.timestamp_micros(F.lit(0)), "int": F.lit(0)}
     kinds = {name: rows.schema[name].dataType.simpleString() for name in columns}
@@ -172,19 +172,18 @@ def _stored(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
 
 def _slot(micros: Column, section: ForecastSkill) -> Column:
     width = 2 * section.tolerance_us
-    return F.coalesce(micros - F.pmod(micros, F.lit(width)), F.lit(0))  # never null, as all that is stored
+    return F.coalesce(micros - F.pmod(micros, F.lit(width)), F.lit(0))  # never null, like every stored column
 
 
-def _first_said(estimates: DataFrame) -> DataFrame:
-    """Leave out corrections: what is judged is what was said at the time."""
+def _originals(estimates: DataFrame) -> DataFrame:
+    """Leave out corrections: forecasts are made from estimates that were available at the time."""
     if "correction" not in estimates.columns:
         return estimates
-
     return estimates.filter(~F.coalesce(F.col("correction"), F.lit(False)))
 
 
-def scored(pairs: DataFrame, plan: Plan) -> DataFrame:
-    """Forecast the pairs of `pairs` and score them: a row for each pair and measurement, columns `FOUND`."""
+def score_pairs(pairs: DataFrame, plan: ScoringPlan) -> DataFrame:
+    """Forecast the rows of `pair_rows` and score them: `SCORED_SCHEMA`, a row for each pair and measurement."""
     columns = (
         "key",
         "generation",
@@ -199,7 +198,7 @@ def scored(pairs: DataFrame, plan: Plan) -> DataFrame:
     return pairs.select(*columns).mapInArrow(_scorer(plan), SCORED_SCHEMA)
 
 
-def _scorer(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _scorer(plan: ScoringPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def score_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             generation = batch.column("generation").dictionary_encode()
@@ -212,8 +211,8 @@ def _scorer(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Reco
     return score_all
 
 
-def score(batch: pa.RecordBatch, kernel: Filter, plan: Plan) -> pa.RecordBatch:
-    """Return the rows (`FOUND`) of pairs whose estimates are of one generation."""
+def score(batch: pa.RecordBatch, kernel: Filter, plan: ScoringPlan) -> pa.RecordBatch:
+    """Return the scored rows (`SCORED_SCHEMA`) of pairs whose estimates are of one generation."""
     n, m, size = len(kernel.states), kernel.measurements, batch.num_rows
     made, at = (batch.column(name).to_numpy() for name in ("made_at", "event_time"))
     horizon = batch.column("horizon").to_numpy()
@@ -230,17 +229,17 @@ def score(batch: pa.RecordBatch, kernel: Filter, plan: Plan) -> pa.RecordBatch:
         variance[:, which] = variances(expected.measurement_covariance)[:, -1]
     low, high = interval(mean, variance, plan.probability)
     known = np.isfinite(mean) & np.isfinite(variance)
-    measured = np.flatnonzero(~np.isnan(y).T.ravel())  # pair by pair, and of each its measurements in order
+    measured = np.flatnonzero(~np.isnan(y).T.ravel())  # pair by pair, the measurements of a pair in order
     pair = measured // m
 
     def flat(numbers: NDArray[Any]) -> NDArray[Any]:
         return np.ascontiguousarray(numbers.T).ravel()[measured]
 
-    said = flat(known)
+    is_scored = flat(known)
 
     def column(numbers: NDArray[np.float64]) -> pa.Array:
         found = flat(numbers)
-        return pa.array(found, mask=~said | ~np.isfinite(found))
+        return pa.array(found, mask=~is_scored | ~np.isfinite(found))
 
     columns = [
         *(batch.column(name).take(pa.array(pair)) for name in _NAMES[:6]),
@@ -248,7 +247,7 @@ def score(batch: pa.RecordBatch, kernel: Filter, plan: Plan) -> pa.RecordBatch:
         *(column(one) for one in (mean, variance, low, high)),
         pa.array(flat(y)),
         column(y - mean),
-        pa.array(flat((low <= y) & (y <= high)), mask=~said),
+        pa.array(flat((low <= y) & (y <= high)), mask=~is_scored),
         column(crps(mean, variance, y)),
         column(log_score(mean, variance, y)),
     ]
@@ -258,7 +257,7 @@ def score(batch: pa.RecordBatch, kernel: Filter, plan: Plan) -> pa.RecordBatch:
 def _by_steps(
     steps: tuple[int, ...] | None, horizon: NDArray[np.int32]
 ) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield how many steps to take, and for which pairs."""
+    """Yield a number of steps and the pairs (indices) to forecast with it."""
     if steps is None:
         yield 1, np.arange(len(horizon))
         return

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.report import Report
-from jobs.downstream.forecast_pairs import Plan, check_spec, forecaster_of, pairs, scored
+from jobs.downstream.forecast_pairs import ScoringPlan, check_spec, forecaster_of, pair_rows, score_pairs
 from jobs.downstream.queries import SKILL, application_of, queries_of
 from jobs.downstream.runner import LiveQueries
 from jobs.encoding.keys import columns_of, key_kind
@@ -36,80 +36,81 @@ if TYPE_CHECKING:
 
 @dataclass
 class ForecastScorer(LiveQueries):
-    """One run of the comparison."""
+    """One run of forecast scoring."""
 
     section: ForecastSkill
     sink: Scores | None = None
     queries: tuple[StreamingQuery, ...] = ()
 
-    what = "the forecast skill"
+    label = "the forecast skill"
 
     def start(self) -> list[StreamingQuery]:
         """Start the one query."""
         source = self.source()
         if MEASURED not in source.columns:
             raise UserError(
-                f"the estimates of {self.spec.name} have no measurements beside them yet: its stream writes them from "
+                f"the estimates of {self.spec.name} have no column of measurements yet: its stream writes them from "
                 f"its next micro-batch on (`kalman-pipeline stream --model {self.spec.name}`)"
             )
-        (asked,) = queries_of(self.spec, SKILL)
+        (query,) = queries_of(self.spec, SKILL)
         plan = self._plan()
         if self.sink is None:
             kind = key_kind(self.spec.key, source.schema)
-            application = application_of(self.warehouse, asked)
+            application = application_of(self.warehouse, query)
             self.sink = Scores(self.warehouse, self.spec, self.section, application, kind)
         spark = self.warehouse.spark
         spark.conf.set(
-            "spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, asked.checkpoint)
+            "spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, query.checkpoint)
         )
-        known = _of_generations(source, plan, len(self.spec.measurement))
-        rows = scored(
-            pairs(known, _of_generations(self.source(), plan, len(self.spec.measurement)), self.section), plan
+        measurements = len(self.spec.measurement)
+        origins = _of_generations(source, plan, measurements)
+        actuals = _of_generations(self.source(), plan, measurements)
+        running = self.start_query(
+            score_pairs(pair_rows(origins, actuals, self.section), plan), query, self.sink
         )
-        query = self.started(rows, asked, self.sink)
-        self.queries = (*self.queries, query)
-        return [query]
+        self.queries = (*self.queries, running)
+        return [running]
 
-    def _plan(self) -> Plan:
-        """Return how to forecast: of the live generations those that measure what the spec does.
+    def _plan(self) -> ScoringPlan:
+        """Return how to forecast with each generation of the live lineage that has the spec's measurements.
 
         Raises:
-            UserError: the live one cannot be forecast.
+            UserError: the live generation cannot be forecast.
         """
         known = {one.generation: one for one in generations.all_of(self.warehouse, self.spec.name)}
         kernels: dict[str, Any] = {}
-        for place, link in enumerate(live_lineage(self.warehouse, self.spec.name)):
-            manifest = manifests.record(self.warehouse, known[link.generation].snapshot_id)
+        for place, segment in enumerate(live_lineage(self.warehouse, self.spec.name)):
+            manifest = manifests.record(self.warehouse, known[segment.generation].snapshot_id)
             if manifest is None:
                 continue
-            made = manifest.model_spec(self.spec.folder)
+            spec = manifest.model_spec(self.spec.folder)
             try:
-                check_spec(made, self.section)
-                if made.measurement == self.spec.measurement and made.time_unit == self.spec.time_unit:
-                    kernels[link.generation] = forecaster_of(made, manifest.parameters)
-                    ship(self.warehouse.spark, made.definition())
+                check_spec(spec, self.section)
+                if spec.measurement == self.spec.measurement and spec.time_unit == self.spec.time_unit:
+                    kernels[segment.generation] = forecaster_of(spec, manifest.parameters)
+                    ship(self.warehouse.spark, spec.definition())
             except UserError:
                 if place == 0:
                     raise
         steps = check_spec(self.spec, self.section)
-        return Plan(kernels, self.spec.unit_us, steps, self.section.probability)
+        return ScoringPlan(kernels, self.spec.unit_us, steps, self.section.probability)
 
-    def told(self) -> str:
-        """Return how many forecasts have been compared."""
-        return "" if self.sink is None else f"{self.sink.rows:,} forecasts compared"
+    def progress_text(self) -> str:
+        """Return how many forecasts were scored."""
+        return "" if self.sink is None else f"{self.sink.rows:,} forecasts scored"
 
     def report(self, seconds: float) -> Report:
-        """Say what this run has done, and how good the forecasts of all runs were."""
+        """Return the report of this run, with the skill over all runs."""
         rows = 0 if self.sink is None else self.sink.rows
         late = sum(_dropped(query) for query in self.queries)
         summary = summary_of(self.warehouse, self.spec, self.section)
-        lines = [f"compared {rows:,} forecasts of {self.spec.name} with what was measured, {seconds:.1f} s"]
+        lines = [f"scored {rows:,} forecasts of {self.spec.name} against measurements, {seconds:.1f} s"]
         if late:
             lines.append(
-                f"{late:,} halves of pairs came behind the watermark: nothing was compared with them"
+                f"{late:,} estimates or measurements were late by the watermark and paired with nothing"
             )
         if not summary:
-            lines.append("nothing has been measured yet at a time that was forecast")
+            lines.append("there is no measurement at a forecast time yet")
         lines += [_line(one, self.section.probability) for one in summary]
         data = {
             "model": self.spec.name,
@@ -124,7 +125,7 @@ class ForecastScorer(LiveQueries):
 
 @dataclass
 class Scores:
-    """The function that Spark calls with each micro-batch of scored forecasts."""
+    """The `foreachBatch` function of scored forecasts."""
 
     warehouse: Warehouse
     spec: ModelSpec
@@ -134,7 +135,7 @@ class Scores:
     rows: int = 0
 
     def __call__(self, found: DataFrame, batch_id: int) -> None:
-        """Append a micro-batch's rows, once however often it is tried."""
+        """Append a micro-batch's rows. Idempotent."""
         found = found.persist()
         try:
             count = found.count()
@@ -150,8 +151,7 @@ class Scores:
             found.unpersist()
 
     def _named(self, found: DataFrame, batch_id: int) -> DataFrame:
-        """Give rows (`skill_pairs.FOUND`) their names instead of numbers."""
-
+        """Replace numbers in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names."""
         lengths = [length / 1e6 for length in self.section.lengths]
 
         def nth(values: list[Any], column: str) -> Any:
@@ -174,7 +174,7 @@ class Scores:
 
 
 def summary_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill) -> list[dict[str, Any]]:
-    """Return of each measurement and horizon how good the forecasts were so far; `coverage` should be `probability`."""
+    """Return scores for each measurement and horizon; `coverage` should equal the section's `probability`."""
     table = forecast_skill(spec.name)
     if not warehouse.exists(table):
         return []
@@ -193,32 +193,31 @@ def summary_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill) ->
 
 
 def _line(one: dict[str, Any], probability: float) -> str:
-    def said(name: str) -> str:
+    def number(name: str) -> str:
         return "-" if one[name] is None or not math.isfinite(one[name]) else f"{one[name]:.4g}"
 
     inside = "-" if one["coverage"] is None else f"{100 * one['coverage']:.1f} %"
     return (
         f"{one['measurement']} {one['horizon']} ahead: {one['forecasts']:,} forecasts, {inside} inside the "
-        f"{100 * probability:g} % interval, mean error {said('mean_error')}, RMSE {said('rmse')}, CRPS {said('crps')}, "
-        f"log score {said('log_score')}"
+        f"{100 * probability:g} % interval, mean error {number('mean_error')}, RMSE {number('rmse')}, "
+        f"CRPS {number('crps')}, log score {number('log_score')}"
     )
 
 
-def _of_generations(estimates: DataFrame, plan: Plan, m: int) -> DataFrame:
-    """Leave out estimates of generations that measure something else."""
-
+def _of_generations(estimates: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
+    """Leave out estimates of generations with other measurements."""
     mine = F.col("generation").isin(*plan.kernels)
     return estimates.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
 
 
 def _partitions(warehouse: Warehouse, spec: ModelSpec, checkpoint: str) -> int:
-    """Return over how many partitions the join is spread: Spark goes on with those of its first micro-batch."""
+    """Return the number of partitions of the join, which Spark fixes at the first micro-batch."""
     kept = Checkpoint(warehouse, checkpoint).settings().get(PARTITIONS)
     return int(kept or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism)
 
 
 def _dropped(query: StreamingQuery) -> int:
-    """Return how many rows came behind the watermark, of the micro-batches that Spark still remembers."""
+    """Return how many rows were late by the watermark, in the micro-batches that Spark still remembers."""
     return sum(
         int(operator.get("numRowsDroppedByWatermark", 0))
         for progress in query.recentProgress
@@ -227,7 +226,7 @@ def _dropped(query: StreamingQuery) -> int:
 
 
 def _state_rows(query: StreamingQuery) -> int:
-    """Return how many forecasts and rows wait for each other, a row for each slot of a tolerance that it is in."""
+    """Return how many forecasts and measurements (once for each slot) wait in the join's state."""
     last = query.lastProgress
     return (
         0

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Watcher(LiveQueries):
+class MonitorQueries(LiveQueries):
     """One run of a monitor."""
 
     monitor: Monitor
     windows: Windows | None = None
     alerts: Alerts | None = None
 
-    what = "the monitor"
+    label = "the monitor"
 
     def start(self) -> list[StreamingQuery]:
-        """Start a query for the windows, and one for the rules."""
+        """Start a query for the windows and one for the rules."""
         spec, monitor, warehouse = self.spec, self.monitor, self.warehouse
         if monitor.kafka is not None:
             bounds(warehouse.spark, monitor.kafka.topic)
@@ -47,11 +47,11 @@ class Watcher(LiveQueries):
                     self.alerts = Alerts(warehouse, spec, monitor, application_of(warehouse, query), kind)
                 sink = self.alerts
                 rows = start_rules(spec, monitor, source, buckets_of(warehouse, spec, query.name))
-            queries.append(self.started(rows, query, sink))
+            queries.append(self.start_query(rows, query, sink))
         return queries
 
-    def told(self) -> str:
-        """Return how many rows are in windows, and how many alerts there were."""
+    def progress_text(self) -> str:
+        """Return how many rows were added to windows, and how many alerts were raised and cleared."""
         parts = []
         if self.windows is not None:
             parts.append(f"{self.windows.rows:,} rows in windows")
@@ -60,7 +60,7 @@ class Watcher(LiveQueries):
         return ", ".join(parts)
 
     def report(self, seconds: float) -> Report:
-        """Say what this run has done."""
+        """Return the report of this run."""
         lines, data = [], {}
         if self.windows is not None:
             rows, late = self.windows.rows, self.windows.late

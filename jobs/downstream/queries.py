@@ -1,8 +1,8 @@
-"""What follows a model's live estimates: its monitor and its forecast skill, each with queries, checkpoints and tables.
+"""The queries over a model's live estimates, of its monitor and forecast skill: their names, checkpoints and tables.
 
-A query's name says what it means: `monitor-<model>-windows-<definition>`, `monitor-<model>-rules-<definition>`,
-`skill-<model>-<definition>`. Another definition is another query, which begins at the first estimate, beside the rows
-that the one before has left. Rows of a definition belong to its checkpoint: where that is gone they are made anew.
+A query's name is `monitor-<model>-windows-<definition>`, `monitor-<model>-rules-<definition>` or
+`skill-<model>-<definition>`. Another definition is another query, which starts at the first estimate and leaves the
+former query's rows in the table. The rows of a definition belong to its checkpoint: without it they are computed anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MONITOR, SKILL = "monitor", "skill"
 VERBS = (MONITOR, SKILL)
 CHECKPOINTS = "checkpoints"
 APPLICATIONS = "_followers"
-"""Where it is noted under which name each checkpoint's transactions are."""
+"""The folder of files that map each checkpoint to the application name of its Delta transactions."""
 
 _KINDS: dict[tuple[str, str], Callable[[str], str]] = {
     (MONITOR, "windows"): windows,
@@ -45,22 +45,22 @@ class Query(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return its name, which is its checkpoint's too."""
+        """Return the query's name, which its checkpoint has too."""
         return f"{_prefix(self.verb, self.part, self.model)}{self.definition}"
 
     @property
     def checkpoint(self) -> str:
-        """Return its checkpoint's folder in the warehouse."""
+        """Return the checkpoint's folder in the warehouse."""
         return f"{CHECKPOINTS}/{self.name}"
 
     @property
     def table(self) -> str:
-        """Return the table that it writes."""
+        """Return the table that the query writes."""
         return _KINDS[self.verb, self.part](self.model)
 
 
 def queries_of(spec: ModelSpec, verb: str) -> list[Query]:
-    """Return the queries that a spec asks for."""
+    """Return the queries that a spec defines."""
     found = []
     if verb == MONITOR and spec.monitor is not None:
         for part in ("windows", "rules"):
@@ -72,7 +72,7 @@ def queries_of(spec: ModelSpec, verb: str) -> list[Query]:
 
 
 def query_of(model: str, folder: str) -> Query | None:
-    """Return the query of a model that a checkpoint's folder is of; None if it is of none."""
+    """Return the query of a model to which a checkpoint's folder belongs, None for any other folder."""
     for verb, part in _KINDS:
         prefix = _prefix(verb, part, model)
         if folder.startswith(prefix):
@@ -81,28 +81,28 @@ def query_of(model: str, folder: str) -> Query | None:
 
 
 def tables_of(model: str) -> list[str]:
-    """Return the tables that follow a model's estimates, whether they are there or not."""
+    """Return the names of a model's downstream tables, existing or not."""
     return [table(model) for table in _KINDS.values()]
 
 
 def application_of(warehouse: Warehouse, query: Query) -> str:
-    """Return the name of a query's transactions, which each checkpoint has for itself.
+    """Return the application name of a query's Delta transactions, which is unique to its checkpoint.
 
-    Micro-batches are counted from nought in a new checkpoint, and under an old name Delta would pass over them. A new
-    one begins without rows of its definition: those that are there are of a checkpoint that has been removed.
+    A new checkpoint counts micro-batches from 0, and under an old name Delta would skip them. A new checkpoint also
+    removes the rows of its definition, which a deleted checkpoint has left.
     """
     notes = hadoop_files(warehouse, APPLICATIONS)
     if Checkpoint(warehouse, query.checkpoint).last_planned() is None:
-        forget(warehouse, query)
+        remove_results(warehouse, query)
         application = f"{query.name}-{uuid.uuid4().hex[:8]}"
         notes.write(f"{query.name}.json", json.dumps({"application": application}).encode())
         return application
     kept = notes.read(f"{query.name}.json")
-    return query.name if kept is None else json.loads(kept)["application"]  # without: of an earlier release
+    return query.name if kept is None else json.loads(kept)["application"]  # absent in earlier releases
 
 
-def forget(warehouse: Warehouse, query: Query) -> int:
-    """Remove what a query has left beside its checkpoint; return how many rows that were. Again it changes nothing."""
+def remove_results(warehouse: Warehouse, query: Query) -> int:
+    """Remove a query's rows and files other than its checkpoint; return how many rows. Idempotent."""
     kept = hadoop_files(warehouse, f"_monitor/{query.model}")
     for name in kept.names("") if query.verb == MONITOR else ():
         if name in (f"{query.name}.json", f"watermark-{query.definition}.json"):
@@ -111,7 +111,7 @@ def forget(warehouse: Warehouse, query: Query) -> int:
     return warehouse.delete(query.table, F.col("definition") == query.definition)
 
 
-def lease_log(warehouse: Warehouse, verb: str, model: str) -> DriverLog:
+def driver_log(warehouse: Warehouse, verb: str, model: str) -> DriverLog:
     """Return the log of drivers of a model's stream, monitor or skill."""
     return DriverLog.of(warehouse, log_name(verb, model))
 

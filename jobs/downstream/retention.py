@@ -1,7 +1,7 @@
-"""Let go what a model's monitor and forecast skill have left and nothing needs: former definitions, and old rows.
+"""Remove what a model's monitor and forecast skill no longer need: former definitions and old rows.
 
-A checkpoint is first renamed, which happens at once: from then on its definition would begin anew. Then it goes, with
-its notes and its rows. A run that was killed in between is ended by the next one, which finds what has been renamed.
+A checkpoint is first renamed, which is atomic: from then on its definition would start anew. Then the checkpoint, its
+files and its rows are removed. After a crash in between, the next run finds the renamed checkpoint and completes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jobs.downstream.queries import (
     SKILL,
     VERBS,
     Query,
-    forget,
-    lease_log,
+    driver_log,
     queries_of,
     query_of,
+    remove_results,
 )
 from jobs.observability.lag import table_lag
 from jobs.specs.model_spec import ModelSpec
@@ -36,44 +36,44 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 REMOVED = "removed-"
-"""Put before the name of a checkpoint that is going."""
+"""Prefix of a renamed checkpoint."""
 
 
 @dataclass
-class Followers:
-    """One run for one model; `dry`: only say what would go."""
+class DownstreamCleanup:
+    """One run for one model; `dry`: report what would be removed, and remove nothing."""
 
     warehouse: Warehouse
     spec: ModelSpec
     dry: bool
 
     def run(self) -> dict[str, Any]:
-        """Return what has gone, or would: `definitions`, and how many `rows` of each table."""
-        going = self._former()
+        """Return what is, or would be, removed: `definitions`, and how many `rows` of each table."""
+        former = self._former()
         rows = {}
-        for query in going:
+        for query in former:
             count = self._remove(query)
             if count:
                 rows[query.table] = rows.get(query.table, 0) + count
-        for table, old in self._old():
+        for table, old in self._old_rows():
             count = self.warehouse.delete(table, old, self.dry)
             if count:
                 rows[table] = rows.get(table, 0) + count
-        return {"definitions": sorted(query.name for query in going), "rows": rows}
+        return {"definitions": sorted(query.name for query in former), "rows": rows}
 
     def _former(self) -> list[Query]:
-        """Return queries that the spec asks for no more, nothing runs, and whose last micro-batch is long ago.
+        """Return queries that the spec no longer defines, that do not run and whose last micro-batch is old enough.
 
-        And those that an earlier run has begun to remove.
+        Also queries that an earlier run has started to remove.
         """
         folders = hadoop_files(self.warehouse, CHECKPOINTS).names("")
-        begun = [name.removeprefix(REMOVED) for name in folders if name.startswith(REMOVED)]
-        asked = {query.name for verb in VERBS for query in queries_of(self.spec, verb)}
+        renamed = [name.removeprefix(REMOVED) for name in folders if name.startswith(REMOVED)]
+        defined = {query.name for verb in VERBS for query in queries_of(self.spec, verb)}
         running = {name for verb in VERBS for name in self._running(verb)}
-        found = {query.name: query for query in map(self._query, begun) if query is not None}
+        found = {query.name: query for query in map(self._query, renamed) if query is not None}
         for name in folders:
             query = self._query(name)
-            if query is not None and name not in asked | running and self._old_enough(query):
+            if query is not None and name not in defined | running and self._old_enough(query):
                 found[name] = query
         return list(found.values())
 
@@ -81,8 +81,8 @@ class Followers:
         return query_of(self.spec.name, folder)
 
     def _running(self, verb: str) -> list[str]:
-        """Return the queries of a driver that runs, whatever the spec says by now."""
-        last = lease_log(self.warehouse, verb, self.spec.name).last(verb)
+        """Return the queries of a running driver, which may have started with another spec."""
+        last = driver_log(self.warehouse, verb, self.spec.name).last(verb)
         if last is None or last.ended_at is not None or not last.owner.alive(last.beat_at):
             return []
         return last.queries or []
@@ -91,26 +91,26 @@ class Followers:
         checkpoint = Checkpoint(self.warehouse, query.checkpoint)
         last = checkpoint.last_commit()
         if last is None:
-            return True  # it has done nothing
+            return True  # no micro-batch yet
         return datetime.now(UTC) - checkpoint.committed_at(last) > span_of(self.spec.retention.definitions)
 
     def _remove(self, query: Query) -> int:
-        """Remove a query's checkpoint, notes and rows; return how many rows."""
+        """Remove a query's checkpoint, files and rows; return how many rows."""
         if self.dry:
             return self.warehouse.delete(query.table, F.col("definition") == query.definition, dry=True)
-        going = Folder(self.warehouse, f"{CHECKPOINTS}/{REMOVED}{query.name}")
-        begun, there = going.exists(), Folder(self.warehouse, query.checkpoint)
-        if there.exists() and begun:  # it has begun anew since a run that was killed: its rows are of that
-            going.remove()
+        renamed = Folder(self.warehouse, f"{CHECKPOINTS}/{REMOVED}{query.name}")
+        is_renamed, checkpoint = renamed.exists(), Folder(self.warehouse, query.checkpoint)
+        if checkpoint.exists() and is_renamed:
+            renamed.remove()  # restarted after a crash in between: the rows are those of the new checkpoint
             return 0
-        if not begun:
-            there.rename(going)
-        rows = forget(self.warehouse, query)
-        going.remove()
+        if not is_renamed:
+            checkpoint.rename(renamed)
+        rows = remove_results(self.warehouse, query)
+        renamed.remove()
         return rows
 
-    def _old(self) -> list[tuple[str, Column]]:
-        """Return the rows that are too old, by table: as far behind the newest event time as the spec says."""
+    def _old_rows(self) -> list[tuple[str, Column]]:
+        """Return conditions on old rows by table: their event time lags the newest by more than the spec's span."""
         kept, found = self.spec.retention, []
         monitor = self.spec.monitor
         open_us = 0 if monitor is None else duration_us(monitor.watermark)
@@ -122,16 +122,16 @@ class Followers:
                 continue
             newest = self.warehouse.read(table).agg(F.max(F.unix_micros(column)).alias("at")).first()
             if newest is not None and newest["at"] is not None:
-                # A window that is still open would begin anew: what is counted in it stays.
+                # An open window would start anew, so its counts stay.
                 cut = newest["at"] - max(duration_us(span), least_us)
                 found.append((table, F.unix_micros(column) < cut))
         return found
 
 
-def furthest_behind(warehouse: Warehouse, spec: ModelSpec) -> tuple[str, timedelta]:
-    """Return which of a spec's queries is furthest behind the estimates, and for how long some have waited for it.
+def largest_lag(warehouse: Warehouse, spec: ModelSpec) -> tuple[str, timedelta]:
+    """Return the verb whose query lags the estimates most, and that lag.
 
-    One that has not begun will begin with the table as it is, and waits for nothing.
+    A query without a micro-batch does not lag: it will start with the whole table.
     """
     found = [("", timedelta(0))]
     for verb in VERBS:
@@ -144,7 +144,7 @@ def furthest_behind(warehouse: Warehouse, spec: ModelSpec) -> tuple[str, timedel
 
 
 def lines_of(found: dict[str, Any], would: str) -> list[str]:
-    """Say what has gone, or would."""
+    """Return report lines of what `DownstreamCleanup.run` returned; each starts with `would`."""
     lines = []
     names = {MONITOR: "the monitor", SKILL: "forecast skill"}
     for verb, text in names.items():

@@ -1,7 +1,7 @@
-"""Rules over keys' sequences as a stateful operator of Spark: one group a bucket of keys, NumPy over all of them.
+"""Rules over each key's readings as a stateful Spark operator: one group a bucket of keys, NumPy over all of them.
 
-Every micro-batch visits every bucket and tells it the newest event time, so that a key that is silent is noticed while
-others go on.
+Where a rule is over silence, every micro-batch sends its newest event time to every bucket, so that a silent key is
+noticed as soon as other keys have rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.core.times import duration_us
-from jobs.downstream.rules import NEVER, Events, Rules, RuleStates, apply_rules, joined, no_states, silences
+from jobs.downstream.rules import (
+    NEVER,
+    Events,
+    Rules,
+    RuleStates,
+    apply_rules,
+    concatenated,
+    no_states,
+    silences,
+)
 from jobs.encoding.keys import KeyKind, columns_of, match
 from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.routing import Routing
@@ -43,7 +52,7 @@ RAISED, CLEARED = "raised", "cleared"
 
 
 def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
-    """Return over how many buckets the keys are spread: fixed when the stream that has this name first starts."""
+    """Return the number of buckets of keys, which the first start of the query `name` fixes."""
     files = hadoop_files(warehouse, f"_monitor/{spec.name}")
     kept = files.read(f"{name}.json")
     if kept is None:
@@ -53,8 +62,8 @@ def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
     return int(json.loads(kept)["buckets"])
 
 
-class Plan(NamedTuple):
-    """All that the operator knows. It is sent to the executors once a query."""
+class RulePlan(NamedTuple):
+    """The operator's rules and formats, sent to the executors once a query."""
 
     rules: Rules
     rows: RowFormat
@@ -99,17 +108,17 @@ def rules_of(monitor: Monitor) -> Rules:
 class RuleProcessor(StatefulProcessor):
     """Apply the rules to the keys of a bucket."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RulePlan) -> None:
         self.plan = plan
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the one state: a packet of all the bucket's keys."""
+        """Declare the only state variable: a packet with all keys of the bucket."""
         self.states: ValueState = handle.getValueState("states", "packet binary")
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
-        """Take a micro-batch's readings of the bucket and put out what they raise and clear."""
+        """Apply the bucket's readings of a micro-batch; yield the alerts that they raise and clear."""
         payloads: list[bytes] = []
         clock = NEVER
         for frame in rows:
@@ -117,7 +126,7 @@ class RuleProcessor(StatefulProcessor):
             clock = max(clock, int(frame["clock"].max()))
         held = self.states.get() if self.states.exists() else None
         known = self.plan.layout.decode(bytes(held[0])) if held is not None else self.plan.layout.empty()
-        records, events = watch(self.plan, known, payloads, clock)
+        records, events = update_bucket(self.plan, known, payloads, clock)
         if records is not known:
             self.states.update((self.plan.layout.encode(records),))
         if len(events.key):
@@ -135,31 +144,35 @@ class RuleProcessor(StatefulProcessor):
             )
 
 
-def watch(plan: Plan, known: Records, payloads: list[bytes], clock: int) -> tuple[Records, Events]:
-    """Apply packed readings to a bucket's states; return them, ordered by route, and the events of their keys."""
+def update_bucket(
+    plan: RulePlan, known: Records, payloads: list[bytes], clock: int
+) -> tuple[Records, Events]:
+    """Apply packed readings to a bucket's states; return the states, ordered by route, and their keys' events.
+
+    clock: the micro-batch's newest event time in microseconds.
+    """
     rules = plan.rules
     keyed = unpack_rows(payloads, plan.rows) if payloads else None
     if keyed is not None:
         at = match(known, keyed.keys)
-        born = np.flatnonzero(at < 0)
-        if len(born):
-            new = keyed.keys.take(born)
-            fresh = _arrays(no_states(rules, len(born)))
-            added = Records({**new.arrays, **fresh}, new.text)
+        absent = np.flatnonzero(at < 0)
+        if len(absent):
+            new = keyed.keys.take(absent)
+            added = Records({**new.arrays, **_arrays(no_states(rules, len(absent)))}, new.text)
             whole = concat([known, added]) if known.size else added
             known = whole.take(np.argsort(whole.arrays["route"], kind="stable"))
             at = match(known, keyed.keys)
         states = _states(known)
         rows = keyed.rows
-        # Keys are numbered in the order of their routes there and here, so rows stay in the order of keys.
+        # Both number keys in the order of their routes, so rows stay in the order of keys.
         states, events = apply_rules(rules, states, at[rows.key], rows.time, rows.y)
     else:
         states, events = _states(known), None
     states, quiet = silences(rules, states, clock)
-    both = joined([*([] if events is None else [events]), quiet])
+    found = concatenated([*([] if events is None else [events]), quiet])
     if keyed is None and len(quiet.key) == 0:
-        return known, both
-    return Records({**known.arrays, **_arrays(states)}, known.text), both
+        return known, found
+    return Records({**known.arrays, **_arrays(states)}, known.text), found
 
 
 def _states(records: Records) -> RuleStates:
@@ -173,7 +186,7 @@ def _arrays(states: RuleStates) -> dict[str, Any]:
 
 
 def start_rules(spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int) -> DataFrame:
-    """Return the stream of a model's alerts from the stream of its live estimates."""
+    """Return the stream of alerts for a stream of live estimates."""
     rules = rules_of(monitor)
     read = []
     for number, rule in enumerate(monitor.rules):
@@ -185,7 +198,7 @@ def start_rules(spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets
             column = F.lit(None).cast("double")
         read.append(column.alias(f"r{number}"))
     fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(len(read))), ())
-    plan = Plan(rules, fmt)
+    plan = RulePlan(rules, fmt)
     chosen = select_columns(estimates.select("key", "event_time", *read), fmt)
     packed = chosen.mapInArrow(_packer(fmt, buckets, bool((rules.after >= 0).any())), PACKED)
     grouped = packed.groupBy("bucket")
@@ -216,7 +229,7 @@ def _packer(
 
 @dataclass
 class Alerts:
-    """The function that Spark calls with each micro-batch of alerts."""
+    """The `foreachBatch` function of alerts."""
 
     warehouse: Warehouse
     spec: ModelSpec
@@ -227,8 +240,7 @@ class Alerts:
     cleared: int = 0
 
     def __call__(self, events: DataFrame, batch_id: int) -> None:
-        """Append a micro-batch's alerts, once, and send them to the topic if there is one."""
-
+        """Append a micro-batch's alerts, once, and publish them to the topic, if any, at least once."""
         events = events.persist()
         try:
             counts = {row["raised"]: row["count"] for row in events.groupBy("raised").count().collect()}

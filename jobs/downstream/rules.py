@@ -1,8 +1,7 @@
 """Rules over the sequence of a key's readings, for many keys at once. No Spark, no clock, no loop per key.
 
-A rule is met by readings in a row that are beyond a bound (each further out than the last, where it says `rising`), or
-by silence. It raises an alert once, and clears it with hysteresis: when readings in a row are back within bounds that
-may be narrower.
+A rule is met by consecutive readings beyond a bound (each above the last, if it is `rising`), or by silence. It raises
+an alert once, and clears it with hysteresis: when consecutive readings are within bounds that may be narrower.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ NEVER = np.iinfo(np.int64).min
 class Rules(NamedTuple):
     """R rules.
 
-    high, low (R,): a reading at or beyond one of them is out; clear_high, clear_low (R,): one strictly within both is
-    back; readings, clear_readings (R,): how many in a row raise and clear; rising (R,): each has to be above the last;
-    after (R,): microseconds of silence, -1 for rules over readings.
+    high, low (R,): a reading at or beyond one of them is out; clear_high, clear_low (R,): a reading strictly within
+    both is back; readings, clear_readings (R,): how many consecutive ones raise and clear; rising (R,): each must be
+    above the last; after (R,): microseconds of silence, -1 for rules over readings.
     """
 
     high: Floats
@@ -38,11 +37,11 @@ class Rules(NamedTuple):
 
 
 class RuleStates(NamedTuple):
-    """What rules know of K keys.
+    """The states of R rules for K keys.
 
-    time (K,): of the last reading, NEVER before the first; run (R, K): readings in a row that are out; since (R, K):
-    time of the run's first; calm (R, K): readings in a row that are back, while the alert is active; last (R, K): the
-    last reading; active (R, K): if the alert is raised.
+    time (K,): of the last reading, NEVER before the first; run (R, K): consecutive readings that are out; since (R, K):
+    time of the run's first; calm (R, K): consecutive readings that are back, while the alert is active; last (R, K):
+    the last reading; active (R, K): whether the alert is raised.
     """
 
     time: Ints
@@ -53,19 +52,20 @@ class RuleStates(NamedTuple):
     active: Bools
 
     def take(self, keys: Ints) -> RuleStates:
-        """Return the states of some keys."""
+        """Return the states of the given keys."""
         return RuleStates(**{name: getattr(self, name)[..., keys] for name in self._fields})
 
     def copy(self) -> RuleStates:
-        """Return states that may be changed in place."""
+        """Return a copy that may be changed in place."""
         return RuleStates(**{name: np.array(getattr(self, name)) for name in self._fields})
 
 
 class Events(NamedTuple):
-    """E alerts raised or cleared, those of a key in their order.
+    """E alerts raised or cleared, those of a key in order.
 
-    key, rule (E,): numbers; raised (E,); time (E,): of the reading, or when a silence became too long; value (E,): the
-    reading, or the seconds of silence so far; since (E,): where the run, or the silence, began; readings (E,): of it.
+    key, rule (E,): numbers; raised (E,); time (E,): of the reading, or when the silence became too long; value (E,):
+    the reading, or the seconds of silence so far; since (E,): start of the run or silence; readings (E,): length of
+    the run.
     """
 
     key: Ints
@@ -77,7 +77,7 @@ class Events(NamedTuple):
     readings: Ints
 
     def take(self, index: Ints) -> Events:
-        """Return some events."""
+        """Return the given events."""
         return Events(**{name: getattr(self, name)[index] for name in self._fields})
 
 
@@ -102,9 +102,9 @@ def apply_rules(
     Args:
         rules: R rules.
         states: of K keys.
-        key: (N,) number of each row's key; rows are in the order of key, then time.
-        time: (N,) microseconds. A row before its key's last reading is passed over.
-        value: (R, N) what each rule reads of each row; NaN: nothing.
+        key: (N,) number of each row's key; rows are ordered by key, then time.
+        time: (N,) microseconds. A row before its key's last reading is skipped.
+        value: (R, N) each rule's reading of each row; NaN: none.
     """
     kept = np.flatnonzero(time >= states.time[key])
     key, time, value = key[kept], time[kept], value[:, kept]
@@ -122,7 +122,7 @@ def apply_rules(
 
 
 def silences(rules: Rules, states: RuleStates, clock: int) -> tuple[RuleStates, Events]:
-    """Raise the alerts of keys that have been silent for too long when it is `clock` (microseconds)."""
+    """Raise the alerts of keys that are silent for too long at the time `clock` (microseconds)."""
     known = np.where(states.time == NEVER, clock, states.time)
     gap = np.broadcast_to(clock - known, states.active.shape)
     raised = _too_long(rules, gap) & ~states.active
@@ -132,12 +132,12 @@ def silences(rules: Rules, states: RuleStates, clock: int) -> tuple[RuleStates, 
 
 
 def _round(rules: Rules, now: RuleStates, key: Ints, time: Ints, value: Floats) -> list[Events]:
-    """Apply one row of each of some keys, in place."""
+    """Apply at most one row of each key, in place."""
     was = now.take(key)
     at = np.broadcast_to(time, value.shape)
     before = np.broadcast_to(was.time, value.shape)
     quiet = (rules.after >= 0)[:, None]
-    # A silence that ends with this row, and may have been too long without anyone noticing.
+    # A silence that ends with this row may have been too long without an alert so far.
     gap = np.where(before == NEVER, 0, at - np.where(before == NEVER, at, before))
     noticed = _too_long(rules, gap) & ~was.active
     broken = quiet & (was.active | noticed)
@@ -173,7 +173,7 @@ def _too_long(rules: Rules, gap: Ints) -> Bools:
 def _events(
     which: Bools, raised: bool, key: Ints, time: Ints, value: Floats, since: Ints, readings: Ints | int
 ) -> Events:
-    """Return the events of rules and keys that `which` (R, n) marks."""
+    """Return the events of the rules and keys marked in `which` (R, n)."""
     rule, place = np.nonzero(which)
     counts = np.broadcast_to(readings, which.shape)
     return Events(
@@ -187,8 +187,8 @@ def _events(
     )
 
 
-def joined(parts: list[Events]) -> Events:
-    """Return events end to end."""
+def concatenated(parts: list[Events]) -> Events:
+    """Return the events of all parts in order."""
     if not parts:
         none = np.zeros(0, np.int64)
         return Events(none, none, none.astype(bool), none, none.astype(float), none, none)
@@ -196,6 +196,6 @@ def joined(parts: list[Events]) -> Events:
 
 
 def _in_order(parts: list[Events]) -> Events:
-    """Join events, those of a key and rule in their order."""
-    whole = joined(parts)
+    """Return the events of all parts sorted by key and time."""
+    whole = concatenated(parts)
     return whole.take(np.lexsort((np.arange(len(whole.key)), whole.time, whole.key)))

@@ -1,4 +1,4 @@
-"""Run streaming queries over a model's live estimates to their end, and again when another generation becomes live."""
+"""Run streaming queries over a model's live estimates, and restart them when another generation becomes live."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
-from jobs.downstream.driver import held
+from jobs.downstream.driver import registered_driver
 from jobs.downstream.queries import Query
 from jobs.lineage.generations import live as live_now
 from jobs.lineage.leases import stream_lock
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 GENERATIONS = "generations"
 POLL_SECONDS = 0.2
 SWITCH_SECONDS = 1.0
-"""How often queries that run on look if the table of generations has changed, and another may be the live one.
+"""How often a running query checks whether another generation has become live.
 
-What that one has written before is passed over by what still runs on the estimates of the one before.
+Until it switches over, it ignores rows of the new generation.
 """
 
 
 @contextmanager
-def following(
+def exclusive_run(
     settings: Settings, spec: ModelSpec, verb: str, kafka: bool = False
 ) -> Iterator[tuple[Warehouse, threading.Event, Progress]]:
-    """Be the one monitor, or judge of forecasts, of a model; yield where, what tells to end, and where to tell of it.
+    """Start Spark as the only monitor or skill driver of a model; yield the warehouse, the stop event and the progress.
 
     Raises:
-        UserError: another one runs.
+        UserError: another driver runs.
     """
     title = f"{verb} {spec.name}"
     with stream_lock(settings.warehouse, spec.name, what=verb), stop_signal() as stop:
         warehouse = Warehouse(spark_session(settings, title, interpreted_conf(), kafka), settings.warehouse)
         with (
-            held(warehouse, spec, verb, stop),
+            registered_driver(warehouse, spec, verb, stop),
             Progress(title, None, quiet=settings.quiet) as progress,
         ):
             yield warehouse, stop, progress
@@ -63,56 +63,56 @@ def following(
 
 @dataclass
 class LiveQueries:
-    """One run of what follows the live estimates. What it is, its subclass says."""
+    """One run of queries over the live estimates; subclasses define the queries."""
 
     warehouse: Warehouse
     spec: ModelSpec
     seconds: float | None
     stop: threading.Event
 
-    what = "the queries"
-    """What a failure is said to be of."""
+    label = "the queries"
+    """Names the queries in messages."""
 
     def start(self) -> list[StreamingQuery]:
-        """Start the queries over the estimates that are live now."""
+        """Start the queries over the current live estimates."""
         raise NotImplementedError
 
-    def told(self) -> str:
-        """Return what has been done so far, in a few words."""
+    def progress_text(self) -> str:
+        """Return the counts of the run so far, in a few words."""
         raise NotImplementedError
 
     def run(self, progress: Progress) -> None:
-        """Run the queries to their end; begin them again when another generation has become the live one."""
+        """Run the queries to their end; restart them when another generation becomes live."""
         while not self.stop.is_set():
-            # Before the generations are read, so that no later change is overlooked.
-            seen = self.warehouse.latest_version(GENERATIONS) if self.warehouse.exists(GENERATIONS) else -1
-            links = live_lineage(self.warehouse, self.spec.name)
-            if not links or not self.warehouse.exists(estimates(self.spec.name)):
+            # Read before the generations, so that no later change is missed.
+            version = self.warehouse.latest_version(GENERATIONS) if self.warehouse.exists(GENERATIONS) else -1
+            segments = live_lineage(self.warehouse, self.spec.name)
+            if not segments or not self.warehouse.exists(estimates(self.spec.name)):
                 raise UserError(
                     f"model {self.spec.name} has no live estimates: start its stream with `kalman-pipeline stream "
                     f"--model {self.spec.name}`"
                 )
             queries = self.start()
             try:
-                if self._await(queries, links[0].generation, seen, progress):
+                if self._await(queries, segments[0].generation, version, progress):
                     return
             finally:
                 self._end(queries)
 
     def source(self) -> DataFrame:
-        """Return the live estimates as a stream: first the table as it is, then what is added.
+        """Return the live estimates as a stream: first the current table, then appended rows.
 
-        Not its versions from the first one on: `maintain` compacts it, and the files of old versions go. It also
-        deletes estimates that are no part of the live ones, a commit to pass over, as it adds nothing.
+        The stream does not start at the table's first version, whose files `maintain` may have compacted and removed.
+        `maintain` also deletes estimates that are not live; these commits add nothing and are skipped.
         """
         reader = self.warehouse.spark.readStream.format("delta").option("skipChangeCommits", "true")
         rows = reader.load(self.warehouse.path(estimates(self.spec.name)))
         return rows.filter(is_live(self.warehouse, self.spec.name))
 
-    def started(
+    def start_query(
         self, rows: DataFrame, query: Query, sink: Callable[[DataFrame, int], None]
     ) -> StreamingQuery:
-        """Start a query that hands each micro-batch to a sink."""
+        """Start a query that calls a sink with each micro-batch."""
         writer = rows.writeStream.queryName(query.name).foreachBatch(batches_labelled(sink, query.name))
         writer = writer.option("checkpointLocation", self.warehouse.path(query.checkpoint))
         writer = (
@@ -122,10 +122,10 @@ class LiveQueries:
         )
         return writer.start()
 
-    def _await(self, queries: list[StreamingQuery], live: str, seen: int, progress: Progress) -> bool:
-        """Wait for the queries' end; False if they are to begin again with another live generation.
+    def _await(self, queries: list[StreamingQuery], live: str, known: int, progress: Progress) -> bool:
+        """Wait for the queries' end; return False if they must restart because another generation is live.
 
-        seen: version of the table of generations in which `live` was the live one.
+        known: version of the table of generations in which `live` is the live generation.
         """
         due = time.monotonic() + SWITCH_SECONDS
         while any(query.isActive for query in queries):
@@ -133,31 +133,30 @@ class LiveQueries:
                 return True
             if any(not query.isActive and query.exception() is not None for query in queries):
                 return True
-            progress.note(self.told())
+            progress.note(self.progress_text())
             if self.seconds is not None and time.monotonic() >= due:
                 due = time.monotonic() + SWITCH_SECONDS
                 version = self.warehouse.latest_version(GENERATIONS)
-                if version == seen:
+                if version == known:
                     continue
-                seen, now = version, live_now(self.warehouse, self.spec.name)
+                known, now = version, live_now(self.warehouse, self.spec.name)
                 if now is not None and now.generation != live:
                     print(
-                        f"{self.spec.name}: {now.generation} is live, {self.what} goes over to it",
+                        f"{self.spec.name}: {now.generation} is live, {self.label} switches over to it",
                         file=sys.stderr,
                     )
                     return False
         return True
 
     def _end(self, queries: list[StreamingQuery]) -> None:
-        """Let the running micro-batches finish, and raise what went wrong in one."""
-
+        """Let the running micro-batches finish, and raise the first failure."""
         stop = threading.Event()
         stop.set()
-        problems = []
+        causes = []
         for query in queries:
             try:
                 await_end(query, stop)
             except PySparkException as error:
-                problems.append(cause_of(error))
-        if problems:
-            raise UserError(f"{self.what} of {self.spec.name} failed: {problems[0]}", RUN_FAILED)
+                causes.append(cause_of(error))
+        if causes:
+            raise UserError(f"{self.label} of {self.spec.name} failed: {causes[0]}", RUN_FAILED)

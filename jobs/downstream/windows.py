@@ -1,7 +1,7 @@
-"""Windows over event time: each micro-batch of estimates is added to the windows that its rows are in, exactly once.
+"""Windows over event time: each micro-batch of estimates is added to the windows of its rows, exactly once.
 
-A window's row is there from its first estimate on and grows. The watermark is the newest event time of all earlier
-micro-batches less the spec's delay; what comes for a window that ended before it is counted as late, and not taken in.
+A window has a row from its first estimate on, which is updated. The watermark is the newest event time of all earlier
+micro-batches less the spec's delay; an estimate for a window that ended before it is counted as late and not added.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLACE = ("definition", "size", "slide", "window_start", "window_end")
 
 @dataclass
 class Windows:
-    """The function that Spark calls with each micro-batch of live estimates."""
+    """The `foreachBatch` function that adds live estimates to windows."""
 
     warehouse: Warehouse
     spec: ModelSpec
@@ -39,7 +39,7 @@ class Windows:
     late: int = 0
 
     def __call__(self, estimates: DataFrame, batch_id: int) -> None:
-        """Add a micro-batch to its windows. Running it again changes nothing."""
+        """Add a micro-batch to its windows. Idempotent."""
         estimates = estimates.persist()
         try:
             newest = estimates.agg(F.max(F.unix_micros("event_time")).alias("newest")).first()
@@ -49,10 +49,10 @@ class Windows:
                 delay = duration_us(self.monitor.watermark)
                 sums = self.sums(estimates, None if before is None else before - delay).persist()
                 self._add(sums, batch_id)
-                told = sums.agg(F.sum("rows").alias("rows"), F.sum("late").alias("late")).first()
-                assert told is not None
-                self.rows += told["rows"] or 0
-                self.late += told["late"] or 0
+                counts = sums.agg(F.sum("rows").alias("rows"), F.sum("late").alias("late")).first()
+                assert counts is not None
+                self.rows += counts["rows"] or 0
+                self.late += counts["late"] or 0
                 sums.unpersist()
             after = max((one for one in (before, newest["newest"]) if one is not None), default=None)
             detail = {"batch": batch_id, "before": before, "after": after}
@@ -61,7 +61,7 @@ class Windows:
             estimates.unpersist()
 
     def sums(self, estimates: DataFrame, watermark: int | None) -> DataFrame:
-        """Return what a micro-batch adds: a row for each window and group."""
+        """Return the sums of a micro-batch: a row for each window and group."""
         definition, parts = self.monitor.definition("windows"), []
         n, m = len(self.spec.states), len(self.spec.measurement)
         biased = "innovation" in estimates.columns
@@ -117,7 +117,7 @@ class Windows:
             warehouse.create(table, columns)
         session = sums.sparkSession
         place = [*PLACE, *self.monitor.by]
-        # The definition as a constant: windows of other definitions are then not read.
+        # With the definition as a constant, windows of other definitions are not read.
         same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in place[1:])
         same = f"t.definition = '{self.monitor.definition('windows')}' AND {same}"
         added: dict[str, Any] = {
@@ -134,7 +134,7 @@ class Windows:
             merge.execute()
 
     def _before(self, batch_id: int) -> int | None:
-        """Return the newest event time of the micro-batches before this one; None before the first."""
+        """Return the newest event time (us) of earlier micro-batches, None in the first."""
         kept = self._files.read(self._file)
         if kept is None:
             return None
@@ -154,7 +154,7 @@ _SUMS = ("nis_sum", "mean_sum", "innovation_sum")
 
 
 def _means(sums: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns that follow from sums and counts."""
+    """Return the columns derived from sums and counts."""
 
     def share(count: Any) -> Any:
         return F.try_divide(count, sums["rows"])

@@ -1,6 +1,7 @@
-"""Turn raw rows of a file into the columns of the measurements table, or say why a row does not fit.
+"""Turn raw rows of a file into the columns of the measurements table, or give the reason why a row is rejected.
 
-One parser, `jobs.ingestion.parsing`, serves the offline command, small files (in the driver) and large ones (in Spark's workers).
+One parser, `jobs.ingestion.parsing`, serves the offline commands, small files (read in the driver) and large ones (read
+by Spark's workers).
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from jobs.warehouse.quarantine import PAYLOAD, REASON
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+ROWS_A_FILE = 2_000_000
+"""A commit to the measurements is written to one data file for each so many rows."""
+
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,19}\s*", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
 
 
 def key_types_of(names: Sequence[str], schema: pa.Schema) -> KeyTypes:
-    """Choose the types of columns of keys and ids: a whole number stays one, everything else is text."""
+    """Return the types of key and id columns: bigint for integers, string for everything else."""
     return {name: "bigint" if _is_whole(schema.field(name).type) else "string" for name in names}
 
 
@@ -39,17 +43,17 @@ def measurement_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
 
 
 def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
-    """Refuse a file with a column whose type can never hold what the spec says of it.
+    """Refuse a file with a column whose type cannot hold the values that the spec expects.
 
     Raises:
-        UserError: it names the column, and what to do.
+        UserError: a column has such a type; the message names it and the remedy.
     """
     empty = {name: pa.array([], schema.field(name).type) for name in spec.columns}
     parse(spec, Source(empty, np.zeros(0, bool), 0), file)
 
 
 def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) -> pa.RecordBatch:
-    """Return `_reason` (null where a row fits), `_payload` (the raw row as JSON, where not), and the spec's columns."""
+    """Return `_reason` and `_payload` (the raw row as JSON), null where a row is accepted, and the spec's columns."""
     rows = parse(spec, source, file)
     reason = rows.reason
     keys = [typed_key(f"key {name}", source.columns[name], key_types[name], reason) for name in spec.key]
@@ -74,7 +78,7 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
 
 
 def checked_frame(raw: DataFrame, spec: ModelSpec, key_types: KeyTypes, file: str) -> DataFrame:
-    """Check the rows of a data frame where they are; its column `_corrupt`, if any, marks misshapen ones."""
+    """Check the rows of a data frame in Spark's workers; its column `_corrupt`, if any, marks misshapen ones."""
     schema = f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, key_types)}"
     return raw.mapInArrow(_checker(spec, key_types, file), schema)
 
@@ -95,7 +99,7 @@ def _checker(
 
 
 def typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
-    """Return the spec's columns, with the types that checked rows have, as DDL."""
+    """Return the spec's columns as DDL, with the types of checked rows."""
     types = {name: "double" for name in spec.columns} | key_types | {spec.time: "timestamp"}
     return ", ".join(f"`{name}` {types[name]}" for name in spec.columns)
 
@@ -111,14 +115,14 @@ def typed_key(
     reason: NDArray[np.object_],
     missing: NDArray[np.bool_] | None = None,
 ) -> pa.Array:
-    """Return a column of keys or ids in the table's type; what cannot have it is rejected, never rounded to another.
+    """Return a column of keys or ids in the table's type; a value that has no exact equivalent is rejected.
 
     Args:
-        what: it is, for reasons.
+        what: the column's role and name, for reasons.
         column: N values.
-        wanted: the type, bigint or string.
-        reason: (N,) why rows are rejected, which is added to.
-        missing: (N,) which values need not be there; None: none of them.
+        wanted: bigint or string.
+        reason: (N,) why each row is rejected; updated in place.
+        missing: (N,) which values may be absent; None: none of them.
     """
     kind = column.type
     if wanted == "string":
@@ -132,7 +136,7 @@ def typed_key(
 
 
 def _blank(column: pa.Array, missing: NDArray[np.bool_]) -> pa.Array:
-    """Return a column with null where a value is missing."""
+    """Return a column with null at the missing values."""
     return column.take(pa.array(np.arange(len(column)), mask=missing)) if missing.any() else column
 
 
@@ -149,7 +153,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
-    """Return the raw rows that are wanted as JSON, without what is null; null for the others."""
+    """Return the wanted raw rows as JSON objects without their null members; null for all other rows."""
     texts: list[str | None] = [None] * source.rows
     places = np.flatnonzero(wanted)
     if len(places):

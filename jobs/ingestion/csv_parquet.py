@@ -1,4 +1,4 @@
-"""Read the columns of a CSV or Parquet file as they are, without judging what is in them."""
+"""Read the columns of a CSV or Parquet file unchecked."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from jobs.specs.problems import closest
 
 FORMATS = (".csv", ".csv.gz", ".parquet")
 CORRUPT = "_corrupt"
-"""The column that holds a misshapen row as it came."""
+"""The column with the text of a misshapen row."""
 
 
 class Source(NamedTuple):
-    """What a file holds: `columns` by name, each of N rows, and (N,) which rows are `misshapen`."""
+    """The content of a file: `columns` by name, each of N rows, and (N,) which rows are `misshapen`."""
 
     columns: dict[str, pa.Array]
     misshapen: NDArray[np.bool_]
@@ -35,7 +35,7 @@ def check_format(path: Path) -> str:
     """Return the file's ending.
 
     Raises:
-        UserError: it is none of .csv, .csv.gz and .parquet.
+        UserError: the ending is none of .csv, .csv.gz and .parquet.
     """
     ending = next((one for one in FORMATS if path.name.lower().endswith(one)), None)
     if ending is None:
@@ -44,12 +44,12 @@ def check_format(path: Path) -> str:
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> Source:
-    """Read the named columns, or all; CSV fields stay text, an empty one is null.
+    """Read the named columns, or all; CSV fields stay text, an empty field is null.
 
-    With all columns a CSV file's misshapen rows are kept whole in the column `_corrupt`.
+    Reading all columns of a CSV file keeps the text of misshapen rows in the column `_corrupt`.
 
     Raises:
-        UserError: the file cannot be read, is not what its ending says, or lacks a column.
+        UserError: the file cannot be read, has another format than its ending says, or lacks a column.
     """
     is_csv = _is_csv(path)
     try:
@@ -61,10 +61,10 @@ def read(path: Path, columns: Sequence[str] | None = None) -> Source:
 
 
 def read_schema(path: Path, columns: Sequence[str]) -> pa.Schema:
-    """Return the names and types of a file's columns, after checking that the named ones are there.
+    """Return the names and types of a file's columns, after checking that the named ones exist.
 
     Raises:
-        UserError: the file cannot be read, is not what its ending says, or lacks a column.
+        UserError: the file cannot be read, has another format than its ending says, or lacks a column.
     """
     is_csv = _is_csv(path)
     try:
@@ -103,7 +103,7 @@ def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:
 
 
 def _read_csv(path: Path, wanted: Sequence[str] | None) -> Source:
-    # Python's reader and not Arrow's: one row with a field too many must not end the whole file.
+    # Python's reader and not Arrow's: one row with a field too many must not fail the whole file.
     try:
         with _text(path) as text:
             reader = csv.reader(text)
@@ -177,7 +177,7 @@ def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> Non
     """Check that a file has each of the wanted columns once.
 
     Raises:
-        UserError: it has not.
+        UserError: a column is missing or appears twice.
     """
     for name in wanted:
         if name not in have:
@@ -185,4 +185,4 @@ def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> Non
             listed = ", ".join(have[:20]) + (", ..." if len(have) > 20 else "")
             raise UserError(f"{path}: there is no column '{name}'; {hint or f'columns are {listed}'}")
         if list(have).count(name) > 1:
-            raise UserError(f"{path}: column '{name}' is there twice; rename one of them")
+            raise UserError(f"{path}: column '{name}' appears twice; rename one of them")

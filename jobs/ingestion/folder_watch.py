@@ -1,8 +1,9 @@
-"""`ingest --input FOLDER --trigger SECONDS`: land the files that come into folders, each once, until stopped.
+"""`ingest --input FOLDER --trigger SECONDS`: land the files that arrive in folders, each once, until stopped.
 
-A file is taken when it has not changed for a moment, and what has become of it is noted in `_folders/<model>`, so that
-neither the next look nor the next run reads it again. The note is written behind the file's commits, which are in the
-file's own transaction (`jobs.ingest`): killed between the two, the next run lands the file again and changes nothing.
+A file is landed when it has not changed for `SETTLE_SECONDS`. Its outcome is recorded in `_folders/<model>`, so that
+neither the next scan nor the next run reads it again. The record is written after the file's commits, which are in the
+file's own transaction (`jobs.ingestion.landing`): after a crash between the two, the next run lands the file again,
+which is idempotent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
-from jobs.ingestion.landing import SUFFIXES, file_digest, file_schema, land, prepare
+from jobs.ingestion.landing import SUFFIXES, file_digest, file_schema, land, prepare, quarantined
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.session import spark_session
@@ -33,15 +34,15 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
 from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import TooMany, keep
+from jobs.warehouse.quarantine import PAYLOAD, REASON, TooMany, keep
 
 SETTLE_SECONDS = 2.0
-"""A file that has not changed for so long is taken: what is still being written changes."""
+"""A file that has not changed for so long is complete: a file that is still being written changes."""
 LANDED, REFUSED = "landed", "refused"
 
 
 class Stamp(NamedTuple):
-    """What tells a file's content from an earlier one without reading it."""
+    """A file's size and modification time (ns), which change with its content."""
 
     size: int
     changed: int
@@ -49,7 +50,7 @@ class Stamp(NamedTuple):
 
 @dataclass
 class Notes:
-    """Which files are done: a small file each, whose name says it all, so that listing them reads them."""
+    """The outcome of every file: a small record each, whose name holds it, so that listing the folder reads them."""
 
     files: Files
     done: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -60,15 +61,15 @@ class Notes:
             self.done.setdefault(path, {})[stamp] = outcome
 
     def has(self, path: str, stamp: Stamp) -> bool:
-        """Tell if a file is done as it is now."""
+        """Tell if a file has an outcome in its current content."""
         return _short(stamp) in self.done.get(_short(path), {})
 
     def landed(self, path: str) -> bool:
-        """Tell if a file of this name has landed, with whatever content."""
+        """Tell if a file of this name has landed, with any content."""
         return LANDED in self.done.get(_short(path), {}).values()
 
     def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
-        """Note what has become of a file."""
+        """Record the outcome of a file."""
         content = json.dumps({"file": path, "outcome": outcome, **detail}).encode()
         self.files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
         self.done.setdefault(_short(path), {})[_short(stamp)] = outcome
@@ -80,14 +81,14 @@ def _short(value: object) -> str:
 
 @dataclass
 class Inbox:
-    """Folders into which files come."""
+    """Folders in which files arrive."""
 
     folders: list[Path]
     notes: Notes
     _since: dict[tuple[str, Stamp], float] = field(default_factory=dict)
 
     def ready(self, now: float) -> list[tuple[str, Stamp]]:
-        """Return the files that are new and have not changed since an earlier look, in the order of their names."""
+        """Return the new files that have not changed for `SETTLE_SECONDS` since an earlier scan, sorted by name."""
         since: dict[tuple[str, Stamp], float] = {}
         for path, stamp in self._found():
             if not self.notes.has(path, stamp):
@@ -102,7 +103,7 @@ class Inbox:
                     if entry.name[0] in "._" or not entry.name.endswith(SUFFIXES):
                         continue
                     try:
-                        # A folder that Spark writes is complete once this file is in it.
+                        # Spark writes this file into a folder last.
                         stat = Path(entry.path, "_SUCCESS").stat() if entry.is_dir() else entry.stat()
                     except FileNotFoundError:
                         continue
@@ -111,7 +112,7 @@ class Inbox:
 
 @dataclass
 class Totals:
-    """What one run has done."""
+    """Counts of one run."""
 
     files: int = 0
     rows: int = 0
@@ -121,8 +122,8 @@ class Totals:
 
 
 @dataclass
-class Folder:
-    """The landing of one model's folders."""
+class FolderLanding:
+    """Lands the files of one model's folders."""
 
     warehouse: Warehouse
     spec: ModelSpec
@@ -131,16 +132,16 @@ class Folder:
     _key_types: KeyTypes | None = None
 
     def take(self, path: str, stamp: Stamp) -> None:
-        """Land a file, or put it into quarantine as a whole if its columns are not the spec's.
+        """Land a file, or quarantine it whole if its columns do not match the spec.
 
         Raises:
-            UserError: with `quarantine` in the spec, a file that does not fit ends the landing.
+            UserError: the spec limits `quarantine`, and a file exceeds the limit or does not match.
         """
         notes = self.inbox.notes
         try:
             schema = file_schema(self.spec, path)
             digest = file_digest(path)
-            if notes.landed(path) and not self._landed_as(path, digest):
+            if notes.landed(path) and not self._has_landed(path, digest):
                 raise UserError(f"{path}: changed after it had landed; new rows come in new files")
         except UserError as error:
             self._refuse(path, stamp, error)
@@ -159,8 +160,8 @@ class Folder:
         self.totals.version = done.version if done.version is not None else self.totals.version
         self.totals.reasons.update(done.reasons)
 
-    def _landed_as(self, path: str, digest: str) -> bool:
-        """Tell if a file has landed with this content: touched or copied anew, it has not changed."""
+    def _has_landed(self, path: str, digest: str) -> bool:
+        """Tell if a file has landed with this content: a file that was touched or copied has not changed."""
         notes = self.inbox.notes
         for stamp, outcome in notes.done.get(_short(path), {}).items():
             kept = notes.files.read(f"{_short(path)}-{stamp}-{outcome}")
@@ -169,28 +170,21 @@ class Folder:
         return False
 
     def _refuse(self, path: str, stamp: Stamp, error: UserError) -> None:
-        """Put a whole file into quarantine, as one row, once; or end, where the spec has a limit.
+        """Quarantine a whole file as one row. Idempotent.
 
         Raises:
-            UserError: it has.
+            UserError: the spec limits `quarantine`, which allows no whole file.
         """
-
-        if not Path(path).exists():  # taken away meanwhile
+        if not Path(path).exists():  # removed meanwhile
             return
         reason = error.message.removeprefix(f"{path}: ")
         if self.spec.quarantine is not None:
             raise UserError(f"{path}: {reason}; quarantine.fail_above allows no whole file", INPUT_ERROR)
         digest = file_digest(path)
-        frame = self.warehouse.spark.range(1).select(
-            F.lit(self.spec.name).alias("model"),
-            F.lit(json.dumps({"file": path})).alias("payload"),
-            F.lit(f"file: {reason}").alias("reason"),
-            F.lit(path).alias("source"),
-            F.lit(json.dumps({"file": path, "sha256": digest})).alias("position"),
-            F.lit(None).cast("bigint").alias("batch_id"),
-            F.lit(None).cast("string").alias("generation"),
-            F.current_timestamp().alias("quarantined_at"),
+        row = self.warehouse.spark.range(1).select(
+            F.lit(f"file: {reason}").alias(REASON), F.lit(json.dumps({"file": path})).alias(PAYLOAD)
         )
+        frame = quarantined(row, self.spec.name, path, digest)
         keep(self.warehouse, frame.coalesce(1), (f"ingest-{self.spec.name}-{digest}-file", 1))
         self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
         self.totals.refused += 1
@@ -198,21 +192,23 @@ class Folder:
 
 
 def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float) -> Report:
-    """Land what comes into folders, looking every so many seconds, until SIGTERM.
+    """Scan folders every so many seconds and land new files until SIGTERM.
 
     Raises:
-        UserError: an input is no folder, another process lands the model's folders, or a file ends the landing.
+        UserError: an input is no folder, another process lands the model's files, or `FolderLanding.take` fails.
     """
     folders = [Path(one).expanduser().absolute() for one in inputs]
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"{folder}: is no folder; with --trigger give the folders into which files come")
+            raise UserError(
+                f"{folder}: is not a folder; with --trigger give the folders in which files arrive"
+            )
     began = time.monotonic()
     title = f"ingest {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
         warehouse = Warehouse(spark_session(settings, title, interpreted_conf()), settings.warehouse)
         notes = Notes(hadoop_files(warehouse, f"_folders/{spec.name}"))
-        landing = Folder(warehouse, spec, Inbox(folders, notes))
+        landing = FolderLanding(warehouse, spec, Inbox(folders, notes))
         with Progress(title, None, quiet=settings.quiet) as progress:
             while not stop.is_set():
                 for path, stamp in landing.inbox.ready(time.monotonic()):
@@ -228,8 +224,8 @@ def _report(spec: ModelSpec, totals: Totals, seconds: float) -> Report:
     quarantined = sum(totals.reasons.values())
     lines = [f"landed {plural(totals.rows, 'row')} of {plural(totals.files, 'file')} for {spec.name}"]
     if quarantined:
-        told = "; ".join(f"{count:,} {reason}" for reason, count in sorted(totals.reasons.items()))
-        lines.append(f"quarantined {plural(quarantined, 'row')}: {told}")
+        counts = "; ".join(f"{count:,} {reason}" for reason, count in sorted(totals.reasons.items()))
+        lines.append(f"quarantined {plural(quarantined, 'row')}: {counts}")
     if totals.refused:
         lines.append(f"quarantined {plural(totals.refused, 'whole file')}")
     return Report(

@@ -1,8 +1,8 @@
-"""Read JSON objects, one a row, into columns as a file would have them, without judging what is in them.
+"""Read JSON objects, one a row, into unchecked columns, and check the rows of JSON files.
 
-Arrow's reader takes all ordinary documents at once. It knows one type a column, and nothing of what went wrong where:
-so documents are first looked at for what it reads otherwise than it should, types are those of the first documents, and
-a block that it refuses is halved until a few documents are left, which Python's reader takes one by one.
+Arrow's reader takes all ordinary documents at once. It allows one type a column, and does not say which document is
+invalid: so documents that it would misread are found first by pattern, types are inferred from the first documents, and
+a block that it refuses is halved until a few documents remain, which Python's reader takes one by one.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 
 FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 
-LOOK = 1000
-"""Documents at a file's beginning of which one must have each of the spec's columns."""
+SCHEMA_DOCUMENTS = 1000
+"""Documents at a file's beginning from which its columns and types are inferred."""
 
 _BLANK = b" \t\r\n"
 
 NOT_UTF8 = "value: not UTF-8 text"
 NOT_AN_OBJECT = "value: not a JSON object"
 FEW = 32
-"""Documents that are not worth halving any more."""
+"""A block of so many documents is not halved any more."""
 # One object from the first character to the last; no NaN and the like, no second object, no half surrogate pairs.
 _ORDINARY = r"(?s)\A[ \t\r]*\{.*\}[ \t\r]*\z"
 _ODD = r"\n|\}\s*\{|\\u[dD]|[:,\[]\s*-?(?:NaN|Inf)"
 
 
 class JsonRows(NamedTuple):
-    """N documents: the named `columns`, null where absent, and why a document is none; None where it is one."""
+    """N documents: the named `columns`, null where absent, and why a document is invalid, None where it is valid."""
 
     columns: dict[str, pa.Array]
     problems: NDArray[np.object_]
 
 
 class _Wanted(NamedTuple):
-    """Columns; those of a key; those that are no floating-point numbers."""
+    """Columns to read; key columns; columns whose numbers must not become floating-point."""
 
     columns: tuple[str, ...]
     keys: tuple[str, ...]
@@ -70,13 +70,13 @@ def read_objects(
 ) -> JsonRows:
     """Read N JSON objects (binary, UTF-8).
 
-    A cell is text, or a number where all documents have one there. A member that is no column is ignored.
+    A column is text, or numbers where all documents have numbers in it. Other members are ignored.
 
     Args:
         documents: one object each, none null.
-        columns: names to take.
-        keys: those of them that name a key: text, a whole number, true or false; nothing else has one spelling.
-        exact: other columns in which a fraction must stay as it is written.
+        columns: names of the members to read.
+        keys: the key columns among them: text, whole numbers or booleans, as no other value has a single spelling.
+        exact: other columns whose numbers keep their spelling.
     """
     parts = _parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact)))
     problems = np.concatenate([np.empty(0, object), *(part.problems for part in parts)])
@@ -85,19 +85,19 @@ def read_objects(
         pieces = [part.columns[name] for part in parts]
         kinds = {piece.type for piece in pieces}
         if len(kinds) > 1:
-            # Only what Arrow reads is typed, and only as numbers: their text means the same.
+            # Only Arrow's reader types columns, and only as numbers, whose text has the same meaning.
             pieces = [piece.cast(pa.string()) for piece in pieces]
         merged[name] = pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
     return JsonRows(merged, problems)
 
 
 def _parts(documents: pa.Array, wanted: _Wanted) -> list[JsonRows]:
-    """Read documents in stretches, each by the reader that can."""
+    """Read runs of documents, each with the fastest reader that can read them."""
     if len(documents) == 0:
         return []
     ordinary = _ordinary(documents)
     ends = np.flatnonzero(np.diff(ordinary)) + 1
-    if len(ends) > len(documents) // FEW:  # mostly short stretches
+    if len(ends) > len(documents) // FEW:  # mostly short runs
         return [_one_by_one(documents, wanted)]
     parts: list[JsonRows] = []
     for start, stop in zip([0, *ends], [*ends, len(documents)], strict=True):
@@ -114,7 +114,7 @@ def _ordinary(documents: pa.Array) -> NDArray[np.bool_]:
     try:
         text = documents.cast(pa.string())
     except pa.ArrowInvalid:
-        return np.zeros(len(documents), bool)  # some are no UTF-8: Python's reader finds out which
+        return np.zeros(len(documents), bool)  # Python's reader finds the documents that are not UTF-8
     pc = compute()
     good = pc.match_substring_regex(text, _ORDINARY)
     odd = pc.match_substring_regex(text, _ODD)
@@ -122,7 +122,7 @@ def _ordinary(documents: pa.Array) -> NDArray[np.bool_]:
 
 
 def _schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
-    """Return the types of the columns in some documents; None if Arrow has none that fits."""
+    """Return the types of the columns in some documents; None if Arrow has no fitting type."""
     rows = [object_of(document)[0] for document in documents.to_pylist()]
     kinds: dict[str, pa.DataType] = {}
     for name in wanted.columns:
@@ -152,7 +152,7 @@ def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> l
 
 
 def _by_arrow(documents: pa.Array, schema: pa.Schema) -> JsonRows | None:
-    """Read ordinary documents; None if they are not all of the schema."""
+    """Read ordinary documents; None if one does not match the schema."""
     pc = compute()
     lines = pc.binary_join_element_wise(
         documents.cast(pa.large_binary()), *(pa.scalar(one, pa.large_binary()) for one in (b"", b"\n"))
@@ -189,7 +189,7 @@ def _one_by_one(documents: pa.Array, wanted: _Wanted) -> JsonRows:
 
 
 def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
-    """Return a document's members, and why it is none; numbers stay as they are written."""
+    """Return a document's members, and why it is invalid; numbers keep their spelling."""
     try:
         text = document.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -197,14 +197,14 @@ def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
     try:
         value = json.loads(text, parse_float=_Number, parse_int=_Number, parse_constant=_Number)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
     except (ValueError, RecursionError):
         return {}, NOT_AN_OBJECT
     return (value, None) if isinstance(value, dict) else ({}, NOT_AN_OBJECT)
 
 
 def is_whole(value: Any) -> bool:
-    """Tell if a member that `object_of` gave is a whole number."""
+    """Tell if a member returned by `object_of` is a whole number."""
     return isinstance(value, _Number) and value.lstrip("-").isdigit()
 
 
@@ -224,12 +224,12 @@ def _text(value: Any) -> str | None:
 
 
 def is_json(path: str | Path) -> bool:
-    """Tell by its ending if a file is one of JSON objects."""
+    """Tell by its ending if a file has JSON objects."""
     return str(path).lower().endswith(FORMATS)
 
 
 def is_array(path: Path) -> bool:
-    """Tell if a file is one array, which cannot be cut into lines."""
+    """Tell if a file is one JSON array, which cannot be split into lines."""
     with _open(path) as file:
         while one := file.read(1):
             if one not in _BLANK + b"\xef\xbb\xbf":
@@ -238,10 +238,10 @@ def is_array(path: Path) -> bool:
 
 
 def documents(path: Path, most: int | None = None) -> list[bytes]:
-    """Return the documents of a file, or the first of them.
+    """Return the documents of a file, or the first `most` of them.
 
     Raises:
-        UserError: the file cannot be read, or is an array and no JSON.
+        UserError: the file cannot be read, or is an array of invalid JSON.
     """
     try:
         if is_array(path):
@@ -266,12 +266,12 @@ def documents(path: Path, most: int | None = None) -> list[bytes]:
 
 
 def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
-    """Return the spec's columns with the types that a file's first documents have.
+    """Return the spec's columns with the types of a file's first documents.
 
     Raises:
-        UserError: the file cannot be read, is empty, or none of its first documents has one of the columns.
+        UserError: the file cannot be read, is empty, or a column is in none of the first documents.
     """
-    rows = [object_of(document)[0] for document in documents(path, LOOK)]
+    rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS)]
     if not rows:
         raise UserError(f"{path}: is empty")
     check_columns(path, list({name: None for row in rows for name in row}), spec.columns)
@@ -285,18 +285,18 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
 
 
 def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str) -> pa.RecordBatch:
-    """Return of N documents (binary) what `check_rows` returns; the payload of a rejected one is its text."""
+    """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text."""
     columns, problems = read_objects(values, spec.columns, spec.key, [spec.time, *spec.id_columns])
     rows = check_rows(spec, Source(columns, np.zeros(len(values), bool), len(values)), key_types, file)
     reasons = rows.column(REASON).to_pylist()
-    told = [problem or reason for problem, reason in zip(problems, reasons, strict=True)]
-    if not any(told):
+    reasons = [problem or reason for problem, reason in zip(problems, reasons, strict=True)]
+    if not any(reasons):
         return rows
     texts = [
         None if reason is None else values[at].as_py().decode("utf-8", "backslashreplace")
-        for at, reason in enumerate(told)
+        for at, reason in enumerate(reasons)
     ]
-    changed = {REASON: pa.array(told, pa.string()), PAYLOAD: pa.array(texts, pa.string())}
+    changed = {REASON: pa.array(reasons, pa.string()), PAYLOAD: pa.array(texts, pa.string())}
     names = rows.schema.names
     return pa.RecordBatch.from_arrays([changed.get(name, rows.column(name)) for name in names], names)
 
@@ -307,7 +307,7 @@ def read_checked(spec: ModelSpec, path: str, key_types: KeyTypes) -> pa.RecordBa
 
 
 def json_frame(spark: SparkSession, spec: ModelSpec, path: str, key_types: KeyTypes) -> DataFrame:
-    """Let Spark's workers read a file of one object a line, and return its checked rows."""
+    """Return the checked rows of a file with one object a line, read by Spark's workers."""
     schema = f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, key_types)}"
     return spark.read.text(path).mapInArrow(_checker(spec, key_types, path), schema)
 

@@ -1,4 +1,8 @@
-"""Land files in the measurements table: one transaction a file, rejected rows in quarantine."""
+"""Land files in the measurements table; rejected rows go to quarantine with the reason.
+
+A file is identified by its SHA-256. Its rejected rows and its accepted rows are one commit each, in the file's own
+transaction: landing is idempotent, and a retry after a crash completes the missing commit.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +23,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from jobs.core.errors import INPUT_ERROR, UserError, first_line
-from jobs.ingestion.checking import check_rows, checked_frame, key_types_of, measurement_columns, refuse_types
+from jobs.ingestion.checking import (
+    ROWS_A_FILE,
+    check_rows,
+    checked_frame,
+    key_types_of,
+    measurement_columns,
+    refuse_types,
+)
 from jobs.ingestion.csv_parquet import CORRUPT, read, read_schema
 from jobs.ingestion.json_rows import FORMATS as JSON_FORMATS
 from jobs.ingestion.json_rows import is_array, is_json, json_frame, json_schema, read_checked
@@ -33,20 +44,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 IN_DRIVER_BYTES = 16 << 20
-"""A file up to this size is read in the driver: that takes less than the Spark jobs that would read it elsewhere."""
+"""A file up to this size is read in the driver, which is faster than the Spark jobs that would read it in workers."""
 
 SMALL_BYTES = 64 << 20
-"""Files of less than this, together, are landed before compiling anything would have paid for itself."""
+"""Below this total size, landing ends before compiled code would pay for its compilation."""
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", *JSON_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What became of one file.
+    """The outcome of one file.
 
-    rows: that fit; reasons: how many rows were quarantined now for which reason; version: of the measurements
-    table, None if the file had been landed before.
+    rows: accepted; reasons: rows quarantined by this run, by reason; version: the measurements table's commit of the
+    rows, None if the file had already landed.
     """
 
     path: str
@@ -55,17 +66,33 @@ class Landed:
     version: int | None
 
 
+class RowCounts(NamedTuple):
+    """Counts of checked rows: accepted ones, their first and last time in microseconds, rejected ones by reason."""
+
+    rows: int
+    span: tuple[int, int] | tuple[None, None]
+    reasons: dict[str, int]
+
+
+class _CheckedRows(NamedTuple):
+    """The checked rows of a file: functions that make the data frames, and counts."""
+
+    accepted: Callable[[], DataFrame]
+    rejected: Callable[[], DataFrame]
+    counts: RowCounts
+
+
 def find_files(inputs: list[str]) -> list[str]:
-    """Return the files that `inputs` name, in the order of their names.
+    """Return the files that `inputs` (files, folders, globs) name, sorted within each input.
 
     Raises:
-        UserError: an input names nothing that can be landed.
+        UserError: an input names no file that can be landed.
     """
     found: list[str] = []
     for text in inputs:
         path = Path(text).expanduser()
         if "://" in text:
-            raise UserError(f"{text}: only files of this machine or of a mounted file system can be landed")
+            raise UserError(f"{text}: only files on a local or mounted file system can be landed")
         if path.is_dir():
             names = sorted(
                 str(p) for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.name[0] not in "._"
@@ -75,10 +102,10 @@ def find_files(inputs: list[str]) -> list[str]:
         else:
             names = sorted(glob.glob(str(path)))
         if not names:
-            raise UserError(f"{text}: there is no such file, or no {', '.join(SUFFIXES)} file in that folder")
+            raise UserError(f"{text}: no such file, or no {', '.join(SUFFIXES)} file in that folder")
         for name in names:
             if not name.endswith(SUFFIXES):
-                raise UserError(f"{name}: unknown kind of file; give {', '.join(SUFFIXES)}")
+                raise UserError(f"{name}: unknown file format; give {', '.join(SUFFIXES)}")
         found += names
     return list(dict.fromkeys(str(Path(name).absolute()) for name in found))
 
@@ -86,18 +113,18 @@ def find_files(inputs: list[str]) -> list[str]:
 def land(
     warehouse: Warehouse, spec: ModelSpec, path: str, key_types: KeyTypes, history: bool = False
 ) -> Landed:
-    """Land one file's rows, as `history` of new keys if they are: quarantine first, then measurements, each once."""
+    """Land one file, as `history` of new keys if asked: rejected rows first, then accepted ones. Idempotent."""
     digest = file_digest(path)
     small = Path(path).is_file() and file_size(path) <= IN_DRIVER_BYTES
     if small or is_json(path) and is_array(Path(path)):
-        return _land_here(warehouse, spec, path, digest, key_types, history)
-    return _land_there(warehouse, spec, path, digest, key_types, history)
+        return _land_in_driver(warehouse, spec, path, digest, key_types, history)
+    return _land_in_workers(warehouse, spec, path, digest, key_types, history)
 
 
-def _land_here(
+def _land_in_driver(
     warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes, history: bool
 ) -> Landed:
-    """Land a small file, read and checked in this process."""
+    """Land a file that this process reads and checks."""
     if is_json(path):
         checked = read_checked(spec, path, key_types)
     else:
@@ -107,98 +134,92 @@ def _land_here(
     fits = checked.column(REASON).is_null()
     good = pa.Table.from_batches([checked.filter(fits).drop_columns([REASON, PAYLOAD])])
     times = np.asarray(good.column(spec.time).cast(pa.int64()))
-    span = (int(times.min()), int(times.max())) if len(times) else None
+    span = (int(times.min()), int(times.max())) if len(times) else (None, None)
     spark = warehouse.spark
-    return _commit(
-        warehouse,
-        spec,
-        (path, digest),
+    rows = _CheckedRows(
         # One slice: a file is one commit of one file, so that its rows stay together and in order in a micro-batch.
         lambda: spark.createDataFrame(good).coalesce(1),
         lambda: spark.createDataFrame(bad).coalesce(1),
-        dict(Counter(bad.column(REASON).to_pylist())),
-        len(good),
-        span,
-        history,
+        RowCounts(len(good), span, dict(Counter(bad.column(REASON).to_pylist()))),
     )
+    return _commit(warehouse, spec, (path, digest), rows, history)
 
 
-def _land_there(
+def _land_in_workers(
     warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes, history: bool
 ) -> Landed:
-    """Land a large file, read and checked by Spark's workers."""
+    """Land a file that Spark's workers read and check."""
     if is_json(path):
         rows = json_frame(warehouse.spark, spec, path, key_types).persist()
     else:
         rows = checked_frame(_frame(warehouse, spec, path), spec, key_types, path).persist()
     try:
-        counts = rows.groupBy(REASON).agg(
-            F.count("*").alias("rows"),
-            F.min(F.unix_micros(F.col(f"`{spec.time}`"))).alias("first"),
-            F.max(F.unix_micros(F.col(f"`{spec.time}`"))).alias("last"),
-        )
-        by_reason = {row[REASON]: row for row in counts.collect()}
-        good = by_reason.pop(None, None)
-        count = 0 if good is None else int(good["rows"])
-        return _commit(
-            warehouse,
-            spec,
-            (path, digest),
-            lambda: (
-                rows.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD).coalesce(max(1, count // 2_000_000))
-            ),
+        counts = count_rows(rows, spec.time)
+        parts = max(1, counts.rows // ROWS_A_FILE)
+        checked = _CheckedRows(
+            lambda: rows.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD).coalesce(parts),
             lambda: rows.filter(F.col(REASON).isNotNull()).select(REASON, PAYLOAD).coalesce(1),
-            {reason: int(row["rows"]) for reason, row in by_reason.items()},
-            count,
-            None if good is None else (good["first"], good["last"]),
-            history,
+            counts,
         )
+        return _commit(warehouse, spec, (path, digest), checked, history)
     finally:
         rows.unpersist()
 
 
+def count_rows(checked: DataFrame, time: str) -> RowCounts:
+    """Count checked rows (`_reason`, the column `time`) in one Spark job."""
+    micros = F.unix_micros(F.col(f"`{time}`"))
+    counts = checked.groupBy(REASON).agg(
+        F.count("*").alias("rows"), F.min(micros).alias("first"), F.max(micros).alias("last")
+    )
+    found = {row[REASON]: row for row in counts.collect()}
+    good = found.pop(None, None)
+    reasons = {reason: int(row["rows"]) for reason, row in found.items()}
+    if good is None:
+        return RowCounts(0, (None, None), reasons)
+    return RowCounts(int(good["rows"]), (good["first"], good["last"]), reasons)
+
+
 def _commit(
-    warehouse: Warehouse,
-    spec: ModelSpec,
-    file: tuple[str, str],
-    accepted: Callable[[], DataFrame],
-    rejected: Callable[[], DataFrame],
-    reasons: dict[str, int],
-    rows: int,
-    span: tuple[int, int] | None,
-    history: bool,
+    warehouse: Warehouse, spec: ModelSpec, file: tuple[str, str], checked: _CheckedRows, history: bool
 ) -> Landed:
-    """Commit what does not fit, then what fits; what had been committed before is passed over."""
+    """Commit the rejected rows, then the accepted ones; each commit is skipped if an earlier run has made it."""
     path, digest = file
     transaction = (f"ingest-{spec.name}-{digest}", 1)
+    rows, (first, last), reasons = checked.counts
     if too_many(spec.quarantine, reasons, rows) and not holds(warehouse, spec.name, digest):
         raise refusal(spec.quarantine, reasons, rows, path, INPUT_ERROR)
     if reasons:
-        frame = rejected().select(
-            F.lit(spec.name).alias("model"),
-            F.col(PAYLOAD).alias("payload"),
-            F.col(REASON).alias("reason"),
-            F.lit(path).alias("source"),
-            F.lit(json.dumps({"file": path, "sha256": digest})).alias("position"),
-            F.lit(None).cast("bigint").alias("batch_id"),
-            F.lit(None).cast("string").alias("generation"),
-            F.current_timestamp().alias("quarantined_at"),
-        )
+        frame = quarantined(checked.rejected(), spec.name, path, digest)
         before = warehouse.latest_version(TABLE) if warehouse.exists(TABLE) else -1
         keep(warehouse, frame, transaction)
-        if warehouse.latest_version(TABLE) == before:  # it had been there
+        if warehouse.latest_version(TABLE) == before:  # an earlier run has committed them
             reasons = {}
-    if span is None:
+    if not rows:
         return Landed(path, 0, reasons, None)
     origin = F.lit(HISTORY_PREFIX + path if history else path)
-    frame = accepted().withColumn("_origin", origin).withColumn("_landed_at", F.current_timestamp())
-    detail = {"file": path, "sha256": digest, "rows": rows, "min_time": span[0], "max_time": span[1]}
+    frame = checked.accepted().withColumn("_origin", origin).withColumn("_landed_at", F.current_timestamp())
+    detail = {"file": path, "sha256": digest, "rows": rows, "min_time": first, "max_time": last}
     if history:
         detail["history"] = True
     version = _append(
         warehouse, frame, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)}
     )
     return Landed(path, rows, dict(sorted(reasons.items())), version)
+
+
+def quarantined(rejected: DataFrame, model: str, path: str, digest: str) -> DataFrame:
+    """Return rejected rows of a file (`_reason`, `_payload`) as rows of the quarantine table."""
+    return rejected.select(
+        F.lit(model).alias("model"),
+        F.col(PAYLOAD).alias("payload"),
+        F.col(REASON).alias("reason"),
+        F.lit(path).alias("source"),
+        F.lit(json.dumps({"file": path, "sha256": digest})).alias("position"),
+        F.lit(None).cast("bigint").alias("batch_id"),
+        F.lit(None).cast("string").alias("generation"),
+        F.current_timestamp().alias("quarantined_at"),
+    )
 
 
 def _append(
@@ -208,7 +229,7 @@ def _append(
     transaction: tuple[str, int],
     options: dict[str, str] | None = None,
 ) -> int | None:
-    """Append rows once and return the version that has them, None if they had been there before."""
+    """Append rows once and return the version of the commit, None if an earlier run has made it."""
     before = warehouse.latest_version(table)
     warehouse.append(frame, table, transaction, options)
     after = warehouse.latest_version(table)
@@ -216,7 +237,7 @@ def _append(
 
 
 def prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
-    """Make the measurements table if it is not there, and return the types of its key columns."""
+    """Create the measurements table if it does not exist, and return the types of its key columns."""
     table = measurements(spec.name)
     if not warehouse.exists(table):
         types = key_types_of(spec.naming_columns, schema)
@@ -226,10 +247,10 @@ def prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyType
 
 
 def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
-    """Return a file's columns after checking that they can be those of the spec.
+    """Return a file's schema after checking it against the spec.
 
     Raises:
-        UserError: they cannot, or the file cannot be read.
+        UserError: a column is missing or has an unusable type, or the file cannot be read.
     """
     schema = json_schema(Path(path), spec) if is_json(path) else read_schema(Path(path), spec.columns)
     refuse_types(spec, schema, path)
@@ -237,7 +258,7 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
 
 
 def _frame(warehouse: Warehouse, spec: ModelSpec, path: str) -> DataFrame:
-    """Let Spark read a file."""
+    """Return a file's raw rows as a data frame."""
     spark = warehouse.spark
     try:
         if path.endswith(".parquet"):
@@ -259,11 +280,12 @@ def _frame(warehouse: Warehouse, spec: ModelSpec, path: str) -> DataFrame:
 
 
 def _files_of(path: str) -> list[Path]:
-    """Return the files of a landed file: itself, or the parts of a folder that Spark wrote under such a name."""
+    """Return a landed file itself, or the part files of a folder that Spark wrote under such a name."""
     return [Path(path)] if Path(path).is_file() else sorted(p for p in Path(path).rglob("*") if p.is_file())
 
 
 def file_size(path: str) -> int:
+    """Return the bytes of a file, or of a folder's part files."""
     return sum(file.stat().st_size for file in _files_of(path))
 
 

@@ -1,7 +1,7 @@
-"""Read the messages of a topic as rows, and judge them by the rules and the parser that serve files.
+"""Read the messages of a topic as rows, and check them with the rules and the parser that files have.
 
-A message's value goes to Python as it is and a whole Arrow batch of them is read at once (`jobs.ingestion.json_rows`): several
-times faster than Spark's `from_json` when measured, and no rule has to be written twice. Avro is read by Spark.
+Values go to Python unparsed, and a whole Arrow batch of them is parsed at once (`jobs.ingestion.json_rows`): measured
+several times faster than Spark's `from_json`, and no rule is written twice. Spark parses Avro.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEY_KINDS = ("string", "int", "bigint")
 
 
 def key_types(source: Source, names: list[str]) -> KeyTypes:
-    """Return the types of the columns of keys and ids of a measurements table that is made for a topic."""
+    """Return the types that key and id columns get in the measurements table of a topic."""
     if source.format == "avro":
         whole = {
             field["name"]
@@ -51,44 +51,44 @@ def key_types(source: Source, names: list[str]) -> KeyTypes:
     return {name: "bigint" if name in whole else "string" for name in names}
 
 
-def judged(messages: DataFrame, spec: ModelSpec, source: Source, types: KeyTypes) -> DataFrame:
-    """Turn messages (`key`, `value`, `partition`, `offset`) into rows that fit, or that are rejected.
+def checked_messages(messages: DataFrame, spec: ModelSpec, source: Source, types: KeyTypes) -> DataFrame:
+    """Turn messages (`key`, `value`, `partition`, `offset`) into accepted and rejected rows.
 
     Returns:
-        `_reason`, `_payload` and `_position` (null where a row fits), the spec's columns, `_partition`, `_offset`.
+        `_reason`, `_payload` and `_position` (null where accepted), the spec's columns, `_partition`, `_offset`.
 
     Raises:
-        UserError: the Avro schema is none, or not one of the spec's columns.
+        UserError: the Avro schema is invalid, or lacks a column of the spec.
     """
     kept = messages
     if source.tombstones == "skip":
         kept = kept.filter(F.col("value").isNotNull())
     raw = kept.select("value", "key", "partition", "offset", *_cells(spec, source))
     schema = f"{REJECTED}, {typed_columns(spec, types)}, {PARTITION} int, {OFFSET} bigint"
-    judge = Judge(spec, source, types)
+    check = MessageChecker(spec, source, types)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
-                yield judge(batch)
+                yield check(batch)
 
     if source.format == "avro":
-        judge(_empty(raw, spec))  # refuses now what can never be the spec's
+        check(_empty(raw, spec))  # refuses unusable column types before the query starts
     return raw.mapInArrow(work, schema)
 
 
-class Judge(NamedTuple):
-    """What is needed to judge messages, on the executors."""
+class MessageChecker(NamedTuple):
+    """Parses and checks Arrow batches of messages on the executors."""
 
     spec: ModelSpec
     source: Source
     types: KeyTypes
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns that `judged` returns."""
-        values, places = batch.column("value"), batch.column("key")
-        given = self._given(places)
-        columns, problems = self._columns(batch, given)
+        """Return the columns of `checked_messages`."""
+        values = batch.column("value")
+        message_keys = self._message_keys(batch.column("key"))
+        columns, problems = self._columns(batch, message_keys)
         absent = arrow.to_numpy(values.is_null())
         problems[absent] = TOMBSTONE
         rows = check_rows(
@@ -104,7 +104,7 @@ class Judge(NamedTuple):
             where: dict[int, str] = {}
             for at in bad.tolist():
                 found[at] = problems[at] or found[at]
-                texts[at] = self._payload(values[at].as_py(), given, at, problems[at], written[at])
+                texts[at] = self._payload(values[at].as_py(), message_keys, at, problems[at], written[at])
                 where[at] = self._position(batch, at)
             reasons = pa.array(found, pa.string())
             payloads = pa.array([texts.get(at) for at in range(len(values))], pa.string())
@@ -120,15 +120,15 @@ class Judge(NamedTuple):
         )
 
     def _columns(
-        self, batch: pa.RecordBatch, given: pa.Array | None
+        self, batch: pa.RecordBatch, message_keys: pa.Array | None
     ) -> tuple[dict[str, pa.Array], NDArray[np.object_]]:
-        """Return the cells as they came, and why a message has none."""
+        """Return the unparsed columns, and why a message has none."""
         spec, key = self.spec, self.source.message_key
         inner = [name for name in spec.columns if name != key]
         if self.source.format == "avro":
             names = [name for name in batch.schema.names if name.startswith("c_")]
             columns = {name[2:]: batch.column(name) for name in names}
-            # What is no record of the schema comes as one without any value.
+            # Spark parses an invalid record as one without any value.
             known = np.zeros(batch.num_rows, bool)
             for column in columns.values():
                 known |= arrow.to_numpy(column.is_valid())
@@ -138,11 +138,11 @@ class Judge(NamedTuple):
             filled = batch.column("value").fill_null(b"")
             keys = [name for name in spec.key if name != key]
             columns, problems = read_objects(filled, inner, keys, [spec.time, *spec.id_columns])
-        if key is not None and given is not None:
-            columns[key] = given
+        if key is not None and message_keys is not None:
+            columns[key] = message_keys
         return columns, problems
 
-    def _given(self, keys: pa.Array) -> pa.Array | None:
+    def _message_keys(self, keys: pa.Array) -> pa.Array | None:
         if self.source.message_key is None:
             return None
         try:
@@ -154,18 +154,23 @@ class Judge(NamedTuple):
         return f"topic {self.source.topic}"
 
     def _payload(
-        self, value: bytes | None, given: pa.Array | None, at: int, problem: str | None, written: str | None
+        self,
+        value: bytes | None,
+        message_keys: pa.Array | None,
+        at: int,
+        problem: str | None,
+        row: str | None,
     ) -> str | None:
-        """Return what quarantine keeps: the message's text; of an Avro record its fields, of what is none its bytes."""
+        """Return the payload for quarantine: JSON text, fields of an Avro record, or the bytes of an invalid one."""
         if value is None:
             return None
         if self.source.format == "avro":
-            return written if problem is None else json.dumps({"base64": base64.b64encode(value).decode()})
+            return row if problem is None else json.dumps({"base64": base64.b64encode(value).decode()})
         text = value.decode("utf-8", "backslashreplace")
         inside = text.lstrip()[1:].lstrip()
-        if given is None or problem is not None:
+        if message_keys is None or problem is not None:
             return text
-        key = json.dumps({self.source.message_key: given[at].as_py()}, ensure_ascii=False)[:-1]
+        key = json.dumps({self.source.message_key: message_keys[at].as_py()}, ensure_ascii=False)[:-1]
         return f"{key}{'' if inside.startswith('}') else ', '}{inside}"
 
     def _position(self, batch: pa.RecordBatch, at: int) -> str:
@@ -181,10 +186,9 @@ class Judge(NamedTuple):
 
 
 def _cells(spec: ModelSpec, source: Source) -> list[Column]:
-    """Return the fields of an Avro record, named c_<field>; nothing for JSON."""
+    """Return the fields of an Avro record as columns c_<field>; none for JSON."""
     if source.format == "json":
         return []
-
     value = F.col("value")
     if source.framing == "confluent":  # a byte 0, the schema's number in four bytes, then the record
         value = F.when(F.substring(value, 1, 1) == F.lit(bytearray(1)), F.expr("substring(value, 6)"))
@@ -192,7 +196,7 @@ def _cells(spec: ModelSpec, source: Source) -> list[Column]:
     absent = [name for name in spec.columns if name not in names and name != source.message_key]
     if absent:
         raise UserError(
-            f"source.avro_schema of {spec.name} has no field {', '.join(absent)}, which the spec names"
+            f"source.avro_schema of {spec.name} has no field {', '.join(absent)}, which the spec uses"
         )
     record = from_avro(value, json.dumps(source.avro_schema), {"mode": "PERMISSIVE"})
     inner = [name for name in names if name != source.message_key]
@@ -200,7 +204,7 @@ def _cells(spec: ModelSpec, source: Source) -> list[Column]:
 
 
 def _empty(raw: DataFrame, spec: ModelSpec) -> pa.RecordBatch:
-    """Return a batch without rows that has the columns of a frame."""
+    """Return an empty batch with the columns of a frame."""
     try:
         schema = to_arrow_schema(raw.schema, timezone="UTC")
     except PySparkException as error:

@@ -1,7 +1,4 @@
-"""Turn raw rows into numbers, or say why not.
-
-The rules are those of docs/models.md, "What a row may hold".
-"""
+"""Parse raw rows into numbers, or reject them with a reason, by the rules of docs/models.md, "What a row may hold"."""
 
 from __future__ import annotations
 
@@ -27,10 +24,11 @@ Ints = NDArray[np.int64]
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?")
 PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
-MANY = 5_000
+ARROW_FROM = 5_000
+"""From so many rows on, Arrow parses times faster than Python."""
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 _OK, _NOT_A_NUMBER, _NOT_FINITE = 0, 1, 2
-_SAID = {_NOT_A_NUMBER: "not a number", _NOT_FINITE: "not finite"}
+_REASONS = {_NOT_A_NUMBER: "not a number", _NOT_FINITE: "not finite"}
 
 
 class ParsedRows(NamedTuple):
@@ -39,8 +37,8 @@ class ParsedRows(NamedTuple):
     key    (N,) codes from 0 below `keys`
     time   (N,) microseconds since 1970-01-01 UTC
     y, u   (m, N) measurements, NaN = missing; (c, N) controls
-    reason (N,) why a row is rejected, None where it is well; the numbers of a rejected row mean nothing
-    ids    (N,) codes of the ids that tell repetitions, -1 where one is missing; all -1 where the spec names no id
+    reason (N,) why a row is rejected, None where it is accepted; the numbers of a rejected row are undefined
+    ids    (N,) codes of the ids by which duplicates are found, -1 where missing or where the spec names no id
     """
 
     key: Ints
@@ -53,10 +51,10 @@ class ParsedRows(NamedTuple):
 
 
 def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
-    """Turn the columns into numbers; each row keeps the first reason why it cannot be used.
+    """Parse the columns; a rejected row keeps its first reason.
 
     Raises:
-        UserError: a column's type cannot hold what the spec says of it.
+        UserError: a column's type cannot hold the values that the spec expects.
     """
     reason = np.full(source.rows, None, dtype=object)
     reject(reason, source.misshapen, "row: not as many fields as the header")
@@ -90,17 +88,17 @@ def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_
         elif pa.types.is_floating(column.type):
             bad |= np.isnan(arrow.to_numpy(column.cast(pa.float64()), math.nan))
         reject(reason, bad, f"key {name}: missing")
-        # Made dense after every column, so that the product of the columns' sizes cannot overflow.
+        # Codes are made dense after every column, so that the product of the columns' sizes cannot overflow.
         values, codes = np.unique(codes * max(len(encoded.dictionary), 1) + part, return_inverse=True)
         count = len(values)
     return codes.astype(np.int64, copy=False), count
 
 
 def _ids(column: pa.Array, missing: set[str], what: str) -> Ints:
-    """Return a code (N,) for each id of a column, -1 where it is missing.
+    """Return codes (N,) of a column's ids, -1 where missing.
 
     Raises:
-        UserError: the column's type is none of an id's.
+        UserError: the column's type cannot hold ids.
     """
     kind = column.type
     if pa.types.is_null(kind):
@@ -147,12 +145,11 @@ def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.obje
 def _written_times(
     column: pa.Array, parser: TimeParser, time_format: str | None, zone: tzinfo
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Parse times as text. Of many, Arrow reads the plainest ones, of which it says what the parser says."""
+    """Parse times written as text. Of many, Arrow parses the plainest ones, with the same result as the parser."""
     rest = np.ones(len(column), bool)
     micros, known = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
-    if time_format is None and len(column) >= MANY:
+    if time_format is None and len(column) >= ARROW_FROM:
         pc = arrow.compute()
-
         pattern = f"^{PLAIN_TIME}{'Z?' if zone is UTC else 'Z'}$"
         plain = pc.fill_null(pc.match_substring_regex(column, pattern), False)
         cut = pc.replace_substring(pc.utf8_replace_slice(column, 10, 11, " "), "Z", "")
@@ -161,7 +158,7 @@ def _written_times(
             micros, rest = arrow.to_numpy(read).copy(), ~arrow.to_numpy(plain)
             known = ~rest & (micros >= MIN_US) & (micros <= MAX_US)
         except pa.ArrowInvalid:
-            pass  # there is one such as the 31st of June: the parser finds out which
+            pass  # an impossible date such as the 31st of June, which the parser below finds
     if rest.any():
         places = np.flatnonzero(rest)
         texts, which = _distinct(column.take(arrow.integers(places)))
@@ -173,7 +170,7 @@ def _written_times(
 
 def _stored_times(column: pa.Array) -> Ints:
     if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
-        return arrow.to_numpy(column.cast(pa.int64())) // 1000  # what is finer than a microsecond is cut off
+        return arrow.to_numpy(column.cast(pa.int64())) // 1000  # truncated to microseconds
     micros = column.cast(pa.timestamp("us", getattr(column.type, "tz", None)), safe=False)
     return arrow.to_numpy(micros.cast(pa.int64()))
 
@@ -198,7 +195,7 @@ def _from_local(micros: Ints, zone: tzinfo) -> Ints:
 def numbers_of(
     names: Sequence[str], what: str, source: Source, missing: set[str], file: str, reason: NDArray[np.object_]
 ) -> Floats:
-    """Return the numbers (d, N) in columns, NaN where one is missing; a row with what is none gets a reason.
+    """Return the numbers (d, N) in columns, NaN where missing; rows with anything else are rejected.
 
     Raises:
         UserError: a column's type cannot hold numbers.
@@ -212,11 +209,11 @@ def numbers_of(
             parsed = [_number(text, missing) for text in texts]
             values = np.array([value for value, _ in parsed] + [math.nan])[places]
             codes = np.array([code for _, code in parsed] + [_OK])[places]
-            for code, said in _SAID.items():
-                reject(reason, codes == code, f"{what} {name}: {said}")
+            for code, text in _REASONS.items():
+                reject(reason, codes == code, f"{what} {name}: {text}")
         elif _is_number(kind):
             values = arrow.to_numpy(column.cast(pa.float64(), safe=False), math.nan)
-            reject(reason, np.isinf(values), f"{what} {name}: {_SAID[_NOT_FINITE]}")
+            reject(reason, np.isinf(values), f"{what} {name}: {_REASONS[_NOT_FINITE]}")
         elif pa.types.is_null(kind):
             values = np.full(source.rows, np.nan)
         else:
@@ -236,7 +233,7 @@ def _number(text: str, missing: set[str]) -> tuple[float, int]:
 
 
 def _distinct(column: pa.Array) -> tuple[list[str], Ints]:
-    """Return the distinct texts, and each row's place among them; a null has the place behind the last."""
+    """Return the distinct texts, and each row's place among them; the place of a null is after the last."""
     encoded = column.dictionary_encode()
     texts = encoded.dictionary.to_pylist()
     return texts, arrow.to_numpy(encoded.indices, len(texts)).astype(np.int64)
@@ -246,8 +243,8 @@ def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
-def reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], said: str) -> None:
-    """Give `said` to the bad rows that have no reason yet."""
+def reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], text: str) -> None:
+    """Reject the bad rows (N,) that have no reason yet with `text`."""
     if bad.any():
         bad = bad & (reason == None)  # noqa: E711 - elementwise
-        reason[bad] = said
+        reason[bad] = text

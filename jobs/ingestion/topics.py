@@ -1,9 +1,9 @@
-"""Land a Kafka topic in the measurements table, and read it as a stream from exactly where a snapshot is.
+"""Land a Kafka topic in the measurements table, and read it as a stream from the exact position of a snapshot.
 
-Landing is a stream of its own, with its own checkpoint: Spark fixes the offsets of a micro-batch before it runs, and
-the commits of one carry (that stream, micro-batch) as their Delta transaction, first those to quarantine, then those to
-the measurements. Killed between the two, or anywhere, the next run does the same micro-batch again and changes nothing
-that was there. Each commit to the measurements says up to which offsets the topic has landed with it.
+Landing is a streaming query with its own checkpoint. Spark fixes the offsets of a micro-batch before it runs, and the
+micro-batch commits first to quarantine, then to the measurements, each in the Delta transaction (query, micro-batch).
+After a crash at any point the next run repeats the micro-batch, which is idempotent. Each commit to the measurements
+records the offsets up to which the topic has landed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.ingestion.checking import measurement_columns
-from jobs.ingestion.messages import judged, key_types
+from jobs.core.progress import Progress
+from jobs.core.report import Report, plural
+from jobs.core.settings import Settings
+from jobs.core.signals import stop_signal
+from jobs.ingestion.checking import ROWS_A_FILE, measurement_columns
+from jobs.ingestion.landing import count_rows
+from jobs.ingestion.messages import checked_messages, key_types
+from jobs.lineage.leases import stream_lock
+from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
 from jobs.spark.kafka import Offsets, bounds, refuse_lost, spark_options, starting
 from jobs.spark.queries import await_end, cause_of
+from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
 from jobs.warehouse.checkpoints import Checkpoint
@@ -50,38 +58,43 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
 
 PLACES = "_topic string, _partition int, _offset bigint"
-"""Columns of a topic's measurements that say where each came from."""
+"""Columns of a topic's measurements: the origin of each."""
 
 
 def source_of(spec: ModelSpec) -> Source:
     """Return the spec's source.
 
     Raises:
-        UserError: it has none, though a generation of its reads a topic.
+        UserError: the spec has no source, though a generation of the model reads a topic.
     """
     if spec.source is None:
         raise UserError(
-            f"the stream of {spec.name} reads a topic, and its spec has no `source` any more: put it back, or pretrain "
-            f"the spec as it is now and start with `stream --model {spec.name} --adopt SNAPSHOT`"
+            f"the stream of {spec.name} reads a topic, but its spec no longer has a `source`: restore it, or pretrain "
+            f"the changed spec and start with `stream --model {spec.name} --adopt SNAPSHOT`"
         )
     return spec.source
 
 
-def messages_behind(
-    warehouse: Warehouse, spec: ModelSpec, checkpoint: Checkpoint, start: Offsets, types: KeyTypes, what: str
+def messages_after(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    start: Offsets,
+    types: KeyTypes,
+    reader: str,
 ) -> DataFrame:
-    """Return a topic's messages behind a position as a stream of judged rows (`messages.judged`).
+    """Return a topic's messages after a position as a stream of checked rows (`messages.checked_messages`).
 
     Args:
-        warehouse: where.
-        spec: the model's.
-        checkpoint: of the stream; where it has come to counts, before its first micro-batch `start` does.
-        start: offset of the next message, by partition; one that is not named is read from its beginning.
+        warehouse: of the model.
+        spec: of the model.
+        checkpoint: of the query; its position counts, or `start` before its first micro-batch.
+        start: offset of the next message, by partition; a partition that is absent is read from its beginning.
         types: of the key columns.
-        what: reads it, for errors.
+        reader: name of the query, for errors.
 
     Raises:
-        UserError: messages behind the position are gone, or the brokers do not answer.
+        UserError: messages after the position are no longer in the topic, or the brokers do not answer.
     """
     source = source_of(spec)
     spark = warehouse.spark
@@ -92,71 +105,62 @@ def messages_behind(
         reached = checkpoint.position(batch, {})
         if reached["topic"] != source.topic:
             raise UserError(
-                f"{what} has come to {describe(reached)}, and the spec reads topic {source.topic} now. Put the "
-                f"topic back, or give the model of the other one a name of its own"
+                f"{reader} has reached {describe(reached)}, but the spec now reads topic {source.topic}. Restore the "
+                f"topic, or give the model of the new topic another name"
             )
         needed = offsets_of(reached)
-    refuse_lost(source.topic, needed, have, what)
-    reader = spark.readStream.format("kafka").option("subscribe", source.topic)
-    reader = reader.option("startingOffsets", starting(source.topic, start, have))
-    reader = reader.option("failOnDataLoss", "true")
-    # A broker that is started again within a minute is waited for.
-    reader = reader.option("fetchOffset.numRetries", 30).option("fetchOffset.retryIntervalMs", 2000)
+    refuse_lost(source.topic, needed, have, reader)
+    stream = spark.readStream.format("kafka").option("subscribe", source.topic)
+    stream = stream.option("startingOffsets", starting(source.topic, start, have))
+    stream = stream.option("failOnDataLoss", "true")
+    # Waits a minute for a broker that restarts.
+    stream = stream.option("fetchOffset.numRetries", 30).option("fetchOffset.retryIntervalMs", 2000)
     if source.max_offsets_per_batch is not None:
-        reader = reader.option("maxOffsetsPerTrigger", source.max_offsets_per_batch)
+        stream = stream.option("maxOffsetsPerTrigger", source.max_offsets_per_batch)
     for name, value in spark_options().items():
-        reader = reader.option(name, value)
-    return judged(reader.load(), spec, source, types)
+        stream = stream.option(name, value)
+    return checked_messages(stream.load(), spec, source, types)
 
 
 def stream_of(warehouse: Warehouse, spec: ModelSpec, generation: Generation, types: KeyTypes) -> DataFrame:
-    """Return the messages behind a generation's snapshot as a stream."""
+    """Return the messages after a generation's snapshot as a stream of checked rows."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     start = offsets_of(generation.start_position)
-    return messages_behind(warehouse, spec, checkpoint, start, types, f"the stream of {spec.name}")
+    return messages_after(warehouse, spec, checkpoint, start, types, f"the stream of {spec.name}")
 
 
 @dataclass
 class Landing:
-    """The function that Spark calls with each micro-batch's messages, and what it has landed."""
+    """The `foreachBatch` function that lands messages, and counts of what it has landed."""
 
     warehouse: Warehouse
     spec: ModelSpec
     checkpoint: Checkpoint
-    told: Callable[[Landing], None]
+    on_progress: Callable[[Landing], None]
     batches: int = 0
     rows: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     version: int | None = None
 
     def __call__(self, messages: DataFrame, batch_id: int) -> None:
-        """Land a micro-batch. Running it again changes nothing."""
-
+        """Land a micro-batch. Idempotent."""
         spec, source = self.spec, source_of(self.spec)
         app = f"ingest-{spec.name}-{self.checkpoint.query_id()}"
         messages = messages.persist()
         try:
-            micros = F.unix_micros(F.col(f"`{spec.time}`"))
-            counts = messages.groupBy(REASON).agg(
-                F.count("*").alias("rows"), F.min(micros).alias("first"), F.max(micros).alias("last")
-            )
-            found = {row[REASON]: row for row in counts.collect()}
-            good = found.pop(None, None)
-            count = 0 if good is None else int(good["rows"])
-            reasons = {reason: int(row["rows"]) for reason, row in found.items()}
+            count, span, reasons = count_rows(messages, spec.time)
             if too_many(spec.quarantine, reasons, count):
                 where = f"micro-batch {batch_id} of topic {source.topic}"
                 raise refusal(spec.quarantine, reasons, count, where)
-            if found:
+            if reasons:
                 rejected = messages.filter(F.col(REASON).isNotNull()).coalesce(1)
                 rows = topic_quarantine(rejected, spec.name, source.topic, None, None)
                 keep(self.warehouse, rows, (app, batch_id))
             fits = messages.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD, POSITION)
             place = F.concat_ws("/", F.lit(f"kafka:{source.topic}"), PARTITION, OFFSET)
             fits = fits.withColumn("_origin", place).withColumn("_landed_at", F.current_timestamp())
-            fits = fits.withColumn("_topic", F.lit(source.topic)).coalesce(max(1, count // 2_000_000))
+            fits = fits.withColumn("_topic", F.lit(source.topic)).coalesce(max(1, count // ROWS_A_FILE))
             offsets = offsets_of(self.checkpoint.position(batch_id, {}))
-            span = (None, None) if good is None else (good["first"], good["last"])
             detail = landing_detail(source.topic, offsets, count, span)
             options = {"userMetadata": json.dumps(detail), "mergeSchema": "true"}
             self.warehouse.append(fits, measurements(spec.name), (app, batch_id), options)
@@ -166,13 +170,13 @@ class Landing:
         self.rows += count
         self.reasons.update(reasons)
         self.version = self.warehouse.latest_version(measurements(spec.name))
-        self.told(self)
+        self.on_progress(self)
 
 
 def landing_detail(
     topic: str, offsets: Offsets, rows: int, span: tuple[int | None, int | None]
 ) -> dict[str, Any]:
-    """Return what a commit to the measurements says of itself: rows, their times, and how far the topic has landed."""
+    """Return a commit's metadata: its rows, their first and last time, and the offsets up to which the topic landed."""
     named = {str(number): offset for number, offset in sorted(offsets.items())}
     return {"topic": topic, "offsets": named, "rows": rows, "min_time": span[0], "max_time": span[1]}
 
@@ -182,21 +186,19 @@ def land(
     spec: ModelSpec,
     seconds: float | None = None,
     stop: threading.Event | None = None,
-    told: Callable[[Landing], None] = lambda landing: None,
+    on_progress: Callable[[Landing], None] = lambda landing: None,
 ) -> Landing:
-    """Land what a topic holds behind what has landed; with `seconds`, go on every so many until `stop` is set.
+    """Land a topic's new messages; with `seconds`, repeat at that interval until `stop` is set.
 
     Raises:
-        UserError: messages are gone that have not landed, or the brokers do not answer.
+        UserError: messages that have not landed are no longer in the topic, or the brokers do not answer.
     """
-
     source = source_of(spec)
     types = prepare(warehouse, spec)
     checkpoint = Checkpoint(warehouse, f"checkpoints/ingest-{spec.name}")
     start = _start(warehouse, spec)
-    landing = Landing(warehouse, spec, checkpoint, told)
-    what = f"`ingest --model {spec.name}`"
-    rows = messages_behind(warehouse, spec, checkpoint, start, types, what)
+    landing = Landing(warehouse, spec, checkpoint, on_progress)
+    rows = messages_after(warehouse, spec, checkpoint, start, types, f"`ingest --model {spec.name}`")
     name = f"ingest {spec.name}"
     writer = rows.writeStream.queryName(name).foreachBatch(batches_labelled(landing, name))
     writer = writer.option("checkpointLocation", checkpoint.path)
@@ -212,8 +214,56 @@ def land(
     return landing
 
 
+def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None) -> Report:
+    """Run `land` as a command of its own, until SIGTERM if `seconds` is given.
+
+    Raises:
+        UserError: the spec names no topic, another process lands it, or as of `land`.
+    """
+    if spec.source is None:
+        raise UserError(
+            f"nothing to land for {spec.name}: give --input FILE, or name a topic in its spec: "
+            f"source: {{kind: kafka, topic: ...}}"
+        )
+    began = time.monotonic()
+    title = f"ingest {spec.name}"
+    with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
+        warehouse = Warehouse(
+            spark_session(settings, title, interpreted_conf(), kafka=True), settings.warehouse
+        )
+        with Progress(title, None, quiet=settings.quiet) as progress:
+            landing = land(
+                warehouse, spec, seconds, stop, lambda now: progress.advance(1, f"{now.rows:,} rows")
+            )
+        table = measurements(spec.name)
+        version = warehouse.latest_version(table)
+        offsets = sorted((landed_offsets(warehouse, table, spec.source.topic) or {}).items())
+    reasons = dict(sorted(landing.reasons.items()))
+    quarantined = sum(reasons.values())
+    lines = [
+        f"landed {plural(landing.rows, 'message')} of topic {spec.source.topic} for {spec.name}, up to "
+        + ", ".join(f"{number}:{offset}" for number, offset in offsets)
+    ]
+    if quarantined:
+        counts = "; ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        lines.append(f"quarantined {plural(quarantined, 'message')}: {counts}")
+    lines.append(f"the measurements table is at version {version}")
+    data = {
+        "model": spec.name,
+        "topic": spec.source.topic,
+        "rows": landing.rows,
+        "quarantined": quarantined,
+        "reasons": reasons,
+        "batches": landing.batches,
+        "offsets": {str(number): offset for number, offset in offsets},
+        "version": version,
+        "seconds": time.monotonic() - began,
+    }
+    return Report(lines, data)
+
+
 def prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
-    """Make the measurements table of a topic if it is not there, and return the types of its key columns."""
+    """Create the measurements table of a topic if it does not exist, and return the types of its key columns."""
     table = measurements(spec.name)
     if warehouse.exists(table):
         return key_types_in(warehouse, spec)
@@ -224,7 +274,7 @@ def prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
 
 
 def _start(warehouse: Warehouse, spec: ModelSpec) -> Offsets:
-    """Return up to where the topic has landed; the first time that is where it begins, and is written down."""
+    """Return the offsets up to which the topic has landed; the first run starts at `source.start` and records it."""
     source, table = source_of(spec), measurements(spec.name)
     landed = landed_offsets(warehouse, table, source.topic)
     if landed is not None:

@@ -1,4 +1,4 @@
-"""How far a stream is behind its source, from what the source itself keeps: no Spark job."""
+"""The lag of a stream behind its source, from the source's own metadata, without a Spark job."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.tables import measurements
 
 MOST_VERSIONS = 1000
-"""Versions that one look reads at most; a stream further behind than that is caught up with in several looks."""
+"""Versions that one measurement reads at most; a larger lag is complete after several measurements."""
 
 Reader = Callable[[int], str | None]
-"""Returns the text of a Delta log's file of a version, None if there is no such version."""
+"""Returns the text of a version's file in the Delta log, None if there is no such version."""
 
 
 class TableLag:
-    """Count rows of a table's versions that a stream has not taken. Each version's log file is read once."""
+    """Counts the rows of table versions that a stream has not read; reads each version's log file once."""
 
     def __init__(self, read: Reader, now: Callable[[], float] = time.time, most: int = MOST_VERSIONS) -> None:
         self._read, self._now, self._most = read, now, most
         self._known: dict[int, tuple[int, float]] = {}
 
-    def behind(self, done: int) -> Lag:
-        """Return the lag of a stream that has taken all versions up to `done`."""
+    def measure(self, done: int) -> Lag:
+        """Return the lag of a stream that has read all versions up to `done`."""
         for version in [one for one in self._known if one <= done]:
             del self._known[version]
         version = max(self._known, default=done) + 1
@@ -55,18 +55,18 @@ def _added(log: str) -> tuple[int, float]:
 
 
 def table_lag(warehouse: Warehouse, table: str, done: int) -> Lag:
-    """Return how far a stream that has taken all versions of a table up to `done` is behind it."""
-    return TableLag(_reader(warehouse, table), most=1_000_000).behind(done)
+    """Return the lag of a stream that has read all versions of a table up to `done`."""
+    return TableLag(_reader(warehouse, table), most=1_000_000).measure(done)
 
 
 def lag_of(warehouse: Warehouse, model: str) -> Callable[[dict[str, Any]], Lag]:
-    """Return what tells the lag of a model's stream from a source's progress: of its table, or of topics."""
+    """Return a function from a source's progress to the lag of a model's stream, behind its table or its topic."""
     table = TableLag(_reader(warehouse, measurements(model)))
 
     def lag(source: dict[str, Any]) -> Lag:
         end = source.get("endOffset")
         if isinstance(end, dict) and "reservoirVersion" in end:
-            return table.behind(int(end["reservoirVersion"]) - 1)
+            return table.measure(int(end["reservoirVersion"]) - 1)
         return Lag(offsets_behind(source))
 
     return lag

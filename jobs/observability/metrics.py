@@ -1,4 +1,4 @@
-"""A stream's progress as Prometheus metrics: on a port of its own, or in a text file for a node's collector."""
+"""A stream's progress as Prometheus metrics, on a port, or in a text file for the node exporter."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ KINDS = ("estimated", "quarantined", *OUTCOMES)
 
 
 class Metrics:
-    """Keep the metrics of a driver, and show them."""
+    """The metrics of a driver."""
 
     def __init__(self, model: str, generation: str, port: int | None = None, file: str | None = None) -> None:
-        """Begin to serve on `port`, if one is given, and to write `file` with every record, if one is given.
+        """Serve the metrics on `port`, and write them to `file` with every record, where given.
 
         Raises:
             UserError: the port is taken, or the file cannot be written.
         """
-        disable_created_metrics()  # otherwise each counter has a `_created` beside it
+        disable_created_metrics()  # otherwise each counter gets another metric `_created`
         self._labels = (model, generation)
         self.registry = CollectorRegistry()
         self._file = None if file is None else Path(file).expanduser().absolute()
         self._gauges = {
-            field: Gauge(name, said, LABELS, registry=self.registry) for field, (name, said) in GAUGES.items()
+            field: Gauge(name, text, LABELS, registry=self.registry) for field, (name, text) in GAUGES.items()
         }
         self._rows = Counter(
             "kalman_rows", "Rows by what became of them", (*LABELS, "outcome"), registry=self.registry
@@ -62,11 +62,11 @@ class Metrics:
         except OSError as error:
             where = f"--metrics-file {self._file}" if port is None else f"--metrics-port {port}"
             raise UserError(
-                f"{where}: {error.strerror or error}; give another one, or leave it out"
+                f"{where}: {error.strerror or error}; give another, or omit the option"
             ) from error
 
     def take(self, records: list[dict[str, Any]]) -> None:
-        """Bring the metrics up to the newest of these records."""
+        """Update the metrics with records, oldest first."""
         for one in records:
             self._batches.labels(*self._labels).inc()
             for kind in KINDS:
@@ -86,7 +86,7 @@ class Metrics:
         write_to_textfile(str(self._file), self.registry)
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

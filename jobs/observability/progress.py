@@ -1,4 +1,4 @@
-"""Say of one micro-batch what a person wants to know of it, from what Spark, the sink and the source tell. Pure."""
+"""The progress record of a micro-batch, from the reports of Spark, the sink and the source. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Lag(NamedTuple):
-    """How far the stream is behind its source: rows that wait, and how long the first of them has; None: unknown."""
+    """The lag of a stream behind its source: waiting rows, and how long the first has waited; None: unknown."""
 
     rows: int | None = None
     seconds: float | None = None
@@ -33,13 +33,13 @@ def record(
     """Return the record of a micro-batch.
 
     Args:
-        progress: as Spark's `StreamingQueryProgress` is in JSON.
-        counts: what the sink wrote: `estimated`, `quarantined`, and any of `OUTCOMES`; empty if it is not known. And
-            `watermark`, in microseconds, where the stream keeps one of its own.
-        lag: behind the source.
-        model: whose.
-        generation: whose.
-        run: the driver's.
+        progress: Spark's `StreamingQueryProgress` as JSON.
+        counts: of rows that the sink wrote: `estimated`, `quarantined`, and any of `OUTCOMES`; empty if unknown. Also
+            the `watermark` in microseconds, where the stream keeps its own.
+        lag: of the stream.
+        model: of the stream.
+        generation: of the stream.
+        run: id of the driver's run.
     """
     durations = {name: int(value) for name, value in (progress.get("durationMs") or {}).items()}
     seconds = durations.get("triggerExecution", 0) / 1000
@@ -64,7 +64,7 @@ def record(
         "durations": durations,
         "state_rows": sum(int(one.get("numRowsTotal") or 0) for one in operators),
         "state_bytes": sum(int(one.get("memoryUsedBytes") or 0) for one in operators),
-        # Spark says 1970 where no watermark has been seen yet.
+        # Spark reports 1970 before the first watermark.
         "watermark": None if watermark is None or watermark.startswith("1970-01-01T00:00:00") else watermark,
         "position": json.dumps(sources[0].get("endOffset")),
         "lag_rows": lag.rows,
@@ -79,12 +79,12 @@ def ended_at(one: dict[str, Any]) -> datetime:
 
 
 def executed(progress: dict[str, Any]) -> bool:
-    """Tell if progress is of a micro-batch that ran; a query that waits reports now and then, too."""
+    """Tell if progress is of a micro-batch that ran; an idle query reports progress too."""
     return "addBatch" in (progress.get("durationMs") or {})
 
 
 def offsets_behind(source: dict[str, Any]) -> int | None:
-    """Return how many messages of topics wait, over all partitions; None if the offsets are not of topics."""
+    """Return the lag in messages over all topics and partitions, None for another kind of source."""
     latest, end = source.get("latestOffset"), source.get("endOffset")
     if not (isinstance(latest, dict) and isinstance(end, dict) and _of_topics(latest) and _of_topics(end)):
         return None

@@ -1,14 +1,14 @@
-"""Where a stream's progress is written: lines of JSON beside the tables, folded into `progress/<model>` now and then.
+"""The log of a stream's progress: files of JSON lines, compacted into the table `progress/<model>` now and then.
 
-A line is an append to a file of the driver's own (on an object store, which cannot append, a small file for the lines
-of a minute), so a micro-batch costs no commit and no Spark job. A driver that is killed leaves its lines; at most those
-not yet written, of a second (a minute), are lost. Folding is one commit for many files:
+Each driver appends to a file of its own (on an object store, which cannot append, it writes a small file with the lines
+of a minute), so a micro-batch costs no commit and no Spark job. A crash loses at most the lines of the last second (on
+an object store, minute). A compaction is one commit for many files:
 
-1. the files are moved into a folder of this fold;
-2. its lines are appended to the table, in a transaction named after the fold;
+1. the files are moved into a folder of the compaction;
+2. their lines are appended to the table, in a transaction named after the folder;
 3. the folder is removed.
 
-Killed in between, the next fold ends it, and a line is in the table once.
+After a crash in between, the next compaction completes it, and a line is in the table once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PART_BYTES = 4 << 20
-"""A driver begins a new file when its file is longer than this."""
-FOLD_FILES = 100
-"""So many files of drivers that have ended are folded when the next driver starts."""
+"""A driver starts a new file when its file is longer than this."""
+COMPACT_FILES = 100
+"""With so many closed files, the next driver compacts them."""
 REMOTE_SECONDS = 60.0
-_FOLD = "fold-"
+_COMPACTION = "fold-"
 
 
 def table_of(model: str) -> str:
@@ -64,25 +64,25 @@ class ProgressLog:
         return None
 
     def closed(self) -> list[str]:
-        """Return the files that nobody writes to: of each generation all but the last."""
-        files = [name for name in self.names() if not name.startswith(_FOLD)]
+        """Return the files that no driver writes to: all but the last of each generation."""
+        files = [name for name in self.names() if not name.startswith(_COMPACTION)]
         last = {_generation_of(name): name for name in files}
         return [name for name in files if last[_generation_of(name)] != name]
 
-    def fold(self) -> int:
+    def compact(self) -> int:
         """Move the lines of closed files into the table; return how many files."""
         with self.warehouse.lock(f"fold-progress-{self.model}"):
-            for folder in (name for name in self.names() if name.startswith(_FOLD)):
-                self._end(folder)
+            for folder in (name for name in self.names() if name.startswith(_COMPACTION)):
+                self._complete(folder)
             closed = self.closed()
             if closed:
-                folder = f"{_FOLD}{uuid.uuid4().hex}"
+                folder = f"{_COMPACTION}{uuid.uuid4().hex}"
                 for name in closed:
                     self.files.rename(name, f"{folder}/{name}")
-                self._end(folder)
+                self._complete(folder)
         return len(closed)
 
-    def _end(self, folder: str) -> None:
+    def _complete(self, folder: str) -> None:
         self.warehouse.create(table_of(self.model), SCHEMA)
         rows = _typed(self.warehouse, [f"{self.path}/{folder}"]).coalesce(1)
         self.warehouse.append(rows, table_of(self.model), (folder, 1))
@@ -92,24 +92,24 @@ class ProgressLog:
 class Writer:
     """Write a driver's records: `<generation>.<epoch>.<part>.jsonl`."""
 
-    def __init__(self, spool: ProgressLog, generation: str, epoch: int) -> None:
-        self.spool = spool
+    def __init__(self, log: ProgressLog, generation: str, epoch: int) -> None:
+        self.log = log
         self._stem = f"{generation}.{epoch:06d}"
         self._part = 0
         self._waiting: list[str] = []
         self._since = time.monotonic()
-        self._begun = False
+        self._started = False
 
     def write(self, records: list[dict[str, Any]], last: bool = False) -> None:
-        """Write records; on an object store when a minute has passed, or with the `last` ones."""
+        """Write records; on an object store only after a minute, or if they are the `last`."""
         self._waiting += [json.dumps(one) for one in records]
         if not self._waiting:
             return
-        if not self._begun:
-            self._begun = True
-            if len(self.spool.closed()) >= FOLD_FILES:
-                self.spool.fold()
-        files, content = self.spool.files, ("\n".join(self._waiting) + "\n").encode()
+        if not self._started:
+            self._started = True
+            if len(self.log.closed()) >= COMPACT_FILES:
+                self.log.compact()
+        files, content = self.log.files, ("\n".join(self._waiting) + "\n").encode()
         local = isinstance(files, LocalFiles)
         if local:
             full = files.append(self._name(), content) > PART_BYTES
@@ -117,25 +117,25 @@ class Writer:
             files.write(self._name(), content)
             self._part += 1
             self._since = time.monotonic()
-            full = self._part % FOLD_FILES == 0
+            full = self._part % COMPACT_FILES == 0
         else:
             return
         self._waiting = []
         if full:
             self._part += local
-            self.spool.fold()
+            self.log.compact()
 
     def _name(self) -> str:
         return f"{self._stem}.{self._part:06d}.jsonl"
 
 
 def progress_of(warehouse: Warehouse, model: str) -> DataFrame:
-    """Return all progress of a model: what is in its table, and what still waits to be folded."""
-    spool = ProgressLog(warehouse, model)
+    """Return all progress of a model: that of the table and of files that are not compacted yet."""
+    log = ProgressLog(warehouse, model)
     rows = warehouse.spark.createDataFrame([], SCHEMA)
     if warehouse.exists(table_of(model)):
         rows = rows.unionByName(warehouse.read(table_of(model)))
-    files = [f"{spool.path}/{name}" for name in spool.names()]
+    files = [f"{log.path}/{name}" for name in log.names()]
     return rows.unionByName(_typed(warehouse, files)) if files else rows
 
 

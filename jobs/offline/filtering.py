@@ -1,4 +1,4 @@
-"""TODO."""
+"""Filter, or smooth, the rows of a file and judge the model's fit by its innovations. No Spark."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from kalman.smoothers.smooth import smooth as smooth_rows
 LAGS = 10
 
 FEWEST = 3 * LAGS
-"""Innovations that a key must have for the test of their correlation to mean something."""
+"""Innovations that a key needs for the test of their correlation to be meaningful."""
 
 Floats = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
-    """How many keys have a NIS to judge and how many are outside its bounds; the same of correlation."""
+    """Counts of keys: with a NIS, with a NIS outside its bounds; tested for correlation, correlated."""
 
     judged: int
     outside: int
@@ -40,7 +40,7 @@ class Fit(NamedTuple):
 
     @property
     def data(self) -> dict[str, Any]:
-        """The same for a program."""
+        """The counts for a program."""
         return {
             "keys_judged": self.judged,
             "keys_nis_outside": self.outside,
@@ -50,17 +50,17 @@ class Fit(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The same for a person."""
+        """The counts for a person."""
         if not self.judged:
             return []
         text = f"NIS outside its 95 % bounds: {_share(self.outside, self.judged)}"
         if self.tested:
             text += f"; innovations correlated (Ljung-Box): {_share(self.correlated, self.tested)}"
-        return [f"{text}; 5 % are expected of a right model" if self.judged > 1 else text]
+        return [f"{text}; 5 % are expected of a correct model" if self.judged > 1 else text]
 
 
 def watch(model: kalman.Filter, states: kalman.KeyStates, rows: kalman.SortedRows) -> Watch | None:
-    """Return what notes the innovations of a run, None where the filter has none."""
+    """Return an observer of a run's innovations, None where the filter has none."""
     try:
         return Watch(model, states, rows)
     except kalman.ModelError:
@@ -68,7 +68,7 @@ def watch(model: kalman.Filter, states: kalman.KeyStates, rows: kalman.SortedRow
 
 
 def fit(key: NDArray[np.int64], outputs: kalman.Outputs, keys: int, innovations: NDArray[np.float64]) -> Fit:
-    """Judge a run over rows of keys (N,) by its outputs and normalised innovations (m, N)."""
+    """Test the outputs and normalised innovations (m, N) of a run over rows of keys (N,)."""
     well = np.where(outputs.flag == 0, outputs.nis, np.nan)
     components = np.isfinite(innovations).sum(axis=0)
     whole = consistency(key, well, np.maximum(components, 1), keys)
@@ -92,10 +92,10 @@ def _share(part: int, whole: int) -> str:
 
 
 class Estimates(NamedTuple):
-    """What the filter says of N input rows, in input order; NaN where a row was not applied.
+    """The filter's output for N input rows, in input order; NaN where a row was not applied.
 
     mean (n, N), covariance (n*n, N) row by row, log_likelihood (N,), nis (N,), flag (N,) text or None,
-    extra name -> (d, N); fit: how the model suits the keys, None where the filter does not say.
+    extra name -> (d, N); fit: the test of the model's fit, None where the filter has no innovations.
     """
 
     applied: NDArray[np.bool_]
@@ -109,7 +109,7 @@ class Estimates(NamedTuple):
 
 
 def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Estimates:
-    """Filter rows that are in any order, and `smooth` them; the rejected ones are left out.
+    """Filter rows in any order, and `smooth` them; rejected rows are left out.
 
     Raises:
         UserError: the model's filter cannot be smoothed.
@@ -122,24 +122,24 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
     states = kalman.initial_states(model, keys)
     n = len(spec.states)
     places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
-    look = watch(model, states, sorted_rows)
+    watched = watch(model, states, sorted_rows)
     smoothed: dict[str, Floats] = {}
     if smooth:
         try:
-            _, out, given_all = smooth_rows(model, states, sorted_rows, spec.unit_us, look)
+            _, out, smooth_states = smooth_rows(model, states, sorted_rows, spec.unit_us, watched)
         except kalman.ModelError as error:
             raise UserError(f"--smooth: {spec.name}: {error}") from error
         smoothed = {
-            "smoothed_mean": given_all.mean,
-            "smoothed_covariance": given_all.covariance[places],
-            **{f"smoothed_{name}": values for name, values in given_all.extra.items()},
+            "smoothed_mean": smooth_states.mean,
+            "smoothed_covariance": smooth_states.covariance[places],
+            **{f"smoothed_{name}": values for name, values in smooth_states.extra.items()},
         }
     else:
-        _, out = kalman.run(model, states, sorted_rows, spec.unit_us, look)
-    judged = None if look is None else fit(sorted_rows.key, out, keys, look.normalised())
+        _, out = kalman.run(model, states, sorted_rows, spec.unit_us, watched)
+    tested = None if watched is None else fit(sorted_rows.key, out, keys, watched.normalised())
     total = len(rows.reason)
 
-    def back(values: Floats) -> Floats:
+    def in_input_order(values: Floats) -> Floats:
         result = np.full((*values.shape[:-1], total), np.nan)
         result[..., order] = values
         return result
@@ -148,49 +148,49 @@ def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Esti
     applied[order] = True
     flag = np.full(total, None, dtype=object)
     flag[order] = np.array(kalman.FLAGS, dtype=object)[out.flag]
-    flag[~applied] = np.array([f"rejected: {said}" for said in rows.reason[~applied]], dtype=object)
+    flag[~applied] = np.array([f"rejected: {reason}" for reason in rows.reason[~applied]], dtype=object)
     return Estimates(
         applied,
-        back(out.mean),
-        back(out.covariance[places]),
-        back(out.log_likelihood),
-        back(out.nis),
+        in_input_order(out.mean),
+        in_input_order(out.covariance[places]),
+        in_input_order(out.log_likelihood),
+        in_input_order(out.nis),
         flag,
-        {name: back(values) for name, values in (out.extra | smoothed).items()},
-        judged,
+        {name: in_input_order(values) for name, values in (out.extra | smoothed).items()},
+        tested,
     )
 
 
 def in_order(rows: ParsedRows, rule: Duplicates | None = None) -> tuple[NDArray[np.int64], kalman.SortedRows]:
-    """Return where the rows that are not rejected are in the order in which they are applied, and those rows.
+    """Return the places of the accepted rows in the order of their application, and these rows.
 
-    Where there is a rule for rows that repeat another, these are rejected first.
+    With a rule for duplicates, duplicates are rejected first.
     """
     good = np.flatnonzero(rows.reason == None)  # noqa: E711 - elementwise
     order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
     if rule is not None:
         if rule.id is None:
-            again = duplicates.repeated(_taken(rows, order))
+            repeated = duplicates.repeated(_sorted_rows(rows, order))
         else:
-            named = np.flatnonzero(rows.ids[order] >= 0)
-            there = order[named]
-            again = np.zeros(len(order), bool)
-            marks = duplicates.Marks(rows.key[there], rows.ids[None, there], rows.time[there])
-            again[named] = duplicates.resent(marks, rule.within_us)
-        rows.reason[order[again]] = duplicates.REASON if rule.id is None else duplicates.SAME_ID
-        order = order[~again]
-    return order, _taken(rows, order)
+            with_id = np.flatnonzero(rows.ids[order] >= 0)
+            places = order[with_id]
+            repeated = np.zeros(len(order), bool)
+            marks = duplicates.Marks(rows.key[places], rows.ids[None, places], rows.time[places])
+            repeated[with_id] = duplicates.resent(marks, rule.within_us)
+        rows.reason[order[repeated]] = duplicates.REASON if rule.id is None else duplicates.SAME_ID
+        order = order[~repeated]
+    return order, _sorted_rows(rows, order)
 
 
-def _taken(rows: ParsedRows, order: NDArray[np.int64]) -> kalman.SortedRows:
+def _sorted_rows(rows: ParsedRows, order: NDArray[np.int64]) -> kalman.SortedRows:
     return kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
 
 
 def write(path: Path, states: list[str], columns: dict[str, pa.Array], estimates: Estimates) -> None:
-    """Write the output table; the file appears whole or not at all.
+    """Write the output table atomically.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     table = dict(columns)
     for field, values in (("mean", estimates.mean), ("covariance", estimates.covariance)):
@@ -204,7 +204,7 @@ def write(path: Path, states: list[str], columns: dict[str, pa.Array], estimates
 
 
 def _parts(field: str, width: int, states: list[str]) -> list[str] | None:
-    """Return what each of a list's numbers is called in CSV: a state, a pair of states, or a number."""
+    """Return the names of a list's numbers in CSV: states, pairs of states, or numbers; None for a single one."""
     if field.endswith("mean") and width == len(states):
         return states
     if field.endswith("covariance") and width == len(states) ** 2:

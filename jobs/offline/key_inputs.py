@@ -1,4 +1,4 @@
-"""Read a file of inputs, a row a key, and join rows of a file with them. No Spark."""
+"""Read a file of key inputs, a row a key, and join the rows of a file with them. No Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REASON = "inputs: the file of inputs has no row for the key"
 
 
 class FileInputs(NamedTuple):
-    """The inputs of F keys: `keys`, the key columns as they are in the file, and u (c, F)."""
+    """The inputs of F keys: `keys`, the unparsed key columns of the file, and u (c, F)."""
 
     keys: list[pa.Array]
     u: NDArray[np.float64]
@@ -30,7 +30,7 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
     """Read a file of a model's inputs.
 
     Raises:
-        UserError: it cannot be read, or a key is missing or there twice, or an input is no number.
+        UserError: the file cannot be read, a key is missing or appears twice, or an input is not a number.
     """
     assert spec.inputs is not None
     by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
@@ -60,37 +60,37 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
 
 
 def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:
-    """Give rows their keys' inputs, as the last of their controls; a row whose key has none is rejected.
+    """Append the inputs of each row's key to its controls; a row whose key has none is rejected.
 
     Args:
-        spec: the model's.
-        rows: of a file.
-        keys: the model's key columns of these rows.
-        file: of inputs.
+        spec: of the model.
+        rows: N rows.
+        keys: the key columns of these rows.
+        file: of inputs, None without one.
 
     Raises:
-        UserError: the model has inputs and no file of them is given, or none and one is; or the file cannot be used.
+        UserError: the file is missing, not needed, or cannot be used.
     """
     if spec.inputs is None:
         if file is not None:
-            raise UserError(f"--inputs: {spec.name} takes none: add `inputs` to its spec, or leave it out")
+            raise UserError(f"--inputs: {spec.name} takes none: add `inputs` to its spec, or omit the option")
         return rows
     if file is None:
         raise UserError(f"{spec.name} has inputs: give a file of them, a row a key, with --inputs")
     table = read_inputs(spec, file)
     by = spec.inputs.key or spec.key
-    mine = [keys[spec.key.index(name)] for name in by]
-    first, size = table.u.shape[1], len(rows.reason)
-    joined = [pa.concat_arrays([_texts(a), _texts(b)]) for a, b in zip(table.keys, mine, strict=True)]
-    code = _codes(joined, first + size)
+    row_keys = [keys[spec.key.index(name)] for name in by]
+    known, size = table.u.shape[1], len(rows.reason)
+    joined = [pa.concat_arrays([_texts(a), _texts(b)]) for a, b in zip(table.keys, row_keys, strict=True)]
+    code = _codes(joined, known + size)
     place = np.full(int(code.max(initial=-1)) + 1, -1)
-    place[code[:first]] = np.arange(first)
-    at = place[code[first:]]
+    place[code[:known]] = np.arange(known)
+    at = place[code[known:]]
     defaults = spec.inputs.defaults
     missing = np.full((len(spec.input_names), 1), 0.0)
     if defaults is not None:
         missing[:, 0] = [defaults[name] for name in spec.input_names]
-    u = np.where(at >= 0, table.u[:, at] if first else 0.0, missing)
+    u = np.where(at >= 0, table.u[:, at] if known else 0.0, missing)
     if defaults is None:
         reject(rows.reason, at < 0, REASON)
     return rows._replace(u=np.concatenate([rows.u, u]))
@@ -101,7 +101,7 @@ def _texts(column: pa.Array) -> pa.Array:
 
 
 def _codes(columns: Sequence[pa.Array], size: int) -> NDArray[np.int64]:
-    """Return (N,) numbers that are the same where the texts of all columns are."""
+    """Return codes (N,) that are equal where the texts of all columns are equal."""
     code = np.zeros(size, np.int64)
     for column in columns:
         encoded = column.dictionary_encode()

@@ -1,7 +1,7 @@
-"""Draw what a filter does: estimates with their band, normalised innovations, NIS against chi-square.
+"""Plots of a filter's output: estimates with their band, normalised innovations, NIS against chi-square.
 
-Each function draws into the axes that it is given; `figure` puts one key's three pictures together. Needs
-matplotlib (`pip install kalman-pipeline[demo]`), which is imported when something is drawn.
+Each function draws into the given axes; `figure` combines the three plots of one key. Needs matplotlib
+(`pip install kalman-pipeline[demo]`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 ESTIMATE, SMOOTHED, MEASURED, BOUND = "#2563a8", "#d9700a", "#8a94a3", "#b3123b"
 INK, FAINT = "#1f2733", "#d9dee6"
-BAND = 1.959964  # standard deviations on each side that hold 95 % of a normal distribution
+BAND = 1.959964  # standard deviations: half the width of the 95 % interval of a normal distribution
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.edgecolor": "#aab3bf",
@@ -51,7 +51,7 @@ STYLE: dict[Any, Any] = {
 
 
 class Line(NamedTuple):
-    """An estimate over time and the standard deviation of it, (N,) each, as `label` in a colour."""
+    """An estimate over time and its standard deviation, (N,) each, drawn as `label` in a colour."""
 
     mean: Floats
     deviation: Floats
@@ -60,7 +60,7 @@ class Line(NamedTuple):
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Draw in our style, from the figure's making to its saving."""
+    """Apply `STYLE` to a function that makes and saves a figure."""
 
     @wraps(draw)
     def inner(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -71,7 +71,7 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 
 
 def inlined(figure: Figure) -> str:
-    """Return a figure as the address of a PNG that is in the page itself, and close it."""
+    """Return a figure as the data URI of a PNG, and close it."""
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=STYLE["figure.dpi"], facecolor="white")
     plt.close(figure)
@@ -79,9 +79,9 @@ def inlined(figure: Figure) -> str:
 
 
 def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Line]) -> None:
-    """Draw estimates with their 95 % bands over the measurements (N,), NaN where there is none.
+    """Draw estimates with their 95 % bands over the measurements (N,), NaN where missing.
 
-    An estimate of infinite deviation has no band. time: (N,) numbers or datetime64.
+    An estimate with an infinite deviation has no band. time: (N,) numbers or datetime64.
     """
     ax.plot(time, measured, ".", color=MEASURED, markersize=3, alpha=0.6, zorder=1, label="measured")
     for mean, deviation, label, colour in lines:
@@ -92,7 +92,7 @@ def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Li
 
 
 def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: float = 5.5) -> None:
-    """Draw normalised innovations (N,) over time, with the bounds that hold 95 % of them in a right model."""
+    """Draw normalised innovations (N,) over time, with the bounds that hold 95 % of them in a correct model."""
     seen = np.isfinite(normalised)
     ax.plot(time[seen], normalised[seen], ".", color=ESTIMATE, markersize=3, alpha=0.7)
     for level in (-BAND, BAND):
@@ -104,7 +104,7 @@ def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: fl
 
 
 def draw_nis(ax: Axes, nis: Floats, degrees: int) -> None:
-    """Draw how NIS (N,) of rows with so many measured components is distributed, against chi-square."""
+    """Draw the histogram of NIS (N,) against chi-square with as many degrees of freedom as measured components."""
     values = nis[np.isfinite(nis)]
     bound = float(chi2.ppf(0.95, degrees))
     edge = 4 * bound
@@ -136,7 +136,7 @@ def figure(
     nis: Floats,
     degrees: int = 1,
 ) -> None:
-    """Save one key's estimates, normalised innovations and NIS as a picture; (N,) each, as the parts say."""
+    """Save one key's estimates, normalised innovations and NIS, (N,) each, as a picture."""
     picture, axes = plt.subplot_mosaic(
         [["estimate", "estimate"], ["innovations", "nis"]],
         figsize=(11.0, 5.6),

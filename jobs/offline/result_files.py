@@ -1,4 +1,4 @@
-"""Write what an offline command found to a CSV or Parquet file, which appears whole or not at all."""
+"""Write the results of an offline command to a CSV or Parquet file atomically."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Floats = NDArray[np.float64]
 
 
 def check_target(target: Path, source: Path) -> None:
-    """Check that results of `source` can be written to `target`.
+    """Check that the results of `source` can be written to `target`.
 
     Raises:
-        UserError: they cannot.
+        UserError: the format is unknown, the folder does not exist, or the target is a folder or the source itself.
     """
     if target.suffix.lower() not in FORMATS:
         raise UserError(f"{target}: the file's ending must be .csv or .parquet")
     if not target.parent.is_dir():
-        raise UserError(f"{target}: there is no folder {target.parent} to write it to")
+        raise UserError(f"{target}: there is no folder {target.parent}; create it first")
     if target.is_dir():
         raise UserError(f"{target}: is a folder; give a file's name")
     if target.exists() and source.exists() and os.path.samefile(source, target):
@@ -38,9 +38,9 @@ def check_target(target: Path, source: Path) -> None:
 def lists(
     path: Path, field: str, values: Floats, valid: NDArray[np.bool_], parts: Sequence[str] | None
 ) -> dict[str, pa.Array]:
-    """Return the columns of values (d, N): one of lists in Parquet, one for each of d parts in CSV.
+    """Return the columns of values (d, N): a column of lists in Parquet, one for each of d parts in CSV.
 
-    Without parts (and d = 1) the column in CSV is called as the field.
+    Without parts (and d = 1) the CSV column has the field's name.
     """
     if path.suffix.lower() == ".csv" and parts is None:
         return {field: arrow.numbers(values[0])}
@@ -50,10 +50,10 @@ def lists(
 
 
 def save(path: Path, columns: dict[str, pa.Array]) -> None:
-    """Write a table by its columns.
+    """Write columns as a table, atomically.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     write = _writer(path, pa.table(columns))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")

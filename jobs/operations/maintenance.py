@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.downstream.queries import tables_of
-from jobs.downstream.retention import Followers, furthest_behind, lines_of
+from jobs.downstream.retention import DownstreamCleanup, largest_lag, lines_of
 from jobs.lineage import generations
 from jobs.lineage.generations import LIVE, SHADOW
 from jobs.observability.progress_log import ProgressLog, table_of
@@ -75,7 +75,7 @@ class Maintenance:
         self._remove_estimates(planned)
         self._remove_resolved_rows(known)
         self._remove_progress()
-        self.result["followers"] = Followers(self.warehouse, self.spec, self.dry).run()
+        self.result["followers"] = DownstreamCleanup(self.warehouse, self.spec, self.dry).run()
         self._compact_and_vacuum()
 
     def _compact_and_vacuum(self) -> None:
@@ -92,7 +92,7 @@ class Maintenance:
 
     def _keep_unread_files(self) -> None:
         """Do not vacuum the estimates while the monitor or forecast skill lags by more than `retention.files`."""
-        verb, lag = furthest_behind(self.warehouse, self.spec)
+        verb, lag = largest_lag(self.warehouse, self.spec)
         if lag >= span_of(self.spec.retention.files):
             self.result["not_vacuumed"][estimates(self.spec.name)] = (
                 f"the {verb} has not read estimates of {lag.days} days ago: run it, or remove it from the spec"
@@ -189,7 +189,7 @@ class Maintenance:
 
     def _remove_progress(self) -> None:
         if not self.dry:
-            ProgressLog(self.warehouse, self.spec.name).fold()
+            ProgressLog(self.warehouse, self.spec.name).compact()
         before = datetime.now(UTC) - span_of(self.spec.retention.progress)
         self.result["progress"] = self._delete(table_of(self.spec.name), F.col("started_at") < F.lit(before))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from jobs.downstream.driver import followers, given_up
+from jobs.downstream.status import downstream_status, given_up
 from jobs.lineage.generations import REMOVED, RETIRED, position_of
 from jobs.observability.lag import table_lag
 from jobs.observability.progress import Lag
@@ -55,7 +55,7 @@ def model_status(
             for one in manifests
         ],
         "generations": [_generation_status(warehouse, one, version) for one in generations],
-        "followers": followers(warehouse, name),
+        "followers": downstream_status(warehouse, name),
         "given_up": given_up(warehouse, name),
     }
 

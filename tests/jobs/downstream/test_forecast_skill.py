@@ -1,4 +1,4 @@
-"""Forecast skill: the pairs, forecasts and scores of every row, by hand; each exactly once, whatever is killed."""
+"""Forecast skill: pairs, forecasts and scores against a direct computation, exactly once also after crashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scipy.stats import norm
 from demo.delta_log import rows_of
 from jobs import resume, skill, status, stop, upgrade
 from jobs.core.errors import ALREADY_RUNNING, UserError
-from jobs.downstream.forecast_pairs import Plan, check_spec, forecaster_of, score
+from jobs.downstream.forecast_pairs import ScoringPlan, check_spec, forecaster_of, score
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.specs.test_spec import refused
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -90,7 +90,7 @@ ORDER = ["key", "measurement", "horizon", "made_at", "event_time"]
 
 
 def assert_skill(pipeline: Pipeline, rows: pd.DataFrame, section: dict[str, Any]) -> pd.DataFrame:
-    """Check that the table holds each pair once, with the numbers that it should have."""
+    """Check that the table has each pair once, with the expected numbers."""
     definition = pipeline.spec.forecast.definition() if pipeline.spec.forecast else ""
     found = pipeline.warehouse.read("forecast_skill/walk").toPandas()
     found = found.loc[found["definition"] == definition].sort_values(ORDER, ignore_index=True)
@@ -105,7 +105,7 @@ def assert_skill(pipeline: Pipeline, rows: pd.DataFrame, section: dict[str, Any]
 
 
 def forget_the_last(pipeline: Pipeline, batches: int) -> None:
-    """Undo the end of some micro-batches and all behind it, as if the command had been killed just before it."""
+    """Undo the commits of some micro-batches and everything after them, as if the command had crashed before."""
     (folder,) = Path(pipeline.settings.warehouse, "checkpoints").glob("skill-*")
     last = max(int(name) for name in files(folder / "commits"))
     first = last - batches + 1
@@ -118,9 +118,9 @@ def forget_the_last(pipeline: Pipeline, batches: int) -> None:
 
 
 @pytest.mark.spark
-def test_forecasts_are_compared_with_what_is_measured_later_each_once(tmp_path: Path) -> None:
+def test_forecasts_are_scored_against_later_measurements_each_once(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, spec())
-    days = readings(2, keys=10, first="1921-03-01")  # a watermark of Spark begins at 1970
+    days = readings(2, keys=10, first="1921-03-01")  # before 1970, where Spark's watermark starts
     pipeline.land(days[0])
     pipeline.pretrain()
     with pytest.raises(UserError, match="model walk has no live estimates: start its stream"):
@@ -128,8 +128,8 @@ def test_forecasts_are_compared_with_what_is_measured_later_each_once(tmp_path: 
     pipeline.land(days[1])
     pipeline.stream()
     first = skill.run(pipeline.settings, "walk").data["rows"]
-    # Killed before its last micro-batch counted as done, it does it again and changes nothing by that; the last one
-    # only let state go, the one before it had rows.
+    # After a crash before the commit of a micro-batch, the run repeats it, which is idempotent; the last micro-batch
+    # only removed state, the second last had rows.
     forget_the_last(pipeline, 1)
     assert skill.run(pipeline.settings, "walk").data["rows"] == 0
     forget_the_last(pipeline, 2)
@@ -140,7 +140,7 @@ def test_forecasts_are_compared_with_what_is_measured_later_each_once(tmp_path: 
 
 
 def assert_summary(skill: list[dict[str, Any]], table: pd.DataFrame) -> None:
-    """Check what is told of each measurement and horizon."""
+    """Check the summary of each measurement and horizon."""
     told: dict[Any, Any] = {(one["measurement"], one["horizon"]): one for one in skill}
     assert len(told) == 4
     for name, group in table.groupby(["measurement", "horizon"]):
@@ -153,14 +153,14 @@ def assert_summary(skill: list[dict[str, Any]], table: pd.DataFrame) -> None:
 
 
 def planned(pipeline: Pipeline) -> set[str]:
-    """Return the micro-batches of the comparison that have been planned."""
+    """Return the planned micro-batches of the query."""
     folders = Path(pipeline.settings.warehouse, "checkpoints").glob("skill-*")
     return {name for folder in folders for name in files(folder / "offsets")}
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_killed_at_any_moment_it_compares_each_pair_once(tmp_path: Path) -> None:
+def test_killed_at_any_moment_it_scores_each_pair_once(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, spec())
     days = readings(5)
     pipeline.land(days[0])
@@ -181,9 +181,9 @@ def test_killed_at_any_moment_it_compares_each_pair_once(tmp_path: Path) -> None
     assert_summary(done["skill"], table)
     night = days[2]["at"].min().tz_localize(None)
     crossing = (table["made_at"] < night) & (table["event_time"] >= night)
-    assert crossing.any()  # what one run forecast and the rows of the next were compared with
+    assert crossing.any()  # pairs of one run's forecasts with the next run's rows
 
-    # With other horizons, at their very times, it begins again beside what there is.
+    # With other horizons, without tolerance, it starts anew beside the existing rows.
     section = {"horizons": ["1h"], "probability": 0.8, "watermark": "30d"}
     pipeline.write_spec({**spec(), "forecast": section})
     skill.run(pipeline.settings, "walk")
@@ -194,7 +194,7 @@ def test_killed_at_any_moment_it_compares_each_pair_once(tmp_path: Path) -> None
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_what_comes_behind_the_watermark_is_counted_and_what_is_past_is_let_go(tmp_path: Path) -> None:
+def test_late_rows_are_counted_and_old_state_is_removed(tmp_path: Path) -> None:
     section = {**FORECAST, "watermark": "5min"}
     pipeline = Pipeline(tmp_path, spec(late="apply") | {"forecast": section})
     days = readings(4)
@@ -206,7 +206,7 @@ def test_what_comes_behind_the_watermark_is_counted_and_what_is_past_is_let_go(t
         pipeline.stream()
         told = skill.run(pipeline.settings, "walk").data
     assert told["late"] > 0
-    # A forecast waits for two hours and a row for minutes: of three days there are those of the last day's end.
+    # A forecast waits two hours and a row minutes: of three days the state has the end of the last day.
     assert 0 < told["state_rows"] < sum(len(one) for one in days[3:])
     found = pipeline.warehouse.read("forecast_skill/walk").toPandas()
     day = days[2]["at"].min().tz_localize(None)
@@ -215,7 +215,7 @@ def test_what_comes_behind_the_watermark_is_counted_and_what_is_past_is_let_go(t
 
 
 def compared(pipeline: Pipeline) -> set[str]:
-    """Return the generations of which forecasts have been compared."""
+    """Return the generations whose forecasts were scored."""
     rows = rows_of(Path(pipeline.settings.warehouse, "forecast_skill", "walk"))
     return {row["generation"] for row in rows}
 
@@ -226,7 +226,7 @@ def forecasts(pipeline: Pipeline) -> int:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_run_on_it_goes_over_to_another_generation_and_is_killed_and_stopped(tmp_path: Path) -> None:
+def test_a_running_query_switches_to_another_generation_and_is_killed_and_stopped(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, spec())
     days = readings(6)
     pipeline.land(days[0])
@@ -240,7 +240,7 @@ def test_run_on_it_goes_over_to_another_generation_and_is_killed_and_stopped(tmp
     pipeline.land(days[2])
     pipeline.stream()
     driver.wait_for(lambda: forecasts(pipeline) > before)
-    # A second one is refused; status tells of the first, and of what it has still to do.
+    # A second run is refused; status shows the first and its lag.
     with pytest.raises(
         UserError, match="the skill of walk already has a driver: process .* of this machine drives it"
     ) as told:
@@ -250,11 +250,11 @@ def test_run_on_it_goes_over_to_another_generation_and_is_killed_and_stopped(tmp
     assert (follower["follower"], follower["driver"]["pid"]) == ("skill", driver.process.pid)
     assert follower["batches"] > 0 and follower["last_error"] is None
 
-    # Another generation becomes the live one while it runs.
+    # Another generation becomes live while it runs.
     pipeline.write_spec({**spec(version=2, migrate={"from": 1}), "upgrade": {"rows": 0}})
     upgrade.run(pipeline.settings, "walk", mode="stop-start")
-    driver.wait_for(lambda: "walk-g0002 is live, the forecast skill goes over to it" in driver.said())
-    time.sleep(5.0)  # it begins again with the rows that are live now
+    driver.wait_for(lambda: "walk-g0002 is live, the forecast skill switches over to it" in driver.said())
+    time.sleep(5.0)  # it restarts with the rows of the new live generation
     pipeline.land(days[3])
     pipeline.stream()
     driver.wait_for(lambda: "walk-g0002" in compared(pipeline))
@@ -270,7 +270,7 @@ def test_run_on_it_goes_over_to_another_generation_and_is_killed_and_stopped(tmp
     driver.wait_for(lambda: forecasts(pipeline) > last)
     pipeline.land(days[5])
     pipeline.stream()
-    # Stopped by request, as `kalman-pipeline stop --skill` does; what is left the next run takes.
+    # Stopped by request, as by `kalman-pipeline stop --skill`; the next run takes the remaining rows.
     assert stop.run(pipeline.settings, "walk", skill=True).data["stopped"]
     assert driver.finish() == 0, driver.said()
     assert resume.run(pipeline.settings, "walk", skill=True).data["held"]
@@ -300,7 +300,7 @@ def pairs(mean: list[float], covariance: list[float], measured: list[float], ahe
     )
 
 
-def test_a_process_of_steps_is_forecast_by_so_many() -> None:
+def test_a_process_of_steps_is_forecast_by_the_horizons_steps() -> None:
     F, Q = np.array([[1.0, 1.0], [0.0, 0.9]]), np.array([[0.5, 0.1], [0.1, 0.2]])
     model = ModelSpec.model_validate(
         spec(process={"kind": "explicit", "F": F.tolist(), "Q": Q.tolist()})
@@ -310,19 +310,19 @@ def test_a_process_of_steps_is_forecast_by_so_many() -> None:
     steps = check_spec(model, model.forecast)
     assert steps == (1, 3)
     m, P = np.array([1.0, -2.0]), np.array([[2.0, 0.3], [0.3, 1.0]])
-    plan = Plan({}, model.unit_us, steps, 0.9)
+    plan = ScoringPlan({}, model.unit_us, steps, 0.9)
     batch = pairs(m.tolist(), P.ravel().tolist(), [0.5, np.nan], 3 * 86_400_000_000)
     found = score(batch, forecaster_of(model, {}), plan).to_pylist()
     for _ in range(3):
         m, P = F @ m, F @ P @ F.T + Q
-    assert [one["measurement"] for one in found] == [0]  # the other one is missing
+    assert [one["measurement"] for one in found] == [0]  # the other measurement is missing
     assert found[0]["mean"] == pytest.approx((H @ m)[0], rel=1e-12)
     assert found[0]["variance"] == pytest.approx((H @ P @ H.T + R)[0, 0], rel=1e-12)
 
 
-def test_a_state_of_which_nothing_is_known_gives_a_row_without_a_forecast() -> None:
+def test_a_diffuse_state_gives_a_row_without_a_forecast() -> None:
     model = ModelSpec.model_validate(spec(initial=DIFFUSE))
-    plan = Plan({}, model.unit_us, None, 0.9)
+    plan = ScoringPlan({}, model.unit_us, None, 0.9)
     batch = pairs([0.0, 0.0], [np.inf, 0.0, 0.0, np.inf], [0.5, 1.0], 60_000_000)
     for one in score(batch, forecaster_of(model, {}), plan).to_pylist():
         assert one["actual"] is not None
@@ -348,23 +348,23 @@ def test_a_state_of_which_nothing_is_known_gives_a_row_without_a_forecast() -> N
         ({"forecast": {"horizons": ["90min"], "step": "1h"}}, "is not a multiple of the step 1h"),
     ],
 )
-def test_mistakes_in_a_spec_are_told(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_mistakes_in_a_spec_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     assert said in refused(tmp_path, {**spec(), **changes})
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"control": ["wind"]}, "has control inputs, and those to come are not among the estimates"),
+        ({"control": ["wind"]}, "has control inputs, whose future values the estimates lack"),
         ({"outputs": {"measured": True, "covariance": "diagonal"}}, "write outputs: {covariance: full}"),
-        ({"forecast": {"horizons": ["1h"], "step": "1h"}}, "the model goes by time: remove it"),
+        ({"forecast": {"horizons": ["1h"], "step": "1h"}}, "the model is in continuous time: remove it"),
     ],
 )
-def test_what_cannot_be_forecast_is_said(changes: dict[str, Any], said: str) -> None:
+def test_a_model_that_cannot_be_forecast_is_refused(changes: dict[str, Any], said: str) -> None:
     model = ModelSpec.model_validate({**spec(), **changes})
     assert model.forecast is not None
     with pytest.raises(UserError, match=said.replace("{", r"\{").replace("}", r"\}")):
         check_spec(model, model.forecast)
     adaptive = ModelSpec.model_validate(spec(adaptive={"R": 0.02}))
-    with pytest.raises(UserError, match="the noise that it has learned is not among them"):
+    with pytest.raises(UserError, match="which lack its adaptive noise"):
         forecaster_of(adaptive, {})

@@ -1,4 +1,4 @@
-"""Monitoring of estimates: windows like those of the notebook's racks, alerts by rules, each exactly once."""
+"""Monitoring of estimates: windows like those of the notebook's racks and alerts by rules, each exactly once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from jobs import monitor
 from jobs.core.errors import UserError
-from jobs.downstream.rule_operator import KIND, Plan, rules_of, watch
+from jobs.downstream.rule_operator import KIND, RulePlan, rules_of, update_bucket
 from jobs.downstream.rules import apply_rules, no_states
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
@@ -54,7 +54,7 @@ READINGS = {
     "rack1": [("08:01:01", 99.5), ("08:06:02", 100.5), ("08:11:03", 101.0), ("08:16:04", 102.0)],
     "rack2": [("08:01:02", 99.5), ("08:06:04", 105.5), ("08:11:06", 104.0), ("08:16:08", 108.0)],
 }
-# What Spark's own sliding average of these readings is, by rack: the windows that begin at 07:55, 08:00, ...
+# Spark's own sliding average of these readings by rack: the windows that start at 07:55, 08:00, ...
 AVERAGES = {"rack1": [99.5, 100.0, 100.75, 101.5, 102.0], "rack2": [99.5, 102.5, 104.75, 106.0, 108.0]}
 
 
@@ -69,7 +69,7 @@ def readings(rows: dict[str, list[tuple[str, float]]]) -> pd.DataFrame:
 
 
 def seen(pipeline: Pipeline) -> list[tuple[str, str, str, str]]:
-    """Return the alerts as (rack, rule, status, time of the day), but for those of the rule `odd`."""
+    """Return the alerts as (rack, rule, status, time of the day), except those of the rule `odd`."""
     table = pipeline.warehouse.read("alerts/rack").filter("rule != 'odd'")
     frame = table.orderBy("event_time", "rack", "rule").toPandas()
     times = frame["event_time"].dt.strftime("%H:%M:%S")
@@ -77,7 +77,7 @@ def seen(pipeline: Pipeline) -> list[tuple[str, str, str, str]]:
 
 
 def forget_the_last_commit(pipeline: Pipeline) -> int:
-    """Undo the end of each stream's last micro-batch, as if the monitor had been killed just before it."""
+    """Undo the commit of each query's last micro-batch, as if the monitor had crashed just before."""
     undone = 0
     for folder in Path(pipeline.settings.warehouse, "checkpoints").glob("monitor-*"):
         last = max(int(path.name) for path in (folder / "commits").iterdir() if path.name.isdigit())
@@ -111,8 +111,8 @@ def test_the_racks(tmp_path: Path) -> None:
     ]
     assert seen(pipeline) == warm
 
-    # Killed before its last micro-batches counted as done, it does them again and changes nothing by that. Then a rack
-    # cools down, another is silent, and a reading of a third comes when its windows have ended.
+    # After a crash before the commit of its last micro-batches it repeats them, which is idempotent. Then a rack cools
+    # down, another is silent, and a reading of a third arrives after its windows have ended.
     pipeline.land(readings({"rack1": [("08:21:05", 98.0), ("08:51:00", 99.0), ("09:15:00", 99.0)]}))
     pipeline.stream()
     assert forget_the_last_commit(pipeline) == 2
@@ -129,7 +129,7 @@ def test_the_racks(tmp_path: Path) -> None:
     )
     pipeline.stream()
     done = monitor.run(pipeline.settings, "rack").data
-    # 09:15 less ten minutes is behind the hour until 9 o'clock, and behind both of the sliding windows of 08:02.
+    # 09:15 less ten minutes is after the hour until 9 o'clock, and after both sliding windows of 08:02.
     assert done["late"] == 3
     assert seen(pipeline) == [
         *warm,
@@ -166,7 +166,7 @@ def test_alerts_are_sent_to_a_topic_at_least_once(feed: Feed, tmp_path: Path) ->
     monitor.run(pipeline.settings, "rack")
     assert sent() == seen(pipeline) != []
 
-    # Killed before the micro-batch counted as done: it is in the table once, and once more in the topic.
+    # After a crash before the micro-batch's commit the alert is in the table once, and in the topic again.
     once = seen(pipeline)
     assert forget_the_last_commit(pipeline) == 2
     monitor.run(pipeline.settings, "rack")
@@ -175,7 +175,7 @@ def test_alerts_are_sent_to_a_topic_at_least_once(feed: Feed, tmp_path: Path) ->
 
 
 @pytest.mark.spark
-def test_windows_are_those_of_all_estimates_at_once(tmp_path: Path) -> None:
+def test_windows_equal_those_of_all_estimates_at_once(tmp_path: Path) -> None:
     watched = {"watermark": "60d", "windows": [{"size": "6h", "slide": "2h"}]}
     pipeline = Pipeline(tmp_path, random_walk_spec(monitor=watched, robust={"gate": {"probability": 0.8}}))
     days = random_rows(3)
@@ -205,12 +205,12 @@ def test_windows_are_those_of_all_estimates_at_once(tmp_path: Path) -> None:
 # Without Spark
 
 
-def test_a_buckets_states_are_those_of_its_keys_whoever_else_comes() -> None:
-    """Readings in packets, over several micro-batches in which keys are new, give what one pass over all gives."""
+def test_a_buckets_states_do_not_depend_on_when_keys_appear() -> None:
+    """Readings in packets over several micro-batches with new keys give the result of one pass over all."""
     rule = {"name": "up", "kind": "level", "at_least": 1.0, "clear_below": 0.5, "readings": 2}
     rules = rules_of(Monitor.model_validate({"rules": [rule]}))
     fmt = RowFormat(KIND, "event_time", ("r0",), ())
-    plan = Plan(rules, fmt)
+    plan = RulePlan(rules, fmt)
     rng = np.random.default_rng(0)
     names = np.array([f"k{number}" for number in range(30)])
     routes = route_of(rng.integers(-(2**62), 2**62, 30))
@@ -223,7 +223,7 @@ def test_a_buckets_states_are_those_of_its_keys_whoever_else_comes() -> None:
         arrays = {"route": routes[code], "check": code, "time": time[some], "y": value[None, some]}
         rows = Records(arrays, pa.array(names[code]))
         parts = [fmt.layout.encode(rows.slice(a, b)) for a, b in ((0, 20), (20, 50))]
-        known, found = watch(plan, known, parts, 0)
+        known, found = update_bucket(plan, known, parts, 0)
         assert known.text is not None
         texts = known.text.to_pylist()
         events += [
@@ -271,11 +271,11 @@ def test_a_buckets_states_are_those_of_its_keys_whoever_else_comes() -> None:
         ),
     ],
 )
-def test_a_section_that_means_nothing_is_refused(tmp_path: Path, section: dict[str, Any], said: str) -> None:
+def test_an_invalid_section_is_refused(tmp_path: Path, section: dict[str, Any], said: str) -> None:
     assert said in refused(tmp_path, {**NILE, "monitor": section})
 
 
-def test_what_is_watched_has_a_name_of_its_own() -> None:
+def test_windows_and_rules_have_separate_definitions() -> None:
     one = ModelSpec.model_validate(RACKS).monitor
     assert one is not None
     other = one.model_copy(update={"watermark": "20min"})

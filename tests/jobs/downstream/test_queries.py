@@ -1,4 +1,4 @@
-"""What a monitor and a forecast skill leave behind: what `maintain` lets go, and that what it leaves goes on."""
+"""Cleanup of monitor and forecast skill: `maintain` removes what is old, and the remaining queries resume."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model(
 
 
 def checkpoints(pipeline: Pipeline) -> set[str]:
-    """Return the checkpoints of what follows the estimates, those that are going too."""
+    """Return the checkpoints of downstream queries, also renamed ones."""
     return {
         name
         for name in files(Path(pipeline.settings.warehouse, "checkpoints"))
@@ -48,7 +48,7 @@ def checkpoints(pipeline: Pipeline) -> set[str]:
 
 
 def grow_old(pipeline: Pipeline) -> None:
-    """Let all that the followers have committed be of 100 days ago."""
+    """Set all commits of the downstream queries to 100 days ago."""
     then = time.time() - 100 * 86_400
     for folder in checkpoints(pipeline):
         for path in Path(pipeline.settings.warehouse, "checkpoints", folder, "commits").iterdir():
@@ -56,7 +56,7 @@ def grow_old(pipeline: Pipeline) -> None:
 
 
 def committed_long_ago(table: Path, version: int) -> None:
-    """Let a commit of a table say that it is of ten days ago."""
+    """Set the time of a table's commit to ten days ago."""
     path = table / "_delta_log" / f"{version:020d}.json"
     actions = [json.loads(line) for line in path.read_text().splitlines()]
     for action in actions:
@@ -75,7 +75,9 @@ def windows_of(pipeline: Pipeline) -> list[tuple[str, int]]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_former_definitions_go_and_may_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_former_definitions_are_removed_and_may_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipeline = Pipeline(tmp_path, model())
     days = readings(3)
     pipeline.land(days[0])
@@ -92,8 +94,8 @@ def test_former_definitions_go_and_may_come_again(tmp_path: Path, monkeypatch: p
     first = {query.name for verb in told for query in queries_of(pipeline.spec, verb)}
     assert checkpoints(pipeline) == first and len(first) == 3
 
-    # Estimates are compacted, files that no longer count go, and rows of a generation that is gone: none of it stops
-    # what goes on, or begins now.
+    # Compaction of the estimates, removal of old files and of a removed generation's rows: none of it stops queries
+    # that resume or start now.
     warehouse, table = pipeline.warehouse, pipeline.warehouse.path(estimates("walk"))
     pipeline.land(days[2])
     pipeline.stream()
@@ -103,7 +105,7 @@ def test_former_definitions_go_and_may_come_again(tmp_path: Path, monkeypatch: p
     skill.run(pipeline.settings, "walk")
     assert_skill(pipeline, pd.concat(days), FORECAST)
 
-    # The monitor has still to read the last day: were that long ago, its files would stay.
+    # The monitor has not read the last day: if that were long ago, its files would stay.
     assert maintain.run(pipeline.settings, "walk", dry_run=True).data["not_vacuumed"] == {}
     committed_long_ago(Path(table), version=1)
     (said,) = maintain.run(pipeline.settings, "walk", dry_run=True).data["not_vacuumed"].values()
@@ -120,17 +122,17 @@ def test_former_definitions_go_and_may_come_again(tmp_path: Path, monkeypatch: p
     monitor.run(pipeline.settings, "walk")
     assert_skill(pipeline, pd.concat(days), OTHER)
     both = checkpoints(pipeline)
-    former = {name for name in first if "rules" not in name}  # the rules are as they were
+    former = {name for name in first if "rules" not in name}  # the rules have not changed
     assert first < both and len(both) == 5
 
     kept = maintain.run(pipeline.settings, "walk").data["followers"]
-    assert kept == {"definitions": [], "rows": {}} and checkpoints(pipeline) == both  # they are young
+    assert kept == {"definitions": [], "rows": {}} and checkpoints(pipeline) == both  # they are recent
     grow_old(pipeline)
     would = maintain.run(pipeline.settings, "walk", dry_run=True).data["followers"]
     assert set(would["definitions"]) == former and checkpoints(pipeline) == both
     assert set(would["rows"]) == {"forecast_skill/walk", "windows/walk"}
 
-    # Killed when a checkpoint has its other name: the next run ends it.
+    # After a crash with a renamed checkpoint the next run completes.
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "remove", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -145,7 +147,7 @@ def test_former_definitions_go_and_may_come_again(tmp_path: Path, monkeypatch: p
     assert len(windows_of(pipeline)) == 1
     assert maintain.run(pipeline.settings, "walk").data["followers"] == {"definitions": [], "rows": {}}
 
-    # The former definition begins anew, and its micro-batches are not taken for those that were there before.
+    # The former definition starts anew, and its micro-batches are not mistaken for the earlier ones.
     pipeline.write_spec(model())
     skill.run(pipeline.settings, "walk")
     monitor.run(pipeline.settings, "walk")
@@ -159,7 +161,7 @@ def killed(*arguments: Any) -> bool:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_old_rows_go_by_event_time(tmp_path: Path) -> None:
+def test_old_rows_are_removed_by_event_time(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, model(retention={"skill": "1d", "windows": "1d"}))
     days = readings(9)
     pipeline.land(days[0])
@@ -177,7 +179,7 @@ def test_old_rows_go_by_event_time(tmp_path: Path) -> None:
         after = pipeline.warehouse.read(name).toPandas()
         assert len(after) == (before[name][column] >= cut).sum() == len(before[name]) - done[name]
         assert after[column].min() >= cut and done[name] > 0
-    skill.run(pipeline.settings, "walk")  # it goes on, and brings nothing back
+    skill.run(pipeline.settings, "walk")  # it resumes, and restores no row
     assert pipeline.warehouse.read("forecast_skill/walk").toPandas()["event_time"].min() >= cut_of(before)
 
 
@@ -185,7 +187,7 @@ def cut_of(before: dict[str, pd.DataFrame]) -> Any:
     return before["forecast_skill/walk"]["event_time"].max() - pd.Timedelta("1d")
 
 
-def test_a_checkpoints_name_tells_its_query() -> None:
+def test_a_checkpoints_name_identifies_its_query() -> None:
     known = ModelSpec.model_validate(model())
     for verb, count in (("monitor", 2), ("skill", 1), ("stream", 0)):
         queries = queries_of(known, verb)

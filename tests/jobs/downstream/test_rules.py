@@ -1,4 +1,4 @@
-"""Rules over sequences: all keys at once give what each key alone gives, row by row, by the rule's own words."""
+"""Rules over sequences: all keys at once give the same as each key alone, row by row, by the rule's definition."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rules_of(*rules: dict[str, Any]) -> Rules:
 
 
 class OneKey:
-    """One rule over the readings of one key, as one would say it."""
+    """One rule over the readings of one key, written directly."""
 
     def __init__(self, key: int, number: int, rules: Rules) -> None:
         self.key, self.number = key, number
@@ -102,7 +102,7 @@ RULES = rules_of(
     ),
     cuts=st.lists(st.integers(0, 80), max_size=5),
 )
-def test_all_keys_at_once_give_what_each_key_alone_gives(
+def test_all_keys_at_once_give_the_same_as_each_key_alone(
     rows: list[tuple[int, int, float]], cuts: list[int]
 ) -> None:
     keys, count = 5, len(RULES.high)
@@ -128,7 +128,7 @@ def test_all_keys_at_once_give_what_each_key_alone_gives(
         expected = [event for one in naive for alone in one for event in alone.events]
         assert sorted(listed(events) + listed(quiet), key=repr) == sorted(expected, key=repr)
         both = listed(events) + listed(quiet)
-        for k in range(keys):  # those of a key and rule are in their order
+        for k in range(keys):  # the events of a key and rule are in order
             for number in range(count):
                 mine = [event[2:4] for event in both if event[:2] == (k, number)]
                 assert mine == [event[2:4] for event in expected if event[:2] == (k, number)]
@@ -142,7 +142,7 @@ def test_an_alert_that_is_raised_is_not_raised_again_before_it_is_cleared() -> N
     assert [(one[2], one[3]) for one in listed(events)] == [(True, 1), (False, 8), (True, 10)]
 
 
-def test_states_are_left_as_they_were() -> None:
+def test_given_states_are_not_changed() -> None:
     states = no_states(RULES, 2)
     before = states.copy()
     apply_rules(RULES, states, np.array([0, 0]), np.array([1, 2]), np.full((4, 2), 3.0))
@@ -150,7 +150,7 @@ def test_states_are_left_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_nothing_to_apply_is_nothing(rows: int) -> None:
+def test_no_rows_give_no_events(rows: int) -> None:
     states, events = apply_rules(
         RULES, no_states(RULES, 3)._replace(time=np.full(3, 9)), np.zeros(rows, np.int64),
         np.zeros(rows, np.int64), np.zeros((4, rows)),

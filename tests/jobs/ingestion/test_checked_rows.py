@@ -1,4 +1,4 @@
-"""Rows that a file holds are checked alike in the driver and in Spark's workers, and none is lost."""
+"""The rows of a file are checked alike in the driver and in Spark's workers, and none is lost."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_only_whole_numbers_of_64_bits_are_integer_keys() -> None:
     assert found == ["bigint", "bigint", "bigint", "string", "string", "string"]
 
 
-def test_what_is_rejected_keeps_all_that_came(tmp_path: Path) -> None:
+def test_a_rejected_row_keeps_its_whole_payload(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(ROWS)
     model = ModelSpec.model_validate(random_walk_spec())

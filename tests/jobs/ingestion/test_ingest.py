@@ -1,4 +1,4 @@
-"""Landing files: what fits is appended once, what does not is kept with its reason, and a refusal changes nothing."""
+"""Landing files: accepted rows are appended once, rejected rows are kept with their reason, errors change nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAD = """id,at,a,b,comment
 """
 
 
-def test_rows_that_do_not_fit_are_kept_with_their_reason(tmp_path: Path) -> None:
+def test_rejected_rows_are_kept_with_their_reason(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     path = tmp_path / "bad.csv"
     path.write_text(BAD)
@@ -51,7 +51,7 @@ def test_rows_that_do_not_fit_are_kept_with_their_reason(tmp_path: Path) -> None
     assert shown["measurements"] == {"version": 1, "rows": 2, "quarantined": 5}
 
 
-def test_a_refusal_comes_before_anything_is_landed(tmp_path: Path) -> None:
+def test_an_error_comes_before_anything_has_landed(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     good = random_rows(1)[0]
     for bad, message in (
@@ -63,7 +63,7 @@ def test_a_refusal_comes_before_anything_is_landed(tmp_path: Path) -> None:
             pipeline.land(good, bad)
     for name in ("absent.csv", "*.csv", "notes.txt"):
         (tmp_path / "notes.txt").touch()
-        with pytest.raises(UserError, match=r"no such file|unknown kind of file"):
+        with pytest.raises(UserError, match=r"no such file|unknown file format"):
             ingest.run(pipeline.settings, "walk", [str(tmp_path / name)])
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(UserError, match="cannot be read"):
@@ -74,7 +74,7 @@ def test_a_refusal_comes_before_anything_is_landed(tmp_path: Path) -> None:
 
 def test_late_rows_go_to_quarantine_once_or_are_applied(tmp_path: Path) -> None:
     days = random_rows(3)
-    late = days[1].assign(at=days[0]["at"])  # older than every state of their keys, but for new keys
+    late = days[1].assign(at=days[0]["at"])  # older than the state of every key, except new keys
     for policy in ("quarantine", "apply"):
         pipeline = Pipeline(tmp_path / policy, random_walk_spec(late=policy))
         pipeline.land(days[0])

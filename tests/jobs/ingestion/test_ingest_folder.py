@@ -1,4 +1,4 @@
-"""A folder as a stream: files of all kinds land once each, none before it is whole, and none that does not fit."""
+"""A watched folder: files of all formats land once each, none before it is complete, none with other columns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def named(found: list[tuple[str, Any]]) -> list[str]:
     return [Path(path).name for path, _ in found]
 
 
-def test_a_file_is_taken_when_it_has_not_changed_for_a_moment_and_once(tmp_path: Path) -> None:
+def test_a_file_is_taken_once_when_it_has_not_changed_for_a_moment(tmp_path: Path) -> None:
     notes = Notes(LocalFiles(tmp_path / "notes"))
     inbox = Inbox([tmp_path], notes)
     growing = tmp_path / "a.csv"
@@ -47,7 +47,7 @@ def test_a_file_is_taken_when_it_has_not_changed_for_a_moment_and_once(tmp_path:
     assert named([found]) == ["a.csv"]
     notes.note(*found, LANDED, {})
     assert named(inbox.ready(3 * SETTLE_SECONDS)) == ["b.csv"]
-    # Another run knows it; the same file with another content is looked at again, and known to have landed.
+    # Another run knows the outcome; the same file with other content is new, and known to have landed before.
     again = Inbox([tmp_path], Notes(LocalFiles(tmp_path / "notes")))
     growing.write_text("id\n7\n")
     again.ready(0.0)
@@ -78,7 +78,7 @@ LINES = b"""\xef\xbb\xbf{"id": 1, "at": "2024-03-01T00:00:00Z", "a": 1.5, "b": n
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json.gz"])
-def test_json_lines_are_rows_and_what_is_none_keeps_its_text(tmp_path: Path, ending: str) -> None:
+def test_json_lines_are_rows_and_an_invalid_line_keeps_its_text(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"rows{ending}"
     path.write_bytes(gzip.compress(LINES) if ending.endswith(".gz") else LINES)
     spec = json_spec()
@@ -136,7 +136,7 @@ def write(frame: pd.DataFrame, path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_files_of_every_kind_land_as_they_come_until_the_stream_is_stopped(tmp_path: Path) -> None:
+def test_files_of_every_format_land_as_they_arrive_until_the_stop(tmp_path: Path) -> None:
     days = random_rows(5)
     pipeline = Pipeline(tmp_path, random_walk_spec())
     inbox = tmp_path / "inbox"
@@ -158,7 +158,7 @@ def test_files_of_every_kind_land_as_they_come_until_the_stream_is_stopped(tmp_p
     assert table.count() == sum(map(len, days[:3]))
     (row,) = pipeline.warehouse.read("quarantine").collect()
     assert row["reason"].startswith("file: there is no column 'a'") and row["source"] == str(inbox / "4.csv")
-    # What has landed from another kind of file is the same rows.
+    # Files of another format give the same rows.
     landed = (
         table.selectExpr("bigint(id) id", "at", "a", "b")
         .toPandas()
@@ -166,7 +166,7 @@ def test_files_of_every_kind_land_as_they_come_until_the_stream_is_stopped(tmp_p
     )
     sent = pd.concat(days[:3]).sort_values(["at", "id", "a", "b"], ignore_index=True)
     assert landed["a"].to_numpy() == pytest.approx(sent["a"].to_numpy(), nan_ok=True, abs=1e-14)
-    # And by hand again: nothing changes.
+    # Landing them again by hand is idempotent.
     done = ingest.run(
         pipeline.settings, "walk", [str(inbox / name) for name in ("0.csv", "1.jsonl", "2.parquet")]
     )
@@ -183,7 +183,7 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
     def look(limit: dict[str, Any] | None = None) -> folder_watch.Totals:
         pipeline.write_spec(random_walk_spec(quarantine=limit))
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
-        landing = folder_watch.Folder(pipeline.warehouse, pipeline.spec, Inbox([tmp_path], notes))
+        landing = folder_watch.FolderLanding(pipeline.warehouse, pipeline.spec, Inbox([tmp_path], notes))
         landing.inbox.ready(0.0)
         for file, stamp in landing.inbox.ready(SETTLE_SECONDS):
             landing.take(file, stamp)
@@ -208,7 +208,7 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
 
 @pytest.mark.spark
 @pytest.mark.soak
-def test_a_landing_that_is_killed_lands_each_file_once(tmp_path: Path) -> None:
+def test_a_killed_landing_lands_each_file_once(tmp_path: Path) -> None:
     days = random_rows(12)
     pipeline = Pipeline(tmp_path, random_walk_spec())
     inbox = tmp_path / "inbox"

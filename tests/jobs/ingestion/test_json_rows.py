@@ -1,4 +1,4 @@
-"""JSON documents: what Arrow reads of many at once is what Python's reader says of each."""
+"""JSON documents: Arrow reads many at once with the result of Python's reader for each."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def test_many_at_once_are_read_as_each_by_itself(seed: int) -> None:
 
 
 @pytest.mark.parametrize("zone", [UTC, ZoneInfo("America/New_York")], ids=["utc", "local"])
-def test_times_read_all_at_once_are_those_of_the_parser(
+def test_times_parsed_at_once_equal_those_of_the_parser(
     zone: tzinfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parsing, "MANY", 0)
+    monkeypatch.setattr(parsing, "ARROW_FROM", 0)
     chance, parser = random.Random(3), TimeParser(None, zone)
 
     def text() -> str:
@@ -111,7 +111,7 @@ def test_times_read_all_at_once_are_those_of_the_parser(
         assert [int(m) if k else None for m, k in zip(micros, known, strict=True)] == expected
 
 
-def test_a_bad_document_costs_the_others_nothing() -> None:
+def test_an_invalid_document_does_not_affect_the_others() -> None:
     documents = [b'{"id":"a","x":%d}' % n for n in range(5000)]
     documents[77], documents[4000] = b"nope", b'{"id":"b","x":"4"}'
     found = read_objects(pa.array(documents, pa.binary()), ["id", "x"], ["id"])

@@ -37,7 +37,7 @@ def topic_spec(topic: str, **changes: Any) -> dict[str, Any]:
     return random_walk_spec(name=topic, source=source, **changes)
 
 
-def test_history_lands_and_the_stream_goes_on_from_the_exact_offsets(feed: Feed, tmp_path: Path) -> None:
+def test_history_lands_and_the_stream_starts_at_the_exact_offsets(feed: Feed, tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, topic_spec("exact", source={"max_offsets_per_batch": 150}))
     feed.make("exact")
     days = random_rows(4, rows=120, text=True)
@@ -64,7 +64,7 @@ def test_history_lands_and_the_stream_goes_on_from_the_exact_offsets(feed: Feed,
     pipeline.pretrain()
     (manifest,) = all_of(pipeline.warehouse, "exact")
     assert manifest.position["offsets"] == landed["offsets"]
-    # More comes, not yet landed, the partitions ahead of each other, with poison between.
+    # More messages arrive that have not landed, unevenly in the partitions, with invalid ones between.
     later = [*as_json(days[2], spread(days[2])), *poison, *as_json(days[3], spread(days[3]))]
     for partition in (1, 0):
         feed.send("exact", [one for one in later if one.partition == partition])
@@ -75,7 +75,7 @@ def test_history_lands_and_the_stream_goes_on_from_the_exact_offsets(feed: Feed,
     by_reason = [row["reason"] for row in rejected.filter("reason not like 'late%'").collect()]
     assert sorted(by_reason) == sorted(reason for _, reason in POISON)
 
-    # An export is at the offsets of its micro-batch, and is what batch gives up to there.
+    # An export has the offsets of its micro-batch, and equals the batch result up to them.
     exported = export.run(pipeline.settings, "exact").data
     assert exported["position"]["offsets"] == streamed["position"]["offsets"]
     ingest.run(pipeline.settings, "exact")
@@ -86,7 +86,7 @@ def test_history_lands_and_the_stream_goes_on_from_the_exact_offsets(feed: Feed,
     assert list(states["mean"].map(tuple)) == list(last["mean"])
 
 
-def test_messages_that_are_gone_are_named_and_nothing_is_skipped(feed: Feed, tmp_path: Path) -> None:
+def test_lost_messages_are_named_and_nothing_is_skipped(feed: Feed, tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, topic_spec("short"))
     feed.make("short")
     day = random_rows(1, text=True)[0]
@@ -105,7 +105,7 @@ def test_messages_that_are_gone_are_named_and_nothing_is_skipped(feed: Feed, tmp
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_killed_and_comes_back_costs_no_message(
+def test_a_broker_that_is_killed_and_restarted_loses_no_message(
     feed: Feed, broker: Broker, tmp_path: Path
 ) -> None:
     pipeline = Pipeline(tmp_path, topic_spec("crash", source={"max_offsets_per_batch": 60}))
@@ -133,9 +133,7 @@ def test_a_new_partition_is_read_from_its_beginning(feed: Feed, tmp_path: Path) 
     feed.make("grown", 1)
     days = random_rows(3, rows=60, text=True)
     feed.send("grown", keyed(days[0], 0))
-    assert (
-        ingest.run(pipeline.settings, "grown").data["rows"] == 0
-    )  # what is there before the first is left alone
+    assert ingest.run(pipeline.settings, "grown").data["rows"] == 0  # earlier messages are ignored
     feed.send("grown", keyed(days[1], 0))
     assert ingest.run(pipeline.settings, "grown").data["offsets"] == {"0": 120}
     pipeline.pretrain()
@@ -152,7 +150,7 @@ def test_a_new_partition_is_read_from_its_beginning(feed: Feed, tmp_path: Path) 
     assert json.loads(row["position"]) == {**place, "generation": "grown-g0001", "batch_id": 0}
 
 
-def test_a_topic_gets_each_live_estimate_under_its_key(feed: Feed, tmp_path: Path) -> None:
+def test_each_live_estimate_is_published_under_its_key(feed: Feed, tmp_path: Path) -> None:
     frames = random_rows(2, text=True)
     pipeline = Pipeline(tmp_path, random_walk_spec(sinks={"kafka": {"topic": "walked"}}))
     pipeline.land(frames[0])
@@ -177,13 +175,13 @@ def test_a_topic_gets_each_live_estimate_under_its_key(feed: Feed, tmp_path: Pat
 
 
 def keyed(rows: pd.DataFrame, partition: int) -> list[Message]:
-    """Return rows as messages whose key is the key column."""
+    """Return rows as messages with the key column as their key."""
     values = as_json(rows.drop(columns="id"), [partition] * len(rows))
     return [one._replace(key=key.encode()) for one, key in zip(values, rows["id"], strict=True)]
 
 
 def reached(checkpoint: Path) -> int:
-    """Return how many messages a stream's committed micro-batches have taken, those of its snapshot too."""
+    """Return how many messages a stream's committed micro-batches and its snapshot have read."""
     last = max((int(name) for name in files(checkpoint / "commits")), default=None)
     if last is None:
         return 0

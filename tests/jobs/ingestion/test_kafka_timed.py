@@ -1,4 +1,4 @@
-"""Models with an order, or whose keys end, on a topic: what they make of it is what batch makes; on a real broker."""
+"""Models with an order or expiring keys on a topic of a real broker give the batch result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.jobs.training.test_new_keys import after, of_new_keys
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 REACH = pd.Timedelta("16h")
-"""Twice by how much rows are late: two partitions are not read at one pace."""
+"""Twice the rows' lateness, as two partitions are not read at the same pace."""
 STRICT = {"order": {"kind": "strict", "delay": "16h"}}
 
 
@@ -68,7 +68,7 @@ def test_late_rows_of_a_topic_are_replayed(feed: Feed, tmp_path: Path) -> None:
     assert_bit_equal(ordered(told), pipeline.batch())
 
 
-def test_new_keys_are_taken_over_beside_a_topic(feed: Feed, tmp_path: Path) -> None:
+def test_new_keys_are_imported_beside_a_topic(feed: Feed, tmp_path: Path) -> None:
     spec = topic_spec("joined")
     pipeline = Pipeline(tmp_path, {**spec, "stream": {**spec["stream"], "new_keys": "pretrained"}})
     feed.make("joined")
@@ -90,12 +90,12 @@ def test_new_keys_are_taken_over_beside_a_topic(feed: Feed, tmp_path: Path) -> N
     ingest.run(pipeline.settings, "joined")
     assert_bit_equal(pipeline.estimates(), after(pipeline.batch(), days[1], days[2], fresh[2]))
 
-    # What has landed of one topic says nothing of another.
+    # The landed offsets of one topic are not those of another.
     assert landed_offsets(pipeline.warehouse, "measurements/joined", "elsewhere") is None
     feed.make("elsewhere")
     pipeline.write_spec({**spec, "source": {**spec["source"], "topic": "elsewhere"}})
     with pytest.raises(
-        UserError, match="has come to topic joined at .* and the spec reads topic elsewhere now"
+        UserError, match="has reached topic joined at .*, but the spec now reads topic elsewhere"
     ):
         ingest.run(pipeline.settings, "joined")
 
@@ -122,14 +122,14 @@ def test_avro_records_of_a_topic(feed: Feed, tmp_path: Path) -> None:
     done = pipeline.stream().data
     assert (done["rows"], done["rejected"]) == (len(days[1]), len(poison))
     ingest.run(pipeline.settings, "records")
-    # Rows of the same numbers that were landed as a file are the oracle.
+    # The same rows landed as a file are the oracle.
     plain = Pipeline(tmp_path / "plain", topic_spec("records", source={}) | {"source": None})
     plain.land(*days)
     assert_bit_equal(pipeline.estimates(), since(plain.batch(), days[1]))
 
 
 def as_avro(rows: pd.DataFrame, partitions: list[int]) -> list[Message]:
-    """Return rows as Avro records behind a registry's five bytes, written as the specification says (1.11, binary)."""
+    """Return rows as Avro records (specification 1.11, binary) after the five bytes of a schema registry."""
 
     def whole(value: int) -> bytes:
         zigzag, out = (value << 1) ^ (value >> 63), bytearray()

@@ -1,4 +1,4 @@
-"""Quarantine: every rejected row kept with its reason; replayed after a fix at most once, whatever is killed."""
+"""Quarantine: rejected rows are kept with their reason, and replayed after a fix at most once, also after crashes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def call(pipeline: Pipeline, action: str, choice: Choice | None = None, **option
 
 
 def rejected(folder: Path) -> Pipeline:
-    """Return a pipeline with eight rows in quarantine, whose times the spec did not know how to read."""
+    """Return a pipeline with eight rows in quarantine, whose times are not in the spec's format."""
     pipeline = Pipeline(folder, random_walk_spec())
     path = folder / "rows.csv"
     path.write_text(GERMAN)
@@ -60,11 +60,11 @@ def assert_all_landed(pipeline: Pipeline) -> None:
     assert set(statuses(pipeline)) == {"replayed"}
 
 
-def test_a_row_is_listed_mended_replayed_and_discarded(tmp_path: Path) -> None:
+def test_a_row_is_listed_edited_replayed_and_discarded(tmp_path: Path) -> None:
     pipeline = rejected(tmp_path)
     (reason,) = call(pipeline, "list").data["reasons"]
     assert (reason["reason"], reason["held"], reason["replayed"]) == ("time at: not a time", 8, 0)
-    assert call(pipeline, "replay").data["reasons"] == {"time at: not a time": 8}  # nothing has been mended
+    assert call(pipeline, "replay").data["reasons"] == {"time at: not a time": 8}  # without a fix
     assert statuses(pipeline) == [None] * 8
 
     path = tmp_path / "mended.jsonl"
@@ -79,12 +79,12 @@ def test_a_row_is_listed_mended_replayed_and_discarded(tmp_path: Path) -> None:
     (row,) = pipeline.warehouse.read("measurements/walk").filter("a = 0.1").collect()
     assert (str(row["id"]), row["b"], f"{row['at']:%F %H}") == (first["payload"]["id"], None, "2024-03-20 12")
     with pytest.raises(UserError, match="1 rows of the file are not held"):
-        call(pipeline, "replay", edited=str(path))  # it has been replayed
+        call(pipeline, "replay", edited=str(path))  # the row is already replayed
 
     assert call(pipeline, "discard", Choice(ids=(third["id"],))).data["discarded"] == 1
     wrong = Choice(since="2999-01-01", reason="time")
     assert call(pipeline, "discard", wrong).data["discarded"] == 0
-    with pytest.raises(UserError, match="say which rows to discard"):
+    with pytest.raises(UserError, match="name the rows to discard"):
         call(pipeline, "discard")
     shown = call(pipeline, "show", Choice(reason="time", since="1h"), limit=3).data["rows"]
     assert len(shown) == 3 and third["id"] not in [one["id"] for one in shown]
@@ -98,13 +98,13 @@ def fails(*args: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("after", [pytest.param("the choice", marks=pytest.mark.slow), "landing"])
-def test_a_replay_that_ends_between_its_commits_is_ended_by_the_next(
+def test_a_replay_that_fails_between_its_commits_is_completed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     pipeline = rejected(tmp_path)
     mend(pipeline)
     with monkeypatch.context() as patch:
-        patch.setattr(quarantine_replay, "_end" if after == "the choice" else "_mark", fails)
+        patch.setattr(quarantine_replay, "_complete" if after == "the choice" else "_mark_replayed", fails)
         for _ in range(2 if after == "landing" else 1):
             with pytest.raises(KeyboardInterrupt):
                 call(pipeline, "replay")
@@ -112,7 +112,7 @@ def test_a_replay_that_ends_between_its_commits_is_ended_by_the_next(
     assert set(statuses(pipeline)) == {"replaying"}
     assert call(pipeline, "list").data["interrupted"] == 8
     assert call(pipeline, "discard", everything=True).data["discarded"] == 0
-    pipeline.write_spec(random_walk_spec())  # what was chosen lands as it was chosen
+    pipeline.write_spec(random_walk_spec())  # the outcome was fixed before this change
     done = call(pipeline, "replay")
     assert (done.data["landed"], done.data["landed_of_interrupted"]) == (0, 8)
     assert_all_landed(pipeline)
@@ -120,7 +120,7 @@ def test_a_replay_that_ends_between_its_commits_is_ended_by_the_next(
 
 
 @pytest.mark.parametrize("commit", [pytest.param("quarantine", marks=pytest.mark.slow), "measurements/walk"])
-def test_a_replay_that_is_killed_is_ended_by_the_next(tmp_path: Path, commit: str) -> None:
+def test_a_killed_replay_is_completed_by_the_next(tmp_path: Path, commit: str) -> None:
     pipeline = rejected(tmp_path)
     mend(pipeline)
     log = Path(pipeline.settings.warehouse, commit, "_delta_log")
@@ -147,11 +147,11 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
     pipeline.write_spec(random_walk_spec(late="apply"))
     done = call(pipeline, "replay", Choice(reason="late"))
     assert (done.data["landed"], done.data["late"]) == (refused, refused)
-    assert "come at the end" in done.lines[1]
+    assert "copies are appended" in done.lines[1]
     streamed = pipeline.stream().data
     assert (streamed["rows"], streamed["late"]) == (refused, 0)
 
-    # A batch pass has the rows themselves, in their places, and so has a stream that begins from it.
+    # A batch pass has the rows themselves at their positions, and so has a stream that starts from it.
     snapshot = pipeline.pretrain().data["snapshot"]
     (made,) = [one for one in manifests.all_of(pipeline.warehouse) if one.snapshot_id == snapshot]
     assert made.version == before + 1
@@ -160,7 +160,7 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
     pipeline.land(days[1].assign(at=days[1]["at"] + pd.Timedelta(days=9)))
     adopted = pipeline.stream(adopt=again).data
     assert (adopted["began"], adopted["rows"], adopted["late"]) == (True, len(days[1]), 0)
-    # The old lineage's other late rows are nothing to the new one.
+    # The new lineage does not replay the old lineage's other late rows.
     pipeline.warehouse.spark.sql(
         f"UPDATE delta.`{pipeline.warehouse.path('quarantine')}` SET status = NULL WHERE status = 'replayed'"
     )
@@ -168,7 +168,7 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
     assert (stale.data["landed"], stale.data["reasons"]) == (0, {quarantine_replay.STALE: refused})
 
 
-def test_too_many_late_rows_fail_the_micro_batch_and_leave_all_as_it_was(tmp_path: Path) -> None:
+def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(tmp_path: Path) -> None:
     days = random_rows(4)
     pipeline = Pipeline(tmp_path, random_walk_spec(quarantine={"fail_above": 0.05}))
     pipeline.land(days[0])
@@ -197,7 +197,7 @@ def test_too_many_late_rows_fail_the_micro_batch_and_leave_all_as_it_was(tmp_pat
     assert held["held"] == done["late"]
 
 
-def test_a_file_with_too_many_bad_rows_is_not_landed(tmp_path: Path) -> None:
+def test_a_file_with_too_many_rejected_rows_does_not_land(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(quarantine={"fail_above": 0.5, "fail_from": 9}))
     path = tmp_path / "rows.csv"
     path.write_text(GERMAN)
@@ -211,7 +211,7 @@ def test_a_file_with_too_many_bad_rows_is_not_landed(tmp_path: Path) -> None:
     assert ingest.run(pipeline.settings, "walk", [str(path)]).data["files_landed_before"] == 1
 
 
-def test_rows_of_a_key_with_a_broken_state_do_not_end_the_stream(tmp_path: Path) -> None:
+def test_rows_of_a_key_with_a_broken_state_do_not_fail_the_stream(tmp_path: Path) -> None:
     from pyspark.sql import functions as F
 
     days = random_rows(3)
@@ -236,7 +236,7 @@ def test_rows_of_a_key_with_a_broken_state_do_not_end_the_stream(tmp_path: Path)
     assert (held["reason"], held["held"]) == ("state: the key's state is not a number", of_key)
 
 
-def test_a_table_from_before_rows_had_an_id_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_a_table_without_row_ids_is_upgraded(tmp_path: Path) -> None:
     pipeline = rejected(tmp_path)
     warehouse = pipeline.warehouse
     old = warehouse.read("quarantine").drop("id", "status", "replay", "landing", "resolved_at")

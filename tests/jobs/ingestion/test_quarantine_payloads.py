@@ -1,4 +1,4 @@
-"""Rejected rows judged again: by today's spec, from texts, typed values and mended payloads. No Spark."""
+"""Rejected rows checked again with the current spec: texts, typed values and edited payloads. No Spark."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from jobs.core.errors import UserError
-from jobs.ingestion.requalify import NOT_AN_OBJECT, judge
-from jobs.quarantine import _read_edited
+from jobs.ingestion.quarantine_rows import read_edited
+from jobs.ingestion.rechecking import NOT_AN_OBJECT, recheck
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import QuarantineLimit
 from jobs.warehouse.quarantine import refusal, too_many
@@ -24,29 +24,29 @@ def spec(**changes: Any) -> ModelSpec:
     return ModelSpec.model_validate(random_walk_spec(**changes))
 
 
-def judged(payload: Any, key: str = "bigint", **changes: Any) -> tuple[str | None, Any]:
+def rechecked(payload: Any, key: str = "bigint", **changes: Any) -> tuple[str | None, Any]:
     text = payload if isinstance(payload, str) else json.dumps(payload)
-    found = judge(spec(**changes), {"id": key}, [text])
+    found = recheck(spec(**changes), {"id": key}, [text])
     landing = found.landings[0]
     return found.reasons[0], None if landing is None else json.loads(landing)
 
 
 def test_texts_of_a_file_and_typed_values_land_the_same() -> None:
     wanted = {"id": 7, "at": MARCH, "a": 0.1, "b": -2.0}
-    assert judged({"id": "7", "at": "2024-03-01", "a": " 0.1", "b": "-2", "more": "x"}) == (None, wanted)
-    assert judged({"id": 7, "at": "2024-03-01T01:00:00+01:00", "a": 0.1, "b": -2}) == (None, wanted)
-    assert judged({"id": 7.0, "at": "2024-03-01 00:00:00+00:00", "a": 0.1, "b": -2.0}) == (None, wanted)
-    assert judged({"id": 7, "at": "2024-03-01"}, key="string") == (None, {"id": "7", "at": MARCH})
+    assert rechecked({"id": "7", "at": "2024-03-01", "a": " 0.1", "b": "-2", "more": "x"}) == (None, wanted)
+    assert rechecked({"id": 7, "at": "2024-03-01T01:00:00+01:00", "a": 0.1, "b": -2}) == (None, wanted)
+    assert rechecked({"id": 7.0, "at": "2024-03-01 00:00:00+00:00", "a": 0.1, "b": -2.0}) == (None, wanted)
+    assert rechecked({"id": 7, "at": "2024-03-01"}, key="string") == (None, {"id": "7", "at": MARCH})
 
 
 @pytest.mark.parametrize(("kind", "wanted"), [("bigint", 12345678901234567), ("string", "12345678901234567")])
-def test_a_row_lands_with_the_id_that_tells_its_repetitions(kind: str, wanted: Any) -> None:
+def test_a_row_lands_with_the_id_that_identifies_duplicates(kind: str, wanted: Any) -> None:
     by_id = spec(duplicates={"id": "message", "within": "1h"})
     row = {"id": 7, "at": "2024-03-01"}
     texts = [
         json.dumps({**row, "message": one}) for one in (12345678901234567, "12345678901234567", None, "")
     ]
-    found = judge(by_id, {"id": "bigint", "message": kind}, texts)
+    found = recheck(by_id, {"id": "bigint", "message": kind}, texts)
     assert found.reasons == [None] * 4
     landed = [json.loads(landing or "") for landing in found.landings]
     assert [one.get("message") for one in landed] == [wanted, wanted, None, None]
@@ -70,21 +70,21 @@ def test_a_row_lands_with_the_id_that_tells_its_repetitions(kind: str, wanted: A
         ("", NOT_AN_OBJECT),
     ],
 )
-def test_what_still_does_not_fit_says_why(payload: Any, reason: str) -> None:
-    assert judged(payload) == (reason, None)
+def test_a_row_that_is_still_rejected_has_its_reason(payload: Any, reason: str) -> None:
+    assert rechecked(payload) == (reason, None)
 
 
-def test_a_time_may_be_in_the_specs_format_or_written_out_by_the_stream() -> None:
+def test_a_time_may_be_in_the_specs_format_or_iso_8601() -> None:
     form = {"time_format": "%d.%m.%Y"}
     for text in ("01.03.2024", "2024-03-01T00:00:00.000000Z"):
-        assert judged({"id": 1, "at": text, "a": 1}, **form) == (None, {"id": 1, "at": MARCH, "a": 1.0})
-    assert judged({"id": 1, "at": "soon"}, **form)[0] == "time at: not a time"
+        assert rechecked({"id": 1, "at": text, "a": 1}, **form) == (None, {"id": 1, "at": MARCH, "a": 1.0})
+    assert rechecked({"id": 1, "at": "soon"}, **form)[0] == "time at: not a time"
 
 
-def test_rows_keep_their_places_and_numbers_every_bit() -> None:
+def test_rows_keep_their_places_and_numbers_their_bits() -> None:
     values = [0.1 + 0.2, 1e-310, -1.7976931348623157e308, 123456789.123456789]
     payloads = ["?", *(json.dumps({"id": i, "at": "2024-03-01", "a": v}) for i, v in enumerate(values)), "{}"]
-    found = judge(spec(), {"id": "bigint"}, payloads)
+    found = recheck(spec(), {"id": "bigint"}, payloads)
     assert [one is None for one in found.reasons] == [False, True, True, True, True, False]
     assert [json.loads(one)["a"] for one in found.landings[1:5] if one] == values
 
@@ -93,7 +93,9 @@ def test_rows_keep_their_places_and_numbers_every_bit() -> None:
     ("rejected", "accepted", "fails"),
     [(0, 0, False), (10, 90, False), (11, 89, True), (1, 0, False), (2, 0, True), (2, 18, False)],
 )
-def test_the_limit_is_a_part_of_the_rows_from_so_many_on(rejected: int, accepted: int, fails: bool) -> None:
+def test_the_limit_is_a_share_of_the_rows_from_a_minimum_on(
+    rejected: int, accepted: int, fails: bool
+) -> None:
     limit = QuarantineLimit(fail_above=0.1, fail_from=2)
     reasons = {"late": rejected} if rejected else {}
     assert too_many(limit, reasons, accepted) is fails
@@ -109,14 +111,16 @@ def test_the_limit_is_a_part_of_the_rows_from_so_many_on(rejected: int, accepted
     ("text", "said"),
     [
         ('{"id": "a"}\n', "1: each line is a JSON object"),
-        ('{"id": "a", "payload": {}}\n\n{"id": "a", "payload": {}}\n', "3: row a is there twice"),
+        ('{"id": "a", "payload": {}}\n\n{"id": "a", "payload": {}}\n', "3: row a appears twice"),
         ("[]\n", "1: each line"),
     ],
 )
-def test_a_file_of_mended_rows_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_malformed_file_of_edited_rows_is_refused_with_its_line(
+    tmp_path: Path, text: str, said: str
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
     with pytest.raises(UserError, match=said):
-        _read_edited(str(path))
+        read_edited(str(path))
     with pytest.raises(UserError, match="cannot be read"):
-        _read_edited(str(tmp_path / "absent.jsonl"))
+        read_edited(str(tmp_path / "absent.jsonl"))

@@ -55,7 +55,9 @@ def test_every_micro_batch_is_recorded_and_told(streamed: Pipeline) -> None:
     assert said.startswith("walk: walk-g0001 makes no progress: 150 rows have waited for")
 
 
-def test_progress_is_folded_into_its_table_once(streamed: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_compacted_into_its_table_once(
+    streamed: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     warehouse = streamed.warehouse
     mine = ProgressLog(warehouse, "other")
     shutil.copytree(Path(warehouse.path("_progress/walk")), mine.path)
@@ -65,16 +67,16 @@ def test_progress_is_folded_into_its_table_once(streamed: Pipeline, monkeypatch:
     assert before == [0, 1, 2, 3]
 
     with monkeypatch.context() as patch:
-        patch.setattr(ProgressLog, "_end", interrupted)
+        patch.setattr(ProgressLog, "_complete", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            mine.fold()
+            mine.compact()
     assert not warehouse.exists(progress_log.table_of("other"))
     folder = next(name for name in mine.names() if name.startswith("fold-"))
     kept = Path(mine.path, folder)
     shutil.copytree(kept, streamed.folder / folder)
-    assert mine.fold() == 0  # ends the one that was interrupted
+    assert mine.compact() == 0  # completes the interrupted one
     shutil.copytree(streamed.folder / folder, kept)  # killed after the commit, before its files were removed
-    mine.fold()
+    mine.compact()
     assert [row["batch_id"] for row in warehouse.read("progress/other").orderBy("batch_id").collect()] == [
         0,
         1,
@@ -87,7 +89,9 @@ def test_progress_is_folded_into_its_table_once(streamed: Pipeline, monkeypatch:
     monkeypatch.setattr(progress_log, "PART_BYTES", 10)
     writer = Writer(mine, "walk-g0001", 3)
     for batch in (4, 5, 6):
-        writer.write([{**newest, "batch_id": batch}])  # each fills a file, and the one before is folded
+        writer.write(
+            [{**newest, "batch_id": batch}]
+        )  # each fills a file, and the file before it is compacted
     assert [row["batch_id"] for row in progress_of(warehouse, "other").orderBy("batch_id").collect()] == [
         *range(7)
     ]

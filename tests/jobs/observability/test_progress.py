@@ -102,13 +102,13 @@ def test_rows_behind_are_those_of_later_versions_each_read_once() -> None:
         return log.get(version)
 
     table = TableLag(read, now=lambda: 1000.0)
-    assert table.behind(4) == Lag(50, 800.0)
-    assert table.behind(5) == Lag(30, 700.0)
+    assert table.measure(4) == Lag(50, 800.0)
+    assert table.measure(5) == Lag(30, 700.0)
     log[8] = commit(1, 900)
-    assert table.behind(7) == Lag(1, 100.0)
-    assert table.behind(8) == Lag(0, 0.0)
+    assert table.measure(7) == Lag(1, 100.0)
+    assert table.measure(8) == Lag(0, 0.0)
     assert [asked.count(version) for version in (5, 6, 7)] == [1, 1, 1]
-    assert TableLag(read, now=lambda: 1000.0, most=2).behind(3).rows == 30
+    assert TableLag(read, now=lambda: 1000.0, most=2).measure(3).rows == 30
 
 
 def stream(**changes: Any) -> dict[str, Any]:

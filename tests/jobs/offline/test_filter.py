@@ -1,4 +1,4 @@
-"""The offline command: what it writes, in which order, and what it says of rows and files that do not fit."""
+"""The offline command: its output and the order of rows, rejected rows, and errors for unusable files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def two_states(folder: Path, zone: str = "UTC", form: str = "null") -> Path:
 
 
 def textbook(rows: pd.DataFrame) -> dict[int, tuple[np.ndarray, np.ndarray, float, float]]:
-    """Filter every key by the textbook: matrices, one row after another; results by the row's label."""
+    """Filter every key by the textbook's equations, row by row; return results by the row's label."""
     F, B = np.array([[1.0, 0.1], [0.0, 0.9]]), np.array([0.5, 1.0])
     Q, R = np.array([[0.5, 0.1], [0.1, 0.4]]), np.diag([0.5, 0.3])
     H = np.array([[1.0, 0.0], [0.5, 2.0]])
@@ -120,7 +120,7 @@ def check_against_textbook(rows: pd.DataFrame, out: pd.DataFrame) -> None:
         np.testing.assert_allclose([own.log_likelihood, own.nis], [ll, nis], rtol=1e-9, atol=1e-11)
 
 
-# What is written
+# Output
 
 
 def test_nile_gives_the_published_numbers(nile: Path, tmp_path: Path) -> None:
@@ -201,15 +201,15 @@ def test_rows_at_one_time_are_ordered_by_their_values() -> None:
     y = np.array([[0.0, math.nan, 2.0, 1.0, 2.0, 9.0]])
     u = np.array([[0.0, 0.0, 7.0, 0.0, 3.0, 0.0]])
     assert order_rows(key, time, y, u).tolist() == [5, 3, 4, 2, 1, 0]
-    assert order_rows(key, time, y).tolist() == [5, 3, 2, 4, 1, 0]  # equal in all: by position
+    assert order_rows(key, time, y).tolist() == [5, 3, 2, 4, 1, 0]  # equal rows: by position
     none = np.empty(0, dtype=np.int64)
     assert order_rows(none, none, np.empty((1, 0))).tolist() == []
 
 
-# Rows that do not fit
+# Rejected rows
 
 
-def test_bad_rows_are_marked_and_the_others_go_on(tmp_path: Path) -> None:
+def test_rejected_rows_are_marked_and_the_others_filtered(tmp_path: Path) -> None:
     lines = [
         "river,at,volume",
         "r,2001-01-01,1.0",
@@ -254,10 +254,10 @@ def test_bad_rows_are_marked_and_the_others_go_on(tmp_path: Path) -> None:
     assert out.loc[~bad, "mean_level"].notna().all()
     missing = out.iloc[3]
     assert missing.log_likelihood == 0.0 and math.isnan(missing.nis)
-    assert out["at"].iloc[1] == "not a time"  # as it came
+    assert out["at"].iloc[1] == "not a time"  # unchanged
     assert report.data["rejected"] == 10 and report.data["rejected_by_reason"]["time at: not a time"] == 2
     assert "  rejected: time at: not a time: 2" in report.lines
-    # the rows that fit give what they give alone
+    # the accepted rows give the same estimates as without the rejected ones
     good = [line for line, is_bad in zip(lines[1:15], bad, strict=True) if not is_bad]
     (tmp_path / "good.csv").write_text("\n".join([lines[0], *good]))
     filtered("nile", tmp_path / "good.csv", tmp_path / "alone.csv")
@@ -291,7 +291,7 @@ def test_a_missing_control_rejects_the_row(tmp_path: Path) -> None:
     filtered(two_states(tmp_path), tmp_path / "in.csv", tmp_path / "out.csv")
     out = pd.read_csv(tmp_path / "out.csv")
     assert out.flag.fillna("").tolist() == ["rejected: control push: missing", ""]
-    assert out.mean_x.iloc[1] == 1.0  # the key's first row: its initial distribution holds
+    assert out.mean_x.iloc[1] == 1.0  # the key's first row has the initial distribution
 
 
 def test_csv_may_hold_a_byte_order_mark_quotes_and_other_columns(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_iso_times(text: str, moment: datetime) -> None:
     ["", "today", "2024-3-1", "2024-13-01", "2024-02-30", "2024-03-01T24:00", "2024-03-01T10:20:60",
      "20240301", "2024-03-01T10", "2024-03-01T10:20:30+19:00", "2024-03-01 10:20 UTC", "٢٠٢٤-03-01"],
 )  # fmt: skip
-def test_what_is_no_iso_time(text: str) -> None:
+def test_invalid_iso_times(text: str) -> None:
     assert TimeParser(None, UTC)(text) is None
 
 
@@ -344,8 +344,8 @@ def test_times_without_an_offset_are_in_the_zone() -> None:
 
     assert utc("2013-01-01 05:15") == "01-01 10:15"
     assert utc("2013-07-01 05:15") == "07-01 09:15"
-    assert utc("2013-03-10 02:30") == "03-10 07:30"  # skipped by the clocks: moved on
-    assert utc("2013-11-03 01:30") == "11-03 05:30"  # repeated by the clocks: the earlier one
+    assert utc("2013-03-10 02:30") == "03-10 07:30"  # skipped by daylight saving: shifted forward
+    assert utc("2013-11-03 01:30") == "11-03 05:30"  # repeated by daylight saving: the earlier one
     assert utc("2013-11-03 01:30Z") == "11-03 01:30"
 
 
@@ -378,7 +378,7 @@ def test_time_formats(form: str, text: str, seconds: float) -> None:
     ],
     ids=["naive", "nanoseconds", "zoned", "text", "categories"],
 )
-def test_stored_times_are_read_by_the_same_rule(tmp_path: Path, values: Any) -> None:
+def test_typed_times_follow_the_same_rule(tmp_path: Path, values: Any) -> None:
     model = tmp_path / "level.yaml"
     model.write_text(
         "{name: level, version: 1, key: [k], time: at, time_unit: day, time_zone: America/New_York,"
@@ -408,7 +408,7 @@ def test_dates_and_epochs_in_parquet(tmp_path: Path) -> None:
         filtered(two_states(tmp_path), tmp_path / "in.parquet", tmp_path / "out.csv")
 
 
-# Files that do not fit
+# Unusable files
 
 
 @pytest.mark.parametrize(
@@ -422,22 +422,22 @@ def test_dates_and_epochs_in_parquet(tmp_path: Path) -> None:
             "river,at,Volume\nr,2001-01-01,1\n",
             "there is no column 'volume'; did you mean 'Volume'?",
         ),
-        ("in.csv", "river,at,at,volume\n", "column 'at' is there twice"),
+        ("in.csv", "river,at,at,volume\n", "column 'at' appears twice"),
         ("in.csv", b"river,at,volume\n\xff,2001-01-01,1\n", "is not UTF-8 text"),
         ("in.parquet", "river,at,volume\n", "is not a Parquet file"),
         ("in.parquet", "", "is not a Parquet file"),
     ],
 )
-def test_an_input_that_cannot_be_used(tmp_path: Path, name: str, content: str | bytes, said: str) -> None:
+def test_an_unusable_input_is_refused(tmp_path: Path, name: str, content: str | bytes, said: str) -> None:
     source = tmp_path / name
     source.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as caught:
         filtered("nile", source, tmp_path / "out.csv")
     assert said in caught.value.message and caught.value.exit_code == 2
-    assert [path.name for path in tmp_path.iterdir()] == [name]  # nothing is left
+    assert [path.name for path in tmp_path.iterdir()] == [name]  # no output is left
 
 
-def test_paths_that_cannot_be_used(nile: Path, tmp_path: Path) -> None:
+def test_unusable_paths_are_refused(nile: Path, tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     for source, output, said in (
         (tmp_path / "none.csv", tmp_path / "out.csv", "there is no such file"),

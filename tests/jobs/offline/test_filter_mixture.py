@@ -42,7 +42,7 @@ def filtered(folder: Path, text: str, output: str = "out.csv") -> tuple[Report, 
     return report, read(folder / output)
 
 
-def test_rows_are_told_apart_and_what_is_no_count_is_flagged(tmp_path: Path) -> None:
+def test_rows_are_assigned_to_components_and_an_invalid_count_is_flagged(tmp_path: Path) -> None:
     report, out = filtered(tmp_path, WRITTEN)
     assert report.data["flagged_by_reason"] == {"out_of_support": 2}
     assert out["flag"].dropna().index.tolist() == [5, 6]
@@ -72,7 +72,7 @@ def test_the_states_are_the_measurements(tmp_path: Path) -> None:
         load_spec(path)
 
 
-def test_components_that_are_to_be_learned_are_not_made_up(tmp_path: Path) -> None:
+def test_components_that_must_be_learned_are_refused(tmp_path: Path) -> None:
     text = HEAD + "mixture: {components: 2}\nlearn: {parameters: [weights, rates]}\n"
     with pytest.raises((UserError, ModelError), match=r"mixture\.rates.*pretrain"):
         filtered(tmp_path, text)
@@ -82,7 +82,7 @@ def test_components_that_are_to_be_learned_are_not_made_up(tmp_path: Path) -> No
         load_checked_spec(tmp_path / "m.yaml")
 
 
-def test_the_guides_examples_are_models() -> None:
+def test_the_guides_examples_are_valid_specs() -> None:
     section = (DOCS / "filters.md").read_text().split("## Mixtures")[1].split("\n## ")[0]
     examples = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", section, re.S)]
     assert len(examples) == 3

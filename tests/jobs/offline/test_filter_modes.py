@@ -1,4 +1,4 @@
-"""The offline command with robust updates, adaptive noise and several modes: flags, and columns of their own."""
+"""The offline command with robust updates, adaptive noise and several modes: their flags and columns."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_mode_probabilities_are_written(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_modes_that_are_wrong(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_modes_are_refused(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SpecError) as caught:
         filtered(tmp_path, text)
     assert said in str(caught.value)

@@ -1,4 +1,4 @@
-"""`filter --smooth`: the two columns it adds, in both formats, and which rows have them."""
+"""`filter --smooth`: the columns that it adds, in both formats, and the rows that have them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_filters_columns_stay_as_they_are_and_rejected_rows_have_nulls(tmp_p
     names = [f"smoothed_covariance_{a}_{b}" for a in "xy" for b in "xy"]
     np.testing.assert_array_equal(flat[names].to_numpy(), [P for P in covariances if P])
     last = rows.drop(index=5).groupby(["site", "sensor"])["at"].idxmax().tolist()
-    for row in last:  # nothing comes after it
+    for row in last:  # no later row
         np.testing.assert_allclose(means[row], out["mean"].to_pylist()[row], rtol=1e-14)
 
 
@@ -80,7 +80,7 @@ def test_modes_are_smoothed_too(nile: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.array(lists), given_all)
 
 
-def test_a_fixed_lag_comes_with_the_later_row(tmp_path: Path) -> None:
+def test_a_fixed_lag_estimate_is_written_with_the_later_row(tmp_path: Path) -> None:
     random_rows(60).to_csv(tmp_path / "in.csv", index=False)
     model = two_states(tmp_path)
     model.write_text(model.read_text() + "smoothing: {lag: 2}\n")

@@ -1,4 +1,4 @@
-"""The command `forecast`: which keys and times it has, what it writes, and what it refuses."""
+"""The command `forecast`: its keys and times, its output, and its errors."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_nile_ten_years_ahead(nile: Path, tmp_path: Path) -> None:
     assert out["flag"].isna().sum() == 10
 
 
-def test_steps_go_on_from_each_keys_newest_row(walk: tuple[Path, Path], tmp_path: Path) -> None:
+def test_steps_start_from_each_keys_newest_row(walk: tuple[Path, Path], tmp_path: Path) -> None:
     model, source = walk
     report = forecast(model, source, tmp_path / "out.parquet", steps=2)
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.schema.field("at").type == pa.timestamp("us", "UTC")
     assert table.schema.field("mean").type == pa.list_(pa.float64())
-    assert table["site"].to_pylist() == ["s", "s", "n", "n"]  # the key without a good row is not there
+    assert table["site"].to_pylist() == ["s", "s", "n", "n"]  # the key without an accepted row is left out
     assert [str(at)[11:16] for at in table["at"].to_pylist()] == ["04:00", "05:00", "08:00", "09:00"]
     assert table["mean"].to_pylist()[2:] == [[5.0], [5.0]]
     assert table["covariance"].to_pylist()[2:] == [[1.0 + 2 * 2], [1.0 + 3 * 2]]
@@ -98,7 +98,7 @@ def test_until_a_time(walk: tuple[Path, Path], tmp_path: Path) -> None:
     out = pd.read_csv(tmp_path / "out.csv")
     assert out["site"].tolist() == ["s"] * 3 and out["step"].tolist() == [1, 2, 3]
     assert report.data["keys_past"] == 1
-    assert report.lines[-1] == "left out 1 with rows after the time asked for"
+    assert report.lines[-1] == "omitted 1 key with rows after --until"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_until_a_time(walk: tuple[Path, Path], tmp_path: Path) -> None:
         ({"steps": 9000, "every": "400d"}, "is after the year 9999"),
     ],
 )
-def test_mistakes_are_said(
+def test_mistakes_are_refused_with_the_remedy(
     walk: tuple[Path, Path], tmp_path: Path, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
@@ -121,20 +121,20 @@ def test_mistakes_are_said(
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_what_a_model_must_say_to_be_forecast(nile: Path, tmp_path: Path) -> None:
+def test_models_that_need_a_step_or_control_are_refused(nile: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="takes one step a row whatever the time; add --every"):
         forecast("nile", nile, tmp_path / "out.csv", until="1990-01-01")
     forecast("nile", nile, tmp_path / "out.csv", until="1990-01-01", every="365d")
     rows = "site,sensor,at,a,b,push\nn,1,2024-01-01,1,2,3\n"
     (tmp_path / "in.csv").write_text(rows)
-    with pytest.raises(UserError, match="control inputs, and those to come are not known"):
+    with pytest.raises(UserError, match="control inputs, whose future values forecast does not know"):
         forecast(two_states(tmp_path), tmp_path / "in.csv", tmp_path / "out.csv", steps=1)
 
 
-def test_a_column_that_is_called_as_one_of_the_output(tmp_path: Path) -> None:
+def test_a_column_with_the_name_of_an_output_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "walk.yaml").write_text(WALK.replace("[site, id]", "[step]"))
     (tmp_path / "in.csv").write_text("step,at,a\n1,2024-01-01,1\n")
-    with pytest.raises(UserError, match="column step of the input is called as one of the output"):
+    with pytest.raises(UserError, match="column step of the input has the name of an output column"):
         forecast(tmp_path / "walk.yaml", tmp_path / "in.csv", tmp_path / "out.csv", steps=1)
 
 

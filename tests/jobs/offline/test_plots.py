@@ -1,4 +1,4 @@
-"""The pictures: what each shows, from a real filter run."""
+"""The content of each plot, from a real filter run."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def test_what_the_axes_say() -> None:
     plots.draw_estimate(right, time, white, [plots.Line(np.zeros(200), deviation)])
     band = right.collections[0].get_paths()[0].vertices
     assert np.nanmax(np.abs(np.asarray(band)[:, 1])) == pytest.approx(2 * plots.BAND)
-    plots.draw_nis(right, np.full(3, np.nan), 2)  # nothing to show is no error
+    plots.draw_nis(right, np.full(3, np.nan), 2)  # an empty plot is no error
     plt.close("all")

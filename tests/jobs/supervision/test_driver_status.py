@@ -187,14 +187,14 @@ def test_a_command_that_cannot_start_says_where_to_look(tmp_path: Path) -> None:
 def test_stop_and_resume(tmp_path: Path) -> None:
     settings = Settings.load(warehouse=str(tmp_path), models=ROOT / "models", quiet=True)
     log = DriverLog.at(str(tmp_path), "nile")
-    with pytest.raises(UserError, match="nothing drives the stream of nile") as caught:
+    with pytest.raises(UserError, match="the stream of nile has no driver") as caught:
         stop.run(settings, "nile", restart=True, needed=True)
     assert caught.value.exit_code == ALREADY_RUNNING and log.hold() is None
     command = [sys.executable, "-c", SCRIPT.replace('"tiny"', '"nile"'), str(tmp_path), "0.5", "stays"]
     detach(str(tmp_path), "nile", command, os.environ, tmp_path / "log", ROOT)
     said = stop.run(settings, "nile")
     assert said.data["stopped"] and said.data["held"] and driver_status(log).state == ENDED
-    assert "Airflow does not start it again until `kalman-pipeline resume --model nile`" in said.lines
+    assert "Airflow does not restart it until `kalman-pipeline resume --model nile`" in said.lines
     assert not stop.run(settings, "nile", hold="1h").data["stopped"]
     held = log.hold()
     assert held is not None and held.until is not None and timedelta(minutes=59) < held.until - NOW

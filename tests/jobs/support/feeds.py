@@ -1,4 +1,4 @@
-"""Feed a real broker: topics, messages where they are wanted, and what is in a topic, by way of Spark's own client."""
+"""Create topics of a real broker, and write and read their messages, through the Kafka client in Spark's JVM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Message(NamedTuple):
-    """A message for a partition; a None is no value, or no key."""
+    """A message for a partition; None: without value, or without key."""
 
     value: bytes | None
     partition: int = 0
@@ -24,7 +24,7 @@ class Message(NamedTuple):
 
 
 def spread(rows: pd.DataFrame) -> list[int]:
-    """Send the rows of each key to one of two partitions, about as many to each at any time."""
+    """Return a partition, 0 or 1, for each row by its key, with about as many rows in each at any time."""
     return [int("".join(filter(str.isdigit, str(key)))) % 2 for key in rows["id"]]
 
 
@@ -55,7 +55,7 @@ class Feed:
             client.createPartitions(wanted).all().get()
 
     def lose(self, topic: str, partition: int, before: int) -> None:
-        """Let retention take the messages of a partition before an offset."""
+        """Delete the messages of a partition before an offset, as retention does."""
         wanted = self.jvm.java.util.HashMap()
         place = self.jvm.org.apache.kafka.common.TopicPartition(topic, partition)
         wanted.put(place, self._before(before))
@@ -63,7 +63,7 @@ class Feed:
             client.deleteRecords(wanted).all().get()
 
     def send(self, topic: str, messages: Iterable[Message]) -> None:
-        """Send messages, and return once the broker has them all."""
+        """Send messages, and return when the broker has acknowledged them."""
         with self._producer() as producer:
             record = self.jvm.org.apache.kafka.clients.producer.ProducerRecord
             last = [producer.send(record(topic, one.partition, one.key, one.value)) for one in messages]
@@ -84,7 +84,7 @@ class Feed:
         )
 
     def _before(self, offset: int) -> Any:
-        # Py4J cannot tell this static method from the one of an object that has the same name.
+        # Py4J cannot distinguish this static method from the instance method of the same name.
         loader = self.jvm.java.lang.Thread.currentThread().getContextClassLoader()
         kind = loader.loadClass("org.apache.kafka.clients.admin.RecordsToDelete")
         gateway: Any = self.spark.sparkContext._gateway

@@ -1,4 +1,4 @@
-"""A small pipeline to write tests with: land, pretrain, stream, look; each step is the real verb on real tables."""
+"""A small pipeline for tests: land, pretrain, stream, read; each step is the real verb on real tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ORDER = ["key", "event_time", "log_likelihood"]
 
 
 class Pipeline:
-    """One model in a warehouse of its own."""
+    """One model in its own warehouse."""
 
     def __init__(self, folder: Path, spec: dict[str, Any]) -> None:
         self.folder = folder
@@ -47,9 +47,9 @@ class Pipeline:
         self.files = 0
 
     def copied(self, folder: Path) -> Self:
-        """Return the same pipeline, with all that it holds, in a folder of its own that is made.
+        """Return a copy of the pipeline and its warehouse in a new folder.
 
-        Spark's checkpoints know their own place: the copies are told the new one.
+        Spark's checkpoints contain their own path, which is replaced in the copies.
         """
         shutil.copytree(self.folder, folder)
         copy = type(self).__new__(type(self))
@@ -77,7 +77,7 @@ class Pipeline:
         )
 
     def land(self, *frames: pd.DataFrame, suffix: str = ".parquet", history: bool = False) -> Report:
-        """Land each frame as a file of its own."""
+        """Land each frame as one file."""
         paths = []
         for frame in frames:
             path = self.folder / f"landing-{self.files:04d}{suffix}"
@@ -90,7 +90,7 @@ class Pipeline:
         return self.land_files(*paths, history=history)
 
     def land_files(self, *paths: str | Path, history: bool = False) -> Report:
-        """Land files that are there."""
+        """Land existing files."""
         return ingest.run(self.settings, self.name, [str(path) for path in paths], history=history)
 
     def pretrain(self, **options: Any) -> Report:
@@ -129,7 +129,7 @@ class Pipeline:
 
 
 def streaming(folder: Path, history: pd.DataFrame, *later: pd.DataFrame) -> Pipeline:
-    """Return a pipeline with a history in its snapshot, whose stream has taken what came later."""
+    """Return a pipeline that was pretrained on a history and whose stream has processed the later frames."""
     pipeline = Pipeline(folder, random_walk_spec())
     pipeline.land(history)
     pipeline.pretrain()
@@ -159,7 +159,7 @@ def assert_bit_equal(found: pd.DataFrame, expected: pd.DataFrame, columns: Seque
 def assert_as_the_filter_alone(
     pipeline: Pipeline, estimates: list[dict[str, Any]], frames: list[pd.DataFrame]
 ) -> None:
-    """Check that each row behind the first frame has one estimate, to the last bit that of the filter without Spark."""
+    """Check that each row after the first frame has one estimate, bit-equal to that of the filter without Spark."""
     rows, out = pipeline.folder / "all-rows.parquet", pipeline.folder / "all-filtered.parquet"
     pd.concat(frames).to_parquet(rows, index=False)
     offline.run(pipeline.settings, pipeline.name, str(rows), str(out))
@@ -180,7 +180,7 @@ def since(estimates: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def random_walk_spec(name: str = "walk", **changes: Any) -> dict[str, Any]:
-    """Return a small model with two measurements, irregular time and a correlated noise."""
+    """Return a small model with two measurements, irregular time and correlated noise."""
     return {
         "name": name,
         "version": 1,
@@ -200,7 +200,7 @@ def random_walk_spec(name: str = "walk", **changes: Any) -> dict[str, Any]:
 def random_rows(
     days: int, keys: int = 60, rows: int = 150, seed: int = 0, text: bool = False
 ) -> list[pd.DataFrame]:
-    """Return a frame a day: random gaps, missing components, rows of one time, keys that come and go."""
+    """Return a frame a day: random gaps, missing components, equal times, keys that appear and disappear."""
     rng = np.random.default_rng(seed)
     frames = []
     for day in range(days):

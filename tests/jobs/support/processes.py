@@ -1,4 +1,4 @@
-"""Run verbs as processes of their own, and kill them where it hurts."""
+"""Run verbs as processes, and kill them at chosen moments."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PATIENCE = 240.0
 
 
 class Driver:
-    """A verb that runs as a process of its own, in a session of its own.
+    """A verb that runs as a process in its own session.
 
-    One that a test leaves behind, as it has failed, is killed at its end (`tests/conftest.py`).
+    After a failed test, `tests/conftest.py` kills the processes that still run.
     """
 
     running: ClassVar[list[Driver]] = []
@@ -44,22 +44,22 @@ class Driver:
 
     @classmethod
     def end_all(cls) -> None:
-        """Kill what still runs, and all that it has started."""
+        """Kill the drivers that still run, and their child processes."""
         while cls.running:
             left = cls.running.pop()
             if left.process.poll() is None:
                 left.kill()
 
     def wait_for(self, what: Callable[[], object]) -> None:
-        """Wait until something is so; the process must not end before."""
+        """Wait until a condition holds; the process must not end before."""
         deadline = time.monotonic() + PATIENCE
         while not what():
-            assert self.process.poll() is None, f"it ended before: {self.said()}"
-            assert time.monotonic() < deadline, f"it never came: {self.said()}"
+            assert self.process.poll() is None, f"the process ended before: {self.said()}"
+            assert time.monotonic() < deadline, f"the condition never held: {self.said()}"
             time.sleep(0.01)
 
     def kill(self, whole_group: bool = True) -> None:
-        """Send SIGKILL: to the Python driver and Spark's JVM together, or to the Python driver alone."""
+        """Send SIGKILL to the Python driver and Spark's JVM, or to the Python driver alone."""
         if whole_group:
             os.killpg(self.process.pid, signal.SIGKILL)
         else:
@@ -81,7 +81,7 @@ class Driver:
         return self.process.wait(timeout=PATIENCE)
 
     def said(self) -> str:
-        """Return what it printed."""
+        """Return the output so far."""
         return self.log.read_text()
 
     def python_workers(self) -> list[psutil.Process]:
@@ -91,7 +91,7 @@ class Driver:
 
 
 def _is_worker(process: psutil.Process) -> bool:
-    """Whether it is one of Spark's; one that has just ended, or is not yet reaped, is not."""
+    """Tell if a process is one of Spark's Python workers; an ended or zombie process is not."""
     try:
         return "jobs.spark.worker_daemon" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # a zombie too
@@ -99,6 +99,6 @@ def _is_worker(process: psutil.Process) -> bool:
 
 
 def files(folder: str | Path) -> set[str]:
-    """Return the names of a folder's finished files; none if it is not there."""
+    """Return the names of a folder's finished files; none if there is no folder."""
     path = Path(folder)
     return {name for name in os.listdir(path) if name[0] not in "._"} if path.is_dir() else set()

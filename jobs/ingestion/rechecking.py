@@ -1,6 +1,6 @@
-"""Judge rejected rows again by the model's spec as it is now: what each would land as, or why it still does not fit.
+"""Check the payloads of rejected rows again with the model's current spec.
 
-Payloads are the JSON objects that quarantine keeps: texts as a file had them, or values with types of their own.
+Payloads are the JSON objects of the quarantine table; their members are texts, as in a file, or typed values.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from jobs.warehouse.quarantine import REASON
 NOT_AN_OBJECT = "payload: not a JSON object"
 
 
-class Judged(NamedTuple):
-    """For each payload the reason why it does not fit, or what it lands as: a JSON object with the time in us."""
+class Rechecked(NamedTuple):
+    """For each payload the reason of its rejection, or the row to land: a JSON object with the time in microseconds."""
 
     reasons: list[str | None]
     landings: list[str | None]
 
 
-def judge(spec: ModelSpec, key_types: KeyTypes, payloads: Sequence[str | None]) -> Judged:
-    """Check payloads as `ingest` checks rows; a time that is not in the spec's format may be ISO 8601."""
+def recheck(spec: ModelSpec, key_types: KeyTypes, payloads: Sequence[str | None]) -> Rechecked:
+    """Check payloads as `ingest` checks rows; a time may also be in ISO 8601 instead of the spec's format."""
     rows = [_object(payload) for payload in payloads]
     known = [place for place, row in enumerate(rows) if row is not None]
     reasons: list[str | None] = [NOT_AN_OBJECT] * len(rows)
@@ -44,10 +44,10 @@ def judge(spec: ModelSpec, key_types: KeyTypes, payloads: Sequence[str | None]) 
 
     check(spec, known)
     if spec.time_format is not None:
-        # A row that the stream rejected has its time written out, whatever the files' format is.
+        # A row that the stream rejected has its time in ISO 8601, whatever the files' format.
         mistimed = [place for place in known if (reasons[place] or "").startswith(f"time {spec.time}:")]
         check(spec.model_copy(update={"time_format": None}), mistimed)
-    return Judged(reasons, landings)
+    return Rechecked(reasons, landings)
 
 
 def _object(payload: str | None) -> dict[str, Any] | None:
@@ -68,7 +68,7 @@ def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
 
 
 def _text(value: Any, whole: bool) -> str | None:
-    """Return a value as a file would have it; a key or id that is a whole number is written as one."""
+    """Return a value as text in a file; a whole number in a key or id column is written without a fraction."""
     if value is None or isinstance(value, str):
         return value
     if whole and isinstance(value, float) and value.is_integer():

@@ -1,0 +1,116 @@
+"""Summarise, export and discard rejected rows, and replace their payloads by edited ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from jobs.core.errors import UserError
+from jobs.warehouse import quarantine
+from jobs.warehouse.delta import Warehouse, utc
+from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+COLUMNS = ("id", "reason", "source", "position", "batch_id", "generation", "quarantined_at", "payload")
+
+
+def count_by_reason(rows: DataFrame) -> list[dict[str, Any]]:
+    """Return for each reason how many rows have each status, and when the first and the last was quarantined."""
+    status = F.coalesce("status", F.lit(HELD))
+    counts = [F.count(F.when(status == one, 1)).alias(one) for one in (HELD, REPLAYING, REPLAYED, DISCARDED)]
+    found = (
+        rows.groupBy("reason")
+        .agg(*counts, F.min("quarantined_at").alias("first"), F.max("quarantined_at").alias("last"))
+        .orderBy(F.desc(HELD), "reason")
+        .collect()
+    )
+    return [utc(row.asDict()) for row in found]
+
+
+def sorted_rows(rows: DataFrame) -> DataFrame:
+    """Return the columns that users see, oldest rows first."""
+    return rows.select(*COLUMNS).orderBy("quarantined_at", "reason", "id")
+
+
+def export_rows(rows: DataFrame, path: Path) -> int:
+    """Write rows to a file of JSON lines with `id`, `reason` and `payload`; return how many.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    count = 0
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            for row in rows.toLocalIterator():
+                text = row["payload"]
+                try:
+                    payload = json.loads(text)
+                except (TypeError, ValueError):
+                    payload = text  # invalid JSON stays text
+                line = {"id": row["id"], "reason": row["reason"], "payload": payload}
+                print(json.dumps(line, ensure_ascii=False), file=file)
+                count += 1
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+    return count
+
+
+def discard(warehouse: Warehouse, condition: Column) -> int:
+    """Mark the rows that meet a condition as discarded; return how many."""
+    count = warehouse.read(TABLE).filter(condition).count()
+    if count:
+        values = {"status": F.lit(DISCARDED), "resolved_at": F.current_timestamp()}
+        quarantine.update(warehouse, condition, values)
+    return count
+
+
+def read_edited(name: str) -> dict[str, str]:
+    """Return the payloads by id of a file of JSON lines with `id` and `payload`.
+
+    Raises:
+        UserError: the file cannot be read, or a line is malformed or repeats an id.
+    """
+    path = Path(name).expanduser()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            identity, payload = row["id"], row["payload"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f'{path}:{number}: each line is a JSON object {{"id": ..., "payload": {{...}}}} as '
+                f"`quarantine show --output` writes it"
+            ) from error
+        if identity in found:
+            raise UserError(f"{path}:{number}: row {identity} appears twice; keep one of them")
+        found[identity] = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
+    return found
+
+
+def with_payloads(warehouse: Warehouse, held: DataFrame, edited: dict[str, str]) -> DataFrame:
+    """Return the held rows that have an edited payload, with it.
+
+    Raises:
+        UserError: an edited row is not held.
+    """
+    payloads = warehouse.spark.createDataFrame(list(edited.items()), "id string, payload string")
+    joined = held.drop("payload").join(F.broadcast(payloads), on="id", how="inner")
+    known = {row["id"] for row in joined.select("id").collect()}
+    absent = [one for one in edited if one not in known]
+    if absent:
+        raise UserError(
+            f"{len(absent):,} rows of the file are not held in quarantine, such as {absent[0]}: "
+            f"they were replayed or discarded, or belong to another model; remove them from the file"
+        )
+    return joined

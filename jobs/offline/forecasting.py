@@ -1,0 +1,209 @@
+"""Forecast the state and the measurements of every key of a file from the key's newest row. No Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from pathlib import Path
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+import kalman
+from jobs.core.errors import UserError
+from jobs.core.times import MAX_US, TimeParser, duration_us
+from jobs.encoding import arrow
+from jobs.ingestion.csv_parquet import Source
+from jobs.ingestion.parsing import ParsedRows
+from jobs.offline.filtering import in_order
+from jobs.offline.result_files import lists, save
+from jobs.specs.model_spec import ModelSpec, takes_steps
+from jobs.state.expiry import run_lives
+from jobs.state.row_filter import RowFilter
+from kalman.evaluation.forecast import Forecast, forecast, interval, variances
+
+Ints = NDArray[np.int64]
+MAX_FORECASTS = 50_000_000
+"""A step that is much too short then ends in an error instead of exhausting the memory."""
+
+
+class Horizon(NamedTuple):
+    """How far to forecast: by `steps`, or until the time `end`; `end` and the step's `length` in microseconds."""
+
+    steps: int | None
+    end: int | None
+    length: int | None
+
+
+class _Times(NamedTuple):
+    """The times to forecast for K keys: time (S, K) microseconds, wanted (S, K), the step's length or None."""
+
+    time: Ints
+    wanted: NDArray[np.bool_]
+    length: int | None
+
+
+class Forecasts(NamedTuple):
+    """Forecasts of K keys at S times.
+
+    keys     the K values of each key column
+    time     (S, K) microseconds since 1970-01-01 UTC
+    wanted   (S, K) whether the time is within the horizon
+    expected the forecasts
+    length   microseconds of a step, None for a single time
+    omitted  how many keys have rows after the horizon's end
+    """
+
+    keys: dict[str, pa.Array]
+    time: Ints
+    wanted: NDArray[np.bool_]
+    expected: Forecast
+    length: int | None
+    omitted: int
+
+
+def parse_horizon(
+    spec: ModelSpec, steps: int | None, until: str | None, every: str | None, probability: float
+) -> Horizon:
+    """Check a command's options and return the horizon that they ask for.
+
+    Raises:
+        UserError: the options contradict each other, or the model cannot be forecast from a file.
+    """
+    if (steps is None) == (until is None):
+        raise UserError("give either --steps or --until")
+    if not 0.0 < probability < 1.0:
+        raise UserError(f"--probability: {probability:g} is not between 0 and 1; give one such as 0.95")
+    end = length = None
+    if every is not None:
+        try:
+            length = duration_us(every)
+        except ValueError as error:
+            raise UserError(
+                f"--every: {error}; write a number and one of ms, s, min, h, d, w, such as 1h"
+            ) from error
+    if until is not None:
+        end = TimeParser(None, UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone))(until)
+        if end is None:
+            raise UserError(f"--until: {until!r} is not a time; write one such as 2024-01-31T17:00")
+        if length is None and takes_steps(spec.definition()):
+            raise UserError(
+                f"--until: {spec.name} has an explicit process, which takes one step a row whatever the time; "
+                "add --every with the time of a step"
+            )
+    if spec.inputs is not None:
+        raise UserError(
+            f"{spec.name} has inputs from a table, which a forecast from a file cannot read; append rows without "
+            "measurements to the input, and use filter --inputs"
+        )
+    if spec.control:
+        raise UserError(
+            f"{spec.name} has control inputs, whose future values forecast does not know; append rows with "
+            "them and without measurements to the input, and use filter"
+        )
+    return Horizon(steps, end, length)
+
+
+def forecast_keys(spec: ModelSpec, source: Source, rows: ParsedRows, horizon: Horizon) -> Forecasts:
+    """Filter the rows of a file and forecast each key from its newest row.
+
+    Raises:
+        UserError: no row could be applied, the horizon is out of range, or the model cannot be forecast.
+    """
+    order, sorted_rows = in_order(rows, spec.duplicates)
+    kernel = kalman.build(spec.definition())
+    initial = kalman.initial_states(kernel, rows.keys)
+    if spec.idle_us is None:
+        states, _ = kalman.run(kernel, initial, sorted_rows, spec.unit_us)
+    else:
+        states = run_lives(RowFilter(kernel, spec.unit_us), initial, initial, sorted_rows, spec.idle_us).after
+    places, states = _with_state(rows, order, states)
+    times = _times(sorted_rows, states, horizon, int(spec.unit_us))
+    kept = np.flatnonzero(times.wanted.any(axis=0))
+    states, time = states.take(kept), times.time[:, kept]
+    dt = np.diff(time, axis=0, prepend=states.event_time[None]) / spec.unit_us
+    try:
+        expected = forecast(kernel, states, dt)
+    except kalman.ModelError as error:
+        raise UserError(f"{spec.name} v{spec.version} cannot be forecast: {error}") from error
+    keys = {name: source.columns[name].take(arrow.integers(places[kept])) for name in spec.key}
+    return Forecasts(keys, time, times.wanted[:, kept], expected, times.length, len(places) - len(kept))
+
+
+def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Ints, kalman.KeyStates]:
+    """Return the keys that have a state, in the order of the input: a row of each, and their states."""
+    codes, firsts = np.unique(rows.key[order], return_index=True)
+    earliest = np.full(len(codes), len(rows.key))
+    np.minimum.at(earliest, np.searchsorted(codes, rows.key[order]), order)
+    known = np.flatnonzero(states.count[codes] > 0)
+    if len(known) == 0:
+        raise UserError("no row of the input could be applied: there is nothing to forecast from")
+    known = known[np.argsort(earliest[known])]
+    return earliest[known], states.take(codes[known])
+
+
+def _times(rows: kalman.SortedRows, states: kalman.KeyStates, horizon: Horizon, unit: int) -> _Times:
+    """Return the times to forecast; without a length, a step is the median time between two rows of a key."""
+    last = states.event_time
+    steps, end, length = horizon
+    if end is not None and length is None:
+        return _Times(np.maximum(last, end)[None], (last <= end)[None], None)
+    if length is None:
+        gaps = np.diff(rows.time)[rows.key[1:] == rows.key[:-1]]
+        gaps = gaps[gaps > 0]
+        length = int(np.median(gaps)) if len(gaps) else unit
+    if end is not None:
+        steps = max(int((end - last.min()) // length), 1)
+    steps = steps or 1
+    if steps * len(last) > MAX_FORECASTS:
+        raise UserError(f"these are {steps * len(last):,} forecasts; take fewer or longer steps")
+    if int(last.max()) + length * steps > MAX_US:
+        raise UserError("the last step is after the year 9999; take fewer or shorter steps")
+    time = last + length * np.arange(1, steps + 1)[:, None]
+    return _Times(time, time <= end if end is not None else np.ones(time.shape, bool), length)
+
+
+def write_forecasts(path: Path, spec: ModelSpec, forecasts: Forecasts, probability: float) -> None:
+    """Write a row for each key and wanted time, the rows of a key together.
+
+    Raises:
+        UserError: a key column has the name of an output column, or the file cannot be written.
+    """
+    keys, expected = forecasts.keys, forecasts.expected
+    key, step = np.nonzero(forecasts.wanted.T)
+    flag = expected.flag[step, key]
+    columns = {name: values.take(arrow.integers(key)) for name, values in keys.items()}
+    clashes = {*keys, spec.time} & {"step", "flag"}
+    columns[spec.time] = arrow.times(forecasts.time[step, key], np.ones(len(key), bool))
+    columns["step"] = arrow.integers(step + 1)
+    for prefix, names, mean, packed in (
+        ("", spec.states, expected.mean, expected.covariance),
+        (
+            "measurement_",
+            spec.measurement,
+            expected.measurement_mean,
+            expected.measurement_covariance,
+        ),
+    ):
+        n = len(names)
+        places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
+        mean, packed = mean[:, step, key], packed[:, step, key]
+        low, high = interval(mean, variances(packed), probability)
+        pairs = [f"{a}_{b}" for a in names for b in names]
+        for field, values, parts in (
+            ("mean", mean, names),
+            ("covariance", packed[places], pairs),
+            ("lower", low, names),
+            ("upper", high, names),
+        ):
+            new = lists(path, prefix + field, values, flag == 0, parts)
+            clashes |= columns.keys() & new.keys()
+            columns |= new
+    columns["flag"] = arrow.texts(list(np.array(kalman.FLAGS, dtype=object)[flag]))
+    if clashes:
+        raise UserError(
+            f"column {sorted(clashes)[0]} of the input has the name of an output column; rename it"
+        )
+    save(path, columns)
