@@ -13,7 +13,9 @@ import kalman
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-GUIDE = [page for page in PAGES if page.parent != ROOT / "docs" / "decisions" and page.name != "CONTRIBUTING.md"]
+GUIDE = [
+    page for page in PAGES if page.parent != ROOT / "docs" / "decisions" and page.name != "CONTRIBUTING.md"
+]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.M | re.S)
 
 
@@ -23,9 +25,12 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", prose(page), re.M)
-    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+    """Return the anchors of a page: those of its headings, as GitHub makes them, and those that it sets itself."""
+    text = prose(page)
+    titles = re.findall(r"^#+ (.+)$", text, re.M)
+    return set(re.findall(r'<a id="([^"]+)">', text)) | {
+        re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
