@@ -1,4 +1,4 @@
-"""What every family of DAGs shares: its models, names, assets, defaults, schedules and the cut of a run."""
+"""Common parts of all DAG families: models, names, assets, default arguments, schedules, and the cut of a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ START = datetime(2000, 1, 1, tzinfo=UTC)
 """Earliest interval that can be backfilled; `catchup=False` keeps it from meaning anything else."""
 
 WARDEN = "kalman_stream_warden"
-"""The one DAG that is not a model's."""
+"""The only DAG that belongs to no model."""
 
 DRIVEN = ("stream", "monitor", "skill")
-"""Verbs that one driver at a time does, and that may run for ever."""
+"""Verbs that have one driver at a time and may run continuously."""
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ def models_folder() -> Path:
 
 
 def specs() -> Iterator[ModelSpec]:
-    """Yield every sound spec.
+    """Yield every valid spec.
 
-    A broken one is left out with a line in the log, so that the other models keep their DAGs;
-    `model_specs.py` raises it as an import error, which is where Airflow shows people what to mend.
+    A broken one is skipped with a line in the log, so that the other models keep their DAGs;
+    `model_specs.py` raises it as an import error, where Airflow shows it.
     """
     sound, problems = read_specs()
     for problem in problems:
@@ -48,7 +48,7 @@ def specs() -> Iterator[ModelSpec]:
 
 
 def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
-    """Return the sound specs of the models folder, and what is wrong with the others."""
+    """Return the valid specs of the models folder, and the problems of the others."""
     folder = models_folder()
     sound: list[ModelSpec] = []
     problems: list[Problem] = []
@@ -105,7 +105,7 @@ def estimates(model: str) -> Asset:
 
 
 def pool(verb: str, model: str) -> str:
-    """Return the name of the one-slot pool that everything runs in which drives a model's stream, monitor or skill."""
+    """Return the name of the one-slot pool for the drivers of a model's stream, monitor or skill query."""
     return f"kalman_{verb}__{model}"
 
 
@@ -116,22 +116,22 @@ def driven(spec: ModelSpec) -> list[str]:
 
 
 def section(spec: ModelSpec, verb: str) -> StreamDag:
-    """Return how the DAG of one of `DRIVEN` is run, by the spec."""
+    """Return the section of the spec for the DAG of one of `DRIVEN`."""
     return getattr(spec.airflow, verb)
 
 
 def kept_running(verb: str) -> Iterator[ModelSpec]:
-    """Yield the models of which one of `DRIVEN` runs for ever."""
+    """Yield the models for which one of `DRIVEN` runs continuously."""
     yield from (spec for spec in specs() if verb in driven(spec) and section(spec, verb).continuous)
 
 
 def run_at_times(verb: str) -> Iterator[ModelSpec]:
-    """Yield the models of which one of `DRIVEN` takes what is there and ends."""
+    """Yield the models for which one of `DRIVEN` processes what is there and ends."""
     yield from (spec for spec in specs() if verb in driven(spec) and not section(spec, verb).continuous)
 
 
 def trigger(does: str, ends: str = "") -> Param:
-    """Return the form's field for when a stream takes in what is there; `does` says what it does with it."""
+    """Return the form's field for the trigger of a streaming query; `does` is the verb in its description."""
     return Param(
         "available-now",
         type="string",
@@ -153,10 +153,9 @@ def intervals(schedule: str | None) -> CronDataIntervalTimetable | None:
 
 
 def defaults(spec: ModelSpec, timeout: timedelta, retries: int = 2) -> dict[str, Any]:
-    """Return the arguments that each task of a model's DAG begins with.
+    """Return the default arguments of each task of a model's DAG.
 
-    A retry makes sense for every verb, as each ends in the same tables however often it runs; input that is
-    refused is not retried (see `KalmanOperator`).
+    Every verb is idempotent, so every task is retried; refused input is not (see `KalmanOperator`).
     """
     return {
         "owner": spec.airflow.owner,
@@ -182,7 +181,7 @@ def arguments(
     retries: int = 2,
     **params: Param,
 ) -> dict[str, Any]:
-    """Return what every family gives its DAG, besides the schedule; `params` are the fields of its form."""
+    """Return the arguments of every family's DAG except the schedule; `params` are the fields of its form."""
     return {
         "dag_id": dag_id(verb, spec.name),
         "description": description,
@@ -197,7 +196,7 @@ def arguments(
 
 
 def doc(module_doc: str | None, spec: ModelSpec) -> str:
-    """Return a DAG's page: its module's docstring, then what the model is."""
+    """Return a DAG's page: its module's docstring, then a description of the model."""
     schedules = (part.schedule for part in (spec.airflow.ingest, spec.airflow.pretrain, spec.airflow.stream))
     ingest, pretrain, stream = (schedule or "by hand" for schedule in schedules)
     lines = [
@@ -215,7 +214,7 @@ def doc(module_doc: str | None, spec: ModelSpec) -> str:
 def as_of(params: Mapping[str, Any], dag_run: Any) -> str:
     """Return the run's cut, ISO 8601: the form's, else the data interval's end, else the run's start.
 
-    All three are stored with the run, so that a run that is cleared has the same cut again. A run whose
+    All three are stored with the run, so a run that is cleared has the same cut. A run whose
     form names a version has none: the version is its cut.
     """
     if params["to_version"] is not None:
@@ -226,7 +225,7 @@ def as_of(params: Mapping[str, Any], dag_run: Any) -> str:
 
 
 def learn_from(params: Mapping[str, Any], dag_run: Any, window_us: int | None) -> str:
-    """Return where a run's learning begins, ISO 8601: the form's, else the spec's window before the cut."""
+    """Return the start of a run's learning window, ISO 8601: the form's, else the spec's window before the cut."""
     if params["learn_from"]:
         return str(params["learn_from"])
     cut = as_of(params, dag_run)

@@ -1,4 +1,4 @@
-"""The one operator of all families: run a verb of the pipeline through spark-submit."""
+"""The operator that runs a verb of the pipeline through spark-submit."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from jobs.spark.jars import jar_paths, optional_jars
 CONNECTION = "spark_default"
 KUBERNETES_PROVIDER = "apache-airflow-providers-cncf-kubernetes"
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that holds `dags/`: relative settings start here, as a worker's own folder means nothing."""
+"""The folder that contains `dags/`: relative settings start here, because a worker's current folder is arbitrary."""
 
 
 def place(name: str, folder: str) -> str:
-    """Return the absolute path, or the URI, that the variable `name` holds, else `folder` beside `dags/`."""
+    """Return the absolute path, or the URI, in the variable `name`, else `folder` beside `dags/`."""
     value = os.environ.get(name) or folder
     return value if ":/" in value else str(ROOT / Path(value).expanduser())
 
@@ -42,7 +42,7 @@ def place(name: str, folder: str) -> str:
 class KalmanHook(SparkSubmitHook):
     """Submit to the connection's master; without a connection to KALMAN_MASTER, else to local Spark.
 
-    Where the driver runs in Kubernetes, the program and the jars are those of its image, at the paths that they have
+    If the driver runs in Kubernetes, the program and the jars are those of its image, at the same paths as
     here.
 
     Args:
@@ -117,20 +117,19 @@ class KalmanHook(SparkSubmitHook):
 
 
 class KalmanOperator(SparkSubmitOperator):
-    """Run `kalman-pipeline VERB` as a Spark application, and give its exit codes their meaning.
+    """An operator that runs `kalman-pipeline VERB` as a Spark application and interprets its exit codes.
 
     Args:
         verb: the command; its application is `jobs/<verb>.py`.
         options: option -> value (a template); an option whose value renders to nothing is left out.
         flags: options without a value (templates); one that renders to nothing is left out.
-        finish_on_kill: when the task is killed let the driver finish what it is at, as a stream does with its
-            micro-batch, instead of killing the whole tree of processes.
-        kafka: give it Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); fetched now if it is not there.
+        finish_on_kill: when the task is killed let the driver finish its work, as a stream does with its
+            micro-batch, instead of killing the whole process tree.
+        kafka: add Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); it is fetched if missing.
 
-    A driver that ends with 2 (bad input) fails the task at once, as no retry can mend it. One that ends
-    with 3 (another driver has the stream, or there is nothing to do) skips it. On a retry, though, that other
-    driver may be the one this task has just lost, whose lease has not run out, so that is retried, and
-    skipped only by the last try.
+    Exit code 2 (bad input) fails the task at once, because no retry can succeed. Exit code 3 (another driver has
+    the stream, or there is nothing to do) skips it. On a retry, though, that other driver may be the one that this
+    task has just lost, whose lease has not expired: then the task is retried, and skipped only by the last try.
     """
 
     template_fields = (*SparkSubmitOperator.template_fields, "options", "flags")
@@ -167,7 +166,7 @@ class KalmanOperator(SparkSubmitOperator):
         self._hook: KalmanHook | None = None
 
     def execute(self, context: Context) -> None:
-        """Run the verb; its lines are in the task's log."""
+        """Run the verb; its output is in the task's log."""
         self.application_args = [
             text
             for option, value in self.options.items()
@@ -193,7 +192,7 @@ class KalmanOperator(SparkSubmitOperator):
             raise
 
     def on_kill(self) -> None:
-        """Stop the driver: SIGTERM where it may finish its work, else the provider's way."""
+        """Stop the driver: by SIGTERM if it may finish its work, else as the provider does."""
         if self.finish_on_kill and self._hook is not None and self._hook.stop_driver(self.application):
             self.log.info("Asked the driver to stop; it finishes its micro-batch and ends by itself.")
             return
@@ -218,12 +217,12 @@ class KalmanOperator(SparkSubmitOperator):
 
 
 def application(verb: str) -> str:
-    """Return the program that runs a verb."""
+    """Return the path of the program that runs a verb."""
     return str(_folder_of("jobs") / f"{verb}.py")
 
 
 def spark_environment() -> dict[str, str]:
-    """Return the variables that a driver needs."""
+    """Return a driver's environment variables."""
     return {
         # Workers and driver are the interpreter that Airflow runs in, and Spark is the one beside it.
         "PYSPARK_PYTHON": sys.executable,
@@ -250,7 +249,7 @@ def _need_kubernetes_provider() -> None:
 
 
 def _folder_of(package: str) -> Path:
-    """Return where `package` lies without importing it."""
+    """Return the folder of `package` without importing it."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         raise ImportError(f"package {package} is not installed beside Airflow: run `make setup`")

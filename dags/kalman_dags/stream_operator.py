@@ -1,6 +1,6 @@
-"""The operator of streams that run for ever: one driver at any time, which outlives task, worker, scheduler, triggerer.
+"""The operator of continuous streams: one driver at any time, which outlives task, worker, scheduler and triggerer.
 
-It starts a driver, or finds the one that runs, and defers: no worker slot is held. Its trigger wakes it when the
+It starts a driver, or finds the running one, and defers: no worker slot is held. Its trigger wakes it when the
 driver is gone.
 """
 
@@ -35,12 +35,12 @@ from kalman_dags.operator import place
 from kalman_dags.stream_trigger import WATCHED, StreamTrigger
 
 WATCH = timedelta(hours=1)
-"""How long one task watches. The next run's finds the driver, so that runs and their logs stay short."""
+"""How long one task watches. The task of the next run finds the driver, so runs and their logs stay short."""
 LOST_TRIGGER = timedelta(minutes=10)
-"""A trigger that should have told long ago is lost, by a fault of Airflow's: the task fails, and its retry finds the
+"""A trigger that is overdue by this much was lost by a fault of Airflow's: the task fails, and its retry finds the
 driver."""
 STEADY_SECONDS = 600.0
-"""A driver that lived so long counts as sound: what ends it is not the failure before it once more."""
+"""A driver that lived so long was healthy: its failure starts a new count of consecutive failures."""
 MAX_FAILURES = 6
 FIRST_DELAY = timedelta(seconds=5)
 MAX_DELAY = timedelta(minutes=5)
@@ -48,20 +48,20 @@ TAKEN_DELAY = timedelta(seconds=15)
 
 
 class StreamForeverOperator(BaseOperator):
-    """Keep a model's stream, or what follows it, driven for ever.
+    """An operator that keeps a model's stream, monitor or skill query running continuously.
 
     Args:
         model: its name.
         verb: stream, monitor or skill.
         seconds: between micro-batches.
         kafka: its driver needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
-        give_up_after: so many drivers in a row that crash before they have committed a micro-batch; None: never.
+        give_up_after: number of consecutive drivers that crash before committing a micro-batch; None: no limit.
 
-    A driver that was asked to end, or whose generation was retired, is followed by the next at once, or after the hold.
-    One that failed or was killed is followed by one that goes on from its checkpoint, after 5 s, then 10 s, and so on
-    up to 5 minutes; after the sixth failure in a row the task fails, and its retries try again. Drivers that crash and
-    do nothing are counted beside that, over tasks and runs: after `give_up_after` of them the task fails for good, and
-    none is started until somebody takes the hold back that it leaves (`resume`), or clears the task.
+    After a driver that was stopped, or whose generation was retired, the next one starts at once, or after the hold.
+    After one that failed or was killed, the next one resumes from its checkpoint after 5 s, then 10 s, and so on
+    up to 5 minutes; the sixth consecutive failure fails the task, and its retries try again. Drivers that crash without
+    progress are also counted over tasks and runs: after `give_up_after` of them the task fails for good, and
+    none is started until somebody removes the hold that it leaves (`resume`), or clears the task.
     """
 
     ui_color = "#e8f1fb"
@@ -87,16 +87,16 @@ class StreamForeverOperator(BaseOperator):
         log = self._log()
         hold = log.hold()
         if hold is not None and hold.crashes is not None and hold.run == self._run:
-            self.log.info("This run had given up (%s), and is begun anew", hold.reason)
+            self.log.info("This run had given up (%s), and is resumed", hold.reason)
             log.put_hold(None)
         self._drive(0, self._until())
 
     def resume(self, context: Context, event: str, failures: int, until: str) -> None:
-        """Go on when the trigger has fired."""
+        """Continue after the trigger has fired."""
         self._run = context.get("run_id")
         if event == WATCHED:
             self._fail_if_given_up()
-            self.log.info("%s; the next run goes on watching it", self._look().text())
+            self.log.info("%s; the next run continues to watch it", self._look().text())
             return
         sight = self._look()
         if sight.driven:
@@ -106,12 +106,12 @@ class StreamForeverOperator(BaseOperator):
         self._after(sight, failures, until)
 
     def on_kill(self) -> None:
-        """Ask a driver that this task is just starting to end."""
+        """Stop a driver that this task is just starting."""
         log = self._log()
         ask(log, driver_status(log), "its task was killed")
 
     def _drive(self, failures: int, until: str) -> NoReturn:
-        """Watch the driver that there is, or start one."""
+        """Watch the running driver, or start one."""
         sight = self._look()
         if sight.driven:
             self.log.info("%s", sight.text())
@@ -119,9 +119,7 @@ class StreamForeverOperator(BaseOperator):
         hold = self._log().hold()
         if hold is not None:
             if hold.crashes is not None:
-                self.log.error(
-                    "Not started, as given up: %s; begin anew by %s", hold.reason, self._begun_anew
-                )
+                self.log.error("Not started, as given up: %s; resume by %s", hold.reason, self._resume_hint)
             else:
                 end = hold.until or f"`{resume_command(self.verb, self.model)}`"
                 self.log.info("Not started: %s, until %s", hold.reason, end)
@@ -138,7 +136,7 @@ class StreamForeverOperator(BaseOperator):
         self._watch(failures, until)
 
     def _after(self, sight: DriverStatus, failures: int, until: str) -> NoReturn:
-        """Decide what follows a driver that is gone."""
+        """Start the next driver, wait, or fail, depending on how the last one ended."""
         self.log.info("%s", sight.text())
         if sight.state == NONE:
             self._drive(failures, until)
@@ -155,7 +153,7 @@ class StreamForeverOperator(BaseOperator):
         self._wait(min(MAX_DELAY, FIRST_DELAY * 2 ** (failures - 1)), failures, until)
 
     def _meant(self, sight: DriverStatus) -> bool:
-        """Tell if a driver ended as it should: it was asked to, its generation was retired, or it says so itself."""
+        """Return whether a driver ended on purpose: by request, by retirement, or by its own report."""
         if sight.state == SILENT:
             return False
         log = self._log()
@@ -167,7 +165,7 @@ class StreamForeverOperator(BaseOperator):
         return asked or sight.how == LOST or sight.exit_code == 0
 
     def _count(self, sight: DriverStatus) -> None:
-        """Count a crash, and give up where it is one too many."""
+        """Count a crash, and give up when the limit is reached."""
         log = self._log()
         number = crash_count.count(self._root, log, sight.text(), sight.seconds)
         if self.give_up_after is None or number < self.give_up_after:
@@ -180,15 +178,15 @@ class StreamForeverOperator(BaseOperator):
         hold = self._log().hold()
         if hold is not None and hold.crashes is not None:
             raise AirflowFailException(
-                f"given up: {hold.reason}; mend that, then begin anew by {self._begun_anew}"
+                f"given up: {hold.reason}; correct that, then resume by {self._resume_hint}"
             )
 
     @property
-    def _begun_anew(self) -> str:
+    def _resume_hint(self) -> str:
         return f"`{resume_command(self.verb, self.model)}`, or by clearing this task"
 
     def _kill(self, sight: DriverStatus) -> None:
-        """End a driver of this machine that gives no sign of life; its next one goes on from the checkpoint."""
+        """Kill a driver of this machine that gives no sign of life; the next one resumes from the checkpoint."""
         assert sight.drive is not None
         for pid in processes(sight.drive.owner):
             self.log.warning("Killing process %s: %s", pid, sight.text())

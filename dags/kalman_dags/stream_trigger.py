@@ -1,4 +1,4 @@
-"""The trigger of streams that run for ever: watch a driver, or wait for the moment to start one. No Spark, no slot."""
+"""The trigger of continuous streams: watch a driver, or wait until one may be started. No Spark, no worker slot."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from jobs.supervision.driver_status import driver_status
 from jobs.supervision.stopping import ask
 
 PATH = "dags.kalman_dags.stream_trigger.StreamTrigger"
-"""Where the triggerer finds this class: it has the installed package, not the folder of the DAGs, on its path."""
+"""The path by which the triggerer imports this class: the installed package is on its path, the DAGs folder is not."""
 
 POLL_SECONDS = 5.0
 
 GONE, DUE, WATCHED = "gone", "due", "watched"
-"""What it tells: there is no driver (any more); a driver may be started now; this run has watched long enough."""
+"""Its events: there is no driver (any more); a driver may be started now; this run has watched long enough."""
 
 
 class StreamTrigger(BaseTrigger):
-    """Fire when a model's driver is gone, or, without one, when the next may be started.
+    """A trigger that fires when a model's driver is gone, or, without a driver, when the next one may be started.
 
-    It reads the log of drivers and keeps nothing, so that it may be killed and begun again anywhere.
+    It reads the log of drivers and has no state, so it may be killed and restarted anywhere.
 
     Args:
         root: of the warehouse.
         model: whose driver.
-        until: ISO 8601; then watching ends, and the driver, if there is one, goes on.
-        due: ISO 8601; wait until then, and for the end of a hold, to start a driver. None: watch the one that there is.
+        until: ISO 8601; the end of watching; the driver, if there is one, continues.
+        due: ISO 8601; wait until then, and for the end of a hold, to start a driver. None: watch the running one.
         poll: seconds between two looks.
     """
 
@@ -42,12 +42,12 @@ class StreamTrigger(BaseTrigger):
         self.root, self.model, self.until, self.due, self.poll = root, model, until, due, poll
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger again."""
+        """Return the path and the arguments that recreate this trigger."""
         values = {name: getattr(self, name) for name in ("root", "model", "until", "due", "poll")}
         return PATH, values
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until there is something to tell, and tell it."""
+        """Poll until there is an event, and yield it."""
         while True:
             try:
                 told = await asyncio.to_thread(self.told)
@@ -60,11 +60,11 @@ class StreamTrigger(BaseTrigger):
             await asyncio.sleep(self.poll)
 
     async def on_kill(self) -> None:
-        """Ask the driver to end, or begin anew what was given up: somebody has cleared the task or marked its state."""
+        """Stop the driver, or lift the hold of a stream that was given up: the task was cleared, or marked."""
         await asyncio.to_thread(self._stop)
 
     def told(self) -> str | None:
-        """Return what there is to tell now."""
+        """Return the event that has occurred; None if there is none yet."""
         log, now = DriverLog.at(self.root, self.model), datetime.now(UTC)
         sight = driver_status(log)
         over = WATCHED if now >= datetime.fromisoformat(self.until) else None

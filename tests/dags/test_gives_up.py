@@ -1,4 +1,4 @@
-"""A stream that crashes at once, again and again, under a real scheduler: given up, until somebody begins it anew."""
+"""A continuous stream that keeps crashing at once, under a real scheduler: given up, until somebody resumes it."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def test_what_crashes_again_and_again_is_given_up_until_somebody_begins_it_anew(
     wait_for(lambda: trigger.told() == GONE)
     said = (
         "given up: 3 drivers in a row have crashed before a micro-batch was committed, the last: the driver ended with "
-        "exit code 2: the checkpoint is damaged; mend that, then begin anew by `kalman-pipeline resume --model tiny`"
+        "exit code 2: the checkpoint is damaged; correct that, then resume by `kalman-pipeline resume --model tiny`"
     )
     with pytest.raises(AirflowFailException, match=re.escape(said)):
         made.resume(context, GONE, **kept)
