@@ -1,4 +1,4 @@
-"""The pages for readers: links and anchors lead somewhere, and Python in them imports what is public."""
+"""The documents: links, anchors and files that they name exist, and their Python imports public modules only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_links_lead_somewhere(page: Path):
 
 
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_in_the_guide_imports_what_is_public(page: Path):
+def test_python_in_the_guide_imports_public_modules(page: Path):
     for indent, language, code in FENCE.findall(page.read_text(encoding="utf-8")):
         if language != "python":
             continue
@@ -57,3 +57,18 @@ def test_python_in_the_guide_imports_what_is_public(page: Path):
                 assert node.module in ("jobs.api", "kalman")
                 public = jobs.api.__all__ if node.module == "jobs.api" else kalman.__all__
                 assert {alias.name for alias in node.names} <= set(public)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CONTRIBUTING.md"], ids=lambda page: page.stem
+)
+def test_files_that_a_page_names_exist(page: Path):
+    rooms = "jobs|kalman|dags|tests|scripts|demo|benchmarks"
+    named = re.findall(rf"`((?:{rooms})/[\w./-]+?)/?`", prose(page))
+    assert [name for name in named if "VERB" not in name and not (ROOT / name).exists()] == []
+
+
+def test_the_map_names_functions_where_they_are():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for name, path in re.findall(r"`(\w+)` in `([\w/]+\.py)`", text):
+        assert re.search(rf"^\s*(def|class) {name}\b", (ROOT / path).read_text(), re.M), f"{name} in {path}"
