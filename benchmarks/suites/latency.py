@@ -1,9 +1,9 @@
 """Measure end to end: from a message's creation, just before it is sent to Kafka, to its estimate being visible.
 
 `python -m benchmarks.suites.latency` starts a broker, lands and pretrains one row a key, starts the stream as users
-do, and sends messages at a steady rate. Messages that pile up while the stream starts do not count: measuring begins when the
-stream has caught up with its feed (`benchmarks.workloads.steady`). Of several rates the greatest that the stream kept
-up with is reported. An estimate is visible after its Delta commit. Nothing else should run meanwhile.
+do, and sends messages at a steady rate. Messages that pile up while the stream starts do not count: measuring begins
+when the stream has caught up with its feed (`benchmarks.workloads.steady`). Of several rates the greatest that the
+stream kept up with is reported. An estimate is visible after its Delta commit. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
