@@ -1,1 +1,1 @@
-"""Measure the pipeline against what Spark itself can move and against per-key state, in one run."""
+"""Measure the pipeline against a bare shuffle through Spark and against per-key state, in one run."""

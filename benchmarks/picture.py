@@ -1,8 +1,8 @@
 """Draw the benchmark's results, rows a second against keys: `python -m benchmarks.picture`.
 
 On the left every key has rows in the micro-batch: ours beside the limit and state by the key. On the right a
-micro-batch has so many rows whatever the number of keys: what the size of the state costs. Works that were not measured
-are left out.
+micro-batch has a fixed number of rows whatever the number of keys: the cost of the state's size. Works that were not
+measured are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DOTS = 110
 
 
 class Point(NamedTuple):
-    """What was measured of one work: keys, rows a key, and rows a second (least, median, greatest)."""
+    """The measurements of one work: keys, rows a key, and rows a second (least, median, greatest)."""
 
     keys: int
     rows: int
@@ -41,7 +41,7 @@ class Point(NamedTuple):
 
 
 def points(document: Mapping[str, Any], works: Sequence[Work], who: str) -> list[Point]:
-    """Return what a contender reached on works, by number of keys; those that were not measured are left out."""
+    """Return a contender's rates on works, by number of keys; works that were not measured are left out."""
     measured = {(one["work"], one["what"]): one["rows_per_s"] for one in document["results"]}
     found = [
         Point(work.keys, work.rows, rate["min"], rate["median"], rate["max"])
@@ -52,7 +52,7 @@ def points(document: Mapping[str, Any], works: Sequence[Work], who: str) -> list
 
 
 def short(number: float) -> str:
-    """Return a number of rows or keys as it is said: 607 k, 1.7 M."""
+    """Return a number of rows or keys in short form: 607 k, 1.7 M."""
     if number >= 999_500:
         return f"{number / 1e6:.1f} M".replace(".0 M", " M")
     return f"{number / 1e3:.0f} k" if number >= 9_950 else f"{number / 1e3:.1f} k"
@@ -62,7 +62,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     """Draw the results of a `latest.json` as a PNG file.
 
     Raises:
-        ValueError: none of the works that are drawn was measured.
+        ValueError: none of the drawn works was measured.
     """
     import matplotlib
 
@@ -108,7 +108,7 @@ def _line(
     filled: bool = True,
     above: bool = False,
 ) -> None:
-    """Draw one contender: medians with their spread, and what they are, beside the line and not on it."""
+    """Draw one contender: medians with their spread, and their values beside the line."""
     if not some:
         return
     keys, medians = [one.keys for one in some], [one.median for one in some]
@@ -132,7 +132,7 @@ def _numbers(data: Any) -> list[float]:
 
 
 def main() -> int:
-    """Draw, and say where the picture is."""
+    """Draw, and print the picture's path."""
     parser = argparse.ArgumentParser("python -m benchmarks.picture", description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS / "latest.json")
     parser.add_argument("--output", type=Path, default=PICTURE)

@@ -59,13 +59,13 @@ def results_of(
 
 
 def machine() -> str:
-    """Return what the numbers were measured on, in a line."""
+    """Return a description of the machine, in a line."""
     memory = psutil.virtual_memory().total / 2**30
     return f"{_processor()}, {_cores()}, {memory:.0f} GiB, {platform.system()} {platform.release()}"
 
 
 def _cores() -> str:
-    """Return how many cores this process, and what it starts, may run on."""
+    """Return the number of cores that this process and its children may use."""
     there = os.cpu_count()
     if hasattr(os, "sched_getaffinity") and (used := len(os.sched_getaffinity(0))) != there:
         return f"{used} of {there} cores"
@@ -82,7 +82,7 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """Return the checkout's commit, marked where files differ from it."""
+    """Return the checkout's commit, marked if files differ from it."""
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
@@ -101,8 +101,8 @@ def write(
 ) -> Path:
     """Write `latest.json` and `latest.md` (`quick.*` for a quick run); return the table's path.
 
-    With `keep`, works that were not measured now keep the results that the file has. Each result says of which commit
-    it is, and when and under which load its run began.
+    With `keep`, works that were not measured now keep the results in the file. Each result names its commit,
+    and the time and the load when its run began.
     """
     now = {
         "commit": commit(),

@@ -1,8 +1,8 @@
 """Run the benchmark: everything in one session, contenders in turn, and write the results.
 
 `python -m benchmarks.run` takes about half an hour on two cores, with `--quick` under three minutes. `--only` runs some
-of the works and puts their results in place of those that the file has. Nothing else should run meanwhile: the load
-before it began is written into the results. KALMAN_BENCH_CORES is how many cores are used, and partitions.
+of the works and replaces their results in the file. Nothing else should run meanwhile: the load
+before the start is written into the results. KALMAN_BENCH_CORES is the number of cores and of partitions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LIFE = f"verbs_{LIFE_KEYS // 1_000_000}m"
 
 
 def shares_of(work: Work, quick: bool) -> list[Share]:
-    """Return who runs a work, and how often."""
+    """Return the contenders of a work, and how often each runs it."""
     if work in SCALE:
         return [Share(OURS, BATCHES)]
     shares = [Share(OURS, BATCHES), Share(LIMIT, BATCHES)]
@@ -70,7 +70,7 @@ def names_of(quick: bool) -> list[str]:
 
 
 def session(settings: Settings) -> SparkSession:
-    """Start the session that everything runs in: with the settings of a stream, but for partitions and memory."""
+    """Start the session of all runs: with the settings of a stream, except for partitions and memory."""
     from jobs.spark.conf import interpreted_conf, short_rows_conf
     from jobs.spark.session import spark_session
 
@@ -171,7 +171,7 @@ def main() -> int:
 
 
 def _line(found: list[dict[str, Any]], work: str, seconds: float) -> str:
-    """Say in a line what a work gave."""
+    """Return the results of a work in a line."""
     parts = [f"{one['what']} {one['rows_per_s']['median']:,.0f}" for one in found if one["work"] == work]
     return f"{work}: {', '.join(parts)} rows/s" + (f" ({seconds:.0f} s)" if seconds else "")
 

@@ -1,7 +1,7 @@
 """Export the state of the stream of `<model>` to a snapshot, so that there is always a recent one.
 
-The state is read from the checkpoint at the end of a committed micro-batch; the stream is not disturbed. A micro-batch
-that has been exported gives the same snapshot again. Where nothing is live yet the run is skipped.
+The state is read from the checkpoint at the end of a committed micro-batch; the stream is not disturbed. Exporting the
+same micro-batch again gives the same snapshot. If no generation is live yet, the run is skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Land files in the measurements table of `<model>`.
 
-Rows that do not fit go to `quarantine` with the reason. Landing a file again changes nothing, so a run can
-be retried, cleared or backfilled at will. The path is that of the model's spec (`airflow.ingest.path`,
-where templates such as `{{ data_interval_start | ds }}` say which), unless the form gives another.
+Rows that do not fit go to `quarantine` with the reason. Landing is idempotent, so a run can be retried, cleared or
+backfilled at will. The path is that of the model's spec (`airflow.ingest.path`, where templates such as
+`{{ data_interval_start | ds }}` choose the file), unless the form gives another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def build(spec: ModelSpec) -> DAG:
                 False,
                 type="boolean",
                 title="History of new keys",
-                description="Land it for pretrain, which hands its keys to the stream that runs.",
+                description="Treat the files as history of new keys: pretrain offers their states to the stream.",
             ),
         ),
     ) as dag:

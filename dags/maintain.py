@@ -1,9 +1,9 @@
-"""Take away what nothing of `<model>` needs any more: old snapshots, generations and their checkpoints, resolved rows.
+"""Delete what `<model>` no longer needs: old snapshots, generations and their checkpoints, resolved rows.
 
 The spec's section `retention` says what is kept; the last good snapshot, and what a live or shadow generation or a
-roll-back needs, always is. By hand it is a **dry run unless the form says otherwise**: its log says what would go, and
-why each of the others stays. A run by schedule removes. The tables, but for the measurements, are
-compacted and vacuumed. A run that was killed is simply run again.
+roll-back needs, always is. By hand it is a **dry run unless the form says otherwise**: its log lists what would be
+deleted, and why everything else stays. A scheduled run deletes. The tables, except for the measurements, are compacted
+and vacuumed. A run that was killed can simply be run again.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from kalman_dags.operator import KalmanOperator
 
 
 def build(spec: ModelSpec) -> DAG:
-    """Make the DAG that tidies up behind one model."""
+    """Make the DAG that deletes one model's old data."""
     with DAG(
         schedule=dag_defaults.at_times(spec.airflow.maintain.schedule),
         **dag_defaults.arguments(
             "maintain",
             spec,
             __doc__,
-            f"Take away what nothing of {spec.name} needs any more",
+            f"Delete what nothing of {spec.name} needs any more",
             timeout=timedelta(hours=6),
             dry_run=Param(
                 True,
                 type="boolean",
                 title="Dry run",
-                description="Only say what would go, and why the rest stays.",
+                description="Only list what would be deleted, and why the rest stays.",
             ),
             estimates=Param(
                 False,
                 type="boolean",
                 title="Estimates too",
-                description="Also remove estimates of removed generations that are no part of the live ones.",
+                description="Also remove estimates of removed generations that are not part of the live ones.",
             ),
         ),
     ) as dag:

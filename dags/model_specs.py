@@ -1,6 +1,6 @@
-"""Show broken model specs where Airflow shows errors: no DAG, only an import error while one is broken.
+"""Show broken model specs where Airflow shows errors: no DAG, only an import error while a spec is broken.
 
-The other files leave a broken model out, so that its mistake takes no other model's DAGs down.
+The other files skip a broken spec, so that it does not take down the DAGs of other models.
 """
 
 from __future__ import annotations

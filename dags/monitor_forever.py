@@ -1,8 +1,8 @@
-"""Keep the monitor of `<model>` running for ever, with one driver at any time.
+"""Keep the monitor of `<model>` running continuously, with one driver at any time.
 
-As for a stream that runs for ever, the task starts a driver, or finds the one that runs, and defers, so that no worker
-is held. A monitor that fails or is killed is started again from its checkpoints, after a pause that grows; one that
-crashes again and again and does nothing is given up, and the task fails.
+The task starts a driver, or finds the running one, and defers, so that no worker slot is held. A monitor that fails or
+is killed is restarted from its checkpoints after a growing pause; one that keeps crashing without progress is given up,
+and the task fails.
 
 **To stop the monitor, pause this DAG.** `kalman-pipeline stop --model <model> --monitor` stops it until
 `kalman-pipeline resume --model <model> --monitor`, whoever started it. A run watches for an hour; the next one finds
@@ -17,5 +17,5 @@ from kalman_dags import continuous, specs
 
 for one in specs.kept_running("monitor"):
     continuous.for_ever(
-        one, "monitor", __doc__, f"Windows and alerts over the estimates of {one.name}, for ever"
+        one, "monitor", __doc__, f"Windows and alerts over the estimates of {one.name}, continuously"
     )

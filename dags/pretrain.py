@@ -1,10 +1,10 @@
 """Learn the parameters of `<model>` and filter its history into a snapshot.
 
-The run's data interval decides everything: history is cut at the interval's end (event time before it), and
-what is learned is learned from the spec's `learn.window` before that cut. So a run gives the same snapshot
-whenever it runs: it can be cleared, and any stretch of the past can be backfilled, also beside a live
-stream, which never takes up a newer snapshot by itself. The form overrides the cut (an instant, or a
-version of the measurements table) and the learning window.
+The run's data interval determines the result: history is cut at the interval's end (event time before it), and
+parameters are learned from the spec's `learn.window` before that cut. So a run gives the same snapshot whenever it
+runs: it can be cleared, and any part of the past can be backfilled, even beside a live stream, which never
+adopts a newer snapshot by itself. The form overrides the cut (an instant, or a version of the measurements table)
+and the learning window.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kalman_dags.operator import KalmanOperator
 
 
 def instant(title: str, description: str) -> Param:
-    """Make a form's field for an instant that may stay empty."""
+    """Return a form's field for an instant; it may stay empty."""
     return Param(None, type=["null", "string"], format="date-time", title=title, description=description)
 
 

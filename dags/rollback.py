@@ -1,11 +1,12 @@
-"""Make the version of `<model>` before the live one live again, in one commit.
+"""Make the previous version of `<model>` live again, in one commit.
 
-It goes on from its own checkpoint, behind the last row that it has seen itself; the stream's next run catches up. The
-generation that was live is retired and keeps its checkpoint, so that it can be rolled back to in turn.
+It resumes from its own checkpoint, after the last row that it has processed itself; the stream's next run catches up.
+The generation that was live is retired and keeps its checkpoint, so that it can be rolled back to in turn.
 
-With **last state** in the form it begins anew instead, from the live generation's state, carried back to what the older
-version's states mean, and goes on from exactly the next row. The stream's driver is asked to end first, and may start
-again as soon as that is done or has failed. What has no way back is refused, and the log says what to write.
+With **last state** in the form, a new generation starts instead from the live generation's state, mapped back to the
+older version, and continues with exactly the next row. The stream's driver is stopped first, and may be started again
+as soon as the roll-back is done or has failed. A state that cannot be mapped back is refused, and the log says what to
+add to the spec.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ def build(spec: ModelSpec) -> DAG:
             "rollback",
             spec,
             __doc__,
-            f"Make the generation of {spec.name} before the live one live again",
+            f"Make the previous generation of {spec.name} live again",
             timeout=timedelta(hours=1),
             to=Param(
                 None,
                 type=["null", "string"],
                 title="Generation",
-                description="A retired generation to go back to (empty: the one that the live one came from).",
+                description="A retired generation to return to (empty: the parent of the live one).",
             ),
             last_state=Param(
                 False,
                 type="boolean",
                 title="Last state",
-                description="Go on from the live generation's state, carried back, not from the older checkpoint.",
+                description="Continue from the live generation's state, mapped back, not from the older checkpoint.",
             ),
         ),
     ) as dag:

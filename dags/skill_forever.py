@@ -1,8 +1,8 @@
-"""Keep the comparison of `<model>`'s forecasts with what is measured later running for ever, one driver at any time.
+"""Compare the forecasts of `<model>` continuously with what is measured later, with one driver at any time.
 
-As for a stream that runs for ever, the task starts a driver, or finds the one that runs, and defers, so that no worker
-is held. One that fails or is killed is started again from its checkpoint, after a pause that grows; one that crashes
-again and again and does nothing is given up, and the task fails.
+The task starts a driver, or finds the running one, and defers, so that no worker slot is held. A driver that fails or
+is killed is restarted from its checkpoint after a growing pause; one that keeps crashing without progress is given up,
+and the task fails.
 
 **To stop it, pause this DAG.** `kalman-pipeline stop --model <model> --skill` stops it until
 `kalman-pipeline resume --model <model> --skill`, whoever started it. A run watches for an hour; the next one finds

@@ -1,13 +1,13 @@
-"""Start or resume the stream of `<model>`, and take it to the newest measurements.
+"""Start or resume the stream of `<model>`, and process the newest measurements.
 
-Runs on its schedule and when there is a new snapshot. Events fold together and may be late, so an event
+Runs on its schedule and when there is a new snapshot. Airflow merges and delays events, so an event
 means only "something newer exists": the driver reads from Delta which snapshot to start from, and resumes
-its checkpoint where a generation is live. A newer snapshot never replaces a live generation's state by
+the checkpoint if a generation is live. A newer snapshot never replaces a live generation's state by
 itself; the form's *Adopt* does that.
 
 Safe to kill, retry and clear at any moment: each measurement is reflected exactly once. The pool
-`kalman_stream__<model>` has one slot, so that there is one driver; a driver that somebody else runs makes
-the task *skipped*, not failed. **If a run stays in `scheduled`, that pool is missing**: `airflow pools set
+`kalman_stream__<model>` has one slot, so there is one driver; if another process drives the stream,
+the task is *skipped*, not failed. **If a run stays in `scheduled`, that pool is missing**: `airflow pools set
 kalman_stream__<model> 1 "one driver" --include-deferred`.
 """
 
@@ -46,7 +46,7 @@ def build(spec: ModelSpec) -> DAG:
                 None,
                 type=["null", "string"],
                 title="Adopt",
-                description="Snapshot to begin a new generation from; the live one retires (empty: go on).",
+                description="Snapshot from which to begin a new generation; the live one retires (empty: resume).",
             ),
         ),
     ) as dag:

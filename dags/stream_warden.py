@@ -1,7 +1,7 @@
-"""Stop the drivers of whatever runs for ever and whose DAG, such as `kalman_stream_forever__<model>`, is paused.
+"""Stop the drivers of paused DAGs such as `kalman_stream_forever__<model>`.
 
-A paused DAG runs no task, and a driver is a process of its own: somebody else has to ask it to end. This DAG does so
-once a minute, for all models; there is nothing to set. It is there while a spec says `schedule: "@continuous"`.
+A paused DAG runs no task, and its driver is a process of its own, so another DAG has to ask the driver to end. This one
+does so once a minute, for all models; it has no settings. It exists while a spec has `schedule: "@continuous"`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kalman_dags.submit import place
 
 
 def stop_paused(ti: Any) -> None:
-    """Ask every driver to end that Airflow started and whose DAG is paused."""
+    """Stop every driver that Airflow started and whose DAG is paused."""
     for verb, model in kept_running():
         if not ti.get_dag(dag_defaults.dag_id(f"{verb}_forever", model)).is_paused:
             continue
@@ -33,7 +33,7 @@ def stop_paused(ti: Any) -> None:
 
 
 def kept_running() -> Iterator[tuple[str, str]]:
-    """Yield verb and model of everything that DAGs keep running for ever."""
+    """Yield verb and model of each continuous DAG."""
     for verb in specs.DRIVEN:
         yield from ((verb, spec.name) for spec in specs.kept_running(verb))
 

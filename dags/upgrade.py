@@ -1,19 +1,18 @@
-"""Bring the stream of `<model>` to the version of its spec: proved in shadow, approved, then live in one commit.
+"""Bring the stream of `<model>` to the version of its spec: tested in shadow, approved, then live in one commit.
 
-1. `preview` says what becomes of every state. If the live generation is of that version already, the rest is
-   skipped.
+1. `preview` shows what becomes of every state. If the live generation already has that version, the rest is skipped.
 2. `proceed` ends the run here if it is a **dry run, which a run by hand is unless the form says otherwise**. A
-   scheduled run goes on: it is there to notice that a newer version was deployed.
-3. `shadow` (mode blue-green) begins the new version from an export of the live state and lets it take in the same
-   rows. Its log says how both predicted and names the report; nobody reads its estimates yet.
-4. `approve` waits for a person, who finds the comparison in `shadow`'s log. (A model whose spec says `upgrade:
-   {automatic: true}` has no such gate: what compares well goes live by itself.)
-5. `promote` lets the shadow catch up, compares once more, and makes it live; or, in the other modes, `replace` ends the
-   old generation and begins the new one. No driver may be in the way of that: it runs in the stream's pool; where the
-   stream runs for ever, it stops the driver, and lets it be started again when it is done.
+   scheduled run continues: it exists to notice that a newer version was deployed.
+3. `shadow` (mode blue-green) starts the new version from an export of the live state and lets it process the same
+   rows. Its log compares the predictions of both versions and names the report; readers do not see its estimates yet.
+4. `approve` waits for a person, who finds the comparison in the log of `shadow`. (A model with `upgrade:
+   {automatic: true}` in its spec has no such gate: a version whose comparison is good goes live by itself.)
+5. `promote` lets the shadow catch up, compares once more, and makes it live; in the other modes, `replace` ends the
+   old generation and begins the new one, which needs a stream without a driver: it runs in the stream's pool; a
+   continuous stream's driver it stops, and Airflow starts the next one afterwards.
 
-Mode `repartition` does not change the version: it gives the state the number of partitions and blocks that the spec, or
-the form, asks for.
+Mode `repartition` does not change the version: it gives the state the number of partitions and blocks in the spec, or
+in the form.
 
 Every step finds what an earlier attempt left, so a run can be cleared or retried at any task. The DAG
 `kalman_rollback__<model>` undoes it.
@@ -38,7 +37,7 @@ MODES = (BLUE_GREEN, "stop-start", "retrain", "repartition")
 
 
 def goes_on(params: Mapping[str, Any], dag_run: Any) -> bool:
-    """Tell if a run is more than a dry run."""
+    """Return whether a run is more than a dry run."""
     return str(dag_run.run_type).endswith("scheduled") or not params["dry_run"]
 
 
@@ -48,10 +47,10 @@ def way(params: Mapping[str, Any]) -> str:
 
 
 def _without_a_driver(spec: ModelSpec) -> dict[str, Any]:
-    """Return what lets a task find no driver in its way.
+    """Return the arguments of a task that needs a stream without a driver.
 
-    A stream that runs for ever holds its pool's only slot for ever, its runs follow each other, and the driver goes on
-    from one to the next: there the task itself stops it.
+    A continuous stream always occupies its pool's only slot, and its driver outlives its runs: there the task itself
+    stops the driver.
     """
     if spec.airflow.stream.continuous:
         return {"flags": ["--drain"]}
@@ -79,7 +78,10 @@ def build(spec: ModelSpec) -> DAG:
             f"Bring the stream of {spec.name} to version {spec.version}",
             timeout=timedelta(hours=12),
             dry_run=Param(
-                True, type="boolean", title="Dry run", description="Only say what would become of the states."
+                True,
+                type="boolean",
+                title="Dry run",
+                description="Only show what would become of the states.",
             ),
             mode=Param(
                 BLUE_GREEN,

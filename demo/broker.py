@@ -1,7 +1,7 @@
 """Run a real Kafka broker on this machine: one node in KRaft mode, with Java alone.
 
-Its jars are fetched on first use (`python -m jobs.spark.jars broker` fetches them beforehand). It listens on the loopback
-address only, keeps everything in one folder, and can be killed and started again there.
+Its jars are fetched on first use (`python -m jobs.spark.jars broker` fetches them beforehand). It listens on the
+loopback address only, keeps everything in one folder, and can be killed and restarted there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLUSTER = "a2FsbWFuLXBpcGVsaW5lMQ"  # any 16 bytes, as Kafka writes them
 
 
 class Broker(Service):
-    """A broker whose data is in `folder`; `address` is what clients are told."""
+    """A broker whose data is in `folder`; `address` is its advertised address."""
 
     def __init__(self, folder: Path, partitions: int = 2) -> None:
         self.folder = folder
@@ -61,11 +61,11 @@ class Broker(Service):
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """End it at once (SIGKILL), as a crash would."""
+        """Kill it (SIGKILL), as a crash would."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it in good order."""
+        """Stop it gracefully."""
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:
@@ -86,7 +86,7 @@ class Broker(Service):
             "offsets.topic.replication.factor": 1,
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
-            "broker.session.timeout.ms": 3000,  # a killed one is known to be gone sooner
+            "broker.session.timeout.ms": 3000,  # so that a killed one is detected sooner
             "broker.heartbeat.interval.ms": 500,
             "group.initial.rebalance.delay.ms": 0,
             "log.retention.check.interval.ms": 500,
@@ -114,13 +114,13 @@ def _java() -> list[str]:
 
 
 def main() -> int:
-    """Run a broker until Ctrl-C or SIGTERM, and say where it is."""
+    """Run a broker until Ctrl-C or SIGTERM, and print its address."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "var/kafka")
     with Broker(folder) as broker:
-        print(f"Kafka at {broker.address}: export KALMAN_KAFKA={broker.address}", flush=True)
-        # Blocked only now, as the broker would inherit it; else SIGTERM would end us at once, and leave the broker.
+        # Blocked only now, as the broker would inherit it; else SIGTERM would end this process and leave the broker.
         ends = {signal.SIGINT, signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        print(f"Kafka at {broker.address}: export KALMAN_KAFKA={broker.address}", flush=True)
         signal.sigwait(ends)
     return 0
 

@@ -47,7 +47,7 @@ COLUMNS = ("key", "event_time", "mean", "covariance", "log_likelihood", "nis", "
 
 
 class Counts(NamedTuple):
-    """What became of the rows sent to a stream: estimated, or quarantined (when landed, or as late)."""
+    """The fate of the rows sent to a stream: estimated, or quarantined (when landed, or as late)."""
 
     sent: int
     estimated: int
@@ -55,19 +55,19 @@ class Counts(NamedTuple):
 
     @property
     def add_up(self) -> bool:
-        """Tell if every row is in exactly one place."""
+        """Return whether every row is in exactly one place."""
         return self.sent == self.estimated + self.quarantined
 
 
 class MicroBatch(NamedTuple):
-    """What a micro-batch estimated: how many rows, and the event time (microseconds) of the first."""
+    """A micro-batch's estimates: number of rows, and the event time (microseconds) of the first."""
 
     rows: int
     first: int
 
 
 class Checked(NamedTuple):
-    """What the check of one model found, and the rows that its report shows.
+    """The result of the check of one model, and the rows that its report shows.
 
     batches: the stream's micro-batches; names: the keys; rows: the estimates of every landed row, of the
     batch pass in history and of the stream after `since`; y (m, N): what was measured; H (m, n):
@@ -132,7 +132,7 @@ def check(
     mine = warehouse.read(estimates(spec.name)).filter(f"generation = '{generation.generation}'")
     ours = mine.select(*COLUMNS, "batch_id").toArrow()
     batch_id = Checkpoint(warehouse, generation.checkpoint).last_commit()
-    assert batch_id is not None  # it has put out estimates
+    assert batch_id is not None  # it has written estimates
     held = states_of(states_at(warehouse, generation, manifest, batch_id, spec.folder).toArrow())
     measured = measured_rows(frame, batch.rows)
     frame.unpersist()
@@ -183,13 +183,13 @@ def measured_rows(frame: DataFrame, fmt: RowFormat) -> pa.Table:
 
 
 def measurement_matrix(spec: ModelSpec) -> NDArray[np.float64]:
-    """Return H (m, n): the spec's, or the identity where it has none."""
+    """Return H (m, n): the spec's, or the identity if it has none."""
     given = spec.definition()["observation"].get("H")
     return np.eye(len(spec.measurement), len(spec.states)) if given is None else np.array(given, np.float64)
 
 
 def _with_streamed(everything: Rows, after: NDArray[np.int64], streamed: Rows) -> Rows:
-    """Put the stream's estimates in the place of the batch pass's, where there are as many of them."""
+    """Replace the batch pass's estimates by the stream's, if they have the same number."""
     if streamed.size != len(after):
         return everything
     # Rows of one key and time are in the order of their values there, and in that of their application here.

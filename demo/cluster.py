@@ -1,8 +1,8 @@
 """Run a Spark standalone cluster on this machine: a master and workers as processes, from the installed package.
 
-`python -m demo.cluster` (or `make cluster`) runs one until Ctrl-C and says what its address is. An application gets as
-many cores as `spark.cores.max` says, else `cores_per_application`: without such a limit the first one would take them
-all, and every other stream would wait for it for ever.
+`python -m demo.cluster` (or `make cluster`) runs one until Ctrl-C and prints its address. An application gets
+`spark.cores.max` cores, else `cores_per_application`: without a limit the first one would take all of them,
+and every other stream would wait without end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEPLOY = "org.apache.spark.deploy"
 
 
 class Cluster(Service):
-    """A master and its workers, whose logs and work are in `folder`; `address` is what applications are told."""
+    """A master and its workers, whose logs and work are in `folder`; applications connect to `address`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Cluster(Service):
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, workers: int = 2) -> None:
-        """Start the master and its workers, and return once they know each other.
+        """Start the master and its workers, and return once the workers are registered.
 
         Raises:
             UserError: a process ended, or did not come up in time.
@@ -69,7 +69,7 @@ class Cluster(Service):
             self.add_worker()
 
     def add_worker(self) -> str:
-        """Start one more worker, and return its name once the master has it.
+        """Start one more worker, and return its name once it is registered.
 
         Raises:
             UserError: it ended, or did not come up in time.
@@ -86,7 +86,7 @@ class Cluster(Service):
         return name
 
     def kill_worker(self, name: str) -> None:
-        """End a worker and its executors at once (SIGKILL), as the loss of a machine would."""
+        """Kill a worker and its executors (SIGKILL), as the loss of a machine would."""
         _kill_family(self.workers.pop(name))
 
     def stop(self) -> None:
@@ -98,7 +98,7 @@ class Cluster(Service):
             self._master = None
 
     def log(self, name: str) -> Path:
-        """Return where a process writes what it says."""
+        """Return the log file of a process."""
         return self.folder / f"{name}.log"
 
     def _run(self, name: str, program: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -122,7 +122,7 @@ class Cluster(Service):
             )
 
     def _alive(self) -> list[dict[str, Any]]:
-        """Return the workers that the master counts on."""
+        """Return the workers that are registered with the master."""
         try:
             with urlopen(f"{self.page}/json/", timeout=5) as answer:
                 return [one for one in json.load(answer)["workers"] if one["state"] == "ALIVE"]
@@ -139,7 +139,7 @@ class Cluster(Service):
 
 
 def _kill_family(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it has started, each of which may lead a group of its own."""
+    """End a process and its descendants, each of which may lead a group of its own."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -158,7 +158,7 @@ def _terminate(number: int, frame: object) -> NoReturn:
 
 
 def main() -> int:
-    """Run a cluster until Ctrl-C or SIGTERM, and say where it is."""
+    """Run a cluster until Ctrl-C or SIGTERM, and print its address."""
     parser = argparse.ArgumentParser(
         "python -m demo.cluster", description="Run a Spark cluster on this machine."
     )

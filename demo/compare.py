@@ -1,4 +1,4 @@
-"""Compare what the stream put out with what one batch pass put out, row by row, key by key. No Spark here."""
+"""Compare the stream's estimates with those of one batch pass, row by row, key by key. No Spark here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rows(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """What a comparison found: the largest absolute difference of each column, and what one side lacks."""
+    """The result of a comparison: the largest absolute difference of each column, and the rows that one side lacks."""
 
     compared: int
     missing: int
@@ -110,7 +110,7 @@ def by_values(rows: Rows) -> Rows:
 
 
 def compare_rows(ours: Rows, wanted: Rows) -> Differences:
-    """Compare estimates with what they ought to be. Both are in the order of (key, time, values)."""
+    """Compare estimates with the expected ones. Both are in the order of (key, time, values)."""
     left, right = _positions(ours, wanted)
     a, b = ours.take(left), wanted.take(right)
     largest = {name: largest_difference(getattr(a, name), getattr(b, name)) for name in VALUES}
@@ -119,7 +119,7 @@ def compare_rows(ours: Rows, wanted: Rows) -> Differences:
 
 
 def compare_states(ours: States, wanted: States) -> Differences:
-    """Compare the states of keys with what they ought to be."""
+    """Compare the states of keys with the expected ones."""
     there = {name: i for i, name in enumerate(ours.names)}
     pairs = [(there[name], i) for i, name in enumerate(wanted.names) if name in there]
     left, right = (
@@ -138,7 +138,7 @@ def compare_states(ours: States, wanted: States) -> Differences:
 
 
 def largest_difference(a: Floats, b: Floats) -> float:
-    """Return the largest absolute difference: NaN equals NaN alone, and an infinity only itself."""
+    """Return the largest absolute difference: NaN equals only NaN, and an infinity only itself."""
     if a.size == 0:
         return 0.0
     with np.errstate(invalid="ignore"):

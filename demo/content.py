@@ -1,4 +1,4 @@
-"""Choose and prepare what the report shows, from what the check found."""
+"""Choose and prepare the content of the report from the result of the check."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def route_series(checked: Checked, key: int) -> Series:
     estimate = np.sum(H[:, None] * mean, axis=0)
     variance = np.sum(np.outer(H, H).reshape(n * n, 1) * covariance, axis=0)
     measured = checked.y[0, index]
-    # What is left after the update has the sign that the innovation had before it, and NIS its square.
+    # The residual after the update has the sign of the innovation before it, and NIS is its square.
     normalised = np.sign(measured - estimate) * np.sqrt(rows.nis[index])
     origin, dest = json.loads(checked.names[key])
     title = f"{origin} to {dest} · {int(np.isfinite(measured).sum()):,} flights"
@@ -56,7 +56,7 @@ def route_series(checked: Checked, key: int) -> Series:
 
 
 def switch_of(checked: Checked, switched: Switched) -> Switch:
-    """Return what the report shows of an upgrade and its roll-back, of the busiest routes."""
+    """Return the report's content for an upgrade and its roll-back: the busiest routes."""
     first, second = (switched.estimates.get(name, {}) for name in (switched.first, switched.second))
     names = checked.names
     chosen = [key for key in choose_routes(checked)[:3] if names[key] in first and names[key] in second]
@@ -90,13 +90,13 @@ def outside_share(nis: Nis, since: int) -> tuple[float, float]:
 
 
 def share_sentence(checked: Checked) -> str:
-    """Say which share of a model's rows is outside the bound."""
+    """Return a sentence on the share of a model's rows outside the bound."""
     history, stream = outside_share(nis_of(checked), checked.since)
     return f"{checked.spec.name}: {history:.1%} of history and {stream:.1%} of the stream are outside it."
 
 
 def marks_of(checked: Checked, batch: int | None) -> Marks:
-    """Return where the hand-over was, and where the micro-batch began in which the driver was killed."""
+    """Return the time of the hand-over, and of the start of the micro-batch in which the driver was killed."""
     micro_batch = None if batch is None else checked.batches.get(batch)
     return Marks(checked.since, None if micro_batch is None else micro_batch.first)
 

@@ -1,4 +1,4 @@
-"""Run DAGs in processes of their own, with an Airflow of the demo's own, and follow what drivers say."""
+"""Run DAGs in processes of their own, with the demo's own Airflow, and follow the drivers' output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Place:
 
     @property
     def landing(self) -> Path:
-        """Return where the files to land are."""
+        """Return the folder of the files to land."""
         return self.root / "landing"
 
     @property
@@ -49,15 +49,15 @@ class Place:
 
     @property
     def logs(self) -> Path:
-        """Return where each process writes what it says."""
+        """Return the log file of a process."""
         return self.root / "logs"
 
     def database(self, model: str) -> Path:
-        """Return Airflow's database for a model's DAG runs: SQLite does not bear two that run at the same time."""
+        """Return Airflow's database for a model's DAG runs: SQLite does not support two runs at the same time."""
         return self.root / "airflow" / f"{model}.db"
 
     def environment(self, model: str) -> dict[str, str]:
-        """Return the environment of a model's DAG runs: nothing of an Airflow that the user has gets in."""
+        """Return the environment of a model's DAG runs, without the settings of an Airflow of the user's."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW_")}
         path = [str(Path(sys.executable).parent), kept.get("PATH", "")]
         return {
@@ -109,16 +109,16 @@ class DagRunner:
 
     @property
     def running(self) -> bool:
-        """Tell if a run goes on."""
+        """Return whether a run is in progress."""
         return self._state is None
 
     @property
     def failed(self) -> bool:
-        """Tell if the last run has ended, and not well."""
+        """Return whether the last run has failed."""
         return self._state not in (None, "success")
 
     def told(self) -> str:
-        """Return the last thing that the driver said about its work."""
+        """Return the last progress message of the driver."""
         said = re.compile(rf"{self.verb} {self.model}: (?:0 · )?(.*?)(?: · \d+ s)?(?: +\[airflow\..*)?$")
         lines = tail(self.log, self._from)
         found = next((match for line in reversed(lines) if (match := said.search(line))), None)
@@ -145,7 +145,7 @@ class DagRunner:
             self.fail()
 
     def fail(self) -> NoReturn:
-        """Raise what made the run fail, as far as its log says it.
+        """Raise the error of the run, as far as its log shows it.
 
         Raises:
             UserError: always.
@@ -155,7 +155,7 @@ class DagRunner:
         raise UserError(f"the {self.verb} DAG of {self.model} failed{why} (see {self.log})", RUN_FAILED)
 
     def kill(self) -> None:
-        """End the process and all below it, also those that left its session."""
+        """End the process and its descendants, also those that left its session."""
         kill_tree(self._process)
 
     def _answer(self, answers: IO[str]) -> None:
@@ -163,7 +163,7 @@ class DagRunner:
 
 
 class AirflowSetup:
-    """The making of Airflow's databases, as a process: `wait` for it, or leave the context and it ends."""
+    """A process that creates Airflow's databases: `wait` for it, or leave the context and it ends."""
 
     def __init__(self, place: Place, models: tuple[str, ...]) -> None:
         self.log = place.logs / "airflow-db.log"
@@ -185,10 +185,10 @@ class AirflowSetup:
         kill_tree(self._process)
 
     def wait(self) -> None:
-        """Wait until there is a database for each model.
+        """Wait until each model has its database.
 
         Raises:
-            UserError: Airflow could not make one.
+            UserError: Airflow could not create one.
         """
         if self._process.wait() != 0:
             said = next(
@@ -200,7 +200,7 @@ class AirflowSetup:
 
 
 def kill_tree(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """Kill a process and all below it."""
+    """Kill a process and its descendants."""
     if process.poll() is not None:
         return
     try:

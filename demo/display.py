@@ -13,7 +13,7 @@ LINE_SECONDS = 3.0
 
 
 class Phase:
-    """A running phase: `note` says what goes on now, `result` what came out of it."""
+    """A running phase: `note` is its current work, `result` its outcome."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -22,11 +22,11 @@ class Phase:
         self.outcome = ""
 
     def note(self, detail: str | Callable[[], str]) -> None:
-        """Say what is going on: a text, or a function that is asked whenever it is shown."""
+        """Set the current work: a text, or a function that is called whenever it is shown."""
         self.detail = detail
 
     def result(self, outcome: str) -> None:
-        """Say what the phase has done; shown when it ends."""
+        """Set the outcome of the phase; shown when it ends."""
         self.outcome = outcome
 
     @property
@@ -35,7 +35,7 @@ class Phase:
         return time.monotonic() - self.started
 
     def told(self) -> str:
-        """Return what goes on now."""
+        """Return the current work."""
         return self.detail() if callable(self.detail) else self.detail
 
 
@@ -50,7 +50,7 @@ class Display:
 
     @property
     def total(self) -> float:
-        """Return how long all has taken so far."""
+        """Return the total time so far."""
         return time.monotonic() - self._started
 
     @contextmanager

@@ -44,7 +44,7 @@ def make_topic(spark: SparkSession, topic: str, partitions: int = 2) -> None:
 def chunks(history: int, streamed: int, minutes: int, seed: int) -> list[Chunk]:
     """Return chunks of the devices' readings, a reading of each device a minute, with one in 200 messages poison.
 
-    Behind the history the devices of partition 1 are a chunk ahead of those of partition 0, as if one of two gateways
+    After the history the devices of partition 1 are a chunk ahead of those of partition 0, as if one of two gateways
     had been cut off for a while: there is one chunk more than there are readings for both.
     """
     count = history + streamed

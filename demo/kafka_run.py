@@ -1,8 +1,8 @@
 """The Kafka demo, `python -m demo.kafka_run`: feed -> topic -> stream -> estimates -> topic, with a broker that dies.
 
 A real broker runs on this machine. History is fed to a topic, landed and pretrained; then the stream reads the topic
-while it is fed, its two partitions out of step, with poison among the messages, and the broker is killed in the midst
-of it and started again. At the end every message must be accounted for, and every estimate equal to one batch pass.
+while further messages are sent, its two partitions out of step, with poison among the messages; meanwhile the broker is
+killed and restarted. At the end every message must be accounted for, and every estimate equal to one batch pass.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PATIENCE = 600.0
 
 @dataclass
 class KafkaDemo:
-    """The demo's state as it goes from phase to phase."""
+    """The demo's state across its phases."""
 
     folder: Path
     settings: Settings
@@ -86,7 +86,7 @@ class KafkaDemo:
             phase.result(f"{landed['rows']:,} readings landed, {landed['quarantined']} quarantined")
 
     def stream(self) -> None:
-        """Feed the rest while the stream runs, and kill the broker in the midst of it."""
+        """Feed the rest while the stream runs, and kill the broker meanwhile."""
         from demo.kafka_feed import send
 
         with self.display.phase("Stream while the topic is fed; kill the broker; start it again") as phase:
@@ -105,7 +105,7 @@ class KafkaDemo:
             phase.result(f"{self.streamed:,} messages; the broker killed when {taken:,} were taken")
 
     def finish(self) -> None:
-        """Wait until the stream has taken all, and stop it."""
+        """Wait until the stream has processed everything, and stop it."""
         with self.display.phase("Let the stream catch up, stop it") as phase:
             phase.note(lambda: f"{self._taken():,} of {self.streamed:,} taken")
             self._await(lambda: self._taken() == self.streamed)
@@ -181,7 +181,7 @@ class KafkaDemo:
             time.sleep(0.2)
 
     def _taken(self) -> int:
-        """Return how many messages behind the snapshot the committed micro-batches have taken."""
+        """Return how many messages after the snapshot the committed micro-batches contain."""
         done = [int(path.name) for path in (self._checkpoint / "commits").glob("[0-9]*")]
         if not done:
             return 0

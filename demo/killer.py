@@ -1,4 +1,4 @@
-"""Kill a stream's driver with SIGKILL while a micro-batch is half done, and make sure that it was."""
+"""Kill a stream's driver with SIGKILL while a micro-batch is half done, and verify that it was."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What a checkpoint's files say of its micro-batches: the last planned one and the last committed one."""
+    """The micro-batches of a checkpoint, by its files: the last planned one and the last committed one."""
 
     planned: int
     committed: int
@@ -43,7 +43,7 @@ class Checkpoint:
 
     @property
     def path(self) -> Path | None:
-        """Return the folder, or None as long as there is none."""
+        """Return the folder, or None if it does not exist yet."""
         found = sorted((self.warehouse / "checkpoints").glob(f"{self.model}-g*"))
         return found[0] if found else None
 
@@ -52,7 +52,7 @@ class Checkpoint:
         return Batches(max(self.times("offsets"), default=-1), max(self.times("commits"), default=-1))
 
     def has_planned(self, version: int) -> bool:
-        """Tell if a micro-batch has been planned that takes in this version of the measurements, whole."""
+        """Return whether a micro-batch has been planned that contains this version of the measurements completely."""
         planned = self.batches().planned
         if planned < 0 or self.path is None:
             return False
@@ -72,7 +72,7 @@ def find_driver(warehouse: Path, model: str) -> tuple[psutil.Process, psutil.Pro
     """Return the Python driver that holds a model's stream, and the JVM of its Spark.
 
     Raises:
-        LookupError: nobody drives it.
+        LookupError: it has no driver.
     """
     lock = warehouse / "_locks" / f"stream-{model}.lock"
     try:
@@ -90,7 +90,7 @@ class Killer(threading.Thread):
     """Wait for the next micro-batch of a stream that is half done, and kill the driver in it.
 
     The driver is stopped first and killed only if its micro-batch is then still planned and not committed,
-    else it goes on as if nothing had been. So what is killed is always in mid-batch.
+    else it continues. So the driver is always killed in the middle of a micro-batch.
     """
 
     def __init__(self, warehouse: Path, model: str, seed: int) -> None:
@@ -114,7 +114,7 @@ class Killer(threading.Thread):
             self.error = error
 
     def call_off(self) -> None:
-        """Kill no more."""
+        """Stop killing."""
         self._called_off.set()
         self.join()
 
@@ -146,7 +146,7 @@ class Killer(threading.Thread):
 
 
 def _await_stop(process: psutil.Process, seconds: float = 5.0) -> None:
-    """Wait until a process has stopped after SIGSTOP: what it was just writing is then written, or not."""
+    """Wait until a process has stopped after SIGSTOP: its last write has then happened or not."""
     until = time.monotonic() + seconds
     while process.status() != psutil.STATUS_STOPPED and time.monotonic() < until:
         time.sleep(POLL_SECONDS / 10)

@@ -1,4 +1,4 @@
-"""Tell how fast the streams were, by what their checkpoints say of each micro-batch."""
+"""Compute the speed of the streams from the times of micro-batches in their checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def busy_rate(
 ) -> Rate:
     """Measure each micro-batch from the moment it was planned to the one it was committed.
 
-    The one in which the driver was killed is left out: its time has the pause in it.
+    The one in which the driver was killed is left out: its time includes the pause.
     """
     planned, committed = checkpoint.times("offsets"), checkpoint.times("commits")
     interrupted = killed[checkpoint.model].batch if checkpoint.model in killed else None

@@ -1,4 +1,4 @@
-"""Put the demo's result together, and say what is wrong with it."""
+"""Put the demo's result together, and check it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def result_of(
     report: str,
     switched: Switched,
 ) -> dict[str, Any]:
-    """Return what result.json says: rows are those of October and November, of both models together."""
+    """Return the content of result.json: rows are those of October and November, of both models together."""
     models = {one.spec.name: _of_model(one, killed[one.spec.name], rates[one.spec.name]) for one in checked}
     busy = sum(rate.seconds for rate in rates.values())
     result: dict[str, Any] = {
@@ -54,7 +54,7 @@ def result_of(
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:
-    """Say a result in a few lines."""
+    """Return a result as a few lines."""
     return [
         f"largest absolute difference from one batch pass: {result['max_abs_difference']:.3g} "
         f"(at most {TOLERANCE:.0e} is allowed)",
@@ -79,7 +79,7 @@ def _switch(done: Mapping[str, Any] | None) -> list[str]:
 
 
 def problems_of(result: Mapping[str, Any]) -> list[str]:
-    """Say, a sentence each, why a result is not accepted; nothing where it is."""
+    """Return a sentence for each reason why a result is not accepted."""
     found: list[str] = []
     for name, model in result["models"].items():
         found += [f"{name}: {problem}" for problem in model["problems"]]

@@ -1,7 +1,7 @@
 """Run the demo, `python -m demo.run`: a year of flights through the whole pipeline, killed on the way.
 
 January to September is landed and pretrained by the DAGs. October and November land day by day while the
-streams run, until their drivers are killed in mid-batch; the rest lands while nobody drives, and the DAGs
+streams run, until their drivers are killed in mid-batch; the rest lands while they have no driver, and the DAGs
 run again and resume. While its last days land, one model is upgraded to its next version and rolled back. At
 the end every estimate and every key's state is compared with one uninterrupted batch pass.
 """
@@ -50,7 +50,7 @@ SEED = 2013
 
 @dataclass
 class Demo:
-    """The demo's state as it goes from phase to phase."""
+    """The demo's state across its phases."""
 
     place: Place
     display: Display
@@ -126,7 +126,7 @@ class Demo:
         return landed
 
     def land_rest(self, landed: int) -> None:
-        """Land the days that are left, while nobody drives the streams."""
+        """Land the remaining days while the streams have no driver."""
         with self.display.phase("Land the remaining days, nobody streaming") as phase:
             count = len(self.landing[MODELS[0]].days)
             last = count - upgrades.HELD
@@ -141,12 +141,12 @@ class Demo:
             )
 
     def resume(self) -> None:
-        """Run the stream DAGs again: they go on from the checkpoints to the end of what has landed."""
+        """Run the stream DAGs again: they resume from the checkpoints and process everything that has landed."""
         with self.display.phase("Resume through the stream DAGs") as phase:
             self._run_dags("stream", lambda model: {"trigger": "available-now"}, phase)
 
     def upgrade(self) -> Switched:
-        """Bring a model to its next version while its last days land, and roll it back."""
+        """Upgrade a model to its next version while its last days land, and roll it back."""
         from demo.upgrade import HELD, MODEL, rows_in, upgrade_and_roll_back
 
         with self.display.phase("Upgrade air_time under its feed, roll it back") as phase:
@@ -231,7 +231,7 @@ class Demo:
         return result
 
     def kill_all(self) -> None:
-        """End every process that runs DAGs, and what it started."""
+        """End every process that runs DAGs, and its descendants."""
         for runner in self.runners:
             runner.kill()
 
@@ -264,12 +264,12 @@ class Demo:
 
 
 def _await_planned(runner: DagRunner, killer: Killer, version: int) -> None:
-    """Wait until a stream has begun with a version, so that the days do not run away from it."""
+    """Wait until a stream has started on a version, so that landing does not run ahead of it."""
     until = time.monotonic() + FIRST_BATCH_SECONDS
     while killer.killed is None and killer.error is None and not killer.checkpoint.has_planned(version):
         if not runner.running:
             if killer.ident is not None:
-                killer.join(1.0)  # it may be just about to say that it has killed
+                killer.join(1.0)  # it may be about to report its kill
             if killer.killed is None:
                 runner.fail()
         if time.monotonic() > until:
@@ -280,7 +280,7 @@ def _await_planned(runner: DagRunner, killer: Killer, version: int) -> None:
 
 
 def _await_failed(runner: DagRunner) -> None:
-    """Wait until Airflow has seen that the driver is gone."""
+    """Wait until Airflow has noticed that the driver is gone."""
     try:
         runner.wait()
     except UserError:

@@ -1,4 +1,4 @@
-"""A program that runs beside: started and ended by a `with`, and ended in good order or, if it does not, by force."""
+"""A program that runs in the background of a `with`: stopped gracefully at its end or, if that fails, by force."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Service(ABC):
-    """Something that runs from the beginning of a `with` to its end; what has begun is ended if the rest does not."""
+    """A service that runs from the beginning of a `with` to its end; its processes are ended if starting one fails."""
 
     @abstractmethod
     def start(self) -> None:
@@ -18,7 +18,7 @@ class Service(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End what of it runs."""
+        """End its running processes."""
 
     def __enter__(self) -> Self:
         try:

@@ -1,8 +1,8 @@
-"""Upgrade air_time under its own feed, and roll it back: version 2 has a state more, and takes over for a day.
+"""Upgrade air_time while rows arrive, and roll it back: version 2 has one more state, and is live for a day.
 
-Version 2 says that a day's winds pass: beside a level that hardly moves, each route has a gust that decays. It begins
-in shadow from an export of version 1, sees the next day's flights too, is compared, and promoted. A day later it is
-rolled back: version 1 goes on from its own checkpoint and catches up, so at the end it has seen every row, each once.
+Version 2 models a day's winds: beside a level that hardly moves, each route has a gust that decays. It starts
+in shadow from an export of version 1, processes the next day's flights too, is compared and promoted. A day later it is
+rolled back: version 1 resumes from its own checkpoint and catches up, so at the end it has processed every row once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
 
 
 class Switched(NamedTuple):
-    """What the upgrade and the roll-back came to.
+    """The result of the upgrade and the roll-back.
 
     days: first event time of each held day, microseconds; rows: of the live estimates, at each look, and how many
     should have been; report: the comparison's page.
@@ -65,7 +65,7 @@ class Switched(NamedTuple):
     estimates: dict[str, dict[str, Estimate]]
 
     def result(self) -> dict[str, Any]:
-        """Return what result.json says of it."""
+        """Return its part of result.json."""
         likelihood = self.comparison["log_likelihood_a_row"]
         return {
             "model": MODEL,
@@ -82,7 +82,7 @@ class Switched(NamedTuple):
         }
 
     def problems(self) -> list[str]:
-        """Say, a sentence each, what is wrong; nothing where all is well."""
+        """Return a sentence for each problem."""
         return [
             f"across the switch of {MODEL} the live estimates have {found:,} rows, not {wanted:,}"
             for found, wanted in self.rows
@@ -93,7 +93,7 @@ class Switched(NamedTuple):
 def upgrade_and_roll_back(
     settings: Settings, folder: Path, days: list[Path], sent: int, say: Callable[[str], None]
 ) -> Switched:
-    """Take air_time to version 2 and back while the last days land.
+    """Upgrade air_time to version 2 and roll it back while the last days land.
 
     Args:
         settings: of the demo's own commands; the models there are version 1.

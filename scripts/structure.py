@@ -1,6 +1,6 @@
 """Measure the structure of the code: `python scripts/structure.py [FOLDER]` prints a table for a checkout.
 
-The figures that `tests/test_layout.py` holds: files a folder, circles of files, imports inside functions, long functions.
+The figures that `tests/test_layout.py` checks: files a folder, circles, imports inside functions, long functions.
 """
 
 from __future__ import annotations

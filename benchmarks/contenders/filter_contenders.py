@@ -1,8 +1,8 @@
-"""Who filters: ours, filterpy with an object a key, simdkalman with all keys at once. Each keeps as it is used.
+"""The filters that are compared: ours, filterpy with an object a key, simdkalman with all keys at once.
 
-Every contender takes `keys` series of `rows` measurements that are in memory as it likes them best, and does for each
-key and row: predict (not before the first), update, log-likelihood where the contender has it. It returns the last
-mean and covariance and the summed log-likelihood of each key.
+Each is used as its documentation shows. Every contender takes `keys` series of `rows` measurements in its preferred
+layout, and does for each key and row: predict (not before the first), update, log-likelihood if the contender has it.
+It returns the last mean and covariance and the summed log-likelihood of each key.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from benchmarks.workloads import filter_models as models
 from benchmarks.workloads.filter_models import Array, Model
 
 Filtered = tuple[Array, Array, Array | None]
-"""Mean (n, K), covariance (n, n, K) and log-likelihood (K,), None where the contender has none that is right."""
+"""Mean (n, K), covariance (n, n, K) and log-likelihood (K,), None if the contender has no correct one."""
 
 
 class Contender(NamedTuple):
     """A way to do a work; prepare: measurements (rows, m, K) -> what is timed; share: of the work's keys, that it gets.
 
-    A contender that goes key by key is as fast a key whatever their number, and gets only some of them.
+    The speed of a contender that works key by key does not depend on their number; it gets only some of them.
     """
 
     name: str
@@ -85,7 +85,7 @@ def ours_from_rows(model: Model) -> Contender:
 
 
 def simdkalman(model: Model, likelihood: bool) -> Contender:
-    """Return simdkalman's incremental interface, with what it has as log-likelihood (no constant) or without."""
+    """Return simdkalman's incremental interface, with its log-likelihood (which lacks the constant) or without."""
 
     def prepare(y: Array) -> Callable[[], Filtered]:
         from simdkalman import KalmanFilter
@@ -173,7 +173,7 @@ def filterpy_unscented(model: Model, likelihood: bool, share: float) -> Contende
 
 
 def filterpy_extended(model: Model, likelihood: bool, share: float) -> Contender:
-    """Return filterpy's ExtendedKalmanFilter, its prediction replaced by the model's as its guide tells."""
+    """Return filterpy's ExtendedKalmanFilter, its prediction replaced by the model's, as in its guide."""
     from filterpy.kalman import ExtendedKalmanFilter
 
     class Tracked(ExtendedKalmanFilter):

@@ -1,4 +1,4 @@
-"""Batch filtering and learning as pretrain does them, next to a shuffle by key through Python of the same rows."""
+"""Batch filtering and learning as in pretrain, compared with a shuffle of the same rows by key through Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LEARNED = ["level_variance", "slope_variance", "R"]
 ITERATIONS = 3
-"""Steps of the optimiser in one measured search: what is told is rows a second of its evaluations, however many."""
+"""Steps of the optimiser in one measured search; the result is rows a second of its evaluations, however many."""
 
 
 def compare(

@@ -1,7 +1,7 @@
-"""Measure the filters alone: key updates a second of one processor, beside filterpy and simdkalman on the same work.
+"""Measure the filters alone: key updates a second of one core, compared with filterpy and simdkalman.
 
-`python -m benchmarks.suites.filters` takes about two minutes. All contenders of a work must give the same estimates before
-any is timed; then they take turns, round by round, in one process. Writes `filters.json` and `filters.md`.
+`python -m benchmarks.suites.filters` takes about two minutes. All contenders of a work must give the same estimates
+before any is timed; then they take turns, round by round, in one process. Writes `filters.json` and `filters.md`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.workloads.filter_models import Array, Model
 
 ROUNDS = 9
 SECONDS = 0.2
-"""A contender's turn is repeated until it has taken so long."""
+"""A contender's turn is repeated until it has taken this many seconds."""
 TOLERANCE = 1e-9
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 GOALS = {("linear, n=2, m=1", "simdkalman"): 3, ("linear, n=2, m=1", "filterpy"): 500}
@@ -45,7 +45,7 @@ GOALS |= {("unscented, n=4, m=2", "filterpy"): 100}
 
 
 class Work(NamedTuple):
-    """What is done: `keys` series of `rows` measurements each, of a model; the first contender is ours."""
+    """A work: `keys` series of `rows` measurements each, of a model; the first contender is ours."""
 
     name: str
     keys: int
@@ -55,7 +55,7 @@ class Work(NamedTuple):
 
 
 def works() -> list[Work]:
-    """Return all that is measured."""
+    """Return all works."""
     found = []
     for dimensions in (1, 2, 3):
         model = models.linear(dimensions)
@@ -88,7 +88,7 @@ def works() -> list[Work]:
 
 
 def measurements(work: Work, keys: int) -> Array:
-    """Return (rows, m, keys): what the model expects and some noise, the same for whoever asks."""
+    """Return measurements (rows, m, keys): the model's prediction and some noise, the same at each call."""
     rng = np.random.default_rng(7)
     m = len(work.model.R)
     expected = np.zeros((work.rows, m, work.keys))
@@ -102,7 +102,7 @@ def measurements(work: Work, keys: int) -> Array:
 
 
 def largest_difference(a: Filtered, b: Filtered) -> float:
-    """Return how far the estimates are apart, relative to their size where that is above 1."""
+    """Return the distance between estimates, relative to their size if that is above 1."""
     pairs = [(a[0], b[0]), (a[1], b[1])]
     if a[2] is not None and b[2] is not None:
         pairs.append((a[2], b[2]))
@@ -133,7 +133,7 @@ def compare(work: Work, rounds: int, seconds: float) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {name: [] for name, _, _ in prepared}
     for number in range(rounds):
         for name, keys, run in prepared if number % 2 == 0 else prepared[::-1]:
-            # the processor's time: what else the machine does then takes little part in it
+            # processor time: other work of the machine has little influence on it
             count, began = 0, time.process_time()
             while (spent := time.process_time() - began) < seconds or not count:
                 run()
@@ -192,7 +192,7 @@ def main() -> int:
 
 
 def result_of(work: Work, rates: dict[str, list[float]], differences: dict[str, float]) -> dict[str, Any]:
-    """Return what a work gave: for each contender its rates, its distance from ours, and how often ours is as fast."""
+    """Return the result of a work: for each contender its rates, its distance from ours, and our speed-up."""
     own = rates["ours"]
     contenders = []
     for contender in work.contenders:
@@ -202,7 +202,7 @@ def result_of(work: Work, rates: dict[str, list[float]], differences: dict[str, 
         }
         if contender.name in differences:
             one["largest_difference"] = differences[contender.name]
-            # round by round, so that what slowed a whole round down slowed both
+            # round by round, because whatever slows a round slows both
             ratios = [a / b for a, b in zip(own, rates[contender.name], strict=True)]
             one["ours_times_as_fast"] = results.spread(ratios)
             goal = GOALS.get((work.name, contender.name))

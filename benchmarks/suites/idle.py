@@ -1,8 +1,8 @@
-"""Measure what a stream costs that no row comes to: processor time of all its processes, a minute.
+"""Measure the cost of a stream without new rows: processor time of all its processes per minute.
 
-`python -m benchmarks.suites.idle` lands and pretrains a few rows, starts the stream as users do, lets it settle, and reads the
-processes' clocks before and after. A plain model's stream has no micro-batch without rows; one that goes by the
-machine's clock (`order.patience`) has one at every trigger. Nothing else should run meanwhile.
+`python -m benchmarks.suites.idle` lands and pretrains a few rows, starts the stream as users do, lets it settle,
+and reads the processes' clocks before and after. A plain model's stream has no micro-batch without rows; one that uses
+the machine's clock (`order.patience`) has one at every trigger. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def land(verbs: Verbs, day: int) -> None:
 
 
 def processor_seconds(process: psutil.Process) -> dict[int, float]:
-    """Return the processor time so far of a process and all that it has started, by process."""
+    """Return the processor time so far of a process and its descendants, by process."""
     found = {}
     for one in (process, *process.children(recursive=True)):
         try:
@@ -67,7 +67,7 @@ def run(order: str, trigger: str, seconds: float) -> float:
     Args:
         order: one of `ORDERS`.
         trigger: seconds from micro-batch to micro-batch.
-        seconds: how long to look.
+        seconds: how long to measure.
 
     Raises:
         RuntimeError: a verb fails, or the stream ends.

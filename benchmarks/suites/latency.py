@@ -1,9 +1,9 @@
 """Measure end to end: from a message's creation, just before it is sent to Kafka, to its estimate being visible.
 
-`python -m benchmarks.suites.latency` starts a broker, lands and pretrains one row a key, starts the stream as users do, and
-sends messages at a steady rate. What had piled up while the stream started does not count: measuring begins when the
-stream has caught up with its feed (`benchmarks.workloads.steady`). Of several rates the greatest that the stream kept up with is
-told. An estimate is visible once the Delta commit with it is there. Nothing else should run meanwhile.
+`python -m benchmarks.suites.latency` starts a broker, lands and pretrains one row a key, starts the stream as users
+do, and sends messages at a steady rate. Messages that pile up while the stream starts do not count: measuring begins
+when the stream has caught up with its feed (`benchmarks.workloads.steady`). Of several rates the greatest that the
+stream kept up with is reported. An estimate is visible after its Delta commit. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEYS = 10_000
 PATIENCE = 300.0
 POLL_SECONDS = 0.25
 LATE_SECONDS = 1.0
-"""A feed that is so late has not the rate that it is to have, and says nothing of the stream."""
+"""A feed that is later than this does not have its rate, and the measurement is invalid."""
 SPEC = """
 name: latency
 version: 1
@@ -55,15 +55,15 @@ stream: {partitions: 2}
 
 
 def message(key: int, at: float) -> bytes:
-    """Return a measurement of now."""
+    """Return a measurement with the current time."""
     return json.dumps({"id": key, "at": datetime.fromtimestamp(at, UTC).isoformat(), "a": 1.0}).encode()
 
 
 class Feed(AbstractContextManager["Feed"]):
     """Messages sent at a steady rate, in steps of a hundredth of a second, by a thread, until the context is left.
 
-    `began`: when the first one was due (seconds since 1970); `sent`: how many there are; `late`: how many seconds after
-    they were due the last ones were sent.
+    `began`: when the first one was due (seconds since 1970); `sent`: their number; `late`: delay in seconds with which
+    the last ones were sent.
     """
 
     def __init__(self, address: str, rate: int) -> None:
@@ -105,9 +105,7 @@ def make_topic(address: str) -> None:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage] - where its documentation has it
 
-    admin = AdminClient(
-        {"bootstrap.servers": address}
-    )  # a client that nothing refers to gives up what it was asked
+    admin = AdminClient({"bootstrap.servers": address})  # a client without references drops its requests
     for made in admin.create_topics([NewTopic(MODEL, 2, 1)]).values():
         made.result()
     producer = Producer({"bootstrap.servers": address})
@@ -121,13 +119,13 @@ def run(rate: int, trigger: str, seconds: float, bound: float, warm_up: float) -
 
     Args:
         rate: messages a second.
-        trigger: seconds from micro-batch to micro-batch; "0": as soon as the one before has ended.
+        trigger: seconds from micro-batch to micro-batch; "0": as soon as the previous one has ended.
         seconds: how long to measure, once the stream has caught up.
         bound: seconds of lag within which it counts as caught up.
-        warm_up: seconds that it has for it.
+        warm_up: seconds that it has to catch up.
 
     Returns:
-        The result, with latencies in seconds; none where the stream did not catch up.
+        The result, with latencies in seconds; none if the stream did not catch up.
     """
     folder = Path(tempfile.mkdtemp(prefix="kalman-latency-"))
     try:
@@ -210,7 +208,7 @@ def _result(
 
 
 def _latencies(created: np.ndarray, batch: np.ndarray, visible: Sequence[Commit]) -> dict[str, Any]:
-    """Return what rows (N,) made at `created`, each of a micro-batch, waited until they were visible."""
+    """Return the time from creation to visibility of rows (N,) made at `created`, each of a micro-batch."""
     at = {one.batch: one.at for one in visible}
     latency = np.array([at[number] for number in batch.tolist()]) - created
     return {
@@ -224,7 +222,7 @@ def _latencies(created: np.ndarray, batch: np.ndarray, visible: Sequence[Commit]
 
 
 def most_sustained(results: Sequence[dict[str, Any]]) -> dict[str, int | None]:
-    """Return, by trigger, the greatest rate that the stream kept up with; None where it kept up with none."""
+    """Return, by trigger, the greatest rate that the stream kept up with; None if there is none."""
     found: dict[str, int | None] = {}
     for one in results:
         name = f"{one['trigger']:g}"
@@ -246,7 +244,7 @@ def _phases(warehouse: Path, batches: set[int]) -> dict[str, float]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Return the results as a Markdown table, and what rate was kept up with."""
+    """Return the results as a Markdown table, and the greatest rates."""
     lines = [
         "| rows/s | trigger | kept up | warm-up | p50 | p99 | max | micro-batches | longest phases of one, median |",
         "|---|---|---|---|---|---|---|---|---|",

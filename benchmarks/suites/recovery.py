@@ -1,9 +1,9 @@
 """Measure what a lost worker costs a stream on a cluster: `python -m benchmarks.suites.recovery`.
 
-A standalone cluster of two workers with a core each, as processes of this machine. A stream takes in a row of every
-key a micro-batch; when it has done some, the worker with half of its states is killed. The executor that is left takes
-over its tasks and reads those states from the checkpoint, and does all of the work from then on. What is told is the
-time from commit to commit: before, with the loss in between, and after it.
+A standalone cluster of two workers with a core each, as processes of this machine. A stream processes one row of every
+key per micro-batch; after some of them, the worker with half of its states is killed. The remaining executor takes
+over its tasks, reads those states from the checkpoint, and does all work from then on. The result is the
+time from commit to commit: before the loss, with it, and after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from demo.cluster import Cluster
 MODEL = "trend"
 STREAM = "stream: {partitions: 4, max_files_per_batch: 1}\n"
 BEFORE, AFTER = 5, 4
-"""Micro-batches before the loss, the first of them loading the snapshot, and behind the one that it falls into."""
+"""Micro-batches before the loss, the first of them loading the snapshot, and after the one with the loss."""
 
 
 def run(keys: int) -> list[float]:

@@ -1,11 +1,11 @@
-"""Measure what computing the covariance once for all keys that share it would give.
+"""Measure the possible gain of computing the covariance once for all keys that share it.
 
 `python -m benchmarks.suites.shared_gain`.
 
-Where F, H, Q, R, the time step, the missing pattern and the covariance are the same for many keys, so are the gains;
+If F, H, Q, R, the time step, the missing pattern and the covariance are the same for many keys, so are the gains;
 only the means differ. The shared way groups the rows by (time step, pattern, covariance), takes the filter's step for
-one key a group, and moves the means of all with gathered gains. Here it is given all it can wish for: a single group,
-and means moved without any bookkeeping. What it saves at best is what `step` takes less `grouping` and `means`.
+one key per group, and updates the means of all with gathered gains. This is its best case: a single group,
+and means updated without any bookkeeping. The greatest saving is `step` minus `grouping` and `means`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure the bytes that a key's state takes: raw numbers, in a block, and as the text that the store keeps of it.
 
-`python -m benchmarks.suites.state_bytes` runs a work's filter over micro-batches without Spark, and encodes the blocks of one
-bucket. What the store adds to a value (keys, index, older values until they are compacted) is not in it.
+`python -m benchmarks.suites.state_bytes` runs a work's filter over micro-batches without Spark, and encodes the blocks
+of one bucket. The store's overhead (keys, index, older values until they are compacted) is not included.
 """
 
 from __future__ import annotations

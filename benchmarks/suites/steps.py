@@ -1,7 +1,7 @@
-"""Measure what each of our own steps costs a row, in one process and without Spark.
+"""Measure the cost per row of each of our own steps, in one process and without Spark.
 
-`python -m benchmarks.suites.steps` runs them on the arrays of a work's micro-batch, again and again, and prints nanoseconds a
-row: the part of the cost model that is ours. What is left of a micro-batch's time is Spark's.
+`python -m benchmarks.suites.steps` runs them repeatedly on the arrays of a work's micro-batch, and prints nanoseconds a
+row: our part of the cost model. The rest of a micro-batch's time is Spark's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROUNDS = 7
 
 
 def arrow_rows(work: Work) -> pa.RecordBatch:
-    """Return one bucket's rows of a micro-batch, as they come to the step that packs them."""
+    """Return one bucket's rows of a micro-batch, as input of the packing step."""
     keys = work.keys // PARTITIONS
     rng = np.random.default_rng(0)
     ids = np.repeat(np.arange(keys), work.rows)

@@ -1,4 +1,4 @@
-"""Run contenders on a work in interleaved rounds, and take the time of each micro-batch from Spark's own progress."""
+"""Run contenders on a work in interleaved rounds, and read the time of each micro-batch from Spark's own progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Measured(NamedTuple):
-    """What the measured micro-batches of one contender were.
+    """The measured micro-batches of one contender.
 
     seconds: of each; rows: of each.
     """
@@ -33,11 +33,11 @@ class Measured(NamedTuple):
 
 
 class Share(NamedTuple):
-    """How much of a comparison a contender takes part in.
+    """A contender's share of a comparison.
 
     measured: micro-batches that count, a round; rounds: at most so many, None for all; warm: each round begins with a
-    micro-batch that does not count (it loads the state). Slow contenders go without: what they lose by it is less
-    than a hundredth of a micro-batch of theirs.
+    micro-batch that does not count (it loads the state). Slow contenders have none: the effect is less
+    than a hundredth of their micro-batch.
     """
 
     contender: Contender
@@ -58,7 +58,7 @@ class Lane:
         self.seconds: list[float] = []
 
     def run(self, files: Sequence[Path], measured: int) -> None:
-        """Take in these files, and keep the times of the last `measured` micro-batches."""
+        """Process these files, and keep the times of the last `measured` micro-batches."""
         set_codegen_for(self.spark, self.work.batch_rows)  # as the stream's own sink does
         for file in files:
             os.link(file, self.source / file.name)
@@ -97,13 +97,13 @@ def compare(
 
     Args:
         spark: the session.
-        work: what is done.
-        shares: who runs it, and how often.
-        rounds: how many.
+        work: the micro-batches to run.
+        shares: the contenders and their shares.
+        rounds: their number.
         folder: for data and checkpoints; emptied at the end.
 
     Returns:
-        What was measured, by contender.
+        The measurements, by contender.
     """
     data = folder / "data"
     fill(work, data)

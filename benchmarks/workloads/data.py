@@ -35,7 +35,7 @@ def batch(work: Work, folder: Path, number: int) -> int:
         alive = rng.choice(work.keys, work.touched, replace=False)
     ids = np.repeat(alive, work.rows)
     minute = np.tile(np.arange(work.rows), len(alive)) + number * work.rows
-    order = rng.permutation(len(ids))  # rows come as they come, not by key
+    order = rng.permutation(len(ids))  # rows are in random order, not by key
     _write(work, folder, number, ids[order], minute[order], seed=number)
     return len(ids)
 

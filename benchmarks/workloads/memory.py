@@ -1,4 +1,4 @@
-"""Watch how much memory this process and all that it started take, at most."""
+"""Watch the greatest memory use of this process and its descendants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PERIOD = 0.5
 
 
 class Peak:
-    """The greatest sum of memory while it is open, in bytes: what processes share is counted once (PSS)."""
+    """The greatest sum of memory while it is open, in bytes; shared memory is counted once (PSS)."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -1,8 +1,8 @@
-"""Tell when a stream that is fed at a steady rate has caught up with its feed, and if it keeps up. Pure.
+"""Decide when a stream with a steady feed has caught up, and whether it keeps up. Pure functions.
 
-While it starts, messages pile up; each micro-batch then takes what has come during the one before, and the pile melts
-away, or grows if the rate is more than the stream can take. The lag is what waits when a micro-batch becomes visible,
-in seconds of the feed.
+While the stream starts, messages pile up; each micro-batch then processes the messages that arrived during the previous
+one, and the backlog shrinks, or grows if the rate is too high for the stream. The lag is the backlog when a micro-batch
+becomes visible, in seconds of the feed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from demo.delta_log import commits_of
 from jobs.lineage.fencing import batch_of
 
 CALM = 5
-"""So many micro-batches in turn must be within the bound before a stream counts as caught up."""
+"""Number of consecutive micro-batches within the bound after which a stream counts as caught up."""
 FALLING = 0.8
-"""It still catches up where the lag at their end is less than so much of that at their beginning."""
+"""The stream is still catching up if the lag at their end is less than this share of that at their start."""
 
 
 class Commit(NamedTuple):
-    """A micro-batch's estimates: its number, when they became visible (seconds since 1970), and how many they are."""
+    """A micro-batch's estimates: its number, when they became visible (seconds since 1970), and their count."""
 
     batch: int
     at: float
@@ -52,7 +52,7 @@ def lags(visible: Iterable[Commit], began: float, rate: float) -> list[float]:
 
 
 def caught_up(behind: Sequence[float], bound: float) -> bool:
-    """Tell if the last `CALM` micro-batches left at most `bound` seconds waiting, and the lag no longer falls."""
+    """Return whether the last `CALM` micro-batches left at most `bound` seconds waiting and the lag no longer falls."""
     last = behind[-CALM:]
     if len(last) < CALM or max(last) > bound:
         return False
@@ -60,6 +60,6 @@ def caught_up(behind: Sequence[float], bound: float) -> bool:
 
 
 def keeps_up(behind: Sequence[float], bound: float) -> bool:
-    """Tell if a stream that has been measured kept up: in the second half no lag is beyond the bound."""
+    """Return whether a measured stream kept up: in the second half no lag exceeds the bound."""
     half = behind[len(behind) // 2 :]
     return bool(half) and max(half) <= bound

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Verbs:
-    """The verbs of a model: its spec, its warehouse and what the verbs say are in `folder`."""
+    """The verbs of a model: its spec, its warehouse and the verbs' output are in `folder`."""
 
     def __init__(self, folder: Path, model: str, spec: str, **environment: str) -> None:
         self.folder, self.model = folder, model
@@ -38,7 +38,7 @@ class Verbs:
 
     @contextmanager
     def stream(self, trigger: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the stream until the context is left; a problem met meanwhile is told with what the stream said."""
+        """Run the stream until the context is left; an error meanwhile is raised with the stream's output."""
         process = self._start("stream", "--trigger", trigger)
         try:
             yield process

@@ -1,1 +1,1 @@
-"""What the DAG files share: the operator, the families' common parts, the pools."""
+"""Code shared by the DAG files: the operators, their launchers and trigger, common arguments, and the pools."""

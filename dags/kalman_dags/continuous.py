@@ -1,4 +1,4 @@
-"""The DAGs that keep a driver running, and those of what follows a model's estimates: its monitor, its skill."""
+"""DAGs that keep a driver running, and DAGs of the queries downstream of a stream: monitor and forecast skill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kalman_dags.supervision.operator import StreamForeverOperator
 
 
 def following(spec: ModelSpec, verb: str, module_doc: str | None, description: str, does: str) -> DAG:
-    """Make the DAG that runs what follows one model's estimates, by its schedule or after the stream.
+    """Make the DAG that runs a model's monitor or skill query, on its schedule or after the stream.
 
     Args:
         spec: of the model.
@@ -51,7 +51,7 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
 def for_ever(
     spec: ModelSpec, verb: str, module_doc: str | None, description: str, outlets: Sequence[Asset] = ()
 ) -> DAG:
-    """Make the DAG that keeps a driver running: of one model's stream, or of what follows its estimates."""
+    """Make the DAG that keeps the driver of a model's stream, monitor or skill query running."""
     how = specs.section(spec, verb)
     with DAG(
         schedule=CONTINUOUS,

@@ -10,7 +10,7 @@ from typing import Any
 def as_of(params: Mapping[str, Any], dag_run: Any) -> str:
     """Return the run's cut, ISO 8601: the form's, else the data interval's end, else the run's start.
 
-    All three are stored with the run, so that a run that is cleared has the same cut again. A run whose
+    All three are stored with the run, so a run that is cleared has the same cut. A run whose
     form names a version has none: the version is its cut.
     """
     if params["to_version"] is not None:
@@ -21,7 +21,7 @@ def as_of(params: Mapping[str, Any], dag_run: Any) -> str:
 
 
 def learn_from(params: Mapping[str, Any], dag_run: Any, window_us: int | None) -> str:
-    """Return where a run's learning begins, ISO 8601: the form's, else the spec's window before the cut."""
+    """Return the start of a run's learning window, ISO 8601: the form's, else the spec's window before the cut."""
     if params["learn_from"]:
         return str(params["learn_from"])
     cut = as_of(params, dag_run)

@@ -1,4 +1,4 @@
-"""What every family of DAGs shares: its models, names, assets, defaults, schedules and the cut of a run."""
+"""Common parts of all DAG families: models, names, assets, default arguments, schedules, and the cut of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START = datetime(2000, 1, 1, tzinfo=UTC)
 """Earliest interval that can be backfilled; `catchup=False` keeps it from meaning anything else."""
 
 WARDEN = "kalman_stream_warden"
-"""The one DAG that is not a model's."""
+"""The only DAG that belongs to no model."""
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ def estimates(model: str) -> Asset:
 
 
 def pool(verb: str, model: str) -> str:
-    """Return the name of the one-slot pool that everything runs in which drives a model's stream, monitor or skill."""
+    """Return the name of the one-slot pool for the drivers of a model's stream, monitor or skill query."""
     return f"kalman_{verb}__{model}"
 
 
 def trigger(does: str, ends: str = "") -> Param:
-    """Return the form's field for when a stream takes in what is there; `does` says what it does with it."""
+    """Return the form's field for the trigger of a streaming query; `does` is the verb in its description."""
     return Param(
         "available-now",
         type="string",
@@ -68,10 +68,9 @@ def intervals(schedule: str | None) -> CronDataIntervalTimetable | None:
 
 
 def defaults(spec: ModelSpec, timeout: timedelta, retries: int = 2) -> dict[str, Any]:
-    """Return the arguments that each task of a model's DAG begins with.
+    """Return the default arguments of each task of a model's DAG.
 
-    A retry makes sense for every verb, as each ends in the same tables however often it runs; input that is
-    refused is not retried (see `KalmanOperator`).
+    Every verb is idempotent, so every task is retried; refused input is not (see `KalmanOperator`).
     """
     return {
         "owner": spec.airflow.owner,
@@ -97,7 +96,7 @@ def arguments(
     retries: int = 2,
     **params: Param,
 ) -> dict[str, Any]:
-    """Return what every family gives its DAG, besides the schedule; `params` are the fields of its form."""
+    """Return the arguments of every family's DAG except the schedule; `params` are the fields of its form."""
     return {
         "dag_id": dag_id(verb, spec.name),
         "description": description,
@@ -112,7 +111,7 @@ def arguments(
 
 
 def doc(module_doc: str | None, spec: ModelSpec) -> str:
-    """Return a DAG's page: its module's docstring, then what the model is."""
+    """Return a DAG's page: its module's docstring, then a description of the model."""
     schedules = (part.schedule for part in (spec.airflow.ingest, spec.airflow.pretrain, spec.airflow.stream))
     ingest, pretrain, stream = (schedule or "by hand" for schedule in schedules)
     lines = [

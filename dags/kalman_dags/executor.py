@@ -1,9 +1,9 @@
-"""Airflow's executor of local processes, for the case that one of them is killed before its task has begun.
+"""Airflow's executor of local processes, with a way to revoke a task whose process was killed before it began.
 
-A task is queued until the process that took it says that it runs. Killed before, nobody says anything: a task that does
-not run gives no heartbeat that could be missed. The scheduler then asks the executor to forget a task that is queued
-for too long (`task_queued_timeout`), and queues it again. Airflow's own local executor cannot forget, and the task
-would stay queued until the scheduler is started again.
+A task is queued until its process reports that it runs. If the process is killed before that, nothing is reported: a
+task that does not run has no heartbeat to miss. The scheduler then asks the executor to revoke a task that has been
+queued for too long (`task_queued_timeout`), and queues it again. Airflow's own local executor cannot revoke tasks, so
+the task would stay queued until the scheduler is restarted.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from airflow.executors.local_executor import LocalExecutor
 
 
 class Executor(LocalExecutor):
-    """LocalExecutor that forgets a task when it is asked to."""
+    """A LocalExecutor that can revoke a queued task."""
 
     def revoke_task(self, *, ti: Any) -> None:
-        """Forget a task that was queued and has not begun.
+        """Forget a task that is queued and has not begun.
 
-        Should its process still begin it after that, Airflow lets only one of two begin.
+        If its process begins it after all, Airflow lets only one of the two attempts begin.
         """
         self.queued_tasks.pop(ti.key, None)
         self.running.discard(ti.key)

@@ -1,4 +1,4 @@
-"""The one operator of all families: run a verb of the pipeline through spark-submit."""
+"""The operator that runs a verb of the pipeline through spark-submit."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from kalman_dags.submit import CONNECTION, KalmanHook, _folder_of, application, 
 
 
 class KalmanOperator(SparkSubmitOperator):
-    """Run `kalman-pipeline VERB` as a Spark application, and give its exit codes their meaning.
+    """An operator that runs `kalman-pipeline VERB` as a Spark application and interprets its exit codes.
 
     Args:
         verb: the command; its application is `jobs/<verb>.py`.
         options: option -> value (a template); an option whose value renders to nothing is left out.
         flags: options without a value (templates); one that renders to nothing is left out.
-        finish_on_kill: when the task is killed let the driver finish what it is at, as a stream does with its
-            micro-batch, instead of killing the whole tree of processes.
-        kafka: give it Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); fetched now if it is not there.
+        finish_on_kill: when the task is killed let the driver finish its work, as a stream does with its
+            micro-batch, instead of killing the whole process tree.
+        kafka: add Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); it is fetched if missing.
 
-    A driver that ends with 2 (bad input) fails the task at once, as no retry can mend it. One that ends
-    with 3 (another driver has the stream, or there is nothing to do) skips it. On a retry, though, that other
-    driver may be the one this task has just lost, whose lease has not run out, so that is retried, and
-    skipped only by the last try.
+    Exit code 2 (bad input) fails the task at once, because no retry can succeed. Exit code 3 (another driver has
+    the stream, or there is nothing to do) skips it. On a retry, though, that other driver may be the one that this
+    task has just lost, whose lease has not expired: then the task is retried, and skipped only by the last try.
     """
 
     template_fields = (*SparkSubmitOperator.template_fields, "options", "flags")
@@ -71,7 +70,7 @@ class KalmanOperator(SparkSubmitOperator):
         self._hook: KalmanHook | None = None
 
     def execute(self, context: Context) -> None:
-        """Run the verb; its lines are in the task's log."""
+        """Run the verb; its output is in the task's log."""
         self.application_args = [
             text
             for option, value in self.options.items()
@@ -97,7 +96,7 @@ class KalmanOperator(SparkSubmitOperator):
             raise
 
     def on_kill(self) -> None:
-        """Stop the driver: SIGTERM where it may finish its work, else the provider's way."""
+        """Stop the driver: by SIGTERM if it may finish its work, else as the provider does."""
         if self.finish_on_kill and self._hook is not None and self._hook.stop_driver(self.application):
             self.log.info("Asked the driver to stop; it finishes its micro-batch and ends by itself.")
             return

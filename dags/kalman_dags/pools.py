@@ -1,4 +1,4 @@
-"""The pools that the DAGs need, one slot for whatever has one driver at a time, as JSON for `airflow pools import`."""
+"""The pools that the DAGs need, one slot for each stream, monitor and skill, as JSON for `airflow pools import`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kalman_dags.specs import driven, load_specs
 
 
 def pools(models: list[ModelSpec]) -> dict[str, dict[str, object]]:
-    """Return the pools as `airflow pools import` reads them."""
+    """Return the pools in the format of `airflow pools import`."""
     return {
         pool(verb, spec.name): {
             "slots": 1,

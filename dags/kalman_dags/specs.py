@@ -37,7 +37,7 @@ def load_specs() -> Iterator[ModelSpec]:
 
 
 def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
-    """Return the sound specs of the models folder, and what is wrong with the others."""
+    """Return the valid specs of the models folder, and the problems of the others."""
     folder = models_folder()
     sound: list[ModelSpec] = []
     problems: list[Problem] = []
@@ -80,15 +80,15 @@ def driven(spec: ModelSpec) -> list[str]:
 
 
 def section(spec: ModelSpec, verb: str) -> StreamDag:
-    """Return how the DAG of one of `DRIVEN` is run, by the spec."""
+    """Return the section of the spec for the DAG of one of `DRIVEN`."""
     return getattr(spec.airflow, verb)
 
 
 def kept_running(verb: str) -> Iterator[ModelSpec]:
-    """Yield the models of which one of `DRIVEN` runs for ever."""
+    """Yield the models for which one of `DRIVEN` runs continuously."""
     yield from (spec for spec in load_specs() if verb in driven(spec) and section(spec, verb).continuous)
 
 
 def run_at_times(verb: str) -> Iterator[ModelSpec]:
-    """Yield the models of which one of `DRIVEN` takes what is there and ends."""
+    """Yield the models for which one of `DRIVEN` processes what is there and ends."""
     yield from (spec for spec in load_specs() if verb in driven(spec) and not section(spec, verb).continuous)

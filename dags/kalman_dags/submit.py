@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def place(name: str, folder: str) -> str:
-    """Return the absolute path, or the URI, that the variable `name` holds, else `folder` beside `dags/`."""
+    """Return the absolute path, or the URI, in the variable `name`, else `folder` beside `dags/`."""
     value = os.environ.get(name) or folder
     return value if ":/" in value else str(ROOT / Path(value).expanduser())
 
@@ -35,7 +35,7 @@ def place(name: str, folder: str) -> str:
 class KalmanHook(SparkSubmitHook):
     """Submit to the connection's master; without a connection to KALMAN_MASTER, else to local Spark.
 
-    Where the driver runs in Kubernetes, the program and the jars are those of its image, at the paths that they have
+    If the driver runs in Kubernetes, the program and the jars are those of its image, at the same paths as
     here.
 
     Args:
@@ -110,12 +110,12 @@ class KalmanHook(SparkSubmitHook):
 
 
 def application(verb: str) -> str:
-    """Return the program that runs a verb."""
+    """Return the path of the program that runs a verb."""
     return str(_folder_of("jobs") / f"{verb}.py")
 
 
 def spark_environment() -> dict[str, str]:
-    """Return the variables that a driver needs."""
+    """Return a driver's environment variables."""
     return {
         # Workers and driver are the interpreter that Airflow runs in, and Spark is the one beside it.
         "PYSPARK_PYTHON": sys.executable,
@@ -142,7 +142,7 @@ def _need_kubernetes_provider() -> None:
 
 
 def _folder_of(package: str) -> Path:
-    """Return where `package` lies without importing it."""
+    """Return the folder of `package` without importing it."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         raise ImportError(f"package {package} is not installed beside Airflow: run `make setup`")

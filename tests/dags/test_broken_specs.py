@@ -39,7 +39,7 @@ def test_a_broken_spec(folder: Path, text: str, said: str) -> None:
     assert "broken.yaml" in error and said in error
 
 
-def test_a_spec_that_is_mended_has_its_dags(folder: Path) -> None:
+def test_a_corrected_spec_has_its_dags(folder: Path) -> None:
     (folder / "broken.yaml").write_text("name: [")
     assert load_bag().import_errors
     text = (folder / "tiny.yaml").read_text()

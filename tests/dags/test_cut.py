@@ -30,7 +30,7 @@ def test_a_run_without_an_interval_is_cut_when_it_was_to_start() -> None:
     assert as_of(EMPTY, run_of(None)) == "2020-01-01T03:00:00+00:00"
 
 
-def test_the_cut_is_said_in_utc() -> None:
+def test_the_cut_is_in_utc() -> None:
     end = datetime(2013, 10, 2, tzinfo=timezone(timedelta(hours=-4)))
     assert as_of(EMPTY, run_of(end)) == "2013-10-02T04:00:00+00:00"
 
@@ -58,7 +58,7 @@ def test_without_a_window_all_history_is_learned_from() -> None:
     assert learn_from(EMPTY, INTERVAL, None) == ""
 
 
-def test_the_form_says_where_learning_begins() -> None:
+def test_the_form_sets_the_start_of_learning() -> None:
     assert (
         learn_from({**EMPTY, "learn_from": "2013-01-01T00:00:00Z"}, INTERVAL, DAY_US)
         == "2013-01-01T00:00:00Z"

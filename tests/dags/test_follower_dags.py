@@ -1,4 +1,4 @@
-"""The DAGs of what follows the estimates: monitor and forecast skill, after the stream, on a schedule, or for ever."""
+"""The DAGs of monitor and forecast skill: after the stream, on a schedule, or continuous."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_it_runs_on_new_estimates_or_on_its_schedule(
 
 
 @BOTH
-def test_one_that_runs_for_ever_is_kept_running_like_a_stream(
+def test_a_continuous_one_is_kept_running_like_a_stream(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
 ) -> None:
     monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
@@ -79,7 +79,7 @@ def test_one_that_runs_for_ever_is_kept_running_like_a_stream(
 @pytest.mark.parametrize(
     ("verb", "said"), [("monitor", "there is nothing to monitor"), ("skill", "there is nothing to forecast")]
 )
-def test_a_schedule_of_what_is_not_there_is_refused(tmp_path: Path, verb: str, said: str) -> None:
+def test_a_schedule_without_its_section_is_refused(tmp_path: Path, verb: str, said: str) -> None:
     write(tmp_path, **{verb: '{schedule: "@hourly"}'})
     with pytest.raises(SpecError, match=f"airflow.{verb}.* {said}"):
         load_spec("tiny", tmp_path)

@@ -1,4 +1,4 @@
-"""A stream that crashes at once, again and again, under a real scheduler: given up, until somebody begins it anew."""
+"""A continuous stream that keeps crashing at once, under a real scheduler: given up, until somebody resumes it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_drivers_that_find_a_damaged_checkpoint_are_given_up(
 
 
 @pytest.mark.soak
-def test_a_damaged_checkpoint_is_given_up_and_begun_anew(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_given_up_and_resumed(tmp_path: Path) -> None:
     with running(tmp_path, give_up_after=CRASHES) as stream:
         settings = stream.pipeline.settings
         for way in ("clear", "resume"):

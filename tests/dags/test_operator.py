@@ -105,7 +105,7 @@ def test_the_drivers_lines_are_in_the_log(operator: Operator, capsys: pytest.Cap
     assert "estimated 12 rows (3,000 rows/s)" in capsys.readouterr().out
 
 
-def test_a_failed_run_is_tried_again(operator: Operator) -> None:
+def test_a_failed_run_is_retried(operator: Operator) -> None:
     with pytest.raises(AirflowException, match="stream ended with exit code 1: the disk is full") as caught:
         operator(1, "error: the disk is full").execute(context())
     assert not isinstance(caught.value, AirflowFailException | AirflowSkipException)

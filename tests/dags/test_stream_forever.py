@@ -1,4 +1,4 @@
-"""Streams that run for ever: their DAG, what the trigger tells, what the operator does next; drivers are scripts."""
+"""Continuous streams: their DAG, the events of the trigger, the next step of the operator; drivers are scripts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FOR_EVER = '{schedule: "@continuous", trigger: 2s}'
 
 @pytest.fixture
 def for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests' model, as a stream that runs for ever."""
+    """The tests' model, as a continuous stream."""
     text = (MODELS / "tiny.yaml").read_text()
     (tmp_path / "tiny.yaml").write_text(text.replace('{schedule: "*/10 * * * *"}', FOR_EVER))
     monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
@@ -99,7 +99,7 @@ def driving(epoch: int = 1, **changes: Any) -> DriverRecord:
     )
 
 
-def test_what_the_trigger_tells(log: DriverLog, tmp_path: Path) -> None:
+def test_the_events_of_the_trigger(log: DriverLog, tmp_path: Path) -> None:
     later, before = (NOW + timedelta(hours=1)).isoformat(), (NOW - timedelta(hours=1)).isoformat()
     watch = StreamTrigger(str(tmp_path), "tiny", later)
     assert watch.event() == StreamEvent.GONE
@@ -117,7 +117,7 @@ def test_what_the_trigger_tells(log: DriverLog, tmp_path: Path) -> None:
     assert due.event() == StreamEvent.DUE
 
 
-def test_a_trigger_is_made_again_elsewhere(log: DriverLog, tmp_path: Path) -> None:
+def test_a_trigger_is_recreated_elsewhere(log: DriverLog, tmp_path: Path) -> None:
     path, arguments = StreamTrigger(str(tmp_path), "tiny", NOW.isoformat(), None, 0.01).serialize()
     assert path == PATH
     former = importlib.import_module(
@@ -192,7 +192,7 @@ def test_one_driver_is_started_and_then_found(
     assert len(script.launches) == 1
 
 
-def test_a_driver_that_fails_is_started_again_after_a_pause_that_grows(
+def test_a_driver_that_fails_is_restarted_after_a_growing_pause(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     script = Script(tmp_path, "print('error: the disk is full', flush=True); sys.exit(1)")
@@ -225,7 +225,7 @@ def crash(made: StreamForeverOperator, root: Path, context: Any) -> dict[str, An
     return deferred(made.resume, context, StreamEvent.GONE, **kept)[1]
 
 
-def test_what_crashes_again_and_again_is_given_up_until_somebody_begins_it_anew(
+def test_a_stream_that_keeps_crashing_is_given_up_until_somebody_resumes_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     script = Script(tmp_path, CRASH)
@@ -257,7 +257,7 @@ def test_what_crashes_again_and_again_is_given_up_until_somebody_begins_it_anew(
 
 
 @pytest.mark.parametrize("way", ["resume", "clear"])
-def test_a_run_that_waits_as_something_was_given_up_goes_on_when_it_may(
+def test_a_run_that_waits_after_a_give_up_continues_once_resumed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None, way: str
 ) -> None:
     script = Script(tmp_path, CRASH, "time.sleep(60)")
@@ -277,7 +277,7 @@ def test_a_run_that_waits_as_something_was_given_up_goes_on_when_it_may(
     assert len(script.launches) == 2
 
 
-def test_a_crash_behind_a_committed_micro_batch_begins_the_count_anew(log: DriverLog, tmp_path: Path) -> None:
+def test_a_crash_after_a_committed_micro_batch_resets_the_count(log: DriverLog, tmp_path: Path) -> None:
     commits = tmp_path / "checkpoints" / "tiny-g0001" / "commits"
     crashes = CrashCounter(str(tmp_path), log)
     crashes.before_start()
@@ -349,7 +349,7 @@ def test_what_follows_a_driver_in_a_cluster(
     assert kept["failures"] == failures
 
 
-def test_a_driver_that_was_asked_to_end_while_it_started_has_not_failed(
+def test_a_driver_that_was_stopped_while_it_started_has_not_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     script = Script(tmp_path, "time.sleep(60)")
@@ -389,7 +389,7 @@ def test_a_driver_that_hangs_is_killed(
     assert len(script.launches) == 1
 
 
-def test_the_watch_of_a_run_ends_and_the_driver_goes_on(
+def test_the_watch_of_a_run_ends_and_the_driver_continues(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: DriverLog, clean: None
 ) -> None:
     made = operator(monkeypatch, Script(tmp_path, "time.sleep(60)"))

@@ -143,7 +143,7 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
     assert automatic.timetable.can_be_scheduled
 
 
-def test_an_upgrade_of_a_stream_that_runs_for_ever_does_not_wait_for_its_slot(
+def test_an_upgrade_of_a_continuous_stream_does_not_wait_for_its_slot(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     text = (ROOT / "models" / "nile.yaml").read_text()
@@ -157,7 +157,7 @@ def test_an_upgrade_of_a_stream_that_runs_for_ever_does_not_wait_for_its_slot(
     assert "--drain" not in str(upgrade.get_task("promote").flags)
 
 
-def test_an_upgrade_can_lay_the_state_out_anew(bag: DagBag) -> None:
+def test_an_upgrade_can_change_the_layout(bag: DagBag) -> None:
     from jinja2 import Template
 
     from jobs.upgrades.modes import MODES

@@ -1,4 +1,4 @@
-"""A stream that runs for ever under a real scheduler: SIGKILL of its driver, and of every part of Airflow, as it runs.
+"""A continuous stream under a real scheduler: SIGKILL of its driver, and of every part of Airflow, as it runs.
 
 Rows arrive all the time. After each kill the rows that came after it must be estimated without anybody's help. In the
 end there was one driver at any moment, by the log of drivers, and each row is estimated once, as the filter without

@@ -1,4 +1,4 @@
-"""A stream that runs for ever, through a real scheduler: a backfill beside it, and upgrades after which it goes on."""
+"""A continuous stream through a real scheduler: a backfill beside it, and upgrades after which it resumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOR_EVER = "kalman_stream_forever__tiny"
 
 @pytest.fixture(scope="module")
 def tiny(landed: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
-    """The measurements of the first days in a warehouse of this module's own, and a stream that runs for ever."""
+    """The measurements of the first days in a warehouse of this module's own, and a continuous stream."""
     folder = tmp_path_factory.mktemp("forever")
     shutil.copytree(landed.first_days, folder / "warehouse")
     shutil.copytree(landed.models, folder / "models")
@@ -101,7 +101,7 @@ def test_a_backfill_beside_it_does_not_disturb_it(airflow: Airflow, tiny: Tiny, 
     assert len({(row["key"], row["event_time"]) for row in rows}) == len(rows)
 
 
-def test_it_is_upgraded_in_each_way_and_goes_on(airflow: Airflow, tiny: Tiny, log: DriverLog) -> None:  # noqa: F811
+def test_it_is_upgraded_in_each_mode_and_resumes(airflow: Airflow, tiny: Tiny, log: DriverLog) -> None:  # noqa: F811
     def drives(generation: str) -> bool:
         sight = driver_status(log)
         return sight.state == RUNNING and sight.driver is not None and sight.driver.generation == generation

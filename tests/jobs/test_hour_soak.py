@@ -1,7 +1,7 @@
 """A stream at a steady rate for an hour, with a fixed set of keys: its memory, state, lag and micro-batches stay flat.
 
 KALMAN_SOAK_SECONDS (3600) says how long, KALMAN_SOAK_RATE (1000) how many rows a second, KALMAN_SOAK_KEYS (5000) of how
-many keys, KALMAN_SOAK_RECORD names a file for what was measured, from which `python docs/pictures.py soak` draws.
+many keys, KALMAN_SOAK_RECORD names a file for what was measured, from which `python scripts/pictures.py soak` draws.
 
 What is flat is judged by the second half. A process is still warming up in its first half hour, so the memory of a
 shorter run is recorded and not judged. Two things would rise for hours before they stay as they are. Java's heap grows

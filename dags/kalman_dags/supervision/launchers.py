@@ -1,4 +1,4 @@
-"""How a driver that outlives its task is started: a process of this machine, or an application in a cluster."""
+"""Launchers of drivers that outlive their task: as a process of this machine, or as an application in a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kalman_dags.submit import CONNECTION, ROOT, KalmanHook, application, spark_
 
 
 class Work(NamedTuple):
-    """What a driver is to do: the verb for a model, with so many seconds between micro-batches.
+    """The work of a driver: a verb for a model, with the seconds between micro-batches.
 
     kafka: it needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
     """
@@ -40,10 +40,10 @@ class Work(NamedTuple):
 
 
 class Launcher(Protocol):
-    """Start a driver and return once it is in the log of drivers."""
+    """A way to start a driver; `start` returns once the driver is in the log of drivers."""
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
-        """Start a driver on the warehouse at `root`; its launch remembers what it is about."""
+        """Start a driver on the warehouse at `root`; the record of its launch keeps `about`."""
         ...
 
 
@@ -66,7 +66,7 @@ class ProcessLauncher:
     master: str
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
-        """Start `kalman-pipeline VERB` detached from the task; it finds the jars that it needs by itself."""
+        """Start `kalman-pipeline VERB` detached from the task; it finds its jars by itself."""
         environment = {**os.environ, **spark_environment(), "KALMAN_MASTER": self.master}
         # The driver is none of Airflow's processes: what these have for themselves is not for it.
         environment = {name: value for name, value in environment.items() if not name.startswith("_AIRFLOW")}
@@ -80,12 +80,12 @@ class ProcessLauncher:
 class ClusterLauncher:
     """An application whose driver runs in YARN or Kubernetes, submitted by the Spark provider.
 
-    `spark-submit` ends as soon as the application is accepted. From then on the application is known by what it writes
-    into the log of drivers, where it also finds the request to end.
+    `spark-submit` ends as soon as the application is accepted. From then on the application reports to the log of
+    drivers, where it also finds requests to stop.
     """
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
-        """Submit the driver and write its launch down."""
+        """Submit the driver and record its launch."""
         token = new_token()
         log = DriverLog.at(root, work.name)
         hook = self.hook(root, work, token)
@@ -123,9 +123,9 @@ class ClusterLauncher:
 
 
 def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings with which YARN and Kubernetes hand variables to a driver and do not hold its submission.
+    """Return the settings that pass variables to a driver in YARN or Kubernetes and end its submission at once.
 
-    The application may not be tried again by the cluster: that is this task's work, by the lease.
+    The cluster must not retry the application: this task does, by the lease.
     """
     return {
         "spark.yarn.submit.waitAppCompletion": "false",
@@ -139,12 +139,12 @@ def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def log_file(name: str) -> Path:
-    """Return where a new driver prints to: below KALMAN_LOGS, else Airflow's own logs."""
+    """Return the log file of a new driver: below KALMAN_LOGS, else below Airflow's own logs."""
     home = os.environ.get("AIRFLOW_HOME") or str(ROOT / "var" / "airflow")
     folder = Path(os.environ.get("KALMAN_LOGS") or Path(home) / "logs" / "kalman_drivers")
     return folder / name / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}.log"
 
 
 def about(**settings: Any) -> str:
-    """Return in one text what a driver was started with, to see later if it would be started with the same."""
+    """Return a driver's settings as text, to compare them later with those of a new driver."""
     return json.dumps(settings, sort_keys=True)

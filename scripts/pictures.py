@@ -1,4 +1,4 @@
-"""Draw the pictures of filters.md from published series: `python docs/pictures.py` (needs the extras demo and dev).
+"""Draw the pictures of filters.md from published series: `python scripts/pictures.py` (needs the extras demo and dev).
 
 The Nile's flow 1871-1970, great earthquakes 1900-2006 and Old Faithful's waiting times are in tests/fixtures; carbon
 dioxide at Mauna Loa and the macroeconomic series come with statsmodels. Nothing is random: the same versions draw the

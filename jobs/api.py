@@ -1,0 +1,31 @@
+"""What notebooks and other programs import: a Spark session, the warehouse, model specs and the estimates.
+
+Everything listed here keeps its name and meaning from release to release; other modules of `jobs` may change. The
+numerics are `kalman`; pictures are drawn by `jobs.offline.plots`, which needs matplotlib.
+"""
+
+from __future__ import annotations
+
+from jobs.core.errors import UserError
+from jobs.core.settings import Settings
+from jobs.lineage.live import latest_corrections, live_estimates, live_latest
+from jobs.observability.progress_log import progress_of
+from jobs.spark.session import spark_session
+from jobs.specs.loading import load_all, load_spec
+from jobs.specs.model_spec import ModelSpec, SpecError
+from jobs.warehouse.delta import Warehouse
+
+__all__ = [
+    "ModelSpec",
+    "Settings",
+    "SpecError",
+    "UserError",
+    "Warehouse",
+    "latest_corrections",
+    "live_estimates",
+    "live_latest",
+    "load_all",
+    "load_spec",
+    "progress_of",
+    "spark_session",
+]
