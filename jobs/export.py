@@ -14,7 +14,7 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.observability.verb_profile import profiled
+from jobs.observability.verb_profile import VerbProfiler
 from jobs.specs.loading import load_spec
 from jobs.streaming.exporting import export
 from jobs.warehouse.delta import Warehouse
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 
-@profiled
 def run(
     settings: Settings,
     model: str,
     generation: str | None = None,
     batch: int | None = None,
     needed: bool = False,
+    profile: bool = False,
 ) -> Report:
     """Export the state of a model's stream.
 
@@ -40,8 +40,7 @@ def run(
         generation: by default the live one.
         batch: a committed micro-batch whose state is still kept; by default the last.
         needed: end with exit code 3 where no generation is live.
-
-    With `profile` the report says where the time went.
+        profile: report where the time went.
 
     Raises:
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
@@ -50,7 +49,7 @@ def run(
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
-    started = time.monotonic()
+    started, profiler = time.monotonic(), VerbProfiler(profile)
     name = load_spec(model, settings.models).name
     spark = spark_session(settings, f"export {name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
@@ -58,7 +57,7 @@ def run(
         raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
         manifest, made = export(warehouse, named(warehouse, name, generation), batch, progress.note)
-    return _report(manifest, made, time.monotonic() - started)
+    return profiler.added_to(_report(manifest, made, time.monotonic() - started))
 
 
 def _report(manifest: Manifest, made: bool, seconds: float) -> Report:

@@ -15,20 +15,20 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.migration.apply import rekeyed_lines, table_of
 from jobs.migration.migrating import migrate, source_snapshot
-from jobs.observability.verb_profile import profiled
+from jobs.observability.verb_profile import VerbProfiler
 from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 
-@profiled
 def run(
     settings: Settings,
     model: str,
     snapshot: str | None = None,
     to: int | None = None,
     dry_run: bool = False,
+    profile: bool = False,
 ) -> Report:
     """Migrate a snapshot to another version of its model.
 
@@ -38,8 +38,7 @@ def run(
         snapshot: which; by default the newest of an earlier version that a stream could start from.
         to: the version; by default that of the spec.
         dry_run: report what would become of the states, and write nothing.
-
-    With `profile` the report says where the time went.
+        profile: report where the time went.
 
     Raises:
         UserError: no such snapshot or version, no way between the versions, or keys that would come out wrong.
@@ -49,7 +48,7 @@ def run(
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
 
-    started = time.monotonic()
+    started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models, deep=True)
     spark = spark_session(settings, f"migrate {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
@@ -58,7 +57,7 @@ def run(
         source = source_snapshot(warehouse, spec.name, snapshot, target)
         known = known_versions(warehouse, spec)
         manifest, change, made = migrate(warehouse, source, known, target, dry_run, progress.note)
-    return _report(source, manifest, target, change, made, time.monotonic() - started)
+    return profiler.added_to(_report(source, manifest, target, change, made, time.monotonic() - started))
 
 
 def _report(

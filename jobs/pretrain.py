@@ -15,7 +15,7 @@ from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
-from jobs.observability.verb_profile import profiled
+from jobs.observability.verb_profile import VerbProfiler
 from jobs.specs import sections
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from jobs.training.new_keys import Offer
 
 
-@profiled
 def run(
     settings: Settings,
     model: str,
@@ -41,6 +40,7 @@ def run(
     learn_from: str | None = None,
     learn_to: str | None = None,
     history: bool = False,
+    profile: bool = False,
 ) -> Report:
     """Pretrain a model on its measurements up to a position and commit a snapshot.
 
@@ -52,8 +52,7 @@ def run(
         learn_from: learn from rows at or after this event time; by default from the spec's window.
         learn_to: learn from rows before this event time; by default up to the position.
         history: only the history that has landed for new keys, with the parameters that streams run with.
-
-    With `profile` the report says where the time went.
+        profile: report where the time went.
 
     Raises:
         UserError: no measurements, no such version, nothing to learn from.
@@ -62,7 +61,7 @@ def run(
     from jobs.spark.session import spark_session
     from jobs.training.learning import Window
 
-    started = time.monotonic()
+    started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models, deep=True)
     before = None if as_of is None else parse_time(as_of, "--as-of")
     window = Window(
@@ -79,7 +78,7 @@ def run(
     if history:
         with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
             offers = new_keys.only_history(warehouse, spec, to_version, progress.note)
-        return _offered(spec, offers, time.monotonic() - started)
+        return profiler.added_to(_offered(spec, offers, time.monotonic() - started))
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
@@ -87,7 +86,7 @@ def run(
         offers = []
         if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
             offers = new_keys.offer(warehouse, spec, table, cut.version, progress.note)
-    return _report(spec, manifest, learned, made, offers, time.monotonic() - started)
+    return profiler.added_to(_report(spec, manifest, learned, made, offers, time.monotonic() - started))
 
 
 def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:

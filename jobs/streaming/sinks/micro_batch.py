@@ -1,16 +1,16 @@
-"""Write what a micro-batch put out: estimates of accepted rows, quarantine for refused ones, each exactly once.
+"""Write the packets of a micro-batch: estimates of accepted rows, quarantine for refused ones, each exactly once.
 
-A micro-batch that is run again after a kill gives the same rows, and what had been committed is passed over. What a
-driver writes that has lost its lease is refused (`jobs.lineage.fencing`).
+A micro-batch that runs again after a kill gives the same rows, and skips those that were committed. Writes of a driver
+that has lost its lease are refused (`jobs.lineage.fencing`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
@@ -43,6 +43,7 @@ from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import label
 from jobs.specs.row_order import QuarantineLimit
 from jobs.streaming.operators.wrappers import rejected_rows
+from jobs.streaming.profiler import NoProfiler, profiler
 from jobs.streaming.sinks.latest_states import Latest
 from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
@@ -52,10 +53,8 @@ from jobs.warehouse.tables import archive, estimates
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.streaming.profiler import Profiler
-
 _OF_TOPIC = "source LIKE 'kafka:%'"
-"""Which rows of the quarantine are messages that do not fit."""
+"""Condition of the quarantine's rows that are messages of a topic."""
 
 KEPT_BATCHES = 1000
 """Micro-batches whose counts are kept until they are recorded."""
@@ -63,7 +62,7 @@ KEPT_BATCHES = 1000
 
 @dataclass
 class Totals:
-    """What one run of the stream has written; `of_batch` is for the last micro-batches alone."""
+    """Counts of what one run of the stream has written; `of_batch` holds those of the last micro-batches."""
 
     batches: int = 0
     estimated: int = 0
@@ -82,8 +81,49 @@ class Totals:
 
     @property
     def seconds(self) -> float:
-        """Return how long the run has taken."""
+        """Return the seconds since the run began."""
         return time.monotonic() - self.started
+
+    def add(self, batch_id: int, counts: Counts) -> None:
+        """Add a micro-batch that has been written."""
+        of, late = counts.of, counts.of[LATE] + counts.of[BEHIND] + counts.of[BEYOND]
+        self.batches += 1
+        self.estimated += of[ESTIMATES]
+        self.late += late
+        if counts.watermark is not None:
+            self.waiting = of[WAITING]
+        self.duplicates += of[DUPLICATE] + of[RESENT] + of[DROPPED]
+        self.corrected += of[CORRECTION]
+        self.expired += of[EXPIRED]
+        self.taken += of[TAKEN]
+        self.held += of[HELD]
+        self.bad += of[BAD_STATE]
+        self.rejected += of[SET_ASIDE]
+        self.without_inputs += of[WITHOUT_INPUTS]
+        self.of_batch[batch_id] = {
+            "estimated": of[ESTIMATES],
+            "quarantined": sum(counts.refused.values()),
+            "late": late,
+            "bad_state": of[BAD_STATE],
+            "expired": of[EXPIRED],
+            **({} if counts.watermark is None else {"watermark": counts.watermark}),
+        }
+        self.of_batch.pop(batch_id - KEPT_BATCHES, None)
+
+
+class Counts(NamedTuple):
+    """Counts of one micro-batch: rows by kind of packet; its watermark, if any packet has one."""
+
+    of: dict[int, int]
+    watermark: int | None
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Return the refused rows and messages by reason."""
+        refused = {reason: self.of[kind] for kind, reason in REASONS.items() if self.of[kind]}
+        if self.of[SET_ASIDE]:
+            refused["messages that do not fit"] = self.of[SET_ASIDE]
+        return refused
 
 
 @dataclass
@@ -94,88 +134,81 @@ class MicroBatchWriter:
     rows: RowFormat
     estimates: EstimateFormat
     fence: Fence
-    told: Callable[[Totals], None]
-    limit: QuarantineLimit | None = None
-    latest: Latest | None = None
-    publisher: Publisher | None = None
-    pins: InputPins | None = None
-    """Says which version of the table of inputs a micro-batch uses, where there is one."""
-    ended: Callable[[DataFrame], DataFrame] | None = None
-    """Turns packets of ended keys into rows, where keys end."""
-    corrects: bool = False
-    """Estimates say if they correct an earlier one."""
-    profiler: Profiler | None = None
+    on_progress: Callable[[Totals], None]
+    limit: QuarantineLimit | None
+    latest: Latest | None
+    publisher: Publisher | None
+    pins: InputPins | None
+    """Pins the version of the inputs table that a micro-batch uses, if the model has inputs."""
+    ended: Callable[[DataFrame], DataFrame] | None
+    """Turns packets of ended keys into rows, if keys end."""
+    corrects: bool
+    """Estimates have a column that marks corrections of earlier ones."""
     totals: Totals = field(default_factory=Totals)
+    profiler: NoProfiler = field(default_factory=profiler)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch. Running it again changes nothing."""
+        """Write a micro-batch. Idempotent."""
         if self.pins is not None:
             self.pins.take(batch_id)
         packets = packets.persist()
         try:
-            others = (SET_ASIDE, WAITING, CORRECTION, DROPPED, EXPIRED, TAKEN, HELD)
-            counts = dict.fromkeys((ESTIMATES, *others, *REASONS), 0)
-            watermark = None
-            # The one action that runs the filter; the writes below read what it left in the cache.
-            with self._step(batch_id, FILTER):
-                found = packets.select("kind", "rows").collect()
-            for row in found:
-                if row["kind"] == MARK:
-                    watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
-                else:
-                    counts[row["kind"]] += row["rows"]
-            # For what is written now, and for the next micro-batch, which will be about as large.
-            set_codegen_for(packets.sparkSession, counts[ESTIMATES] + counts[CORRECTION])
-            refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
-            if counts[SET_ASIDE]:
-                refused["messages that do not fit"] = counts[SET_ASIDE]
-            if too_many(self.limit, refused, counts[ESTIMATES]):
-                if self.pins is not None and half_written(self.fence.warehouse, self.generation) is None:
-                    self.pins.drop(batch_id)
-                raise refusal(self.limit, refused, counts[ESTIMATES], f"micro-batch {batch_id}")
-            if counts[SET_ASIDE]:
-                self._rejected(packets.filter(F.col("kind") == SET_ASIDE), batch_id)
-            if any(counts[kind] for kind in REASONS):
-                self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
-            told = packets.filter(F.col("kind").isin(ESTIMATES, CORRECTION)) if counts[ESTIMATES] else None
-            if told is not None:
-                self._estimates(told, batch_id)
-            if counts[EXPIRED]:
-                self._archive(packets.filter(F.col("kind") == EXPIRED), batch_id)
-            self._others(told, batch_id)
+            counts = self._counts(packets, batch_id)
+            self._check_limit(counts, batch_id)
+            self._write(packets, counts.of, batch_id)
             self.fence.check()
         finally:
             packets.unpersist()
-            # The thread is Spark's again, which plans the next micro-batch in it.
+            # Spark plans the next micro-batch in this thread.
             label(packets.sparkSession, self.generation.generation, "between micro-batches")
-        self.totals.batches += 1
-        self.totals.estimated += counts[ESTIMATES]
-        late = counts[LATE] + counts[BEHIND] + counts[BEYOND]
-        self.totals.late += late
-        if watermark is not None:
-            self.totals.waiting = counts[WAITING]
-        repeated = counts[DUPLICATE] + counts[RESENT] + counts[DROPPED]
-        self.totals.duplicates += repeated
-        self.totals.corrected += counts[CORRECTION]
-        self.totals.expired += counts[EXPIRED]
-        self.totals.taken += counts[TAKEN]
-        self.totals.held += counts[HELD]
-        self.totals.bad += counts[BAD_STATE]
-        self.totals.rejected += counts[SET_ASIDE]
-        self.totals.without_inputs += counts[WITHOUT_INPUTS]
-        self.totals.of_batch[batch_id] = {
-            "estimated": counts[ESTIMATES],
-            "quarantined": sum(refused.values()),
-            "late": late,
-            "bad_state": counts[BAD_STATE],
-            "expired": counts[EXPIRED],
-            **({} if watermark is None else {"watermark": watermark}),
-        }
-        self.totals.of_batch.pop(batch_id - KEPT_BATCHES, None)
-        self.told(self.totals)
+        self.totals.add(batch_id, counts)
+        self.on_progress(self.totals)
+
+    def _counts(self, packets: DataFrame, batch_id: int) -> Counts:
+        """Run the filter, and return the counts of its packets."""
+        kinds = (ESTIMATES, SET_ASIDE, WAITING, CORRECTION, DROPPED, EXPIRED, TAKEN, HELD, *REASONS)
+        of = dict.fromkeys(kinds, 0)
+        watermark = None
+        # The one action that runs the filter: the writes read its packets from the cache.
+        with self._step(batch_id, FILTER):
+            found = packets.select("kind", "rows").collect()
+        for row in found:
+            if row["kind"] == MARK:
+                watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
+            else:
+                of[row["kind"]] += row["rows"]
+        # For the writes of this micro-batch, and for the next micro-batch, which will be about as large.
+        set_codegen_for(packets.sparkSession, of[ESTIMATES] + of[CORRECTION])
+        return Counts(of, watermark)
+
+    def _check_limit(self, counts: Counts, batch_id: int) -> None:
+        """Refuse a micro-batch that would quarantine too many rows, before anything of it is written.
+
+        Raises:
+            UserError: the spec's limit is exceeded.
+        """
+        refused, estimated = counts.refused, counts.of[ESTIMATES]
+        if too_many(self.limit, refused, estimated):
+            if self.pins is not None and half_written(self.fence.warehouse, self.generation) is None:
+                self.pins.drop(batch_id)
+            raise refusal(self.limit, refused, estimated, f"micro-batch {batch_id}")
+
+    def _write(self, packets: DataFrame, counts: dict[int, int], batch_id: int) -> None:
+        """Write a micro-batch to all sinks, those with exactly-once semantics first."""
+        if counts[SET_ASIDE]:
+            self._rejected(packets.filter(F.col("kind") == SET_ASIDE), batch_id)
+        if any(counts[kind] for kind in REASONS):
+            self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
+        estimated = None
+        if counts[ESTIMATES]:
+            estimated = packets.filter(F.col("kind").isin(ESTIMATES, CORRECTION))
+            self._estimates(estimated, batch_id)
+        if counts[EXPIRED]:
+            self._archive(packets.filter(F.col("kind") == EXPIRED), batch_id)
+        self._others(estimated, batch_id)
 
     def _estimates(self, packets: DataFrame, batch_id: int) -> None:
-        # Another version of the model may put out more columns.
+        # Another version of the model may have more output columns.
         table = estimates(self.generation.model)
         with self._step(batch_id, TO_DELTA):
             self.fence.append(self._rows(packets, batch_id), table, batch_id, {"mergeSchema": "true"})
@@ -183,8 +216,6 @@ class MicroBatchWriter:
     def _rows(self, packets: DataFrame, batch_id: int) -> DataFrame:
         def unpacked(kind: int) -> DataFrame:
             some = packets.filter(F.col("kind") == kind)
-            if self.profiler is None:
-                return unpack_estimates(some, self.estimates, batch_id)
             return unpack_estimates(some, self.estimates, batch_id, self.profiler.unpacking)
 
         rows = unpacked(ESTIMATES)
@@ -195,11 +226,11 @@ class MicroBatchWriter:
         return marked(rows, self.generation, batch_id)
 
     def _others(self, packets: DataFrame | None, batch_id: int) -> None:
-        """Hand a micro-batch's estimates to the other sinks, behind the one that must have them exactly once."""
-        if self.latest is not None and packets is not None:
-            keep = self.latest
+        """Write a micro-batch's estimates to the at-least-once sinks, after the exactly-once one."""
+        latest = self.latest
+        if latest is not None and packets is not None:
             with self._step(batch_id, "latest states"):
-                naming_the_sink(keep.table, batch_id, lambda: keep.write(packets, batch_id))
+                naming_the_sink(latest.table, batch_id, lambda: latest.write(packets, batch_id))
         if self.publisher is not None:
             with self._step(batch_id, "hand estimates on"):
                 self.publisher(None if packets is None else self._rows(packets, batch_id), batch_id)
@@ -228,7 +259,7 @@ class MicroBatchWriter:
 
     @contextmanager
     def _step(self, batch_id: int, step: str) -> Iterator[None]:
-        """Say in Spark's UI what is done now, and take its time for a profile."""
+        """Label the jobs of a step in Spark's UI, and time it for a profile."""
         label(self.fence.warehouse.spark, f"{self.generation.generation}: micro-batch {batch_id}", step, ", ")
-        with nullcontext() if self.profiler is None else self.profiler.step(batch_id, step):
+        with self.profiler.step(batch_id, step):
             yield

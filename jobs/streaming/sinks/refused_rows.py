@@ -14,6 +14,7 @@ from jobs.encoding.keys import columns_of, integer_keys
 from jobs.encoding.packet_kinds import BAD_STATE, BEHIND, BEYOND, DUPLICATE, LATE, RESENT, WITHOUT_INPUTS
 from jobs.encoding.rows import RowFormat, ids_of
 from jobs.state import duplicates
+from jobs.streaming.sinks.publishing import JSON_TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,7 +66,7 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
             *(F.col(f"n{i}").alias(name) for i, name in enumerate(names)),
             *([] if fmt.row_id is None else [F.col("id").alias(fmt.row_id.column)]),
         ),
-        {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
+        {"ignoreNullFields": "false", "timestampFormat": JSON_TIME},
     )
     return rows.select(
         F.lit(model).alias("model"),
