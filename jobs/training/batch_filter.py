@@ -20,6 +20,8 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from jobs.snapshots.runtime import ModelRuntime
+
 ROWS_A_BUCKET = 500_000
 MIN_BUCKETS = 4
 """The number of buckets comes from the data, never from the machine, so that sums over them are the same anywhere."""
@@ -31,6 +33,11 @@ class Batch(NamedTuple):
     rows: RowFormat
     unit: float
     idle: int | None = None
+
+
+def batch_of(runtime: ModelRuntime) -> Batch:
+    """Return what a batch pass needs to know of a model."""
+    return Batch(runtime.rows.joined, runtime.spec.unit_us, runtime.spec.idle_us)
 
 
 def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:

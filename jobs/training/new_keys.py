@@ -13,25 +13,21 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
-import kalman
 from jobs.core.errors import UserError
 from jobs.core.report import plural
-from jobs.encoding.keys import key_kind
-from jobs.encoding.rows import row_format
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
 from jobs.lineage.start_point import origin
 from jobs.snapshots import manifests
+from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import meaning_of
 from jobs.snapshots.store import find_whole, verify, write
-from jobs.spark.user_functions import ship
 from jobs.specs.sections import PRETRAINED
-from jobs.state.key_groups import group_begin
-from jobs.training.batch_filter import Batch, bucket_rows, final_states
+from jobs.training.batch_filter import batch_of, bucket_rows, final_states
 from jobs.training.learning import Window, each_key_learner
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import create, marked, newest_landing
@@ -43,7 +39,7 @@ from kalman.learning.maximum_likelihood import maximum_likelihood
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
-    from kalman.types import Filter
+    from jobs.state.filter_step import Begin
 
 
 class Offer(NamedTuple):
@@ -54,7 +50,7 @@ class Offer(NamedTuple):
 
 
 def offer(
-    warehouse: Warehouse, spec: ModelSpec, table: str, version: int, say: Callable[[str], None]
+    warehouse: Warehouse, spec: ModelSpec, table: str, version: int, on_progress: Callable[[str], None]
 ) -> list[Offer]:
     """Filter the marked history up to a version, and offer its keys' states to the streams of this very model.
 
@@ -65,7 +61,9 @@ def offer(
     landed = newest_landing(warehouse, table, version)
     if landed is None:
         return []
-    return [_offer(warehouse, spec, table, landed, base, say) for base in _bases(warehouse, spec, table)]
+    return [
+        _offer(warehouse, spec, table, landed, base, on_progress) for base in _bases(warehouse, spec, table)
+    ]
 
 
 def _bases(warehouse: Warehouse, spec: ModelSpec, table: str) -> list[Manifest]:
@@ -89,9 +87,8 @@ def _offer(
     table: str,
     landed: int,
     base: Manifest,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> Offer:
-
     meaning = meaning_of(spec.fingerprint(), base.parameters)
     inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
     version = None if inputs is None else inputs.newest()
@@ -101,22 +98,22 @@ def _offer(
     manifest = find_whole(warehouse, identity)
     if manifest is None:
         rows = warehouse.read(table, landed).filter(marked()).select(*spec.columns)
-        kind = key_kind(spec.key, rows.schema)
+        runtime = ModelRuntime(spec, base.parameters, rows.schema)
         given = 0
         if inputs is not None and version is not None:  # as in a snapshot of all measurements
-            inputs.load(kind, version.version)
+            inputs.load(runtime.kind, version.version)
             given = rows.count()
-            rows = inputs.joined(rows, kind, version.version).dropna(subset=spec.input_names)
+            rows = inputs.joined(rows, runtime.kind, version.version).dropna(subset=spec.input_names)
         count, newest = rows.agg(F.count("*"), F.max(F.unix_micros(F.col(f"`{spec.time}`")))).collect()[0]
-        say(f"filtering {count:,} rows of history")
-        fmt = row_format(spec, kind, rows.schema).joined
-        batch = Batch(fmt, spec.unit_us, spec.idle_us)
-        states = final_states(bucket_rows(rows, fmt, count), *_filter_of(warehouse, spec, base, batch))
+        on_progress(f"filtering {count:,} rows of history")
+        runtime.ship(warehouse.spark)
+        packed = bucket_rows(rows, runtime.rows.joined, count)
+        states = final_states(packed, runtime.kernel, batch_of(runtime), _begin(runtime))
         made = replace(
             base,
             snapshot_id=identity,
             position=delta_position(table, landed, warehouse.table_id(table)),
-            # A snapshot with a cut is history only: nothing takes it for one that a stream could begin from.
+            # A snapshot with a cut is history only: no stream begins from it.
             cut=to_datetime(0 if newest is None else newest + 1),
             generation=None,
             batch_id=None,
@@ -129,24 +126,23 @@ def _offer(
     return Offer(manifest, _append(warehouse, spec.name, manifest, meaning))
 
 
-def _filter_of(
-    warehouse: Warehouse, spec: ModelSpec, base: Manifest, batch: Batch
-) -> tuple[Filter, Batch, Any]:
-    """Return what filters the history as a stream from the base would have: kernel, batch, and where keys begin."""
-    definition = spec.definition()
-    kernel = kalman.build(definition, base.parameters)
-    ship(warehouse.spark, definition)
-    begin = group_begin(batch.rows.kind, definition, base.parameters)
-    if spec.learn is not None and spec.learn.scope == "key":
-        if spec.filter in LEARNERS:
-            raise UserError(
-                f"{spec.name}: new keys of filter: {spec.filter} with learn.scope: key cannot be pretrained beside a "
-                f"stream: write stream.new_keys: prior, or learn.scope: pooled"
-            )
-        found = maximum_likelihood(definition)
-        theta = replace(found, begin={**found.begin, **base.parameters}).start
-        begin = each_key_learner(definition, kernel, Window(), theta, spec.unit_us)
-    return kernel, batch, begin
+def _begin(runtime: ModelRuntime) -> Begin | None:
+    """Return the initial states of new keys, as a stream with these parameters would have them.
+
+    Raises:
+        UserError: each key would have to learn its own parameters, and the model's learner cannot continue from others.
+    """
+    spec = runtime.spec
+    if spec.learn is None or spec.learn.scope != "key":
+        return runtime.begin
+    if spec.filter in LEARNERS:
+        raise UserError(
+            f"{spec.name}: new keys of filter: {spec.filter} with learn.scope: key cannot be pretrained beside a "
+            f"stream: write stream.new_keys: prior, or learn.scope: pooled"
+        )
+    problem = maximum_likelihood(runtime.definition)
+    theta = replace(problem, begin={**problem.begin, **runtime.parameters}).start
+    return each_key_learner(runtime.definition, runtime.kernel, Window(), theta, spec.unit_us)
 
 
 def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) -> int:
@@ -174,7 +170,7 @@ def lines(offers: list[Offer]) -> list[str]:
 
 
 def only_history(
-    warehouse: Warehouse, spec: ModelSpec, version: int | None, say: Callable[[str], None]
+    warehouse: Warehouse, spec: ModelSpec, version: int | None, on_progress: Callable[[str], None]
 ) -> list[Offer]:
     """Offer the keys of marked history alone: `pretrain --history`.
 
@@ -193,7 +189,7 @@ def only_history(
             f"--history: no history of new keys has landed for {spec.name}: land some with `kalman-pipeline ingest "
             f"--model {spec.name} --history --input FILE`"
         )
-    made = offer(warehouse, spec, table, newest, say)
+    made = offer(warehouse, spec, table, newest, on_progress)
     if not made:
         raise UserError(
             f"--history: {spec.name} has no snapshot to take parameters from: run `kalman-pipeline pretrain --model "
