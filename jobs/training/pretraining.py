@@ -81,23 +81,8 @@ def snapshot_at(
         progress.note(f"filtering {count:,} rows")
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
         runtime.ship(spark)
-        manifest = Manifest(
-            snapshot_id=identity,
-            model=spec.name,
-            model_version=spec.version,
-            fingerprint=spec.fingerprint(),
-            parameters=dict(runtime.parameters),
-            position=cut.place or position_at(warehouse, spec, table, cut.version),
-            cut=to_datetime(cut.before),
-            learn_from=None if spec.learn is None else to_datetime(window.first),
-            learn_to=None if spec.learn is None else to_datetime(window.last),
-            key_count=0,
-            checksum="",
-            rows=0,
-            snapshots_version=0,
-            spec=spec.model_dump_json(by_alias=True),
-            inputs=None if version is None else {**version._asdict(), "left_out": landed - count},
-        )
+        given = None if version is None else {**version._asdict(), "left_out": landed - count}
+        manifest = _manifest(warehouse, runtime, identity, table, cut, window, given)
         begin = _begin(runtime, learned, window)
         states = final_states(packed, runtime.kernel, batch_of(runtime), begin)
         with labelled(spark, doing, "filter and write the snapshot"):
@@ -117,6 +102,36 @@ def _history(warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut) -> Dat
     return frame
 
 
+def _manifest(
+    warehouse: Warehouse,
+    runtime: ModelRuntime,
+    identity: str,
+    table: str,
+    cut: Cut,
+    window: Window,
+    inputs: dict[str, Any] | None,
+) -> Manifest:
+    """Return the manifest of a snapshot whose states are not written yet."""
+    spec = runtime.spec
+    return Manifest(
+        snapshot_id=identity,
+        model=spec.name,
+        model_version=spec.version,
+        fingerprint=spec.fingerprint(),
+        parameters=dict(runtime.parameters),
+        position=cut.place or position_at(warehouse, spec, table, cut.version),
+        cut=to_datetime(cut.before),
+        learn_from=None if spec.learn is None else to_datetime(window.first),
+        learn_to=None if spec.learn is None else to_datetime(window.last),
+        key_count=0,
+        checksum="",
+        rows=0,
+        snapshots_version=0,
+        spec=spec.model_dump_json(by_alias=True),
+        inputs=inputs,
+    )
+
+
 def _learn(
     runtime: ModelRuntime,
     learn: Learn,
@@ -132,7 +147,7 @@ def _learn(
 
 
 def _begin(runtime: ModelRuntime, learned: Learned | None, window: Window) -> Begin | None:
-    """Return the initial states of keys: by key or by group if their parameters are; None: the model's initial state."""
+    """Return the initial states of keys whose parameters are learned by key or by group, otherwise None."""
     spec = runtime.spec
     if spec.learn is not None and spec.learn.scope == "key" and learned is not None:
         return each_key_learner(runtime.definition, runtime.kernel, window, learned.theta, spec.unit_us)
