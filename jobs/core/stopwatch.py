@@ -1,8 +1,8 @@
-"""Take the time of steps within a Spark task: of packing, of the filter, of its state. No Spark.
+"""Time the steps within a Spark task: packing, the filter, its state. Spark-free.
 
-A function of ours that is worth knowing about is marked (`@step("state read")`, `with step("filter")`). The marks do
-nothing until a task is run under a watch, as `stream --profile` does; a step within another is not counted to the other
-one, so that the seconds of all steps add up.
+Functions worth timing are marked (`@step("state read")`, `with step("filter")`). The marks do nothing unless the task
+runs under a stopwatch, as with `stream --profile`. Time in a nested step does not count for the step around it, so the
+seconds of all steps add up.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Seconds = dict[str, float]
 PACK, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES = (
     "pack rows", "unpack and sort", "state read", "filter", "state write", "pack estimates", "unpack estimates",
 )  # fmt: skip
-"""Steps of the functions that run in Python workers."""
+"""Steps in Python workers."""
 WAITING = "waiting for rows"
-"""What a step waits for its rows is the time of whoever gives them."""
+"""The time in which a step waits for rows belongs to their producer."""
 
 
 class Into(Protocol):
-    """Where a task's seconds go: an accumulator of Spark's."""
+    """The receiver of a task's seconds: a Spark accumulator."""
 
     def add(self, term: Seconds) -> None:
         """Add seconds by step."""
@@ -34,24 +34,24 @@ class Into(Protocol):
 
 
 class Stopwatch:
-    """The seconds of steps, each without those within it."""
+    """The seconds of steps, each without its nested steps."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: Seconds = {}
         self._clock, self._open, self._since = clock, list[str](), 0.0
 
     def enter(self, name: str) -> None:
-        """Begin a step: the one around it stands still."""
+        """Begin a step, and pause the step around it."""
         self._count()
         self._open.append(name)
 
     def leave(self) -> None:
-        """End the step that began last."""
+        """End the innermost step."""
         self._count()
         self._open.pop()
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield what an iterator gives, and take the time that it needs for it; what is done with it does not count."""
+        """Yield the items, and time how long each takes to produce; the time of their consumer does not count."""
         global _running
         items = iter(items)
         while True:
@@ -74,11 +74,11 @@ class Stopwatch:
 
 
 _running: Stopwatch | None = None
-"""The watch of the task that this process runs, if it has one. A Python worker runs one task at a time."""
+"""The stopwatch of this process's task, if it has one. A Python worker runs one task at a time."""
 
 
-class step:  # noqa: N801 - used as a word of the language
-    """A step, as a context or around a function."""
+class step:  # noqa: N801 - reads as a keyword
+    """A timed step: a context manager, and a decorator."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -97,7 +97,7 @@ class step:  # noqa: N801 - used as a word of the language
             watch.leave()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Return the function as a step of that name."""
+        """Return the function as a timed step."""
 
         @wraps(function)
         def timed(*args: P.args, **options: P.kwargs) -> T:
@@ -110,14 +110,14 @@ class step:  # noqa: N801 - used as a word of the language
 
 
 def each(name: str, items: Iterable[T]) -> Iterable[T]:
-    """Return what an iterator gives, as a step of that name if the task has a watch."""
+    """Return the items, timed as a step if the task has a stopwatch."""
     return items if _running is None else _running.each(name, items)
 
 
 def watched(
     function: Callable[[Iterator[T]], Iterator[T]], name: str, into: Into
 ) -> Callable[[Iterator[T]], Iterator[T]]:
-    """Return a function from batches to batches that adds up its seconds; to wait for batches is no part of them."""
+    """Return the function from batches to batches, timed: it adds its seconds, without waiting for batches, to `into`."""
 
     def work(batches: Iterator[T]) -> Iterator[T]:
         watch = Stopwatch()

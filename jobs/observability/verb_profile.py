@@ -90,7 +90,7 @@ def table_of(steps: Sequence[Step], seconds: float) -> Table:
     """Return the steps as a rich table."""
     table = Table(title=f"where {seconds:.1f} s went", title_justify="left", box=None, pad_edge=False)
     table.add_column("step")
-    for name in ("seconds", "share", "jobs", "seconds of tasks", "of them shuffle", "garbage"):
+    for name in ("seconds", "share", "jobs", "task seconds", "of them shuffle", "of them GC"):
         table.add_column(name, justify="right")
     for one in steps:
         share = f"{100 * one.seconds / seconds:.1f} %" if seconds else ""
