@@ -117,7 +117,7 @@ def each(name: str, items: Iterable[T]) -> Iterable[T]:
 def watched(
     function: Callable[[Iterator[T]], Iterator[T]], name: str, into: Into
 ) -> Callable[[Iterator[T]], Iterator[T]]:
-    """Return the function from batches to batches, timed: it adds its seconds, without waiting for batches, to `into`."""
+    """Return the function from batches to batches, timed: without waiting for batches, its seconds go to `into`."""
 
     def work(batches: Iterator[T]) -> Iterator[T]:
         watch = Stopwatch()

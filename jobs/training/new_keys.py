@@ -1,10 +1,10 @@
-"""Keys that are pretrained while a stream runs: it takes their states over without a restart (decision 0015).
+"""Pretraining of new keys while a stream runs, which imports their states without a restart (decision 0015).
 
-The history of such a key lands in the measurements, marked (`ingest --history`). A stream that takes new keys passes
-marked rows over, and a batch pass takes them in their place like all others. So a state of marked rows alone reflects
-nothing that the stream has met or will meet: it may be taken at any moment, once, by a stream that has no state of the
-key, and nothing is counted twice. `pretrain` makes such states, and appends them to the table `new_keys/<model>`. The
-stream reads that as a second source: what a micro-batch takes is fixed by its offsets, as its measurements are.
+The history of a new key lands in the measurements as marked rows (`ingest --history`). A stream that imports new keys
+skips marked rows; a batch pass treats them like all others. So a state filtered from marked rows alone reflects no row
+that the stream ever reads: a stream without a state of the key may import it at any moment, once, and counts nothing
+twice. `pretrain` appends such states to the table `new_keys/<model>`, which the stream reads as a second source: its
+offsets fix what each micro-batch imports, as they do for measurements.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Offer(NamedTuple):
-    """States of new keys, as a snapshot; keys: how many a stream of these parameters had not been offered before."""
+    """States of new keys, as a snapshot; keys: how many of them are offered for the first time."""
 
     manifest: Manifest
     keys: int
@@ -52,11 +52,10 @@ class Offer(NamedTuple):
 def offer(
     warehouse: Warehouse, spec: ModelSpec, table: str, version: int, on_progress: Callable[[str], None]
 ) -> list[Offer]:
-    """Filter the marked history up to a version, and offer its keys' states to the streams of this very model.
+    """Filter the marked history up to a version, and offer the states to the streams of this version of the model.
 
-    They are made with the parameters that the live stream, and any shadow, runs with; where nothing runs, with those of
-    the snapshot that one would begin from. Killed between the snapshot and the offer, the next call ends what was
-    begun; again it changes nothing.
+    The filter has the parameters of the live generation, and of each shadow; if there is none, those of the snapshot
+    that a new generation would begin from. Idempotent: after a kill the next call completes the offer.
     """
     landed = newest_landing(warehouse, table, version)
     if landed is None:
@@ -67,18 +66,18 @@ def offer(
 
 
 def _bases(warehouse: Warehouse, spec: ModelSpec, table: str) -> list[Manifest]:
-    """Return the snapshots that the streams of a model run from, one for each set of parameters."""
+    """Return the snapshots that the model's generations began from, one for each set of parameters."""
     fingerprint = spec.fingerprint()
-    going = [
+    bases = [
         origin(warehouse, one)
         for one in generations.all_of(warehouse, spec.name)
         if one.status in (generations.LIVE, generations.SHADOW) and one.fingerprint == fingerprint
     ]
-    if not going:
+    if not bases:
         identity = warehouse.table_id(table)
         newest = manifests.newest_startable(warehouse, spec.name, fingerprint, spec.source_kind, identity)
-        going = [] if newest is None else [newest]
-    return list({meaning_of(fingerprint, one.parameters): one for one in going}.values())
+        bases = [] if newest is None else [newest]
+    return list({meaning_of(fingerprint, one.parameters): one for one in bases}.values())
 
 
 def _offer(
@@ -127,10 +126,10 @@ def _offer(
 
 
 def _begin(runtime: ModelRuntime) -> Begin | None:
-    """Return the initial states of new keys, as a stream with these parameters would have them.
+    """Return the initial states of new keys as a stream with these parameters has them; None: the model's own.
 
     Raises:
-        UserError: each key would have to learn its own parameters, and the model's learner cannot continue from others.
+        UserError: each key has parameters of its own, which this filter's learner cannot start from the stream's.
     """
     spec = runtime.spec
     if spec.learn is None or spec.learn.scope != "key":
@@ -146,8 +145,7 @@ def _begin(runtime: ModelRuntime) -> Begin | None:
 
 
 def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) -> int:
-    """Offer the states of a snapshot that have not been offered as they are, once; return how many there were."""
-
+    """Append a snapshot's states to the table of offers, except those that it has; return how many were new."""
     table = create(warehouse, model)
     rows = verify(warehouse, manifest).withColumn("meaning", F.lit(meaning))
     before = warehouse.read(table, warehouse.latest_version(table))
@@ -161,10 +159,10 @@ def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) 
 
 
 def lines(offers: list[Offer]) -> list[str]:
-    """Return what people are told of offers."""
+    """Return the report lines of offers."""
     return [
-        f"snapshot {one.manifest.snapshot_id}: {plural(one.manifest.key_count, 'key')} of history "
-        f"landed for new keys, {one.keys:,} of them offered now to running streams"
+        f"snapshot {one.manifest.snapshot_id}: {plural(one.manifest.key_count, 'key')} from history "
+        f"landed for new keys, {one.keys:,} of them newly offered to running streams"
         for one in offers
     ]
 
@@ -172,14 +170,14 @@ def lines(offers: list[Offer]) -> list[str]:
 def only_history(
     warehouse: Warehouse, spec: ModelSpec, version: int | None, on_progress: Callable[[str], None]
 ) -> list[Offer]:
-    """Offer the keys of marked history alone: `pretrain --history`.
+    """Offer the states of new keys, and pretrain nothing else: `pretrain --history`.
 
     Raises:
-        UserError: the model's streams take no new keys, none has landed, or there is nothing to take parameters from.
+        UserError: the model's streams import no new keys, no history has landed, or no snapshot has parameters.
     """
     if spec.stream.new_keys != PRETRAINED:
         raise UserError(
-            f"--history: the streams of {spec.name} take no pretrained keys: write stream.new_keys: {PRETRAINED} in "
+            f"--history: the streams of {spec.name} import no pretrained keys: write stream.new_keys: {PRETRAINED} in "
             f"its spec"
         )
     table = measurements(spec.name)
