@@ -83,7 +83,7 @@ def start_query(
 
 @dataclass(frozen=True)
 class QueryContext:
-    """What source, operator and sinks of one query share; each value is read once."""
+    """The values that source, operator and sinks of one query share; each is read once."""
 
     warehouse: Warehouse
     runtime: ModelRuntime
@@ -267,10 +267,9 @@ def _publisher(
     warehouse: Warehouse, lease: Lease, deployed: ModelSpec, committed: int | None
 ) -> Publisher | None:
     """Return the publisher of estimates, resumed at its position, or None if the spec names no such sink."""
-    targets = sinks_of(warehouse, deployed.sinks, deployed.folder)
-    publisher = Publisher(warehouse, lease, targets)
+    publisher = Publisher(warehouse, lease, sinks_of(warehouse, deployed.sinks, deployed.folder))
     publisher.begin(committed)
-    return publisher if publisher.targets else None
+    return publisher if publisher.sinks else None
 
 
 def _measurements(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> DataFrame:

@@ -109,7 +109,7 @@ class _Stream:
                 self.report = self.driver.drive()
         except Exception as problem:
             self.error = problem.message if isinstance(problem, UserError) else first_line(problem, 500)
-            print(f"error: {self.error} (the other streams go on)", file=sys.stderr, flush=True)
+            print(f"error: {self.error} (the other streams continue)", file=sys.stderr, flush=True)
         finally:
             self.lock.close()
 

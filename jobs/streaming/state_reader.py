@@ -1,4 +1,4 @@
-"""Read a generation's state out of its checkpoint."""
+"""Read a generation's state from its checkpoint."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ REASONS = {
     RESENT: duplicates.SAME_ID,
     WITHOUT_INPUTS: "inputs: the table of inputs has no row for the key",
 }
-"""Why rows are refused, by kind of packet."""
+"""Reasons of refusal by kind of packet, as the quarantine table stores them."""
 
 
 def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int) -> DataFrame:
-    """Unpack refused rows (kind, payload) and give them the quarantine's columns; the payload is the row as JSON."""
-    names = fmt.numbers  # a row is quarantined as it came, without its key's inputs
+    """Unpack refused rows (kind, payload) to rows of the quarantine, whose payload is the row as JSON."""
+    names = fmt.numbers  # a row is quarantined as it arrived, without the inputs of its key
     layout, kind, has_id = fmt.layout, fmt.kind, fmt.row_id is not None
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

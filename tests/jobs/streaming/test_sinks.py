@@ -144,11 +144,11 @@ def test_a_sink_that_fails_fails_its_micro_batch_and_the_retry_converges(tmp_pat
     broken = tmp_path / "models" / "broken"
     broken.touch()
     with pytest.raises(
-        UserError, match="micro-batch 1 could not be handed on to shelf:take .*shelf is full"
+        UserError, match="micro-batch 1 could not be written to shelf:take .*shelf is full"
     ) as error:
         pipeline.stream()
     assert error.value.exit_code == RUN_FAILED
-    assert "its estimates are safe: mend shelf:take and start the stream again" in str(error.value)
+    assert "its estimates are safe: repair shelf:take and restart the stream" in str(error.value)
     assert set(pipeline.estimates()["batch_id"]) == {0, 1}
     assert [(generation, batch) for generation, batch, _ in taken(pipeline)] == [("walk-g0001", 0)]
     broken.unlink()

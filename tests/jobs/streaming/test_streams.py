@@ -52,7 +52,7 @@ def test_one_that_cannot_start_does_not_hold_up_the_others(
     report = several.run(bare.settings, ["walk", "bare", "drift"])
     (problem,) = report.problems
     assert "bare" in problem and "pretrain" in problem
-    assert "the other streams go on" in capsys.readouterr().err
+    assert "the other streams continue" in capsys.readouterr().err
     assert {name: one.get("rows") for name, one in report.data["streams"].items()} == {
         "walk": 150,
         "bare": None,
