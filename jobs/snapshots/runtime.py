@@ -46,7 +46,7 @@ class ModelRuntime:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """Return what `kalman.build` takes."""
+        """Return the model definition for `kalman.build`."""
         return self.spec.definition()
 
     @cached_property

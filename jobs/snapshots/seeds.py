@@ -1,4 +1,4 @@
-"""What seeds a stream: a snapshot's states, waiting rows and row ids, and pretrained states of new keys."""
+"""The seeds of a stream: a snapshot's states, waiting rows and row ids, and pretrained states of new keys."""
 
 from __future__ import annotations
 

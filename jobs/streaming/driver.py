@@ -58,9 +58,7 @@ class Driver:
     """Makes the display of progress for a model's name; by default a bar, or lines."""
 
     def __post_init__(self) -> None:
-        self.deployed = (
-            self.spec
-        )  # a generation of an earlier version continues with the spec of that version
+        self.deployed = self.spec  # `drive` replaces `spec` if the generation is of an earlier version
 
     def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
         """Run the live generation, the one with this name, or a new one that adopts a snapshot.
@@ -217,9 +215,9 @@ class Driver:
         )
 
     def _counted(self, totals: Totals) -> list[tuple[int, str]]:
-        """Return what a run did beside estimating rows: counts, and a sentence for each that is not zero."""
+        """Return the other counts of a run, with the report's sentence for each."""
         spec = self.spec
-        late_by = {"strict": "behind the watermark", "replay": "older than the rows kept for replay"}.get(
+        late_by = {"strict": "older than the watermark", "replay": "older than the rows kept for replay"}.get(
             spec.order.kind, "older than the key's state"
         )
         drops = spec.duplicates is not None and spec.duplicates.action == "drop"

@@ -203,7 +203,7 @@ def snapshot_id(spec: ModelSpec, table: str, cut: Cut, window: Window, version: 
 
 
 def _inputs_of(inputs: Inputs, version: Version) -> dict[str, Any]:
-    """Return what decides the control inputs of rows."""
+    """Return the part of a snapshot's id that stands for the inputs of its keys."""
     return {"inputs": inputs.model_dump(), "inputs_version": version._asdict()}
 
 
