@@ -46,17 +46,14 @@ class ModelRuntime:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """Return the model definition for `kalman.build`."""
         return self.spec.definition()
 
     @cached_property
     def kernel(self) -> Filter:
-        """Return the filter with its parameters."""
         return kalman.build(self.definition, self.parameters)
 
     @cached_property
     def kind(self) -> KeyKind:
-        """Return the kind of the model's keys."""
         return key_kind(self.spec.key, self.schema)
 
     @cached_property
@@ -66,7 +63,6 @@ class ModelRuntime:
 
     @cached_property
     def state(self) -> StateFormat:
-        """Return the format of state blocks."""
         spec, kernel = self.spec, self.kernel
         return state_format(
             spec.name, spec.version, spec.states, kernel.fields, self.kind, kernel.size, stored_as(kernel)
@@ -84,7 +80,6 @@ class ModelRuntime:
 
     @cached_property
     def estimates(self) -> EstimateFormat:
-        """Return the format of estimates."""
         return estimate_format(self.kind, self.spec, self.kernel)
 
     @cached_property

@@ -129,8 +129,8 @@ class Driver:
             return Totals()
 
         def advance(totals: Totals) -> None:
-            rate = totals.estimated / totals.seconds
-            progress.advance(1, f"micro-batches · {totals.estimated:,} rows · {rate:,.0f} rows/s")
+            rows = totals.counts["rows"]
+            progress.advance(1, f"micro-batches · {rows:,} rows · {rows / totals.seconds:,.0f} rows/s")
 
         try:
             with self._metrics(generation) as outlets:
@@ -170,35 +170,24 @@ class Driver:
     def _report(self, generation: Generation, is_new: bool, notes: Sequence[str], totals: Totals) -> Report:
         position = position_of(self.warehouse, generation)
         start = f"began from snapshot {generation.snapshot_id}" if is_new else "resumed from its checkpoint"
-        lines = [
-            f"generation {generation.generation} {start}",
-            self._work_line(totals, said(position)),
-            *(sentence for count, sentence in self._counted(totals) if count),
-            *(f"note: {note}" for note in notes),
-        ]
-        profile = profiler().found
+        lines = [f"generation {generation.generation} {start}", self._work_line(totals, said(position))]
+        for name, verb, noun, rest in self._sentences():
+            if totals.counts[name]:
+                lines.append(f"{verb} {plural(totals.counts[name], noun)}{rest}")
+        lines += [f"note: {note}" for note in notes]
         data = {
             "model": self.spec.name,
             "generation": generation.generation,
             "began": is_new,
             "snapshot": generation.snapshot_id,
-            "rows": totals.estimated,
-            "late": totals.late,
-            "bad_state": totals.bad,
-            "waiting": totals.waiting,
-            "duplicates": totals.duplicates,
-            "expired": totals.expired,
-            "corrected": totals.corrected,
-            "keys_taken": totals.taken,
-            "keys_held": totals.held,
-            "rejected": totals.rejected,
-            "without_inputs": totals.without_inputs,
+            **totals.counts,
             "batches": totals.batches,
             "version": rank(position),
             "position": position,
             "seconds": totals.seconds,
             "notes": list(notes),
         }
+        profile = profiler().found
         if profile is None:
             return Report(lines, data)
         return Report(lines, {**data, "profile": profile.data()}, tables=[table_of(profile, self.spec.name)])
@@ -208,32 +197,28 @@ class Driver:
             # A driver that was stopped may not have read all available rows.
             start = "stopped before the first micro-batch, at" if self.stop.is_set() else "no new rows after"
             return f"{start} {where}"
-        rate = totals.estimated / totals.seconds
+        rows, seconds = totals.counts["rows"], totals.seconds
         return (
-            f"estimated {plural(totals.estimated, 'row')} in {plural(totals.batches, 'micro-batch', 'es')}, "
-            f"{totals.seconds:.1f} s ({rate:,.0f} rows/s), up to {where}"
+            f"estimated {plural(rows, 'row')} in {plural(totals.batches, 'micro-batch', 'es')}, "
+            f"{seconds:.1f} s ({rows / seconds:,.0f} rows/s), up to {where}"
         )
 
-    def _counted(self, totals: Totals) -> list[tuple[int, str]]:
-        """Return the other counts of a run, with the report's sentence for each."""
+    def _sentences(self) -> list[tuple[str, str, str, str]]:
+        """Return the sentence for each further count: the count's name, verb, noun, and the rest."""
         spec = self.spec
         late_by = {"strict": "older than the watermark", "replay": "older than the rows kept for replay"}.get(
             spec.order.kind, "older than the key's state"
         )
         drops = spec.duplicates is not None and spec.duplicates.action == "drop"
-        late, bad = plural(totals.late, "late row"), plural(totals.bad, "row")
-        repeated, unknown = plural(totals.duplicates, "row"), plural(totals.without_inputs, "row")
-        expired = plural(totals.expired, "silent key")
-        taken, held = (plural(count, "newly pretrained key") for count in (totals.taken, totals.held))
         return [
-            (totals.late, f"quarantined {late}: {late_by}"),
-            (totals.duplicates, f"{'dropped' if drops else 'quarantined'} {repeated} for repeating another"),
-            (totals.corrected, f"corrected {plural(totals.corrected, 'estimate')}"),
-            (totals.expired, f"ended {expired}: the last states are in archive/{spec.name}"),
-            (totals.taken, f"imported {taken}"),
-            (totals.held, f"skipped {held} that had a state already"),
-            (totals.waiting, f"waiting for the watermark: {plural(totals.waiting, 'row')}"),
-            (totals.bad, f"quarantined {bad} of keys whose state is not a number"),
-            (totals.rejected, f"quarantined {plural(totals.rejected, 'message')} that did not fit"),
-            (totals.without_inputs, f"quarantined {unknown} whose key is not in {spec.inputs_table}"),
+            ("late", "quarantined", "late row", f": {late_by}"),
+            ("duplicates", "dropped" if drops else "quarantined", "row", " for repeating another"),
+            ("corrected", "corrected", "estimate", ""),
+            ("expired", "ended", "silent key", f": the last states are in archive/{spec.name}"),
+            ("keys_taken", "imported", "newly pretrained key", ""),
+            ("keys_held", "skipped", "newly pretrained key", " that had a state already"),
+            ("waiting", "waiting for the watermark:", "row", ""),
+            ("bad_state", "quarantined", "row", " of keys whose state is not a number"),
+            ("rejected", "quarantined", "message", " that did not fit"),
+            ("without_inputs", "quarantined", "row", f" whose key is not in {spec.inputs_table}"),
         ]

@@ -31,13 +31,8 @@ def export(
 ) -> tuple[Manifest, bool]:
     """Return the snapshot of a generation's state at the end of a micro-batch, and whether this call made it.
 
-    The state of a generation that has committed nothing is the snapshot that it began from.
-
-    Args:
-        warehouse: of the generation.
-        generation: whose state to export.
-        batch: a committed micro-batch whose state Spark still keeps; by default the last one that ends a version.
-        on_progress: called with a line when the state is about to be read.
+    The state of a generation that has committed nothing is the snapshot that it began from. By default the micro-batch
+    is the last one that completes a version of the measurements.
 
     Raises:
         UserError: the generation is removed or damaged, or there is no such micro-batch.

@@ -62,14 +62,8 @@ def start_query(
 ) -> tuple[StreamingQuery, Totals]:
     """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet.
 
-    Args:
-        warehouse: of the generation.
-        spec: that the generation's states were built with.
-        lease: of the generation.
-        manifest: of the snapshot that the generation began from.
-        seconds: between micro-batches; None: process what is available, then end.
-        on_progress: called after each micro-batch.
-        deployed: the current spec, whose sinks count.
+    The generation's states mean what `spec` says; the sinks are those of the `deployed` spec. With `seconds` None the
+    query processes the available rows, then ends. `on_progress` is called after each micro-batch.
     """
     runtime = ModelRuntime.of(warehouse, spec, manifest.parameters)
     runtime.ship(warehouse.spark)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from jobs.encoding.rows import RowFormat
     from jobs.key_inputs.table import Version
     from jobs.specs.key_inputs import Inputs
-    from jobs.specs.model_spec import Learn
     from jobs.state.filter_step import Begin
     from jobs.training.learning import Learned
 
@@ -65,26 +64,29 @@ def snapshot_at(
     with labelled(spark, doing, "count the rows"):
         count = frame.count()
     progress.note(f"{count:,} rows")
-    held = None
+    batch, held = batch_of(runtime), None
     if spec.timed and cut.before is None:
-        frame, held = _held(spec, frame, runtime.rows.joined)
-    packed = bucket_rows(frame, runtime.rows.joined, count).persist()
+        frame, held = _held(spec, frame, batch.rows)
+    packed = bucket_rows(frame, batch.rows, count).persist()
     try:
-        if held is not None and runtime.rows.row_id is not None:
+        if held is not None and batch.rows.row_id is not None:
             floor = runtime.event_time_policy().reach(held.watermark)
-            held = held._replace(ids=of_rows(packed, runtime.rows.joined, floor))
+            held = held._replace(ids=of_rows(packed, batch.rows, floor))
         learned = None
         if spec.learn is not None and count:
             with labelled(spark, doing, "learn"):
-                learned = _learn(runtime, spec.learn, frame, packed, window, progress)
+                sampled = spec.learn.sample_keys is not None
+                keys = frame.select(*spec.key).distinct().count() if sampled else None
+                learned = learn_pooled(
+                    packed, runtime.definition, spec.learn, batch, window, keys, progress.note
+                )
         runtime = replace(runtime, parameters={} if learned is None else learned.parameters)
         progress.note(f"filtering {count:,} rows")
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
         runtime.ship(spark)
         given = None if version is None else {**version._asdict(), "left_out": landed - count}
         manifest = _manifest(warehouse, runtime, identity, table, cut, window, given)
-        begin = _begin(runtime, learned, window)
-        states = final_states(packed, runtime.kernel, batch_of(runtime), begin)
+        states = final_states(packed, runtime.kernel, batch, _begin(runtime, learned, window))
         with labelled(spark, doing, "filter and write the snapshot"):
             return write(warehouse, manifest, states, held), learned, True
     finally:
@@ -130,20 +132,6 @@ def _manifest(
         spec=spec.model_dump_json(by_alias=True),
         inputs=inputs,
     )
-
-
-def _learn(
-    runtime: ModelRuntime,
-    learn: Learn,
-    frame: DataFrame,
-    packed: DataFrame,
-    window: Window,
-    progress: Progress,
-) -> Learned:
-    keys = None
-    if learn.sample_keys is not None:
-        keys = frame.select(*runtime.spec.key).distinct().count()
-    return learn_pooled(packed, runtime.definition, learn, batch_of(runtime), window, keys, progress.note)
 
 
 def _begin(runtime: ModelRuntime, learned: Learned | None, window: Window) -> Begin | None:

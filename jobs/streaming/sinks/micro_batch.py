@@ -60,22 +60,31 @@ KEPT_BATCHES = 1000
 """Micro-batches whose counts are kept until they are recorded."""
 
 
+COUNTED = {
+    ESTIMATES: "rows",
+    LATE: "late",
+    BEHIND: "late",
+    BEYOND: "late",
+    BAD_STATE: "bad_state",
+    DUPLICATE: "duplicates",
+    RESENT: "duplicates",
+    DROPPED: "duplicates",
+    EXPIRED: "expired",
+    CORRECTION: "corrected",
+    TAKEN: "keys_taken",
+    HELD: "keys_held",
+    SET_ASIDE: "rejected",
+    WITHOUT_INPUTS: "without_inputs",
+}
+"""The count of a report to which a kind of packet adds its rows."""
+
+
 @dataclass
 class Totals:
-    """Counts of what one run of the stream has written; `of_batch` holds those of the last micro-batches."""
+    """Counts of one run of the stream, as its report names them; `of_batch` holds those of the last micro-batches."""
 
     batches: int = 0
-    estimated: int = 0
-    late: int = 0
-    bad: int = 0
-    rejected: int = 0
-    without_inputs: int = 0
-    waiting: int = 0
-    duplicates: int = 0
-    expired: int = 0
-    corrected: int = 0
-    taken: int = 0
-    held: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys([*COUNTED.values(), "waiting"], 0))
     of_batch: dict[int, dict[str, int]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
@@ -84,29 +93,23 @@ class Totals:
         """Return the seconds since the run began."""
         return time.monotonic() - self.started
 
-    def add(self, batch_id: int, counts: Counts) -> None:
+    def add(self, batch_id: int, found: Counts) -> None:
         """Add a micro-batch that has been written."""
-        of, late = counts.of, counts.of[LATE] + counts.of[BEHIND] + counts.of[BEYOND]
         self.batches += 1
-        self.estimated += of[ESTIMATES]
-        self.late += late
-        if counts.watermark is not None:
-            self.waiting = of[WAITING]
-        self.duplicates += of[DUPLICATE] + of[RESENT] + of[DROPPED]
-        self.corrected += of[CORRECTION]
-        self.expired += of[EXPIRED]
-        self.taken += of[TAKEN]
-        self.held += of[HELD]
-        self.bad += of[BAD_STATE]
-        self.rejected += of[SET_ASIDE]
-        self.without_inputs += of[WITHOUT_INPUTS]
+        counts = dict.fromkeys(self.counts, 0)
+        for kind, name in COUNTED.items():
+            counts[name] += found.of[kind]
+        for name, count in counts.items():
+            self.counts[name] += count
+        watermark = {}
+        if found.watermark is not None:
+            self.counts["waiting"] = found.of[WAITING]
+            watermark = {"watermark": found.watermark}
         self.of_batch[batch_id] = {
-            "estimated": of[ESTIMATES],
-            "quarantined": sum(counts.refused.values()),
-            "late": late,
-            "bad_state": of[BAD_STATE],
-            "expired": of[EXPIRED],
-            **({} if counts.watermark is None else {"watermark": counts.watermark}),
+            "estimated": counts["rows"],
+            "quarantined": sum(found.refused.values()),
+            **{name: counts[name] for name in ("late", "bad_state", "expired")},
+            **watermark,
         }
         self.of_batch.pop(batch_id - KEPT_BATCHES, None)
 
