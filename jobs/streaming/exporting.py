@@ -27,7 +27,7 @@ def export(
     warehouse: Warehouse,
     generation: Generation,
     batch: int | None = None,
-    on_progress: Callable[[str], None] = lambda text: None,
+    told: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest, bool]:
     """Return the snapshot of a generation's state at the end of a micro-batch, and whether this call made it.
 
@@ -51,7 +51,7 @@ def export(
     found = find_whole(warehouse, identity)
     if found is not None:
         return found, False
-    on_progress(f"reading the state of micro-batch {batch}")
+    told(f"reading the state of micro-batch {batch}")
     made = replace(
         origin,
         snapshot_id=identity,

@@ -76,7 +76,7 @@ def relayout(
             )
             if mine and one.partitions == layout.partitions and not _waits(warehouse, layout.spec, one):
                 return one
-    manifest, _ = export(warehouse, live, on_progress=told)
+    manifest, _ = export(warehouse, live, told=told)
     return start_point.begin(warehouse, layout.spec, manifest, status, layout.partitions, behind=live)
 
 

@@ -95,7 +95,7 @@ def _snapshot(
 ) -> tuple[Manifest | None, dict[str, Any]]:
     """Return the live generation's last state, carried back, and what that does to it; None if it is a dry run."""
     with _with_a_hint(way.live, way.to):
-        source, _ = export(warehouse, way.live, on_progress=told)
+        source, _ = export(warehouse, way.live, told=told)
         manifest, change, _ = migrate_along(warehouse, source, way.steps, way.parameters, dry_run, told)
     return manifest, change
 

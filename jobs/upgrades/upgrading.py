@@ -278,7 +278,7 @@ class Upgrade:
         return manifest
 
     def _migrated(self, live: Generation, dry_run: bool = False) -> tuple[Manifest | None, dict[str, Any]]:
-        source, _ = export(self.warehouse, live, on_progress=self.progress.note)
+        source, _ = export(self.warehouse, live, told=self.progress.note)
         known = known_versions(self.warehouse, self.spec)
         note = self.progress.note
         manifest, change, _ = migrate(self.warehouse, source, known, self.spec.version, dry_run, note)
