@@ -129,9 +129,8 @@ def open_source(context: QueryContext) -> DataFrame:
     packer, packed_as = _packer(context)
     if generation.topic is None:
         source = _measurements(warehouse, spec, generation)
-        if (
-            context.imports_keys and "_origin" in source.columns
-        ):  # a table of another tool may lack the column
+        # A table written by another tool may lack the column.
+        if context.imports_keys and "_origin" in source.columns:
             source = source.filter(~measurements_table.marked())
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(packer, packed_as)
     else:
@@ -172,12 +171,12 @@ def stateful_operator(context: QueryContext) -> StatefulProcessor:
         text=context.checkpoint.keeps_text(),
     )
     processor = FilterProcessor(plan) if plan.timing is None else EventTimeProcessor(plan)
-    wrappers: list[Callable[[StatefulProcessor], StatefulProcessor]] = [profiler().operator]
-    if generation.topic is not None or spec.inputs is not None:
-        wrappers.insert(0, PassThroughRejects)
+    wrappers: list[Callable[[StatefulProcessor], StatefulProcessor]] = []
     if context.imports_keys:
-        wrappers.insert(0, KeyImporter)
-    for wrap in wrappers:
+        wrappers.append(KeyImporter)
+    if generation.topic is not None or spec.inputs is not None:
+        wrappers.append(PassThroughRejects)
+    for wrap in (*wrappers, profiler().operator):
         processor = wrap(processor)
     return processor
 
@@ -188,7 +187,7 @@ def sinks(
     pins: InputPins | None,
     on_progress: Callable[[Totals], None],
 ) -> MicroBatchWriter:
-    """Return the function that writes each micro-batch to the sinks of the deployed spec, all ready to be written."""
+    """Return the writer of micro-batches to the sinks of the deployed spec, after preparing each sink."""
     warehouse, spec, runtime, lease = context.warehouse, context.spec, context.runtime, context.lease
     planned = context.checkpoint.last_planned()
     fence = Fence(warehouse, lease, None if planned == context.committed else planned)
