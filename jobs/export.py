@@ -17,6 +17,7 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
+from jobs.observability.verb_profile import VerbProfiler
 from jobs.specs.loading import load_spec
 from jobs.streaming.exporting import export
 from jobs.warehouse.delta import Warehouse
@@ -46,7 +47,7 @@ def run(
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
 
-    started = time.monotonic()
+    started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models)
     name = spec.name
     spark = spark_session(settings, f"export {name}", short_command_conf())
@@ -57,7 +58,7 @@ def run(
         manifest, made = export(
             warehouse, named(warehouse, name, generation), spec.folder, batch, progress.note
         )
-    return _report(manifest, made, time.monotonic() - started)
+    return profiler.added_to(_report(manifest, made, time.monotonic() - started))
 
 
 def _report(manifest: Manifest, made: bool, seconds: float) -> Report:

@@ -18,6 +18,7 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.migration.apply import change_table, rekeying_lines
 from jobs.migration.migrating import migrate, source_snapshot
+from jobs.observability.verb_profile import VerbProfiler
 from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def run(
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
 
-    started = time.monotonic()
+    started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     spark = spark_session(settings, f"migrate {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
@@ -55,7 +56,7 @@ def run(
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
         source = source_snapshot(warehouse, spec.name, snapshot, target)
         manifest, change, is_new = migrate(warehouse, source, spec, target, dry_run, progress.note)
-    return _report(source, manifest, target, change, is_new, time.monotonic() - started)
+    return profiler.added_to(_report(source, manifest, target, change, is_new, time.monotonic() - started))
 
 
 def _report(

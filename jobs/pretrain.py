@@ -18,6 +18,7 @@ from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
+from jobs.observability.verb_profile import VerbProfiler
 from jobs.specs import sections
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.kernel import load_checked_spec
@@ -65,7 +66,7 @@ def run(
     from jobs.spark.session import spark_session
     from jobs.training.learning import Window
 
-    started = time.monotonic()
+    started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     before = None if as_of is None else parse_time(as_of, "--as-of")
     window = Window(
@@ -82,7 +83,7 @@ def run(
     if history:
         with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
             offers = new_keys.only_history(warehouse, spec, to_version, progress.note)
-        return _offered(spec, offers, time.monotonic() - started)
+        return profiler.added_to(_offered(spec, offers, time.monotonic() - started))
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
@@ -90,7 +91,7 @@ def run(
         offers = []
         if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
             offers = new_keys.offer(warehouse, spec, table, cut.version, progress.note)
-    return _report(spec, manifest, learned, made, offers, time.monotonic() - started)
+    return profiler.added_to(_report(spec, manifest, learned, made, offers, time.monotonic() - started))
 
 
 def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:

@@ -20,6 +20,7 @@ from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.state.kernel import load_checked_spec
 from jobs.streaming import several
 from jobs.streaming.driver import Driver
+from jobs.streaming.profiler import profiling
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import need_measurements
 
@@ -71,8 +72,9 @@ def run(
         spark = spark_session(settings, f"stream {spec.name}", stream_conf(kafka), kafka)
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
-        driver = Driver(settings, warehouse, spec, seconds, stop, metrics_port, metrics_file, profile=profile)
-        return driver.drive(adopt, generation)
+        driver = Driver(settings, warehouse, spec, seconds, stop, metrics_port, metrics_file)
+        with profiling(spark, profile):
+            return driver.drive(adopt, generation)
 
 
 if __name__ == "__main__":

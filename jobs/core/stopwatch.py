@@ -1,8 +1,8 @@
-"""Measure the seconds of steps within a Spark task: packing, the filter, its state. Spark-free.
+"""Time the steps within a Spark task: packing, the filter, its state. Spark-free.
 
-Functions whose time matters are marked (`@step("state read")`, `with step("filter")`). The marks do nothing until a
-task runs under a stopwatch, as under `stream --profile`. The seconds of a step exclude those of steps within it, so
-that the seconds of all steps add up.
+Functions worth timing are marked (`@step("state read")`, `with step("filter")`). The marks do nothing unless the task
+runs under a stopwatch, as with `stream --profile`. Time in a nested step does not count for the step around it, so the
+seconds of all steps add up.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Seconds = dict[str, float]
 PACK, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES = (
     "pack rows", "unpack and sort", "state read", "filter", "state write", "pack estimates", "unpack estimates",
 )  # fmt: skip
-"""Steps of the functions that run in Python workers."""
+"""Steps in Python workers."""
 WAITING = "waiting for rows"
-"""Waiting for input rows counts for the step that produces them."""
+"""The time in which a step waits for rows belongs to their producer."""
 
 
 class Into(Protocol):
-    """The target of a task's seconds: an accumulator of Spark's."""
+    """The receiver of a task's seconds: a Spark accumulator."""
 
     def add(self, term: Seconds) -> None:
         """Add seconds by step."""
@@ -34,24 +34,24 @@ class Into(Protocol):
 
 
 class Stopwatch:
-    """The seconds of steps, each without those of the steps within it."""
+    """The seconds of steps, each without its nested steps."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: Seconds = {}
         self._clock, self._open, self._since = clock, list[str](), 0.0
 
     def enter(self, name: str) -> None:
-        """Begin a step; the enclosing step pauses."""
+        """Begin a step, and pause the step around it."""
         self._count()
         self._open.append(name)
 
     def leave(self) -> None:
-        """End the step that began last."""
+        """End the innermost step."""
         self._count()
         self._open.pop()
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield an iterator's items and count the time to produce them, not the time that the consumer takes."""
+        """Yield the items, and time how long each takes to produce; the time of their consumer does not count."""
         global _running
         items = iter(items)
         while True:
@@ -77,8 +77,8 @@ _running: Stopwatch | None = None
 """The stopwatch of this process's task, if it has one. A Python worker runs one task at a time."""
 
 
-class step:  # noqa: N801 - used as a word of the language
-    """A step: a context manager, or a decorator of a function."""
+class step:  # noqa: N801 - reads as a keyword
+    """A timed step: a context manager, and a decorator."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -97,7 +97,7 @@ class step:  # noqa: N801 - used as a word of the language
             watch.leave()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Return the function as a step of this name."""
+        """Return the function as a timed step."""
 
         @wraps(function)
         def timed(*args: P.args, **options: P.kwargs) -> T:
@@ -110,14 +110,14 @@ class step:  # noqa: N801 - used as a word of the language
 
 
 def each(name: str, items: Iterable[T]) -> Iterable[T]:
-    """Return an iterator's items; if the task has a stopwatch, producing them is a step of this name."""
+    """Return the items, timed as a step if the task has a stopwatch."""
     return items if _running is None else _running.each(name, items)
 
 
 def watched(
     function: Callable[[Iterator[T]], Iterator[T]], name: str, into: Into
 ) -> Callable[[Iterator[T]], Iterator[T]]:
-    """Return a function from batches to batches that adds its seconds to `into`, without waiting for its input."""
+    """Return the function from batches to batches, timed: without waiting for batches, its seconds go to `into`."""
 
     def work(batches: Iterator[T]) -> Iterator[T]:
         watch = Stopwatch()

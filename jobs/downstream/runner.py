@@ -23,7 +23,7 @@ from jobs.lineage.leases import stream_lock
 from jobs.lineage.live import is_live, live_lineage
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
-from jobs.spark.queries import await_end, cause_of
+from jobs.spark.queries import await_end, cause_of, with_trigger
 from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
@@ -115,12 +115,7 @@ class LiveQueries:
         """Start a query that calls a sink with each micro-batch."""
         writer = rows.writeStream.queryName(query.name).foreachBatch(batches_labelled(sink, query.name))
         writer = writer.option("checkpointLocation", self.warehouse.path(query.checkpoint))
-        writer = (
-            writer.trigger(availableNow=True)
-            if self.seconds is None
-            else writer.trigger(processingTime=f"{self.seconds} seconds")
-        )
-        return writer.start()
+        return with_trigger(writer, self.seconds).start()
 
     def _await(self, queries: list[StreamingQuery], live: str, known: int, progress: Progress) -> bool:
         """Wait for the queries' end; return False if they must restart because another generation is live.

@@ -31,7 +31,7 @@ from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
 from jobs.spark.kafka import Offsets, bounds, refuse_lost, spark_options, starting
-from jobs.spark.queries import await_end, cause_of
+from jobs.spark.queries import await_end, cause_of, with_trigger
 from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
@@ -202,13 +202,8 @@ def land(
     name = f"ingest {spec.name}"
     writer = rows.writeStream.queryName(name).foreachBatch(batches_labelled(landing, name))
     writer = writer.option("checkpointLocation", checkpoint.path)
-    writer = (
-        writer.trigger(availableNow=True)
-        if seconds is None
-        else writer.trigger(processingTime=f"{seconds} seconds")
-    )
     try:
-        await_end(writer.start(), stop or threading.Event())
+        await_end(with_trigger(writer, seconds).start(), stop or threading.Event())
     except PySparkException as error:
         raise UserError(f"landing topic {source.topic} failed: {cause_of(error)}", RUN_FAILED) from error
     return landing

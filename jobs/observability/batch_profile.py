@@ -1,10 +1,10 @@
-"""Where the time of a micro-batch went: its wall time, in steps that add up to it and a rest. Pure.
+"""The profile of a micro-batch: its wall time, divided into steps and a rest. Pure.
 
-Three clocks are put together. Spark tells how long the phases of a micro-batch took, one after the other, on the
-driver; the sink takes the time of its own steps within the longest of them (`addBatch`); and Spark's jobs and stages
-lie within these. What a stage's tasks did, side by side on many cores, is told in seconds of tasks: from the marks in
-our functions (`jobs.core.stopwatch`), the state store and the shuffle. A stage's wall time is shared out in proportion to
-them, so that all steps are seconds of wall time.
+Three clocks are combined. Spark reports how long the consecutive phases of a micro-batch took on the driver; the sink
+times its own steps within the longest phase (`addBatch`); Spark's jobs and stages lie within these steps. The work of a
+stage's tasks, which run in parallel, is measured in task seconds: by the marks in our functions
+(`jobs.core.stopwatch`), the state store and the shuffle. A stage's wall time is divided in proportion to task seconds,
+so that all steps are seconds of wall time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jobs.core.stopwatch import (
 from jobs.observability.job_times import Job, Span, Stage, shares
 
 FILTER, TO_DELTA = "filter", "estimates to Delta"
-"""Steps of the sink that are looked into: the one action that runs the filter; the write of the estimates."""
+"""Steps of the sink that are divided further: the one action that runs the filter; the write of the estimates."""
 
 OPERATOR = (UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES)
 
@@ -36,27 +36,27 @@ PLANNING, WAL, READ, SHUFFLE, LOAD_STATE, COMMIT_STATE, HAND_OVER, SCHEDULING, W
     "commit log", "rest",
 )  # fmt: skip
 MEANING = {
-    PLANNING: "what is new in the source, and Spark's plan for it",
-    WAL: "the micro-batch's offsets into the checkpoint",
+    PLANNING: "finding new rows in the source, and Spark's query plan",
+    WAL: "the micro-batch's offsets to the checkpoint",
     READ: "the source's files or messages, and their rows to Python",
     PACK: "rows into packets",
     SHUFFLE: "packets to their buckets",
     UNPACK: "packets into rows, by key and time",
-    LOAD_STATE: "RocksDB opened as the last micro-batch left it",
-    STATE_READ: "blocks of keys from RocksDB, decoded",
+    LOAD_STATE: "opening RocksDB at the last micro-batch",
+    STATE_READ: "blocks of keys read from RocksDB and decoded",
     KALMAN: "the filter itself",
-    STATE_WRITE: "blocks of keys encoded, into RocksDB",
+    STATE_WRITE: "blocks of keys encoded and written to RocksDB",
     PACK_ESTIMATES: "estimates into packets",
-    COMMIT_STATE: "RocksDB's changes into the checkpoint",
-    HAND_OVER: "between Java and Python, and Python workers that start",
+    COMMIT_STATE: "RocksDB's changes to the checkpoint",
+    HAND_OVER: "transfer between Java and Python, and the start of Python workers",
     UNPACK_ESTIMATES: "packets into rows of the table",
     WRITE: "Parquet files",
     COMMIT: "Delta's commit",
     SCHEDULING: "Spark's driver around and between the jobs",
-    COMMIT_LOG: "the micro-batch's end into the checkpoint",
-    REST: "what none of these clocks has seen",
+    COMMIT_LOG: "the micro-batch's commit to the checkpoint",
+    REST: "time that no clock has measured",
 }
-"""Steps in the order in which they are shown, and what they are. Other steps of the sink stand behind `COMMIT`."""
+"""Steps in display order, and what each is. Other steps of the sink come after `COMMIT`."""
 
 _PHASES = {
     "latestOffset": PLANNING,
@@ -68,11 +68,11 @@ _PHASES = {
 }
 _WHOLE, _SINK = "triggerExecution", "addBatch"
 DELTA = "Delta:"
-"""What the descriptions of Delta's own jobs, on its log, begin with; ours follows."""
+"""Prefix of the descriptions of Delta's own jobs on its log; our description follows."""
 
 
 class Lap(NamedTuple):
-    """A step of the sink: when it was, and what the marks in Python workers added up to meanwhile."""
+    """A step of the sink: its span, and the seconds that the marks in Python workers recorded during it."""
 
     step: str
     span: Span
@@ -80,7 +80,7 @@ class Lap(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """A micro-batch: its wall time, and the seconds of each step; with the rest they are the wall time."""
+    """The wall time of a micro-batch, and the seconds of each step; steps and rest add up to the wall time."""
 
     batch_id: int
     rows: int
@@ -89,19 +89,19 @@ class Profile(NamedTuple):
 
     @property
     def rest(self) -> float:
-        """Return what no step accounts for."""
+        """Return the seconds that belong to no step."""
         return self.seconds - sum(self.steps.values())
 
 
 class Profiled(NamedTuple):
-    """The profile of a run: how many micro-batches, their mean, and the last of them one by one."""
+    """The profile of a run: the number of micro-batches, their mean, and the last of them one by one."""
 
     count: int
     mean: Profile
     last: tuple[Profile, ...]
 
     def data(self) -> dict[str, Any]:
-        """Return it for a program: seconds of wall time."""
+        """Return the profile as JSON data, in seconds of wall time."""
         return {
             "count": self.count,
             "mean": _plain(self.mean),
@@ -110,13 +110,13 @@ class Profiled(NamedTuple):
 
 
 def profile_of(progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs: Sequence[Job]) -> Profile:
-    """Return where the time of a micro-batch went.
+    """Return the profile of a micro-batch.
 
     Args:
-        progress: as Spark's `StreamingQueryProgress` is in JSON.
-        rows: that it took.
-        laps: the sink's steps, in their order.
-        jobs: that ran for it.
+        progress: Spark's `StreamingQueryProgress` as JSON.
+        rows: number of rows of the micro-batch.
+        laps: the sink's steps, in order.
+        jobs: Spark jobs of the micro-batch.
     """
     durations = {str(name): int(value) / 1e3 for name, value in (progress.get("durationMs") or {}).items()}
     wall = durations.pop(_WHOLE, 0.0)
@@ -144,7 +144,7 @@ def profile_of(progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs
 
 
 def mean_of(parts: Sequence[tuple[Profile, int]]) -> Profile:
-    """Return the mean of profiles, each of so many micro-batches, as one; its number is that of the last."""
+    """Return the mean of (profile, number of its micro-batches) pairs, with the id of the last micro-batch."""
     count = sum(number for _, number in parts)
     steps: Seconds = {}
     for one, number in parts:
@@ -156,7 +156,7 @@ def mean_of(parts: Sequence[tuple[Profile, int]]) -> Profile:
 
 
 def in_order(steps: Iterable[str]) -> list[str]:
-    """Return names of steps as they are shown; those of further sinks behind the estimates' commit."""
+    """Return step names in display order; those of further sinks come after the estimates' commit."""
     known = list(MEANING)
     place = {name: float(number) for number, name in enumerate(known)}
     return sorted(steps, key=lambda name: (place.get(name, place[COMMIT] + 0.5), name))
@@ -174,11 +174,11 @@ def _plain(profile: Profile) -> dict[str, Any]:
 
 
 def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
-    """Share out the action that runs the filter: what is before the shuffle, and the operator behind it."""
+    """Divide the action that runs the filter: the stages before the shuffle, and the operator after it."""
     steps: Seconds = {}
     last = {job.stages[-1].number for job in jobs if job.stages}
     before = [stage for job in jobs for stage in job.stages[:-1]]
-    packing = max(before, key=lambda stage: stage.task, default=None)  # the other one reads a snapshot
+    packing = max(before, key=lambda stage: stage.task, default=None)  # the other stage reads a snapshot
     busy = 0.0
     for stage, seconds in shares(stage for job in jobs for stage in job.stages):
         busy += seconds
@@ -196,7 +196,7 @@ def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
 
 
 def _estimates(jobs: Sequence[Job], lap: Lap) -> Seconds:
-    """Share out the write of the estimates: the job that writes the files, and what Delta does around it."""
+    """Divide the write of the estimates: the job that writes the files, and Delta's work around it."""
     steps: Seconds = {}
     busy = 0.0
     stages = [stage for job in jobs if not job.description.startswith(DELTA) for stage in job.stages]
@@ -210,9 +210,9 @@ def _estimates(jobs: Sequence[Job], lap: Lap) -> Seconds:
 
 
 def _shared(seconds: float, stage: Stage, parts: Seconds, other: str) -> Seconds:
-    """Share out a stage's wall time in proportion to seconds of its tasks; what is left of these is `other`'s.
+    """Divide a stage's wall time in proportion to its task seconds; `other` gets the remainder.
 
-    Java and Python work side by side within a task, so the parts may come to more than the task: then nothing is left.
+    Java and Python run in parallel within a task, so the parts may exceed the task: then nothing remains.
     """
     whole = max(stage.task, sum(parts.values()))
     if whole == 0:
@@ -227,7 +227,7 @@ def _add(steps: Seconds, name: str, seconds: float) -> None:
 
 
 def _within(span: Span, lap: Span) -> bool:
-    """Tell if a job began during a step; Spark's times are whole milliseconds."""
+    """Tell if a job began during a step; Spark's times are in whole milliseconds."""
     return lap[0] - 0.001 <= span[0] < lap[1]
 
 
@@ -242,7 +242,7 @@ def table_of(found: Profiled, model: str) -> Table:
     table.add_column("step")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
-    table.add_column("what it is", style="dim")
+    table.add_column("meaning", style="dim")
     seconds = {name: mean.steps[name] for name in in_order(mean.steps)} | {REST: mean.rest}
     for name, took in seconds.items():
         share = 100 * took / mean.seconds if mean.seconds else 0.0

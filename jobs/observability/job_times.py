@@ -1,7 +1,7 @@
-"""Read when Spark's jobs and their stages ran, and what their tasks did, from what Spark keeps of them.
+"""Read from Spark's status store when jobs and stages ran, and the seconds of their tasks.
 
-It is what the web UI shows, and is kept whether or not there is one: the last thousand jobs and stages. In a Python
-driver nothing public gives the times, so this asks the store behind the UI's REST API (`AppStatusStore`).
+The store is that of the web UI, and exists without one; it keeps the last thousand jobs and stages. No public API of a
+Python driver gives the times, so this reads the store behind the UI's REST API (`AppStatusStore`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Span = tuple[float, float]
 
 
 class Stage(NamedTuple):
-    """A stage that ran: when, and seconds of all its tasks together.
+    """A stage that ran: its span, and the summed seconds of its tasks.
 
-    task: of the tasks as a whole; shuffle_read, shuffle_write: of those waiting for the shuffle, and writing it; gc: in
-    the garbage collector of Java.
+    task: all task time; of it, shuffle_read: waiting for the shuffle; shuffle_write: writing the shuffle; gc: in Java's
+    garbage collector.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Stage(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job that has ended: when, for what, and the stages that ran for it, in their order."""
+    """A job that has ended: its labels, its span, and its stages in order."""
 
     number: int
     name: str
@@ -47,17 +47,17 @@ class Job(NamedTuple):
 
 
 class JobTimes:
-    """The jobs of a Spark application from now on (or all that are kept), each handed out once it has ended."""
+    """The jobs of a Spark application from now on (or all that Spark keeps), each returned once, after its end."""
 
     def __init__(self, context: SparkContext, all_of_them: bool = False) -> None:
         java: Any = context._jsc
         self._store: Any = java.sc().statusStore()
-        jobs = self._store.jobsList(None)  # the newest come first
+        jobs = self._store.jobsList(None)  # newest first
         self._next = 0 if all_of_them or jobs.isEmpty() else int(jobs.apply(0).jobId()) + 1
-        self._told: set[int] = set()
+        self._returned: set[int] = set()
 
     def fresh(self, group: str | None = None) -> list[Job]:
-        """Return the jobs that have ended since the last time, of a job group or all; oldest first."""
+        """Return the jobs that have ended since the last call, of a job group or all; oldest first."""
         found: list[Job] = []
         known: set[int] = set()
         running: set[int] = set()
@@ -70,10 +70,10 @@ class JobTimes:
                 continue
             known.add(number)
             belongs = None if job.jobGroup().isEmpty() else str(job.jobGroup().get())
-            if number not in self._told and group in (None, belongs):
+            if number not in self._returned and group in (None, belongs):
                 found.append(self._job(job, belongs))
         self._next = min(running, default=max(known, default=self._next - 1) + 1)
-        self._told = {number for number in known if number >= self._next}
+        self._returned = {number for number in known if number >= self._next}
         return sorted(found)
 
     def _job(self, job: Any, group: str | None) -> Job:
@@ -91,10 +91,10 @@ class JobTimes:
     def _stage(self, number: int) -> Stage | None:
         try:
             stage = self._store.lastStageAttempt(number)
-        except Py4JJavaError:  # no longer kept
+        except Py4JJavaError:  # Spark keeps it no longer
             return None
         if stage.submissionTime().isEmpty() or stage.completionTime().isEmpty():
-            return None  # skipped: what it would have made was there
+            return None  # skipped: its result existed already
         return Stage(
             number,
             str(stage.name()),
@@ -108,7 +108,7 @@ class JobTimes:
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """Return how many seconds lie in at least one of the spans."""
+    """Return the seconds that at least one of the spans covers."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))
@@ -117,7 +117,7 @@ def covered(spans: Iterable[Span]) -> float:
 
 
 def shares(stages: Iterable[Stage]) -> list[tuple[Stage, float]]:
-    """Return each stage with the seconds that it took beside those before it: they add up to what all cover."""
+    """Return each stage with the seconds that earlier stages do not cover; they add up to what all cover."""
     found, spans = [], list[Span]()
     for stage in sorted(stages, key=lambda one: one.span):
         before = covered(spans)

@@ -1,15 +1,14 @@
-"""Profile a verb that runs once and ends: its wall time by what its Spark jobs are for (`jobs.spark.job_labels`).
+"""Profile a verb that runs once and ends: its wall time by the labels of its Spark jobs (`jobs.spark.job_labels`).
 
-Jobs of one label count together, and time that two of them share counts once, so the steps and the driver's own time
-between them add up to the wall time of the verb.
+Jobs with the same label are one step, and time in which two jobs overlap counts once; so the steps and the driver's own
+time between them add up to the verb's wall time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark import SparkContext
 from rich.table import Table
@@ -20,15 +19,14 @@ from jobs.observability.job_times import Job, JobTimes, Span, covered
 if TYPE_CHECKING:
     from jobs.core.report import Report
 
-P = ParamSpec("P")
 BEFORE, BETWEEN = "before the first job", "between the jobs"
 DELTAS, OTHERS = "Delta's log", "jobs without a label"
 
 
 class Step(NamedTuple):
-    """Jobs of one label: how many, their wall time, and seconds of all their tasks together.
+    """Jobs with one label: their number, wall time, and the summed seconds of their tasks.
 
-    Of the tasks': shuffle_seconds writing and waiting for a shuffle, gc_seconds collecting Java's garbage.
+    Of the latter, shuffle_seconds went into writing and awaiting shuffles, gc_seconds into Java's garbage collector.
     """
 
     name: str
@@ -39,33 +37,32 @@ class Step(NamedTuple):
     gc_seconds: float = 0.0
 
 
-def profiled(run: Callable[P, Report]) -> Callable[..., Report]:
-    """Give a verb's `run` an option `profile`: its report says where its time went then."""
+class VerbProfiler:
+    """The profile of a verb, from its construction on; it measures nothing unless wanted."""
 
-    @wraps(run)
-    def maybe(*args: Any, profile: bool = False, **options: Any) -> Report:
-        if not profile:
-            return run(*args, **options)
+    def __init__(self, wanted: bool) -> None:
+        self._wanted, self._began = wanted, time.time()
+        running = SparkContext._active_spark_context if wanted else None
+        # Without a running Spark the verb starts one of its own, whose jobs are all the verb's.
+        self._times = None if running is None else JobTimes(running)
 
-        running = SparkContext._active_spark_context  # as in a test; else a verb starts one of its own
-        times = None if running is None else JobTimes(running)
-        began = time.time()
-        report = run(*args, **options)
-        span = (began, time.time())
-        if times is None:
+    def added_to(self, report: Report) -> Report:
+        """Return the verb's report with the profile up to now, if wanted."""
+        if not self._wanted:
+            return report
+        span = (self._began, time.time())
+        if self._times is None:
             started = SparkContext._active_spark_context
             assert started is not None
-            times = JobTimes(started, all_of_them=True)
-        steps = steps_of(times.fresh(), span)
+            self._times = JobTimes(started, all_of_them=True)
+        steps = steps_of(self._times.fresh(), span)
         report.data["profile"] = {"seconds": span[1] - span[0], "steps": [one._asdict() for one in steps]}
         report.tables.append(table_of(steps, span[1] - span[0]))
         return report
 
-    return maybe
-
 
 def steps_of(jobs: Sequence[Job], span: Span) -> list[Step]:
-    """Return the steps of a verb that ran during `span`, in the order in which they began; their seconds are its."""
+    """Return the steps of a verb that ran during `span`, in order of their begin; their seconds add up to the span."""
     named: dict[str, list[Job]] = {}
     for job in sorted(jobs, key=lambda one: one.span):
         named.setdefault(_name(job), []).append(job)
@@ -93,7 +90,7 @@ def table_of(steps: Sequence[Step], seconds: float) -> Table:
     """Return the steps as a rich table."""
     table = Table(title=f"where {seconds:.1f} s went", title_justify="left", box=None, pad_edge=False)
     table.add_column("step")
-    for name in ("seconds", "share", "jobs", "seconds of tasks", "of them shuffle", "garbage"):
+    for name in ("seconds", "share", "jobs", "task seconds", "of them shuffle", "of them GC"):
         table.add_column(name, justify="right")
     for one in steps:
         share = f"{100 * one.seconds / seconds:.1f} %" if seconds else ""

@@ -1,4 +1,4 @@
-"""Where a stream with a watermark begins: at its snapshot's watermark, with the rows and ids that it held there."""
+"""The seeds of a stream: a snapshot's states, waiting rows and row ids, and pretrained states of new keys."""
 
 from __future__ import annotations
 
@@ -9,77 +9,50 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.packet_kinds import NEVER, RowPacket
+from jobs.encoding.packet_kinds import RowPacket
 from jobs.encoding.routing import Routing
-from jobs.encoding.rows import RowFormat
 from jobs.snapshots import row_ids, waiting_rows
 from jobs.snapshots.manifests import Manifest
+from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import seed_packets
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
-from jobs.state.event_time_policy import EventTimePolicy
-from jobs.state.reorder_buffer import row_format_of
-from jobs.state.row_ids import ids_format
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import create_new_keys_table, new_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jobs.encoding.keys import KeyKind
-    from jobs.encoding.packets import Layout
     from jobs.warehouse.checkpoints import Checkpoint
-    from kalman.types import Filter
 
 
-def event_time_policy(spec: ModelSpec, fmt: RowFormat, manifest: Manifest | None = None) -> EventTimePolicy:
-    """Return what the operator of a model's stream, begun from a snapshot, knows of time."""
-    waits = (None if manifest is None else manifest.waiting) or {}
-    began, newest = waits.get("watermark"), waits.get("newest")
-    expiry, duplicates = spec.expiry, spec.duplicates
-    return EventTimePolicy(
-        delay=spec.order.delay_us,
-        row_format=row_format_of(spec, fmt),
-        watermark=NEVER if began is None else began,
-        max_event_time=NEVER if newest is None else newest,
-        waits=spec.order.waits,
-        drop_duplicates=duplicates is not None and duplicates.action == "drop",
-        idle=None if expiry is None else expiry.after_us,
-        archive=expiry is not None and expiry.returns == "archive",
-        replay_length=spec.order.rows or 0,
-        processing_time=expiry is not None and expiry.clock == "processing",
-        patience=spec.order.patience_us,
-        id_format=ids_format(spec, fmt),
-    )
-
-
-def event_time_seeds(
-    warehouse: Warehouse, manifest: Manifest, states: DataFrame, fmt: RowFormat, routing: Routing
+def initial_state(
+    warehouse: Warehouse, runtime: ModelRuntime, manifest: Manifest, states: DataFrame, routing: Routing
 ) -> DataFrame:
-    """Return the initial state of a timed operator: packets of states, and of the snapshot's waiting rows and ids."""
-    seeds = states.select("bucket", F.lit(RowPacket.STATES.value).alias("kind"), "payload")
+    """Return the stateful operator's initial state, as packets: a snapshot's states, waiting rows and row ids."""
+    seeds = _packets(states, runtime, routing)
+    if not runtime.spec.timed:
+        return seeds
+    seeds = seeds.select("bucket", F.lit(RowPacket.STATES.value).alias("kind"), "payload")
     held = waiting_rows.verified(warehouse, manifest)
     if held is None:
         return seeds
-    seeds = seeds.unionByName(waiting_rows.packets(held.rows, fmt, routing))
-    return seeds if held.ids is None else seeds.unionByName(row_ids.packets(held.ids, fmt, routing))
+    seeds = seeds.unionByName(waiting_rows.packets(held.rows, runtime.rows, routing))
+    return seeds if held.ids is None else seeds.unionByName(row_ids.packets(held.ids, runtime.rows, routing))
 
 
 def meaning_of(fingerprint: str, parameters: Mapping[str, Any]) -> str:
-    """Return what tells states of one meaning from others: those of this model, under these parameters."""
+    """Return the digest of a model's fingerprint and parameters, which decide what its states mean."""
     text = json.dumps([fingerprint, dict(parameters)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def taken_by(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSpec) -> bool:
-    """Tell if a generation takes new keys: as its spec says when it begins, and then for its life.
+def imports_new_keys(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSpec) -> bool:
+    """Tell if a generation imports new keys. The spec decides this once, when the generation begins.
 
-    Spark's checkpoint holds an offset for each source, so it cannot be given another one later. Where an earlier
-    generation took keys, those after it do, whatever their spec says: their state may come from that one and reflect
-    marked rows behind its position, which they would count again if they read them.
+    Spark's checkpoint holds an offset for each source, so no source can be added later. If an earlier generation
+    imported keys, later ones do so whatever their spec says: their state may descend from it and reflect marked rows
+    that come after its position, and reading those rows would count them twice.
     """
     sources = checkpoint.sources()
     if sources is not None:
@@ -87,21 +60,18 @@ def taken_by(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSpec) -> b
     return spec.stream.new_keys == PRETRAINED or warehouse.exists(new_keys(spec.name))
 
 
-def offered(
-    warehouse: Warehouse,
-    spec: ModelSpec,
-    parameters: Mapping[str, Any],
-    kernel: Filter,
-    kind: KeyKind,
-    layout: Layout,
-    routing: Routing,
-) -> DataFrame:
-    """Return the states that are offered to a stream with these parameters, as packets that it takes in."""
-
+def offered(warehouse: Warehouse, runtime: ModelRuntime, routing: Routing) -> DataFrame:
+    """Return the pretrained states offered to a stream of this model and these parameters, as packets, as a stream."""
+    spec = runtime.spec
     table = create_new_keys_table(warehouse, spec.name)
-    # All that there are at once: a key is to be known before its first row comes.
+    # All files in one micro-batch: a key must be known before its first row.
     reader = warehouse.spark.readStream.format("delta").option("maxFilesPerTrigger", 1_000_000)
     rows = reader.load(warehouse.path(table))
-    mine = rows.filter(F.col("meaning") == meaning_of(spec.fingerprint(), parameters))
-    packets = seed_packets(mine, kernel, kind, layout, routing)
-    return packets.select("bucket", F.lit(RowPacket.STATES.value).alias("kind"), "payload")
+    mine = rows.filter(F.col("meaning") == meaning_of(spec.fingerprint(), runtime.parameters))
+    return _packets(mine, runtime, routing).select(
+        "bucket", F.lit(RowPacket.STATES.value).alias("kind"), "payload"
+    )
+
+
+def _packets(states: DataFrame, runtime: ModelRuntime, routing: Routing) -> DataFrame:
+    return seed_packets(states, runtime.kernel, runtime.kind, runtime.state.layout, routing)

@@ -11,6 +11,7 @@ from jobs.core.errors import FULL, is_full
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 POLL_SECONDS = 0.2
 
@@ -19,6 +20,13 @@ STATE_LOST = "CANNOT_LOAD_STATE_STORE"
 
 FINISH_SECONDS = 120.0
 """How long a stop waits for the running micro-batch before interrupting it, which loses nothing."""
+
+
+def with_trigger(writer: DataStreamWriter, seconds: float | None) -> DataStreamWriter:
+    """Return the writer with a micro-batch each so many seconds; None: process what is available, then end."""
+    if seconds is None:
+        return writer.trigger(availableNow=True)
+    return writer.trigger(processingTime=f"{seconds} seconds")
 
 
 def await_end(query: StreamingQuery, stop: threading.Event) -> None:

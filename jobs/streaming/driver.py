@@ -25,9 +25,10 @@ from jobs.observability.metrics import Metrics
 from jobs.spark.job_labels import label
 from jobs.spark.queries import STATE_LOST, await_end, cause_of
 from jobs.specs.model_spec import ModelSpec
-from jobs.streaming.profiler import Profiler
+from jobs.streaming.profiler import profiler
 from jobs.streaming.query import start_query
 from jobs.streaming.recorder import recording
+from jobs.streaming.sinks.micro_batch import Totals
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED
 from jobs.warehouse.checkpoints import Checkpoint
@@ -40,12 +41,11 @@ if TYPE_CHECKING:
     from jobs.lineage.leases import Lease
     from jobs.snapshots.manifests import Manifest
     from jobs.streaming.recorder import Outlet
-    from jobs.streaming.sinks.micro_batch import Totals
 
 
 @dataclass
 class Driver:
-    """One run of a stream: it holds the generation's lease from start to end."""
+    """One run of a stream, which holds the lease of the generation from start to end."""
 
     settings: Settings
     warehouse: Warehouse
@@ -54,45 +54,49 @@ class Driver:
     stop: threading.Event
     metrics_port: int | None = None
     metrics_file: str | None = None
-    shown: Callable[[str], Progress] | None = None
-    """What makes the display of its progress; by default a bar, or lines, of its own."""
-    profile: bool = False
-    """Report where the time of the micro-batches went."""
+    display: Callable[[str], Progress] | None = None
+    """Makes the display of progress for a model's name; by default a bar, or lines."""
 
     def __post_init__(self) -> None:
-        self.deployed = self.spec  # a generation of an earlier version goes on with that version's
-        self._profiler: Profiler | None = None
+        self.deployed = self.spec  # `drive` replaces `spec` if the generation is of an earlier version
 
     def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
+        """Run the live generation, the one with this name, or a new one that adopts a snapshot.
+
+        Raises:
+            UserError: another driver runs the generation or took it over, there is no snapshot to start from, the state
+                belongs to another model, or the query failed.
+        """
         spark, doing = self.warehouse.spark, f"stream {self.spec.name}"
         label(spark, doing, "choose the generation")
         jvm: Any = spark._jvm
         owner = DriverIdentity.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
-        chosen, manifest, self.spec, began, notes = resolve(self.warehouse, self.spec, adopt, name)
-        label(spark, doing, "take the lease")
+        chosen, manifest, self.spec, is_new, notes = resolve(self.warehouse, self.spec, adopt, name)
+        label(spark, doing, "acquire the lease")
         lease = leases.acquire(self.warehouse, chosen, owner, row_rules(self.spec))
         generation = lease.generation
         error: str | None = None
         try:
-            label(spark, doing, "begin the query")
+            label(spark, doing, "start the query")
             with leases.heartbeat(self.warehouse, lease, self.stop), self._progress() as progress:
                 totals = self._run(lease, manifest, progress)
             if lease.lost.is_set():
                 raise UserError(
-                    f"generation {generation.generation} is no longer this driver's: it was retired, or taken over",
+                    f"this driver lost the lease of generation {generation.generation}: the generation was retired, or "
+                    f"another driver took it over",
                     RUN_FAILED,
                 )
-            return self._report(generation, began, notes, totals)
+            return self._report(generation, is_new, notes, totals)
         except BaseException as problem:
             error = first_line(problem, 500)
             raise
         finally:
             try:
-                label(spark, doing, "give the lease back")
+                label(spark, doing, "release the lease")
                 leases.release(self.warehouse, lease, self._how(lease, error), error)
             except Exception:
                 if error is None:
-                    raise  # otherwise the first error is the one to tell: of a disk that is full, say
+                    raise  # otherwise report the first error, which may have caused this one (a full disk)
 
     def _how(self, lease: Lease, error: str | None) -> str:
         if lease.lost.is_set():
@@ -103,7 +107,7 @@ class Driver:
 
     @contextmanager
     def _metrics(self, generation: Generation) -> Iterator[list[Outlet]]:
-        """Serve or write metrics while the query runs, if they are asked for."""
+        """Serve or write metrics while the query runs, if the command asks for them."""
         if self.metrics_port is None and self.metrics_file is None:
             yield []
             return
@@ -115,44 +119,40 @@ class Driver:
             metrics.close()
 
     def _progress(self) -> Progress:
-        if self.shown is not None:
-            return self.shown(self.spec.name)
+        if self.display is not None:
+            return self.display(self.spec.name)
         return Progress(f"stream {self.spec.name}", None, quiet=self.settings.quiet)
 
-    def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals | None:
-
+    def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals:
         generation = lease.generation
         if not self._wait_for_rows(generation, progress):
-            return None
+            return Totals()
 
-        def told(totals: Totals) -> None:
-            rate = totals.estimated / totals.seconds
-            progress.advance(1, f"micro-batches · {totals.estimated:,} rows · {rate:,.0f} rows/s")
+        def advance(totals: Totals) -> None:
+            rows = totals.counts["rows"]
+            progress.advance(1, f"micro-batches · {rows:,} rows · {rows / totals.seconds:,.0f} rows/s")
 
-        if self.profile:
-            self._profiler = Profiler(self.warehouse.spark)
-        profiler = self._profiler
         try:
             with self._metrics(generation) as outlets:
                 query, totals = start_query(
-                    self.warehouse, self.spec, lease, manifest, self.seconds, told, self.deployed, profiler
+                    self.warehouse, self.spec, lease, manifest, self.seconds, advance, self.deployed
                 )
-                with recording(self.warehouse, query, totals, generation, outlets, profiler) as recorder:
+                with recording(self.warehouse, query, totals, generation, outlets) as recorder:
                     await_end(query, self.stop)
             if recorder.problem is not None:
                 print(f"warning: progress could not be recorded: {recorder.problem}", file=sys.stderr)
         except PySparkException as error:
-            said = f"the stream of {self.spec.name} failed: {cause_of(error)}"
+            problem = f"the stream of {self.spec.name} failed: {cause_of(error)}"
             if STATE_LOST in str(error):
-                said = f"{said.rstrip('. ')}. {recovery_hint(self.warehouse, generation)}"
-            raise UserError(said, RUN_FAILED) from error
+                problem = f"{problem.rstrip('. ')}. {recovery_hint(self.warehouse, generation)}"
+            raise UserError(problem, RUN_FAILED) from error
         return totals
 
     def _wait_for_rows(self, generation: Generation, progress: Progress) -> bool:
-        """Wait until the source has something behind the snapshot; False if the run ends before.
+        """Wait until the source has rows after the snapshot; return False if the run ends first.
 
-        A stream cannot be positioned at a version that does not exist yet, and to position it lower would count
-        rows twice. A generation that waits has no checkpoint and is still its own snapshot.
+        A stream cannot start at a version that does not exist yet, and starting at an earlier one would count rows
+        twice. A generation that waits has no checkpoint: its state is still its snapshot.
         """
         if generation.topic is not None:
             return True
@@ -162,95 +162,63 @@ class Driver:
         while self.warehouse.latest_version(table) <= generation.start_version:
             if self.seconds is None:
                 return False
-            progress.note(f"waiting for measurements behind version {generation.start_version}")
+            progress.note(f"waiting for measurements after version {generation.start_version}")
             if self.stop.wait(max(self.seconds, 1.0)):
                 return False
         return True
 
-    def _report(
-        self, generation: Generation, began: bool, notes: Sequence[str], totals: Totals | None
-    ) -> Report:
+    def _report(self, generation: Generation, is_new: bool, notes: Sequence[str], totals: Totals) -> Report:
         position = position_of(self.warehouse, generation)
-        where = describe(position)
-        how = f"began from snapshot {generation.snapshot_id}" if began else "went on"
-        lines = [f"generation {generation.generation} {how}"]
-        rows, late, rejected, batches, seconds = 0, 0, 0, 0, 0.0
-        if totals is not None:
-            rows, late, rejected = totals.estimated, totals.late, totals.rejected
-            batches, seconds = totals.batches, totals.seconds
-        if batches == 0:
-            # What is stopped early has not looked at all there is.
-            early = self.stop.is_set()
-            lines.append(
-                f"stopped with no micro-batch done, at {where}" if early else f"nothing new behind {where}"
-            )
-        else:
-            rate = rows / seconds if seconds else 0.0
-            lines.append(
-                f"estimated {plural(rows, 'row')} in {plural(batches, 'micro-batch', 'es')}, "
-                f"{seconds:.1f} s ({rate:,.0f} rows/s), up to {where}"
-            )
-        if late:
-            what = {"strict": "behind the watermark", "replay": "older than the rows kept for replay"}.get(
-                self.spec.order.kind, "older than the key's state"
-            )
-            lines.append(f"quarantined {plural(late, 'late row')}: {what}")
-        repeated = 0 if totals is None else totals.duplicates
-        if repeated:
-            drop = self.spec.duplicates is not None and self.spec.duplicates.action == "drop"
-            done = "dropped" if drop else "quarantined"
-            lines.append(f"{done} {plural(repeated, 'row')} for repeating another")
-        corrected = 0 if totals is None else totals.corrected
-        if corrected:
-            lines.append(f"corrected {plural(corrected, 'estimate')}")
-        expired = 0 if totals is None else totals.expired
-        if expired:
-            lines.append(
-                f"ended {plural(expired, 'silent key')}: the last states are in archive/{self.spec.name}"
-            )
-        taken, held = (0, 0) if totals is None else (totals.taken, totals.held)
-        if taken:
-            lines.append(f"took over {plural(taken, 'newly pretrained key')}")
-        if held:
-            lines.append(f"passed over {plural(held, 'newly pretrained key')} that had a state already")
-        bad = 0 if totals is None else totals.bad
-        waiting = 0 if totals is None else totals.waiting
-        if waiting:
-            lines.append(f"waiting for the watermark: {plural(waiting, 'row')}")
-        if bad:
-            lines.append(f"quarantined {plural(bad, 'row')} of keys whose state is not a number")
-        if rejected:
-            lines.append(f"quarantined {plural(rejected, 'message')} that did not fit")
-        unknown = 0 if totals is None else totals.without_inputs
-        if unknown:
-            table = self.spec.inputs_table
-            lines.append(f"quarantined {plural(unknown, 'row')} whose key is not in {table}")
+        start = f"began from snapshot {generation.snapshot_id}" if is_new else "resumed from its checkpoint"
+        lines = [f"generation {generation.generation} {start}", self._work_line(totals, describe(position))]
+        for name, verb, noun, rest in self._sentences():
+            if totals.counts[name]:
+                lines.append(f"{verb} {plural(totals.counts[name], noun)}{rest}")
         lines += [f"note: {note}" for note in notes]
-        profiled = None if self._profiler is None else self._profiler.found
-        return Report(
-            lines,
-            {
-                "model": self.spec.name,
-                "generation": generation.generation,
-                "began": began,
-                "snapshot": generation.snapshot_id,
-                "rows": rows,
-                "late": late,
-                "bad_state": bad,
-                "waiting": waiting,
-                "duplicates": repeated,
-                "expired": expired,
-                "corrected": corrected,
-                "keys_taken": taken,
-                "keys_held": held,
-                "rejected": rejected,
-                "without_inputs": unknown,
-                "batches": batches,
-                "version": rank(position),
-                "position": position,
-                "seconds": seconds,
-                "notes": list(notes),
-                **({} if profiled is None else {"profile": profiled.data()}),
-            },
-            tables=[] if profiled is None else [table_of(profiled, self.spec.name)],
+        data = {
+            "model": self.spec.name,
+            "generation": generation.generation,
+            "began": is_new,
+            "snapshot": generation.snapshot_id,
+            **totals.counts,
+            "batches": totals.batches,
+            "version": rank(position),
+            "position": position,
+            "seconds": totals.seconds,
+            "notes": list(notes),
+        }
+        profile = profiler().found
+        if profile is None:
+            return Report(lines, data)
+        return Report(lines, {**data, "profile": profile.data()}, tables=[table_of(profile, self.spec.name)])
+
+    def _work_line(self, totals: Totals, where: str) -> str:
+        if totals.batches == 0:
+            # A driver that was stopped may not have read all available rows.
+            start = "stopped before the first micro-batch, at" if self.stop.is_set() else "no new rows after"
+            return f"{start} {where}"
+        rows, seconds = totals.counts["rows"], totals.seconds
+        return (
+            f"estimated {plural(rows, 'row')} in {plural(totals.batches, 'micro-batch', 'es')}, "
+            f"{seconds:.1f} s ({rows / seconds:,.0f} rows/s), up to {where}"
         )
+
+    def _sentences(self) -> list[tuple[str, str, str, str]]:
+        """Return the sentence for each further count: the count's name, verb, noun, and the rest."""
+        spec = self.spec
+        late_by = {"strict": "older than the watermark", "replay": "older than the rows kept for replay"}.get(
+            spec.order.kind, "older than the key's state"
+        )
+        drops = spec.duplicates is not None and spec.duplicates.action == "drop"
+        return [
+            ("late", "quarantined", "late row", f": {late_by}"),
+            ("duplicates", "dropped" if drops else "quarantined", "row", " for repeating another"),
+            ("corrected", "corrected", "estimate", ""),
+            ("expired", "ended", "silent key", f": the last states are in archive/{spec.name}"),
+            ("keys_taken", "imported", "newly pretrained key", ""),
+            ("keys_held", "skipped", "newly pretrained key", " that had a state already"),
+            ("waiting", "waiting for the watermark:", "row", ""),
+            ("bad_state", "quarantined", "row", " of keys whose state is not a number"),
+            ("rejected", "quarantined", "message", " that did not fit"),
+            ("without_inputs", "quarantined", "row", f" whose key is not in {spec.inputs_table}"),
+        ]

@@ -30,19 +30,23 @@ def export(
     batch: int | None = None,
     told: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest, bool]:
-    """Return the snapshot of a generation's state at the end of a micro-batch, and if it was made now.
+    """Return the snapshot of a generation's state at the end of a micro-batch, and whether this call made it.
 
-    A generation that has committed nothing is still the snapshot that it began from. `folder` is that of the model's
-    functions (`ModelSpec.folder`).
+    The state of a generation that has committed nothing is the snapshot that it began from. By default the micro-batch
+    is the last one that completes a version of the measurements. `folder` is that of the model's functions
+    (`ModelSpec.folder`).
+
+    Raises:
+        UserError: the generation is removed or damaged, or there is no such micro-batch.
     """
-    if generation.status == REMOVED:  # what is left of its checkpoint may be a part of it
+    if generation.status == REMOVED:  # its checkpoint may be partly deleted
         raise UserError(f"generation {generation.generation} is removed, and its state with it")
     origin = origin_of(warehouse, generation)
     refuse_damaged(warehouse, generation)
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     if checkpoint.last_commit() is None:
         if batch is not None:
-            raise UserError(f"{generation.generation} has committed no micro-batch, so there is no {batch}")
+            raise UserError(f"{generation.generation} has no micro-batch {batch}: it has committed none")
         return origin, False
     batch, version = _end(checkpoint, generation, batch)
     identity = snapshot_id(generation, batch, version)
@@ -75,7 +79,7 @@ def snapshot_id(generation: Generation, batch: int, version: int) -> str:
 
 
 def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> tuple[int, int]:
-    """Return a committed micro-batch and the version of the measurements that it ends with."""
+    """Return a committed micro-batch and the version of the measurements that it completes."""
     last = checkpoint.last_commit()
     assert last is not None
     if batch is not None and not 0 <= batch <= last:
@@ -88,9 +92,9 @@ def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> t
     if batch is not None:
         raise UserError(
             f"micro-batch {batch} of {generation.generation} ends within a version of the measurements, so no "
-            f"stream could go on exactly behind it: export another"
+            f"stream could start exactly after it: export another"
         )
-    # A version of several files may be spread over micro-batches: the last one that ends with a version will do.
+    # Several micro-batches may share a version of many files: take the last one that ends a version.
     for earlier in range(last - 1, -1, -1):
         if not checkpoint.has(earlier):
             break
@@ -98,7 +102,7 @@ def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> t
         if version is not None:
             return earlier, version
     raise UserError(
-        f"no micro-batch of {generation.generation} whose state is kept ends with a version of the measurements: "
+        f"no micro-batch of {generation.generation} whose state is kept completes a version of the measurements: "
         f"let the stream catch up, or raise stream.max_files_per_batch in the spec",
         RUN_FAILED,
     )

@@ -1,8 +1,11 @@
-"""Profile a stream while it runs: gather what `jobs.observability.batch_profile` puts together, micro-batch by micro-batch.
+"""Profile a stream while it runs: gather the times that `jobs.observability.batch_profile` combines, per micro-batch.
 
-The sink takes the time of its steps; Python workers add theirs up in an accumulator of Spark's, which has them when the
-action has ended; Spark's own times are read by the thread that records progress. Nothing of it is there without
-`--profile` but the marks in our functions, which do nothing then.
+The sink times its steps; Python workers add their seconds to a Spark accumulator, whose value is complete when the
+action ends; the thread that records progress reads Spark's own times. Without `--profile` nothing remains of it but the
+marks in our functions, which then do nothing.
+
+The profiler is ambient: `profiling` sets it for the driver's thread, and the parts of the query, which may run in other
+threads, keep the `profiler()` that they were constructed with.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from pyspark.accumulators import AccumulatorParam
@@ -24,33 +28,34 @@ from jobs.streaming.operators.wrappers import DelegatingProcessor
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.stateful_processor import TimerValues
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 KEPT = 200
-"""Micro-batches that are told one by one; all are in the mean."""
+"""Micro-batches that are reported one by one; the mean is of all."""
 
 
 class Sum(AccumulatorParam[Seconds]):
-    """Adds up seconds by step."""
+    """Seconds by step, summed."""
 
     def zero(self, value: Seconds) -> Seconds:
         """Return no seconds."""
         return {}
 
     def addInPlace(self, value1: Seconds, value2: Seconds) -> Seconds:  # noqa: N802
-        """Return the sum, as a new value: the driver may be reading the old one."""
+        """Return the sum as a new value: the driver may be reading the old one."""
         return added(value1, value2)
 
 
-class Watched(DelegatingProcessor):
-    """Take the time of the model's operator, step by step; what it waits for its rows is not its."""
+class TimedProcessor(DelegatingProcessor):
+    """A wrapper that times the model's processor step by step; waiting for rows does not count."""
 
     def __init__(self, inner: Any, into: Into) -> None:
         super().__init__(inner)
         self._into = into
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Let the operator take over the snapshot: what is no step of its own is of writing the state."""
+        """Let the processor import the snapshot; time outside of any step counts as writing the state."""
 
         def take_over(_: Iterator[None]) -> Iterator[None]:
             self.inner.handleInitialState(key, initialState, timerValues)
@@ -62,7 +67,7 @@ class Watched(DelegatingProcessor):
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Let the operator take its rows."""
+        """Let the processor take its rows."""
 
         def take(frames: Iterator[Any]) -> Iterator[Any]:
             return self.inner.handleInputRows(key, frames, timerValues)
@@ -70,7 +75,7 @@ class Watched(DelegatingProcessor):
         return watched(take, KALMAN, self._into)(rows)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802
-        """Let the operator see to its timers."""
+        """Let the processor handle its timers."""
 
         def wake(_: Iterator[Any]) -> Iterator[Any]:
             return self.inner.handleExpiredTimer(key, timerValues, expiredTimerInfo)
@@ -78,14 +83,42 @@ class Watched(DelegatingProcessor):
         return watched(wake, KALMAN, self._into)(iter(()))
 
 
-class Profiler:
-    """The profile of one run of a stream.
+class NoProfiler:
+    """The profiler of a stream that is not profiled: it wraps and records nothing."""
 
-    group: the job group of its query, which Spark names after the run; None: all jobs are its.
-    """
+    def operator(self, processor: StatefulProcessor) -> StatefulProcessor:
+        """Return the stateful processor, timed."""
+        return processor
 
-    def __init__(self, spark: SparkSession, group: str | None = None) -> None:
-        self.group = group
+    def packing(self, pack: Packer) -> Packer:
+        """Return the function that packs rows, timed."""
+        return pack
+
+    def unpacking(self, unpack: Packer) -> Packer:
+        """Return the function that unpacks estimates, timed."""
+        return unpack
+
+    def step(self, batch_id: int, name: str) -> AbstractContextManager[None]:
+        """Time a step of the sink."""
+        return nullcontext()
+
+    def started(self, query: StreamingQuery) -> None:
+        """Restrict the profile to the jobs of this query."""
+
+    def take(self, progress: Sequence[dict[str, Any]], rows: Sequence[int]) -> None:
+        """Add micro-batches that have ended, oldest first: Spark's progress of each, and its number of rows."""
+
+    @property
+    def found(self) -> Profiled | None:
+        """Return the profile so far, or None if no micro-batch has ended."""
+        return None
+
+
+class Profiler(NoProfiler):
+    """The profile of one run of a stream."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._group: str | None = None
         self._marks = spark.sparkContext.accumulator({}, Sum())
         self._times = JobTimes(spark.sparkContext)
         self._laps: dict[int, list[Lap]] = {}
@@ -94,21 +127,17 @@ class Profiler:
         self._mean: Profile | None = None
         self._count = 0
 
-    def operator(self, processor: Any) -> Watched:
-        """Return the stream's operator under a watch."""
-        return Watched(processor, self._marks)
+    def operator(self, processor: StatefulProcessor) -> StatefulProcessor:
+        return TimedProcessor(processor, self._marks)
 
     def packing(self, pack: Packer) -> Packer:
-        """Return the function that packs rows under a watch."""
         return watched(pack, PACK, self._marks)
 
     def unpacking(self, unpack: Packer) -> Packer:
-        """Return the function that unpacks estimates under a watch."""
         return watched(unpack, UNPACK_ESTIMATES, self._marks)
 
     @contextmanager
     def step(self, batch_id: int, name: str) -> Iterator[None]:
-        """Take the time of a step of the sink."""
         before, began = self._marks.value, time.time()
         try:
             yield
@@ -117,9 +146,11 @@ class Profiler:
             marks = {mark: after[mark] - before.get(mark, 0.0) for mark in after}
             self._laps.setdefault(batch_id, []).append(Lap(name, (began, ended), marks))
 
+    def started(self, query: StreamingQuery) -> None:
+        self._group = str(query.runId)  # the job group that Spark gives the jobs of a query
+
     def take(self, progress: Sequence[dict[str, Any]], rows: Sequence[int]) -> None:
-        """Take what Spark says of micro-batches that have ended, oldest first, and how many rows each had."""
-        self._jobs += self._times.fresh(self.group)
+        self._jobs += self._times.fresh(self._group)
         for one, count in zip(progress, rows, strict=True):
             laps = self._laps.pop(int(one["batchId"]), [])
             profile = profile_of(one, count, laps, self._jobs)
@@ -131,5 +162,23 @@ class Profiler:
 
     @property
     def found(self) -> Profiled | None:
-        """Return what has been found; None if no micro-batch has ended."""
         return None if self._mean is None else Profiled(self._count, self._mean, tuple(self._kept))
+
+
+_NOTHING = NoProfiler()
+_profiler: ContextVar[NoProfiler] = ContextVar("profiler", default=_NOTHING)
+
+
+def profiler() -> NoProfiler:
+    """Return the profiler of this thread's stream."""
+    return _profiler.get()
+
+
+@contextmanager
+def profiling(spark: SparkSession, wanted: bool) -> Iterator[None]:
+    """Profile the stream that this thread drives meanwhile, if wanted."""
+    token = _profiler.set(Profiler(spark) if wanted else _NOTHING)
+    try:
+        yield
+    finally:
+        _profiler.reset(token)

@@ -1,18 +1,17 @@
-"""The streaming query of a generation: from its measurements through the filter's state into the sink."""
+"""The streaming query of a generation: source, stateful operator, sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-import kalman
-from jobs.encoding.estimates import estimate_format
-from jobs.encoding.keys import key_kind
 from jobs.encoding.packet_kinds import OUTPUT_PACKETS, ROW_PACKETS, TYPED_ROW_PACKETS
-from jobs.encoding.routing import make_routing
-from jobs.encoding.rows import row_format, row_packer, select_columns
+from jobs.encoding.routing import Routing, make_routing
+from jobs.encoding.rows import Packer, row_packer, select_columns
 from jobs.encoding.watermark_ticks import event_time_packer
 from jobs.ingestion.topics import stream_of
 from jobs.key_inputs.join import with_inputs
@@ -20,16 +19,16 @@ from jobs.key_inputs.pins import InputPins, join_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import Generation
-from jobs.snapshots import state_rows, store
-from jobs.snapshots.seeds import event_time_policy, event_time_seeds, offered, taken_by
-from jobs.spark.user_functions import ship
+from jobs.snapshots import store
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.seeds import imports_new_keys, initial_state, offered
+from jobs.spark.queries import with_trigger
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.block_format import state_format
-from jobs.state.key_groups import group_begin
 from jobs.state.plan import Plan
 from jobs.streaming.operators.event_time_processor import EventTimeProcessor
 from jobs.streaming.operators.processor import FilterProcessor
 from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, pack_messages
+from jobs.streaming.profiler import profiler
 from jobs.streaming.sinks import latest_states
 from jobs.streaming.sinks.archive import ended_states
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter, Totals
@@ -39,18 +38,16 @@ from jobs.warehouse import measurements_table
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
-from kalman.filters.rounded import stored_as
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-    from jobs.encoding.estimates import EstimateFormat
     from jobs.lineage.leases import Lease
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.sinks import Sinks
-    from jobs.streaming.profiler import Profiler
+    from jobs.state.event_time_policy import EventTimePolicy
     from jobs.streaming.sinks.latest_states import Latest
 
 
@@ -60,155 +57,224 @@ def start_query(
     lease: Lease,
     manifest: Manifest,
     seconds: float | None,
-    told: Callable[[Totals], None],
+    on_progress: Callable[[Totals], None],
     deployed: ModelSpec,
-    profiler: Profiler | None = None,
 ) -> tuple[StreamingQuery, Totals]:
     """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet.
 
-    `deployed` is the spec as it is now, whose sinks count, whichever version's states the generation has. A `profiler`
-    takes the time of what the query does.
+    The generation's states mean what `spec` says; the sinks are those of the `deployed` spec. With `seconds` None the
+    query processes the available rows, then ends. `on_progress` is called after each micro-batch.
     """
-    spark, generation = warehouse.spark, lease.generation
-    table = measurements(spec.name)
-    kernel = kalman.build(spec.definition(), manifest.parameters)
-    ship(spark, spec.definition())
-    schema = warehouse.read(table).schema
-    kind = key_kind(spec.key, schema)
-    rows = row_format(spec, kind, schema)
-    state = state_format(
-        spec.name, spec.version, spec.states, kernel.fields, kind, kernel.size, stored_as(kernel)
-    )
-    out = estimate_format(kind, spec, kernel)
-    routing = make_routing(generation.partitions, generation.blocks)
-    begin = group_begin(kind, spec.definition(), manifest.parameters)
-    timing = None
-    if spec.timed:
-        timing = event_time_policy(spec, rows, manifest)
-    checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    plan = Plan(
-        kernel,
-        spec.unit_us,
-        rows,
-        state,
-        out,
-        generation.blocks,
-        spec.late == "apply",
-        begin,
-        timing,
-        text=checkpoint.keeps_text(),
-    )
-    spark.conf.set("spark.sql.shuffle.partitions", generation.partitions)
+    runtime = ModelRuntime.of(warehouse, spec, manifest.parameters)
+    runtime.ship(warehouse.spark)
+    warehouse.spark.conf.set("spark.sql.shuffle.partitions", lease.generation.partitions)
+    context = QueryContext(warehouse, runtime, lease, manifest)
+    pins = None if spec.inputs is None else InputPins(warehouse, spec, runtime.kind, lease.generation)
+    packed, processor = open_source(context), stateful_operator(context)
+    writer = sinks(context, deployed, pins, on_progress)
+    return start(context, packed, processor, writer, seconds), writer.totals
 
-    seeds = pinned = None
-    committed, planned = checkpoint.last_commit(), checkpoint.last_planned()
-    if committed is None:
-        # The state begins in micro-batch 0, which may be tried many times: the snapshot is pinned, never "the newest".
-        pinned = store.verify(warehouse, manifest)
-        seeds = state_rows.seed_packets(pinned, kernel, kind, state.layout, routing)
-        if timing is not None:
-            seeds = event_time_seeds(warehouse, manifest, seeds, rows, routing)
-        seeds = seeds.groupBy("bucket")
-    processor: StatefulProcessor = FilterProcessor(plan) if timing is None else EventTimeProcessor(plan)
-    takes_keys = taken_by(warehouse, checkpoint, spec)
-    typed = takes_keys or timing is not None
-    packer = row_packer(rows, routing, typed) if timing is None else event_time_packer(rows, routing)
-    pins = None
-    if spec.inputs is not None:
-        pins = InputPins(warehouse, spec, kind, generation)
-        packer = with_inputs(packer, join_of(spec, rows), typed)
-    if profiler is not None:
-        packer = profiler.packing(packer)
+
+@dataclass(frozen=True)
+class QueryContext:
+    """The values that source, operator and sinks of one query share; each is read once."""
+
+    warehouse: Warehouse
+    runtime: ModelRuntime
+    lease: Lease
+    manifest: Manifest
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.runtime.spec
+
+    @property
+    def generation(self) -> Generation:
+        return self.lease.generation
+
+    @cached_property
+    def routing(self) -> Routing:
+        return make_routing(self.generation.partitions, self.generation.blocks)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.warehouse, self.generation.checkpoint)
+
+    @cached_property
+    def committed(self) -> int | None:
+        """Return the last committed micro-batch."""
+        return self.checkpoint.last_commit()
+
+    @cached_property
+    def states(self) -> DataFrame | None:
+        """Return the verified states of the snapshot, or None if the checkpoint has newer ones.
+
+        The state begins in micro-batch 0, which may be tried many times: so the snapshot is pinned, never "the newest".
+        """
+        return store.verify(self.warehouse, self.manifest) if self.committed is None else None
+
+    @cached_property
+    def event_time(self) -> EventTimePolicy | None:
+        return self.runtime.event_time_policy(self.manifest) if self.spec.timed else None
+
+    @cached_property
+    def imports_keys(self) -> bool:
+        return imports_new_keys(self.warehouse, self.checkpoint, self.spec)
+
+    @property
+    def typed(self) -> bool:
+        """Tell if packets carry a kind."""
+        return self.imports_keys or self.event_time is not None
+
+
+def open_source(context: QueryContext) -> DataFrame:
+    """Return the rows after the generation's snapshot as a stream of packets, with the states of new keys."""
+    warehouse, spec, runtime = context.warehouse, context.spec, context.runtime
+    generation, rows = context.generation, runtime.rows
+    packer = _packer(context)
     if generation.topic is None:
-        source = _source(spark, warehouse, spec, generation)
-        if takes_keys and "_origin" in source.columns:  # another tool's table may have none
+        source = _measurements(warehouse, spec, generation)
+        # A table written by another tool may lack the column.
+        if context.imports_keys and "_origin" in source.columns:
             source = source.filter(~measurements_table.is_history())
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(
-            packer, TYPED_ROW_PACKETS if typed else ROW_PACKETS
+            packer, TYPED_ROW_PACKETS if context.typed else ROW_PACKETS
         )
     else:
-        types = {name: schema[name].dataType.simpleString() for name in spec.naming_columns}
+        types = {name: runtime.schema[name].dataType.simpleString() for name in spec.naming_columns}
         messages = stream_of(warehouse, spec, generation, types)
-        packed = pack_messages(messages, rows, packer, typed)
-    if takes_keys:
-        # Behind the measurements: what a checkpoint says of its first source is the stream's position.
-        packed = packed.unionByName(
-            offered(warehouse, spec, manifest.parameters, kernel, kind, state.layout, routing)
-        )
-        processor = KeyImporter(processor)
+        packed = pack_messages(messages, rows, packer, context.typed)
+    if context.imports_keys:
+        # After the measurements: the checkpoint's offset of the first source is the position of the stream.
+        packed = packed.unionByName(offered(warehouse, runtime, context.routing))
+    return packed
+
+
+def _packer(context: QueryContext) -> Packer:
+    spec, rows, routing = context.spec, context.runtime.rows, context.routing
+    packer = row_packer(rows, routing, context.typed)
+    if context.event_time is not None:
+        packer = event_time_packer(rows, routing)
+    if spec.inputs is not None:
+        packer = with_inputs(packer, join_of(spec, rows), context.typed)
+    return profiler().packing(packer)
+
+
+def stateful_operator(context: QueryContext) -> StatefulProcessor:
+    """Return the processor that filters packets of rows, in its wrappers."""
+    spec, runtime, generation = context.spec, context.runtime, context.generation
+    plan = Plan(
+        kernel=runtime.kernel,
+        unit=spec.unit_us,
+        rows=runtime.rows,
+        state=runtime.state,
+        estimates=runtime.estimates,
+        blocks=generation.blocks,
+        apply_late=spec.late == "apply",
+        begin=runtime.begin,
+        event_time=context.event_time,
+        text=context.checkpoint.keeps_text(),
+    )
+    processor = FilterProcessor(plan) if plan.event_time is None else EventTimeProcessor(plan)
+    wrappers: list[Callable[[StatefulProcessor], StatefulProcessor]] = []
+    if context.imports_keys:
+        wrappers.append(KeyImporter)
     if generation.topic is not None or spec.inputs is not None:
-        processor = PassThroughRejects(processor)
-    if profiler is not None:
-        processor = profiler.operator(processor)
-    operator = packed.groupBy("bucket")
+        wrappers.append(PassThroughRejects)
+    for wrap in (*wrappers, profiler().operator):
+        processor = wrap(processor)
+    return processor
+
+
+def sinks(
+    context: QueryContext,
+    deployed: ModelSpec,
+    pins: InputPins | None,
+    on_progress: Callable[[Totals], None],
+) -> MicroBatchWriter:
+    """Return the writer of micro-batches to the sinks of the deployed spec, after preparing each sink."""
+    warehouse, spec, runtime, lease = context.warehouse, context.spec, context.runtime, context.lease
+    planned = context.checkpoint.last_planned()
+    fence = Fence(warehouse, lease, None if planned == context.committed else planned)
+    ended = None if spec.expiry is None else ended_states(runtime.kernel, runtime.state.layout, runtime.kind)
+    return MicroBatchWriter(
+        generation=context.generation,
+        rows=runtime.rows,
+        estimates=runtime.estimates,
+        fence=fence,
+        on_progress=on_progress,
+        limit=spec.quarantine,
+        latest=_latest(context, fence, deployed.sinks),
+        publisher=_publisher(warehouse, lease, deployed, context.committed),
+        pins=pins,
+        ended=ended,
+        corrects=spec.order.kind == "replay",
+    )
+
+
+def start(
+    context: QueryContext,
+    packed: DataFrame,
+    processor: StatefulProcessor,
+    writer: MicroBatchWriter,
+    seconds: float | None,
+) -> StreamingQuery:
+    """Start the query from packets through the processor to the writer."""
+    warehouse, generation, states = context.warehouse, context.generation, context.states
     clock = "None"
-    if timing is not None and timing.needs_timers:
+    if context.event_time is not None and context.event_time.needs_timers:
         clock = "ProcessingTime"
-        # By this clock there is always something to wait for: a run that is to end takes micro-batches with rows alone.
-        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(seconds is not None).lower())
+        # With this clock some timer is always pending: a run that is to end runs only micro-batches with rows.
+        warehouse.spark.conf.set(
+            "spark.sql.streaming.noDataMicroBatches.enabled", str(seconds is not None).lower()
+        )
+    seeds = None
+    if states is not None:
+        seeds = initial_state(warehouse, context.runtime, context.manifest, states, context.routing)
+        seeds = seeds.groupBy("bucket")
+    operator = packed.groupBy("bucket")
     packets = operator.transformWithStateInPandas(processor, OUTPUT_PACKETS, "Append", clock, seeds)
-    fence = Fence(warehouse, lease, None if planned == committed else planned)
-    ended = None if spec.expiry is None else ended_states(kernel, state.layout, kind)
-    sink = MicroBatchWriter(generation, rows, out, fence, told, spec.quarantine)
-    sink.ended, sink.corrects = ended, spec.order.kind == "replay"
-    sink.pins, sink.profiler = pins, profiler
-    sink.latest = _latest(
-        fence, out, deployed.sinks, manifest, pinned, committed, timing is not None, spec.folder
+    stream = packets.writeStream.queryName(f"{context.spec.name} {generation.generation}").foreachBatch(
+        writer
     )
-    sink.publisher = _publisher(warehouse, lease, deployed, committed)
-    writer = packets.writeStream.queryName(f"{spec.name} {generation.generation}").foreachBatch(sink)
-    writer = writer.option("checkpointLocation", warehouse.path(generation.checkpoint))
-    writer = (
-        writer.trigger(availableNow=True)
-        if seconds is None
-        else writer.trigger(processingTime=f"{seconds} seconds")
-    )
-    query = writer.start()
-    if profiler is not None:
-        profiler.group = str(query.runId)  # the job group that Spark gives the jobs of a query
-    return query, sink.totals
+    stream = stream.option("checkpointLocation", warehouse.path(generation.checkpoint))
+    query = with_trigger(stream, seconds).start()
+    profiler().started(query)
+    return query
 
 
-def _latest(
-    fence: Fence,
-    out: EstimateFormat,
-    sinks: Sinks,
-    manifest: Manifest,
-    pinned: DataFrame | None,
-    committed: int | None,
-    scattered: bool,
-    folder: str | None,
-) -> Latest | None:
-    """Return what keeps the latest states, with those that there are already; None where the spec wants none."""
-    warehouse, generation = fence.warehouse, fence.lease.generation
+def _latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
+    """Return the table of latest states with a row of each key, or None if the spec wants none."""
+    warehouse, generation = context.warehouse, context.generation
 
     def states() -> DataFrame:
-        if pinned is not None:
-            return pinned
-        assert committed is not None
-        return states_at(warehouse, generation, manifest, committed, folder)
+        if context.states is not None:
+            return context.states
+        assert context.committed is not None
+        return states_at(warehouse, generation, context.manifest, context.committed, context.spec.folder)
 
     if not sinks.latest:
         latest_states.forget(warehouse, generation.model, generation.generation)
         return None
-    keeper = latest_states.Latest(fence, out, scattered)
-    keeper.begin(states)
-    return keeper
+    latest = latest_states.Latest(fence, context.runtime.estimates, scattered=context.event_time is not None)
+    latest.begin(states)
+    return latest
 
 
 def _publisher(
     warehouse: Warehouse, lease: Lease, deployed: ModelSpec, committed: int | None
 ) -> Publisher | None:
-    """Return what hands estimates on, at the place where it was; None where the spec names nothing to hand them to."""
-    targets = sinks_of(warehouse, deployed.sinks, deployed.folder)
-    publisher = Publisher(warehouse, lease, targets)
+    """Return the publisher of estimates, resumed at its position, or None if the spec names no such sink."""
+    publisher = Publisher(warehouse, lease, sinks_of(warehouse, deployed.sinks, deployed.folder))
     publisher.begin(committed)
-    return publisher if publisher.targets else None
+    return publisher if publisher.sinks else None
 
 
-def _source(spark: SparkSession, warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> DataFrame:
-    """Return the measurements behind the generation's snapshot as a stream."""
-    reader = spark.readStream.format("delta").option("startingVersion", generation.start_version + 1)
+def _measurements(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> DataFrame:
+    """Return the measurements after the generation's snapshot as a stream."""
+    reader = warehouse.spark.readStream.format("delta").option(
+        "startingVersion", generation.start_version + 1
+    )
     if spec.stream.max_files_per_batch is not None:
         reader = reader.option("maxFilesPerTrigger", spec.stream.max_files_per_batch)
     if spec.stream.max_bytes_per_batch is not None:
@@ -220,15 +286,15 @@ def _source(spark: SparkSession, warehouse: Warehouse, spec: ModelSpec, generati
 
 
 def _has_keys(spec: ModelSpec) -> Column:
-    """Return a condition that fails the query at a row without a key: one that was landed with the old keys.
+    """Return a condition that fails the query at a row without a key: one landed with the old key columns.
 
-    What is landed has its keys; only another version's spec, with other key columns, leaves them empty.
+    Landed rows always have their keys; only the spec of another version, with other key columns, leaves them empty.
     """
     missing = F.lit(False)
     for name in spec.key:
         missing = missing | F.col(f"`{name}`").isNull()
-    said = (
-        f"a row of {measurements(spec.name)} has no {' or '.join(spec.key)}: it was landed by a version "
-        f"with other key columns, behind the migration. Roll back, let that version take it in, and upgrade again"
+    problem = (
+        f"a row of {measurements(spec.name)} has no {' or '.join(spec.key)}: a version with other key columns "
+        f"landed it after the migration. Roll back, let that version process it, and upgrade again"
     )
-    return F.when(missing, F.raise_error(F.lit(said)).cast("boolean")).otherwise(F.lit(True))
+    return F.when(missing, F.raise_error(F.lit(problem)).cast("boolean")).otherwise(F.lit(True))

@@ -1,7 +1,7 @@
-"""Record a stream's progress from a thread beside it: nothing that goes wrong here stops or delays the query.
+"""Record a stream's progress from a thread of its own: no failure here stops or delays the query.
 
-The thread looks once a second whether the sink has written more micro-batches than have been recorded, and only then
-asks Spark. It reads what Spark keeps anyway; there is no listener between the query and its next micro-batch.
+Once a second the thread checks whether the sink has written more micro-batches than are recorded, and only then asks
+Spark for the progress that Spark keeps anyway. No listener stands between the query and its next micro-batch.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from jobs.observability.lag import lag_of
 from jobs.observability.progress import Lag, executed, record
 from jobs.observability.progress_log import ProgressLog, Writer
 from jobs.spark.job_labels import label
+from jobs.streaming.profiler import profiler
 from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from jobs.lineage.generations import Generation
-    from jobs.streaming.profiler import Profiler
     from jobs.streaming.sinks.micro_batch import Totals
 
 PERIOD = 1.0
 FINISH_SECONDS = 10.0
-"""How long the end of a run waits for its last records."""
+"""How long a run that ends waits for its last records."""
 
 Outlet = Callable[[list[dict[str, Any]]], None]
 
 
 class Recorder:
-    """Hand each micro-batch's record to outlets. Used as a context around the query's life."""
+    """A context, around the query's life, that gives each micro-batch's record to outlets."""
 
     def __init__(
         self,
@@ -46,24 +46,22 @@ class Recorder:
         outlets: list[Outlet],
         first: Callable[[], None] = lambda: None,
         last: Callable[[], None] = lambda: None,
-        profiler: Profiler | None = None,
     ) -> None:
-        """Record `query`, whose sink counts in `totals`.
+        """Record `query`, whose writer counts in `totals`.
 
-        `first` is called in the thread that records before it begins, `last` when all records have been handed over.
-        With a `profiler` it gets what Spark says of each micro-batch, whole.
+        The recording thread calls `first` before it begins, and `last` when the outlets have all records.
         """
         self._query, self._totals, self._generation = query, totals, generation
         self._lag, self._outlets = lag, outlets
         self._first, self._last = first, last
-        self._profiler = profiler
+        self._profiler = profiler()
         self._run = str(generation.epoch)
         self._taken = 0
         self._seen = -1
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._work, name="progress", daemon=True)
         self.problem: str | None = None
-        """What went wrong at last, if anything did."""
+        """The last failure, if any."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -91,7 +89,7 @@ class Recorder:
             self.problem = first_line(problem)
 
     def take(self) -> None:
-        """Record the micro-batches that have ended since the last time."""
+        """Record the micro-batches that have ended since the last call."""
         if self._taken >= self._totals.batches:
             return
         fresh = self._fresh()
@@ -99,7 +97,7 @@ class Recorder:
             return
         try:
             lag = self._lag((fresh[-1].get("sources") or [{}])[0])
-        except Exception as problem:  # a record without the lag is better than none
+        except Exception as problem:  # a record without lag is better than none
             lag, self.problem = Lag(), first_line(problem)
         names = (self._generation.model, self._generation.generation, self._run)
         records = [
@@ -109,12 +107,10 @@ class Recorder:
         self._seen = records[-1]["batch_id"]
         for outlet in self._outlets:
             self._try(lambda outlet=outlet: outlet(records))
-        profiler = self._profiler
-        if profiler is not None:
-            self._try(lambda: profiler.take(fresh, [one["rows"] for one in records]))
+        self._try(lambda: self._profiler.take(fresh, [one["rows"] for one in records]))
 
     def _fresh(self) -> list[dict[str, Any]]:
-        """Return Spark's progress of the micro-batches that ran since the last one seen, oldest first."""
+        """Return Spark's progress of the micro-batches after the last recorded one, oldest first."""
         query: Any = self._query
         recent = query._jsq.recentProgress()
         fresh: list[dict[str, Any]] = []
@@ -133,9 +129,8 @@ def recording(
     totals: Totals,
     generation: Generation,
     outlets: list[Outlet],
-    profiler: Profiler | None = None,
 ) -> Recorder:
-    """Return the recorder of a generation's query: to the warehouse, to further outlets, and to a profiler."""
+    """Return the recorder of a generation's query: to further outlets, and then to the warehouse."""
     waiting: list[Writer] = []
 
     def write(records: list[dict[str, Any]], last: bool = False) -> None:
@@ -148,4 +143,4 @@ def recording(
     lag = lag_of(warehouse, generation.model)
     last = partial(write, [], last=True)
     first = partial(label, warehouse.spark, f"{generation.generation}: record progress")
-    return Recorder(query, totals, generation, lag, [*outlets, write], first, last, profiler)
+    return Recorder(query, totals, generation, lag, [*outlets, write], first, last)

@@ -1,4 +1,4 @@
-"""Filter a table of measurements in batch: each key's rows in event-time order, from the initial distribution on."""
+"""Filter a table of measurements in batch: each key's rows in event-time order, from the initial distribution."""
 
 from __future__ import annotations
 
@@ -21,26 +21,36 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from jobs.snapshots.runtime import ModelRuntime
+
 ROWS_A_BUCKET = 500_000
 MIN_BUCKETS = 4
-"""The number of buckets comes from the data, never from the machine, so that sums over them are the same anywhere."""
+"""The number of buckets depends on the data alone, so that sums over buckets are the same on every machine."""
 
 
 class Batch(NamedTuple):
-    """What a batch pass needs to know of its model; idle: microseconds of silence after which a key begins anew."""
+    """The settings of a batch pass.
+
+    unit: microseconds of the model's time unit; idle: microseconds of silence after which a key restarts, None: never.
+    """
 
     rows: RowFormat
     unit: float
     idle: int | None = None
 
 
+def batch_of(runtime: ModelRuntime) -> Batch:
+    """Return the settings of a model's batch pass."""
+    return Batch(runtime.rows.joined, runtime.spec.unit_us, runtime.spec.idle_us)
+
+
 def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
-    """Pack rows and bring each bucket's packets into a partition of their own.
+    """Pack rows, and move the packets of each bucket to one partition.
 
     Args:
         frame: measurement rows.
-        fmt: what they are made of.
-        count: how many they are, for the number of buckets.
+        fmt: their format.
+        count: number of rows, which decides the number of buckets.
     """
     buckets = max(MIN_BUCKETS, -(-count // ROWS_A_BUCKET))
     routing = make_routing(buckets, 1)
@@ -48,11 +58,10 @@ def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
 
 
 def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin | None = None) -> DataFrame:
-    """Filter bucketed rows to each key's latest state: key (text) and the columns of a snapshot's rows.
+    """Filter bucketed rows to each key's latest state, with the columns of a snapshot's rows.
 
-    `begin` gives the states (size, K) in which a bucket's keys begin; by default the model's initial state.
+    `begin` returns the initial states (size, K) of a bucket's keys; by default they have the model's initial state.
     """
-
     kind = batch.rows.kind
     layout = state_layout(kind, kernel.size, stored_as(kernel))
     row_filter = RowFilter(kernel, batch.unit)
@@ -70,7 +79,7 @@ def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin |
 def packed_estimates(
     packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
 ) -> DataFrame:
-    """Filter bucketed rows to packets of estimates (`estimates.unpack_estimates` makes rows of them)."""
+    """Filter bucketed rows to packets of estimates (rows: `jobs.encoding.estimates.unpack_estimates`)."""
     layout = state_layout(batch.rows.kind, kernel.size, stored_as(kernel))
     row_filter = RowFilter(kernel, batch.unit, fmt.with_innovations)
 

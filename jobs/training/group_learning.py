@@ -1,4 +1,4 @@
-"""Learn parameters for groups of keys on Spark: in each round one job for all groups, of which sums come back."""
+"""Learn parameters for groups of keys on Spark: each round is one job for all groups, which returns sums."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from kalman.run import SortedRows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-MOST = 10_000
-"""Groups that a model may have: their parameters are one row of the manifests table."""
+MOST_GROUPS = 10_000
+"""A limit, because the parameters of all groups are in one row of the manifests table."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedGroups:
-    """What was learned for each group: its columns' texts, and the result."""
+    """Learned parameters by group.
+
+    by: key columns that define the groups; values: their texts for each group; result: of the fit.
+    """
 
     by: tuple[str, ...]
     values: list[list[str]]
@@ -36,7 +39,7 @@ class LearnedGroups:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return them as learned parameters hold them."""
+        """Return the entry of all groups among a model's learned parameters."""
         found = {"by": list(self.by), "values": self.values, "parameters": self.result.parameters}
         return {GROUPS: found}
 
@@ -49,27 +52,27 @@ def learn_groups(
     batch: Batch,
     pooled: NDArray[np.float64],
     max_iterations: int,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> LearnedGroups:
-    """Learn from the rows of each group, from the pooled theta on.
+    """Learn the parameters of each group from its rows, starting at the pooled theta.
 
     Args:
-        rows: packets with the names of their groups (`learn.window_rows`).
+        rows: packets with the names of their groups (`jobs.training.learning.window_rows`).
         layout: of the packets.
         problem: what to learn.
-        by: names of the key columns that make the groups.
-        batch: rows' format and unit of time.
+        by: key columns that define the groups.
+        batch: settings of the batch pass.
         pooled: theta (p,) of all keys together.
-        max_iterations: steps of the optimiser at most.
-        say: told how far the search is.
+        max_iterations: limit on the optimiser's steps.
+        on_progress: called with a line after each round.
 
     Raises:
         UserError: too many groups.
     """
     names = _names(rows)
-    if len(names) > MOST:
+    if len(names) > MOST_GROUPS:
         raise UserError(
-            f"learn.by: {', '.join(by)} make {len(names):,} groups, and {MOST:,} is the most: choose other columns, "
+            f"learn.by: {', '.join(by)} make {len(names):,} groups, more than {MOST_GROUPS:,}: choose other columns, "
             f"or learn for each key (scope: key)"
         )
     learner = group_learning(problem)
@@ -79,7 +82,9 @@ def learn_groups(
         nonlocal rounds
         found = _evaluate(rows, layout, learner, theta, [names[g] for g in which.tolist()], batch.unit)
         rounds += 1
-        say(f"learning {', '.join(problem.names)} by {', '.join(by)}: round {rounds}, {len(which):,} groups")
+        on_progress(
+            f"learning {', '.join(problem.names)} by {', '.join(by)}: round {rounds}, {len(which):,} groups"
+        )
         return found
 
     result = learner.fit(objective, pooled, len(names), max_iterations)
@@ -105,7 +110,7 @@ def _evaluate(
     names: list[str],
     unit: float,
 ) -> Sums:
-    """Return the sums of the groups `names` at theta (p, J), over buckets in an order that is always the same."""
+    """Return the sums of the groups `names` at theta (p, J), added over buckets in a fixed order."""
     wanted = {name: j for j, name in enumerate(names)}
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -142,7 +147,7 @@ _SUMS = ["place", "which", "value", "vector", "used"]
 def grouped_parts(
     layout: Layout, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[int, SortedRows, NDArray[np.int64], list[str]]]:
-    """Yield place, rows, each key's group (K,) and the groups' names of each bucket's packet."""
+    """Yield, for each bucket's packet: place, rows, the group (K,) of each key, and the names of the groups."""
     for one in batches:
         columns = (one.column(name).to_pylist() for name in ("place", "payload", "groups"))
         for place, payload, names in zip(*columns, strict=True):

@@ -1,4 +1,4 @@
-"""Learn a model's parameters from history on Spark: the rows stay where they are, sums of a few numbers come back."""
+"""Learn a model's parameters from history on Spark: the rows stay on the workers, which return sums."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SAMPLE = 4096
-"""Rows, about, that a model may look at to find where to start."""
+"""About how many rows a model may sample to choose its starting point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The event times, in microseconds, whose rows are learned from: first <= time < last; None is without a bound."""
+    """The event times, in microseconds, of the rows to learn from: first <= time < last; None means no bound."""
 
     first: int | None = None
     last: int | None = None
@@ -49,7 +49,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What was learned: parameters as `kalman.build` takes them, and how the search ended."""
+    """Learned parameters, as `kalman.build` takes them, and how the search ended."""
 
     parameters: dict[str, Any]
     log_likelihood: float
@@ -57,13 +57,13 @@ class Learned:
     converged: bool
     rows: int
     theta: NDArray[np.float64]
-    """The same parameters as the free numbers that were searched."""
+    """The parameters as the optimiser's unconstrained variables (p,)."""
     held_out: float | None = None
-    """Log-likelihood a row of those that were kept aside to choose a start by, where there are several."""
+    """Log-likelihood per row of the held-out rows, if the start was chosen among several."""
     errors: Mapping[str, Any] | None = None
-    """Standard errors in the shape of the parameters, where they are known."""
+    """Standard errors in the shape of the parameters, if known."""
     groups: LearnedGroups | None = None
-    """What was learned for each group of keys; the parameters have it too."""
+    """Learned parameters of each group of keys; they are in `parameters` too."""
 
 
 def learn_pooled(
@@ -73,18 +73,18 @@ def learn_pooled(
     batch: Batch,
     window: Window,
     keys: int | None,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> Learned:
-    """Learn from all keys' rows in the window together, and then for each group of keys if that is asked for.
+    """Learn from the window's rows of all keys together, and then for each group of keys if `learn.by` asks for it.
 
     Args:
-        packed: bucketed rows (`history.bucket_rows`).
+        packed: bucketed rows (`jobs.training.batch_filter.bucket_rows`).
         definition: of the model (`ModelSpec.definition`).
-        learn: what to learn, and how long to try.
-        batch: rows' format and unit of time.
-        window: whose rows count; a key's first row there begins at the initial distribution.
-        keys: how many keys there are about, where `learn.sample_keys` asks for a sample.
-        say: told how far the search is.
+        learn: what to learn, and limits of the search.
+        batch: settings of the batch pass.
+        window: of the rows that count; each key starts it at the initial distribution.
+        keys: about how many keys there are, if `learn.sample_keys` asks for a sample.
+        on_progress: called with a line after each evaluation.
 
     Raises:
         UserError: there is nothing to learn from.
@@ -96,14 +96,18 @@ def learn_pooled(
     try:
         count = rows.groupBy().sum("rows").collect()[0][0] or 0
         if count == 0:
-            raise UserError("there are no rows to learn from in the window: choose another one", RUN_FAILED)
+            raise UserError(
+                "there are no rows to learn from in the window: choose another window", RUN_FAILED
+            )
         evaluations = 0
 
         def objective(theta: NDArray[np.float64]) -> Evaluation:
             nonlocal evaluations
             value, vector, used = _evaluate(rows, problem, theta, batch, by)
             evaluations += 1
-            say(f"learning {', '.join(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}")
+            on_progress(
+                f"learning {', '.join(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}"
+            )
             return value, vector, used
 
         result = problem.fit(
@@ -112,7 +116,9 @@ def learn_pooled(
         groups = None
         if by:
             layout = _layout(batch, by)
-            groups = learn_groups(rows, layout, problem, by, batch, result.theta, learn.max_iterations, say)
+            groups = learn_groups(
+                rows, layout, problem, by, batch, result.theta, learn.max_iterations, on_progress
+            )
         return Learned(
             {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)},
             result.log_likelihood,
@@ -131,9 +137,9 @@ def learn_pooled(
 def each_key_learner(
     definition: dict[str, Any], kernel: Filter, window: Window, pooled: NDArray[np.float64], unit: float
 ) -> Begin:
-    """Return what gives the keys of a bucket the states in which they begin: each with parameters of its own.
+    """Return the function from a bucket's rows to initial states (size, K), each with parameters learned for its key.
 
-    A key's parameters are drawn towards the pooled ones, the more the fewer rows it has in the window.
+    A key's parameters are shrunk towards the pooled ones, the more the fewer rows it has in the window.
     """
 
     def begin(keyed: KeyedRows) -> NDArray[np.float64]:
@@ -147,7 +153,7 @@ def each_key_learner(
 
 
 def _layout(batch: Batch, by: tuple[str, ...] = ()) -> Layout:
-    """Return the layout of rows whose keys are numbered and which are in order already."""
+    """Return the layout of sorted rows with numbered keys."""
     columns = [Column("key", "<i8"), Column("time", "<i8"), Column("y", "<f8", len(batch.rows.measurement))]
     if batch.rows.control:
         columns.append(Column("u", "<f8", len(batch.rows.control)))
@@ -159,13 +165,13 @@ def _layout(batch: Batch, by: tuple[str, ...] = ()) -> Layout:
 def window_rows(
     packed: DataFrame, batch: Batch, window: Window, share: float, by: tuple[str, ...] = ()
 ) -> DataFrame:
-    """Keep the rows to learn from: one packet of ordered rows a bucket, and the names of its groups if any."""
+    """Return the rows to learn from: one packet of sorted rows per bucket, with the names of its groups if any."""
     layout = _layout(batch, by)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         rows = keyed.rows
         keep = window.holds(rows.time)
-        if share < 1.0:  # the same keys every time: those whose routes are lowest
+        if share < 1.0:  # always the same keys: those with the lowest routes
             keep &= (keyed.keys.arrays["route"] < np.uint64(int(share * 2**64)))[rows.key]
         kept = np.flatnonzero(keep)
         if len(kept) == 0:
@@ -191,7 +197,7 @@ def window_rows(
 def _evaluate(
     rows: DataFrame, problem: Learner, theta: NDArray[np.float64], batch: Batch, by: tuple[str, ...] = ()
 ) -> Evaluation:
-    """Return the evaluation at `theta`, summed over buckets in an order that is always the same."""
+    """Return the evaluation at `theta`, summed over buckets in a fixed order."""
     layout, unit = _layout(batch, by), batch.unit
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,10 +1,10 @@
-"""Keys that are pretrained while a stream runs: it takes their states over without a restart (decision 0015).
+"""Pretraining of new keys while a stream runs, which imports their states without a restart (decision 0015).
 
-The history of such a key lands in the measurements, marked (`ingest --history`). A stream that takes new keys passes
-marked rows over, and a batch pass takes them in their place like all others. So a state of marked rows alone reflects
-nothing that the stream has met or will meet: it may be taken at any moment, once, by a stream that has no state of the
-key, and nothing is counted twice. `pretrain` makes such states, and appends them to the table `new_keys/<model>`. The
-stream reads that as a second source: what a micro-batch takes is fixed by its offsets, as its measurements are.
+The history of a new key lands in the measurements as marked rows (`ingest --history`). A stream that imports new keys
+skips marked rows; a batch pass treats them like all others. So a state filtered from marked rows alone reflects no row
+that the stream ever reads: a stream without a state of the key may import it at any moment, once, and counts nothing
+twice. `pretrain` appends such states to the table `new_keys/<model>`, which the stream reads as a second source: its
+offsets fix what each micro-batch imports, as they do for measurements.
 """
 
 from __future__ import annotations
@@ -13,25 +13,21 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
-import kalman
 from jobs.core.errors import UserError
 from jobs.core.report import plural
-from jobs.encoding.keys import key_kind
-from jobs.encoding.rows import row_format
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
 from jobs.lineage.start_point import origin
 from jobs.snapshots import manifests
+from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import meaning_of
 from jobs.snapshots.store import find_whole, verify, write
-from jobs.spark.user_functions import ship
 from jobs.specs.sections import PRETRAINED
-from jobs.state.key_groups import group_begin
-from jobs.training.batch_filter import Batch, bucket_rows, final_states
+from jobs.training.batch_filter import batch_of, bucket_rows, final_states
 from jobs.training.learning import Window, each_key_learner
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import create_new_keys_table, is_history, latest_history_version
@@ -43,44 +39,45 @@ from kalman.learning.maximum_likelihood import maximum_likelihood
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
-    from kalman.types import Filter
+    from jobs.state.filter_step import Begin
 
 
 class Offer(NamedTuple):
-    """States of new keys, as a snapshot; keys: how many a stream of these parameters had not been offered before."""
+    """States of new keys, as a snapshot; keys: how many of them are offered for the first time."""
 
     manifest: Manifest
     keys: int
 
 
 def offer(
-    warehouse: Warehouse, spec: ModelSpec, table: str, version: int, say: Callable[[str], None]
+    warehouse: Warehouse, spec: ModelSpec, table: str, version: int, on_progress: Callable[[str], None]
 ) -> list[Offer]:
-    """Filter the marked history up to a version, and offer its keys' states to the streams of this very model.
+    """Filter the marked history up to a version, and offer the states to the streams of this version of the model.
 
-    They are made with the parameters that the live stream, and any shadow, runs with; where nothing runs, with those of
-    the snapshot that one would begin from. Killed between the snapshot and the offer, the next call ends what was
-    begun; again it changes nothing.
+    The filter has the parameters of the live generation, and of each shadow; if there is none, those of the snapshot
+    that a new generation would begin from. Idempotent: after a kill the next call completes the offer.
     """
     landed = latest_history_version(warehouse, table, version)
     if landed is None:
         return []
-    return [_offer(warehouse, spec, table, landed, base, say) for base in _bases(warehouse, spec, table)]
+    return [
+        _offer(warehouse, spec, table, landed, base, on_progress) for base in _bases(warehouse, spec, table)
+    ]
 
 
 def _bases(warehouse: Warehouse, spec: ModelSpec, table: str) -> list[Manifest]:
-    """Return the snapshots that the streams of a model run from, one for each set of parameters."""
+    """Return the snapshots that the model's generations began from, one for each set of parameters."""
     fingerprint = spec.fingerprint()
-    going = [
+    bases = [
         origin(warehouse, one)
         for one in generations.all_of(warehouse, spec.name)
         if one.status in (generations.LIVE, generations.SHADOW) and one.fingerprint == fingerprint
     ]
-    if not going:
+    if not bases:
         identity = warehouse.table_id(table)
         newest = manifests.newest_startable(warehouse, spec.name, fingerprint, spec.source_kind, identity)
-        going = [] if newest is None else [newest]
-    return list({meaning_of(fingerprint, one.parameters): one for one in going}.values())
+        bases = [] if newest is None else [newest]
+    return list({meaning_of(fingerprint, one.parameters): one for one in bases}.values())
 
 
 def _offer(
@@ -89,9 +86,8 @@ def _offer(
     table: str,
     landed: int,
     base: Manifest,
-    say: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> Offer:
-
     meaning = meaning_of(spec.fingerprint(), base.parameters)
     inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
     version = None if inputs is None else inputs.newest()
@@ -101,22 +97,22 @@ def _offer(
     manifest = find_whole(warehouse, identity)
     if manifest is None:
         rows = warehouse.read(table, landed).filter(is_history()).select(*spec.columns)
-        kind = key_kind(spec.key, rows.schema)
+        runtime = ModelRuntime(spec, base.parameters, rows.schema)
         given = 0
         if inputs is not None and version is not None:  # as in a snapshot of all measurements
-            inputs.load(kind, version.version)
+            inputs.load(runtime.kind, version.version)
             given = rows.count()
-            rows = inputs.joined(rows, kind, version.version).dropna(subset=spec.input_names)
+            rows = inputs.joined(rows, runtime.kind, version.version).dropna(subset=spec.input_names)
         count, newest = rows.agg(F.count("*"), F.max(F.unix_micros(F.col(f"`{spec.time}`")))).collect()[0]
-        say(f"filtering {count:,} rows of history")
-        fmt = row_format(spec, kind, rows.schema).joined
-        batch = Batch(fmt, spec.unit_us, spec.idle_us)
-        states = final_states(bucket_rows(rows, fmt, count), *_filter_of(warehouse, spec, base, batch))
+        on_progress(f"filtering {count:,} rows of history")
+        runtime.ship(warehouse.spark)
+        packed = bucket_rows(rows, runtime.rows.joined, count)
+        states = final_states(packed, runtime.kernel, batch_of(runtime), _begin(runtime))
         made = replace(
             base,
             snapshot_id=identity,
             position=delta_position(table, landed, warehouse.table_id(table)),
-            # A snapshot with a cut is history only: nothing takes it for one that a stream could begin from.
+            # A snapshot with a cut is history only: no stream begins from it.
             cut=to_datetime(0 if newest is None else newest + 1),
             generation=None,
             batch_id=None,
@@ -129,29 +125,27 @@ def _offer(
     return Offer(manifest, _append(warehouse, spec.name, manifest, meaning))
 
 
-def _filter_of(
-    warehouse: Warehouse, spec: ModelSpec, base: Manifest, batch: Batch
-) -> tuple[Filter, Batch, Any]:
-    """Return what filters the history as a stream from the base would have: kernel, batch, and where keys begin."""
-    definition = spec.definition()
-    kernel = kalman.build(definition, base.parameters)
-    ship(warehouse.spark, definition)
-    begin = group_begin(batch.rows.kind, definition, base.parameters)
-    if spec.learn is not None and spec.learn.scope == "key":
-        if spec.filter in LEARNERS:
-            raise UserError(
-                f"{spec.name}: new keys of filter: {spec.filter} with learn.scope: key cannot be pretrained beside a "
-                f"stream: write stream.new_keys: prior, or learn.scope: pooled"
-            )
-        found = maximum_likelihood(definition)
-        theta = replace(found, begin={**found.begin, **base.parameters}).start
-        begin = each_key_learner(definition, kernel, Window(), theta, spec.unit_us)
-    return kernel, batch, begin
+def _begin(runtime: ModelRuntime) -> Begin | None:
+    """Return the initial states of new keys as a stream with these parameters has them; None: the model's own.
+
+    Raises:
+        UserError: each key has parameters of its own, which this filter's learner cannot start from the stream's.
+    """
+    spec = runtime.spec
+    if spec.learn is None or spec.learn.scope != "key":
+        return runtime.begin
+    if spec.filter in LEARNERS:
+        raise UserError(
+            f"{spec.name}: new keys of filter: {spec.filter} with learn.scope: key cannot be pretrained beside a "
+            f"stream: write stream.new_keys: prior, or learn.scope: pooled"
+        )
+    problem = maximum_likelihood(runtime.definition)
+    theta = replace(problem, begin={**problem.begin, **runtime.parameters}).start
+    return each_key_learner(runtime.definition, runtime.kernel, Window(), theta, spec.unit_us)
 
 
 def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) -> int:
-    """Offer the states of a snapshot that have not been offered as they are, once; return how many there were."""
-
+    """Append a snapshot's states to the table of offers, except those that it has; return how many were new."""
     table = create_new_keys_table(warehouse, model)
     rows = verify(warehouse, manifest).withColumn("meaning", F.lit(meaning))
     before = warehouse.read(table, warehouse.latest_version(table))
@@ -165,25 +159,25 @@ def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) 
 
 
 def lines(offers: list[Offer]) -> list[str]:
-    """Return what people are told of offers."""
+    """Return the report lines of offers."""
     return [
-        f"snapshot {one.manifest.snapshot_id}: {plural(one.manifest.key_count, 'key')} of history "
-        f"landed for new keys, {one.keys:,} of them offered now to running streams"
+        f"snapshot {one.manifest.snapshot_id}: {plural(one.manifest.key_count, 'key')} from history "
+        f"landed for new keys, {one.keys:,} of them newly offered to running streams"
         for one in offers
     ]
 
 
 def only_history(
-    warehouse: Warehouse, spec: ModelSpec, version: int | None, say: Callable[[str], None]
+    warehouse: Warehouse, spec: ModelSpec, version: int | None, on_progress: Callable[[str], None]
 ) -> list[Offer]:
-    """Offer the keys of marked history alone: `pretrain --history`.
+    """Offer the states of new keys, and pretrain nothing else: `pretrain --history`.
 
     Raises:
-        UserError: the model's streams take no new keys, none has landed, or there is nothing to take parameters from.
+        UserError: the model's streams import no new keys, no history has landed, or no snapshot has parameters.
     """
     if spec.stream.new_keys != PRETRAINED:
         raise UserError(
-            f"--history: the streams of {spec.name} take no pretrained keys: write stream.new_keys: {PRETRAINED} in "
+            f"--history: the streams of {spec.name} import no pretrained keys: write stream.new_keys: {PRETRAINED} in "
             f"its spec"
         )
     table = measurements(spec.name)
@@ -193,7 +187,7 @@ def only_history(
             f"--history: no history of new keys has landed for {spec.name}: land some with `kalman-pipeline ingest "
             f"--model {spec.name} --history --input FILE`"
         )
-    made = offer(warehouse, spec, table, newest, say)
+    made = offer(warehouse, spec, table, newest, on_progress)
     if not made:
         raise UserError(
             f"--history: {spec.name} has no snapshot to take parameters from: run `kalman-pipeline pretrain --model "

@@ -1,1 +1,1 @@
-"""What a micro-batch writes: estimates, latest states, topics, files, functions, the archive and quarantine."""
+"""The sinks of a micro-batch: estimates, latest states, topics, files, functions, the archive and quarantine."""

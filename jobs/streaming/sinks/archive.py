@@ -1,4 +1,4 @@
-"""Keys that have ended: their last states, in the table `archive/<model>`, one row each time that a key ends."""
+"""The last states of keys that have ended, in the table `archive/<model>`: one row each time that a key ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ended_states(kernel: Filter, layout: Layout, kind: KeyKind) -> Callable[[DataFrame], DataFrame]:
-    """Return what turns packets (column `payload`) of ended keys into rows: key, its columns, and its last state."""
+    """Return the function from packets (column `payload`) of ended keys to rows: key, key columns, last state."""
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -1,8 +1,8 @@
-"""Keep the latest state of each key in a table of its own, `latest/<model>`, by upsert.
+"""Keep the latest state of each key in the table `latest/<model>`, by upsert.
 
-Every generation has rows of its own there, one a key, so that readers pass from the live one to the next in the very
-commit that makes it live (`jobs.lineage.live.live_latest`). A generation's rows begin with the states that it begins from, or,
-where the sink is asked for later, with those that it has: a key without new rows is there too.
+Each generation has its own rows, one per key, so that readers switch to a new live generation in the commit that makes
+it live (`jobs.lineage.live.live_latest`). A generation's rows are initialised with the states that it begins from, or,
+if the spec adds the sink later, with its current states: so keys without new rows are in the table too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Latest:
     fence: Fence
     estimates: EstimateFormat
     scattered: bool = False
-    """A key's rows may be in several packets that are not next to each other, and corrections among them."""
+    """A key's rows may be spread over several packets, corrections among them."""
 
     @property
     def table(self) -> str:
@@ -49,10 +49,10 @@ class Latest:
         return self.fence.lease.generation
 
     def begin(self, states: Callable[[], DataFrame]) -> None:
-        """Make the table, and this generation's rows in it from its states, unless they are there.
+        """Create the table, and this generation's rows in it from its states, unless they exist.
 
         Args:
-            states: gives the states up to the last committed micro-batch, as rows of a snapshot.
+            states: returns the states after the last committed micro-batch, as rows of a snapshot.
         """
         warehouse = self.fence.warehouse
         if not _has_rows(warehouse, self.table, self._generation.generation):
@@ -63,12 +63,12 @@ class Latest:
             self.fence.begin(rows, self.table, _MERGED)
 
     def write(self, packets: DataFrame, batch_id: int) -> None:
-        """Put the last rows of a micro-batch's keys in the place of those before. Again it changes nothing."""
+        """Replace the rows of a micro-batch's keys by their last ones. Idempotent."""
         rows = self._last(packets)
         self.fence.upsert(marked(rows, self._generation, batch_id), self.table, batch_id, "key", _MERGED)
 
     def _last(self, packets: DataFrame) -> DataFrame:
-
+        """Return the last row of each key; at one event time a correction is later than the estimate."""
         if not self.scattered:
             return unpack_estimates(last_of_keys(packets, self.estimates), self.estimates)
         corrects = F.col("kind") == OutputPacket.CORRECTION
@@ -85,7 +85,7 @@ class Latest:
         return both.groupBy("key").agg(newest.alias("row")).select("row.*")
 
     def _seeds(self, states: DataFrame) -> DataFrame:
-        """Return a snapshot's rows as rows of the table: what only a measurement has is null."""
+        """Return a snapshot's rows as rows of the table; columns that need a measurement are null."""
         fmt = self.estimates
         covariance = F.col("covariance")
         if fmt.diagonal:
@@ -106,7 +106,7 @@ class Latest:
 
 
 def forget(warehouse: Warehouse, model: str, generation: str) -> None:
-    """Remove a generation's rows, which nothing keeps up to date any more."""
+    """Delete a generation's rows, which no stream updates any more."""
     table = latest(model)
     if _has_rows(warehouse, table, generation):
         with warehouse.lock(table):

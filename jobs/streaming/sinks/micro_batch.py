@@ -1,16 +1,16 @@
-"""Write what a micro-batch put out: estimates of accepted rows, quarantine for refused ones, each exactly once.
+"""Write the packets of a micro-batch: estimates of accepted rows, quarantine for refused ones, each exactly once.
 
-A micro-batch that is run again after a kill gives the same rows, and what had been committed is passed over. What a
-driver writes that has lost its lease is refused (`jobs.lineage.fencing`).
+A micro-batch that runs again after a kill gives the same rows, and skips those that were committed. Writes of a driver
+that has lost its lease are refused (`jobs.lineage.fencing`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
@@ -26,6 +26,7 @@ from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import label
 from jobs.specs.row_order import QuarantineLimit
 from jobs.streaming.operators.wrappers import rejected_rows
+from jobs.streaming.profiler import NoProfiler, profiler
 from jobs.streaming.sinks.latest_states import Latest
 from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
@@ -35,38 +36,80 @@ from jobs.warehouse.tables import archive, estimates
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.streaming.profiler import Profiler
-
 _OF_TOPIC = "source LIKE 'kafka:%'"
-"""Which rows of the quarantine are messages that do not fit."""
+"""Condition of the quarantine's rows that are messages of a topic."""
 
 KEPT_BATCHES = 1000
 """Micro-batches whose counts are kept until they are recorded."""
 
 
+COUNTED = {
+    OutputPacket.ESTIMATES: "rows",
+    OutputPacket.LATE: "late",
+    OutputPacket.LATE_BY_WATERMARK: "late",
+    OutputPacket.BEYOND_REPLAY_WINDOW: "late",
+    OutputPacket.BAD_STATE: "bad_state",
+    OutputPacket.DUPLICATE: "duplicates",
+    OutputPacket.DUPLICATE_ID: "duplicates",
+    OutputPacket.DROPPED: "duplicates",
+    OutputPacket.EXPIRED: "expired",
+    OutputPacket.CORRECTION: "corrected",
+    OutputPacket.KEYS_TAKEN: "keys_taken",
+    OutputPacket.KEYS_HELD: "keys_held",
+    OutputPacket.REJECTED_MESSAGES: "rejected",
+    OutputPacket.MISSING_INPUTS: "without_inputs",
+}
+"""The count of a report to which a kind of packet adds its rows."""
+
+
 @dataclass
 class Totals:
-    """What one run of the stream has written; `of_batch` is for the last micro-batches alone."""
+    """Counts of one run of the stream, as its report names them; `of_batch` holds those of the last micro-batches."""
 
     batches: int = 0
-    estimated: int = 0
-    late: int = 0
-    bad: int = 0
-    rejected: int = 0
-    without_inputs: int = 0
-    waiting: int = 0
-    duplicates: int = 0
-    expired: int = 0
-    corrected: int = 0
-    taken: int = 0
-    held: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys([*COUNTED.values(), "waiting"], 0))
     of_batch: dict[int, dict[str, int]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """Return how long the run has taken."""
+        """Return the seconds since the run began."""
         return time.monotonic() - self.started
+
+    def add(self, batch_id: int, found: Counts) -> None:
+        """Add a micro-batch that has been written."""
+        self.batches += 1
+        counts = dict.fromkeys(self.counts, 0)
+        for kind, name in COUNTED.items():
+            counts[name] += found.of[kind]
+        for name, count in counts.items():
+            self.counts[name] += count
+        watermark = {}
+        if found.watermark is not None:
+            self.counts["waiting"] = found.of[OutputPacket.WAITING]
+            watermark = {"watermark": found.watermark}
+        self.of_batch[batch_id] = {
+            "estimated": counts["rows"],
+            "quarantined": sum(found.refused.values()),
+            **{name: counts[name] for name in ("late", "bad_state", "expired")},
+            **watermark,
+        }
+        self.of_batch.pop(batch_id - KEPT_BATCHES, None)
+
+
+class Counts(NamedTuple):
+    """Counts of one micro-batch: rows by kind of packet; its watermark, if any packet has one."""
+
+    of: dict[int, int]
+    watermark: int | None
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Return the refused rows and messages by reason."""
+        refused = {reason: self.of[kind] for kind, reason in REASONS.items() if self.of[kind]}
+        if self.of[OutputPacket.REJECTED_MESSAGES]:
+            refused["messages that do not fit"] = self.of[OutputPacket.REJECTED_MESSAGES]
+        return refused
 
 
 @dataclass
@@ -77,99 +120,80 @@ class MicroBatchWriter:
     rows: RowFormat
     estimates: EstimateFormat
     fence: Fence
-    told: Callable[[Totals], None]
-    limit: QuarantineLimit | None = None
-    latest: Latest | None = None
-    publisher: Publisher | None = None
-    pins: InputPins | None = None
-    """Says which version of the table of inputs a micro-batch uses, where there is one."""
-    ended: Callable[[DataFrame], DataFrame] | None = None
-    """Turns packets of ended keys into rows, where keys end."""
-    corrects: bool = False
-    """Estimates say if they correct an earlier one."""
-    profiler: Profiler | None = None
+    on_progress: Callable[[Totals], None]
+    limit: QuarantineLimit | None
+    latest: Latest | None
+    publisher: Publisher | None
+    pins: InputPins | None
+    """Pins the version of the inputs table that a micro-batch uses, if the model has inputs."""
+    ended: Callable[[DataFrame], DataFrame] | None
+    """Turns packets of ended keys into rows, if keys end."""
+    corrects: bool
+    """Estimates have a column that marks corrections of earlier ones."""
     totals: Totals = field(default_factory=Totals)
+    profiler: NoProfiler = field(default_factory=profiler)
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch. Running it again changes nothing."""
+        """Write a micro-batch. Idempotent."""
         if self.pins is not None:
             self.pins.take(batch_id)
         packets = packets.persist()
         try:
-            counts: dict[int, int] = dict.fromkeys(OutputPacket, 0)
-            watermark = None
-            # The one action that runs the filter; the writes below read what it left in the cache.
-            with self._step(batch_id, FILTER):
-                found = packets.select("kind", "rows").collect()
-            for row in found:
-                if row["kind"] == OutputPacket.WATERMARK:
-                    watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
-                else:
-                    counts[row["kind"]] += row["rows"]
-            # For what is written now, and for the next micro-batch, which will be about as large.
-            set_codegen_for(
-                packets.sparkSession, counts[OutputPacket.ESTIMATES] + counts[OutputPacket.CORRECTION]
-            )
-            refused = {reason: counts[kind] for kind, reason in REASONS.items() if counts[kind]}
-            if counts[OutputPacket.REJECTED_MESSAGES]:
-                refused["messages that do not fit"] = counts[OutputPacket.REJECTED_MESSAGES]
-            if too_many(self.limit, refused, counts[OutputPacket.ESTIMATES]):
-                if self.pins is not None and half_written(self.fence.warehouse, self.generation) is None:
-                    self.pins.drop(batch_id)
-                raise refusal(self.limit, refused, counts[OutputPacket.ESTIMATES], f"micro-batch {batch_id}")
-            if counts[OutputPacket.REJECTED_MESSAGES]:
-                self._rejected(packets.filter(F.col("kind") == OutputPacket.REJECTED_MESSAGES), batch_id)
-            if any(counts[kind] for kind in REASONS):
-                self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
-            told = (
-                packets.filter(F.col("kind").isin(OutputPacket.ESTIMATES, OutputPacket.CORRECTION))
-                if counts[OutputPacket.ESTIMATES]
-                else None
-            )
-            if told is not None:
-                self._estimates(told, batch_id)
-            if counts[OutputPacket.EXPIRED]:
-                self._archive(packets.filter(F.col("kind") == OutputPacket.EXPIRED), batch_id)
-            self._others(told, batch_id)
+            counts = self._counts(packets, batch_id)
+            self._check_limit(counts, batch_id)
+            self._write(packets, counts.of, batch_id)
             self.fence.check()
         finally:
             packets.unpersist()
-            # The thread is Spark's again, which plans the next micro-batch in it.
+            # Spark plans the next micro-batch in this thread.
             label(packets.sparkSession, self.generation.generation, "between micro-batches")
-        self.totals.batches += 1
-        self.totals.estimated += counts[OutputPacket.ESTIMATES]
-        late = (
-            counts[OutputPacket.LATE]
-            + counts[OutputPacket.LATE_BY_WATERMARK]
-            + counts[OutputPacket.BEYOND_REPLAY_WINDOW]
-        )
-        self.totals.late += late
-        if watermark is not None:
-            self.totals.waiting = counts[OutputPacket.WAITING]
-        repeated = (
-            counts[OutputPacket.DUPLICATE] + counts[OutputPacket.DUPLICATE_ID] + counts[OutputPacket.DROPPED]
-        )
-        self.totals.duplicates += repeated
-        self.totals.corrected += counts[OutputPacket.CORRECTION]
-        self.totals.expired += counts[OutputPacket.EXPIRED]
-        self.totals.taken += counts[OutputPacket.KEYS_TAKEN]
-        self.totals.held += counts[OutputPacket.KEYS_HELD]
-        self.totals.bad += counts[OutputPacket.BAD_STATE]
-        self.totals.rejected += counts[OutputPacket.REJECTED_MESSAGES]
-        self.totals.without_inputs += counts[OutputPacket.MISSING_INPUTS]
-        self.totals.of_batch[batch_id] = {
-            "estimated": counts[OutputPacket.ESTIMATES],
-            "quarantined": sum(refused.values()),
-            "late": late,
-            "bad_state": counts[OutputPacket.BAD_STATE],
-            "expired": counts[OutputPacket.EXPIRED],
-            **({} if watermark is None else {"watermark": watermark}),
-        }
-        self.totals.of_batch.pop(batch_id - KEPT_BATCHES, None)
-        self.told(self.totals)
+        self.totals.add(batch_id, counts)
+        self.on_progress(self.totals)
+
+    def _counts(self, packets: DataFrame, batch_id: int) -> Counts:
+        """Run the filter, and return the counts of its packets."""
+        of: dict[int, int] = dict.fromkeys(OutputPacket, 0)
+        watermark = None
+        # The one action that runs the filter: the writes read its packets from the cache.
+        with self._step(batch_id, FILTER):
+            found = packets.select("kind", "rows").collect()
+        for row in found:
+            if row["kind"] == OutputPacket.WATERMARK:
+                watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
+            else:
+                of[row["kind"]] += row["rows"]
+        # For the writes of this micro-batch, and for the next micro-batch, which will be about as large.
+        set_codegen_for(packets.sparkSession, of[OutputPacket.ESTIMATES] + of[OutputPacket.CORRECTION])
+        return Counts(of, watermark)
+
+    def _check_limit(self, counts: Counts, batch_id: int) -> None:
+        """Refuse a micro-batch that would quarantine too many rows, before anything of it is written.
+
+        Raises:
+            UserError: the spec's limit is exceeded.
+        """
+        refused, estimated = counts.refused, counts.of[OutputPacket.ESTIMATES]
+        if too_many(self.limit, refused, estimated):
+            if self.pins is not None and half_written(self.fence.warehouse, self.generation) is None:
+                self.pins.drop(batch_id)
+            raise refusal(self.limit, refused, estimated, f"micro-batch {batch_id}")
+
+    def _write(self, packets: DataFrame, counts: dict[int, int], batch_id: int) -> None:
+        """Write a micro-batch to all sinks, those with exactly-once semantics first."""
+        if counts[OutputPacket.REJECTED_MESSAGES]:
+            self._rejected(packets.filter(F.col("kind") == OutputPacket.REJECTED_MESSAGES), batch_id)
+        if any(counts[kind] for kind in REASONS):
+            self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
+        estimated = None
+        if counts[OutputPacket.ESTIMATES]:
+            estimated = packets.filter(F.col("kind").isin(OutputPacket.ESTIMATES, OutputPacket.CORRECTION))
+            self._estimates(estimated, batch_id)
+        if counts[OutputPacket.EXPIRED]:
+            self._archive(packets.filter(F.col("kind") == OutputPacket.EXPIRED), batch_id)
+        self._others(estimated, batch_id)
 
     def _estimates(self, packets: DataFrame, batch_id: int) -> None:
-        # Another version of the model may put out more columns.
+        # Another version of the model may have more output columns.
         table = estimates(self.generation.model)
         with self._step(batch_id, TO_DELTA):
             self.fence.append(self._rows(packets, batch_id), table, batch_id, {"mergeSchema": "true"})
@@ -177,8 +201,6 @@ class MicroBatchWriter:
     def _rows(self, packets: DataFrame, batch_id: int) -> DataFrame:
         def unpacked(kind: int) -> DataFrame:
             some = packets.filter(F.col("kind") == kind)
-            if self.profiler is None:
-                return unpack_estimates(some, self.estimates, batch_id)
             return unpack_estimates(some, self.estimates, batch_id, self.profiler.unpacking)
 
         rows = unpacked(OutputPacket.ESTIMATES)
@@ -189,11 +211,11 @@ class MicroBatchWriter:
         return marked(rows, self.generation, batch_id)
 
     def _others(self, packets: DataFrame | None, batch_id: int) -> None:
-        """Hand a micro-batch's estimates to the other sinks, behind the one that must have them exactly once."""
-        if self.latest is not None and packets is not None:
-            keep = self.latest
+        """Write a micro-batch's estimates to the at-least-once sinks, after the exactly-once one."""
+        latest = self.latest
+        if latest is not None and packets is not None:
             with self._step(batch_id, "latest states"):
-                naming_the_sink(keep.table, batch_id, lambda: keep.write(packets, batch_id))
+                naming_the_sink(latest.table, batch_id, lambda: latest.write(packets, batch_id))
         if self.publisher is not None:
             with self._step(batch_id, "hand estimates on"):
                 self.publisher(None if packets is None else self._rows(packets, batch_id), batch_id)
@@ -222,7 +244,7 @@ class MicroBatchWriter:
 
     @contextmanager
     def _step(self, batch_id: int, step: str) -> Iterator[None]:
-        """Say in Spark's UI what is done now, and take its time for a profile."""
+        """Label the jobs of a step in Spark's UI, and time it for a profile."""
         label(self.fence.warehouse.spark, f"{self.generation.generation}: micro-batch {batch_id}", step, ", ")
-        with nullcontext() if self.profiler is None else self.profiler.step(batch_id, step):
+        with self.profiler.step(batch_id, step):
             yield

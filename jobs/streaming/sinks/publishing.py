@@ -1,9 +1,8 @@
-"""Hand a live generation's estimates on, to a Kafka topic, files, and functions of the user's: each at least once.
+"""Publish a live generation's estimates to a Kafka topic, files and user functions, at least once.
 
-Everything in the live estimates (`jobs.lineage.live`) is handed on by the generation that they are of. One that runs in shadow
-hands on nothing, and once it is live it first hands on what it had estimated until then. A small file for each sink
-says up to which micro-batch it has everything; it is written behind the sink, so that a driver killed between the two
-hands one micro-batch on twice, and none never.
+Each live estimate (`jobs.lineage.live`) is published by its own generation. A shadow publishes nothing; once live, it
+first publishes what it estimated as a shadow. A small file per sink records the last published micro-batch. The file is
+written after the sink, so a driver killed between the two publishes a micro-batch twice, and never skips one.
 """
 
 from __future__ import annotations
@@ -36,10 +35,12 @@ JSON_TIME = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 
 class Sink(Protocol):
-    """One sink: its name, and what writes rows of the estimates table to it."""
+    """A sink for rows of the estimates table."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Return the name of the sink in errors, and in the file of its progress."""
+        ...
 
     def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
         """Write a micro-batch's rows."""
@@ -48,18 +49,16 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class KafkaSink:
-    """A Kafka topic: a message's key is the key as text, its value the row as JSON without what is null."""
+    """A Kafka topic: a message's key is the key as text, its value the row as JSON without nulls."""
 
     topic: str
 
     @property
     def name(self) -> str:
-        """Return what errors and files call it."""
         return f"kafka:{self.topic}"
 
     def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
-        """Send a message for each row, those of a key in their order."""
-
+        """Send a message for each row; the rows of a key keep their order."""
         value = F.to_json(F.struct("*"), {"timestampFormat": JSON_TIME})
         messages = rows.select(F.col("key").alias("key"), value.alias("value"))
         writer = messages.write.format("kafka").option("topic", self.topic)
@@ -70,18 +69,17 @@ class KafkaSink:
 
 @dataclass(frozen=True)
 class FileSink:
-    """Files in folders the Hive way: `generation=.../batch_id=...` for each micro-batch, which replaces itself."""
+    """Files in Hive-style folders, `generation=.../batch_id=...`; a repeated micro-batch overwrites its folder."""
 
     path: str
     format: str
 
     @property
     def name(self) -> str:
-        """Return what errors and files call it."""
         return f"files:{self.path}"
 
     def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
-        """Write a micro-batch's files. Killed half way they are without `_SUCCESS`, and the next try begins anew."""
+        """Write a micro-batch's files. After a kill they lack `_SUCCESS`, and the next attempt overwrites them."""
         place = f"{self.path.rstrip('/')}/generation={generation}/batch_id={batch_id}"
         writer = rows.drop("generation", "batch_id").write.mode("overwrite").format(self.format)
         if self.format == "json":
@@ -91,129 +89,128 @@ class FileSink:
 
 @dataclass(frozen=True)
 class FunctionSink:
-    """A function of the user's, called as function(rows, generation, batch_id)."""
+    """A user function, called as function(rows, generation, batch_id)."""
 
     called: str
     function: Callable[..., Any]
 
     @property
     def name(self) -> str:
-        """Return what errors and files call it."""
         return self.called
 
     def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
-        """Call it."""
+        """Call the function."""
         self.function(rows, generation, batch_id)
 
 
 def sinks_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sink]:
-    """Return the sinks of a spec that lies in `folder`, once all of them are there.
+    """Return the sinks of a spec in `folder`, after checking that all of them exist.
 
     Raises:
         UserError: a topic is missing, or the brokers do not answer.
         ModelError: a function is missing.
     """
-    targets: list[Sink] = []
+    found: list[Sink] = []
     if sinks.kafka is not None:
         bounds(warehouse.spark, sinks.kafka.topic)
-        targets.append(KafkaSink(sinks.kafka.topic))
+        found.append(KafkaSink(sinks.kafka.topic))
     if sinks.files is not None:
         given = sinks.files.folder
         absolute = given.startswith("/") or "://" in given
-        targets.append(FileSink(given if absolute else warehouse.path(given), sinks.files.format))
+        found.append(FileSink(given if absolute else warehouse.path(given), sinks.files.format))
     for name in sinks.functions:
-        targets.append(FunctionSink(name, find(name, folder, "sinks.functions")))
+        found.append(FunctionSink(name, find(name, folder, "sinks.functions")))
     for file in files_of(sinks.functions, folder):
         warehouse.spark.sparkContext.addPyFile(str(file))
-    return targets
+    return found
 
 
 @dataclass
 class Publisher:
-    """What hands a generation's micro-batches on to its sinks."""
+    """The publisher of a generation's micro-batches to its sinks."""
 
     warehouse: Warehouse
     lease: Lease
-    targets: Sequence[Sink]
-    _reached: dict[str, int] = field(default_factory=dict)
+    sinks: Sequence[Sink]
+    _published: dict[str, int] = field(default_factory=dict)
 
     @property
     def _files(self) -> Files:
         return hadoop_files(self.warehouse, f"{FOLDER}/{self.lease.generation.generation}")
 
     def begin(self, committed: int | None) -> None:
-        """Begin, or go on, behind the last committed micro-batch; a sink that is new gets what comes from now on.
+        """Resume after the last committed micro-batch; a new sink gets only later micro-batches.
 
         Raises:
-            UserError: a sink does not take what has waited for it.
+            UserError: a sink refuses the micro-batches that it has missed.
         """
         files, last = self._files, -1 if committed is None else committed
-        mine = {_file(target): target for target in self.targets}
+        mine = {_file(sink): sink for sink in self.sinks}
         for name in files.names(""):
-            if name not in mine:  # named again later, it is new
+            if name not in mine:  # if the spec names the sink again later, it is new
                 files.remove(name)
-        for name, target in mine.items():
+        for name, sink in mine.items():
             kept = files.read(name)
             if kept is None:
-                self._note(target, last)
+                self._note(sink, last)
             else:
-                self._reached[target.name] = int(json.loads(kept)["batch_id"])
+                self._published[sink.name] = int(json.loads(kept)["batch_id"])
             if self._live:
-                self._catch_up(target, last)
+                self._catch_up(sink, last)
 
     def __call__(self, rows: DataFrame | None, batch_id: int) -> None:
-        """Hand on a micro-batch's rows, and before them what has waited; None: it has none.
+        """Publish a micro-batch's rows (None: it has none), and before them those that a sink has missed.
 
         Raises:
             UserError: a sink failed.
         """
         if not self._live:
             return
-        for target in self.targets:
-            self._catch_up(target, batch_id - 1)
-            if self._reached[target.name] >= batch_id:
+        for sink in self.sinks:
+            self._catch_up(sink, batch_id - 1)
+            if self._published[sink.name] >= batch_id:
                 continue
             if rows is None:
-                self._reached[target.name] = batch_id
+                self._published[sink.name] = batch_id
             else:
-                naming_the_sink(target.name, batch_id, lambda t=target: self._write(t, rows, batch_id))
-                self._note(target, batch_id)
+                naming_the_sink(sink.name, batch_id, lambda s=sink: self._write(s, rows, batch_id))
+                self._note(sink, batch_id)
 
     @property
     def _live(self) -> bool:
         return self.lease.record.status == LIVE
 
-    def _write(self, target: Sink, rows: DataFrame, batch_id: int) -> None:
-        target.write(rows, self.lease.generation.generation, batch_id)
+    def _write(self, sink: Sink, rows: DataFrame, batch_id: int) -> None:
+        sink.write(rows, self.lease.generation.generation, batch_id)
 
-    def _catch_up(self, target: Sink, to: int) -> None:
-        """Hand on the estimates of committed micro-batches that a sink has not had, those of the time in shadow."""
-        behind = self._reached[target.name]
+    def _catch_up(self, sink: Sink, to: int) -> None:
+        """Publish the estimates of committed micro-batches that a sink lacks: those of the generation as a shadow."""
+        done = self._published[sink.name]
         table = estimates(self.lease.generation.model)
-        if behind >= to or not self.warehouse.exists(table):
+        if done >= to or not self.warehouse.exists(table):
             return
         mine = F.col("generation") == self.lease.generation.generation
         rows = self.warehouse.read(table).filter(
-            mine & (F.col("batch_id") > behind) & (F.col("batch_id") <= to)
+            mine & (F.col("batch_id") > done) & (F.col("batch_id") <= to)
         )
         for batch in sorted(row["batch_id"] for row in rows.select("batch_id").distinct().collect()):
             part = rows.filter(F.col("batch_id") == batch)
-            # The table's files are in no order, and a key's rows are handed on in theirs.
+            # The table's files have no order, and the rows of a key are published in theirs.
             part = part.repartition("key").sortWithinPartitions("key", "event_time")
-            naming_the_sink(target.name, batch, lambda p=part, b=batch: self._write(target, p, b))
-            self._note(target, batch)
-        self._reached[target.name] = to
+            naming_the_sink(sink.name, batch, lambda p=part, b=batch: self._write(sink, p, b))
+            self._note(sink, batch)
+        self._published[sink.name] = to
 
-    def _note(self, target: Sink, batch_id: int) -> None:
-        self._reached[target.name] = batch_id
-        self._files.write(_file(target), json.dumps({"sink": target.name, "batch_id": batch_id}).encode())
+    def _note(self, sink: Sink, batch_id: int) -> None:
+        self._published[sink.name] = batch_id
+        self._files.write(_file(sink), json.dumps({"sink": sink.name, "batch_id": batch_id}).encode())
 
 
 def naming_the_sink(name: str, batch_id: int, write: Callable[[], object]) -> None:
-    """Write to a sink and say clearly which one failed, and what that means.
+    """Write to a sink; an error names the sink, and what to do.
 
     Raises:
-        UserError: it failed.
+        UserError: the sink failed.
     """
     try:
         write()
@@ -221,11 +218,11 @@ def naming_the_sink(name: str, batch_id: int, write: Callable[[], object]) -> No
         raise
     except Exception as error:
         raise UserError(
-            f"micro-batch {batch_id} could not be handed on to {name} ({cause_of(error)}); its estimates are safe: "
-            f"mend {name} and start the stream again, which hands the micro-batch on once more",
+            f"micro-batch {batch_id} could not be written to {name} ({cause_of(error)}); its estimates are safe: "
+            f"repair {name} and restart the stream, which writes the micro-batch again",
             RUN_FAILED,
         ) from error
 
 
-def _file(target: Sink) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", target.name) + ".json"
+def _file(sink: Sink) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", sink.name) + ".json"

@@ -14,6 +14,7 @@ from jobs.encoding.keys import columns_of, integer_keys
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat, ids_of
 from jobs.state import duplicates
+from jobs.streaming.sinks.publishing import JSON_TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,12 +28,12 @@ REASONS = {
     OutputPacket.DUPLICATE_ID: duplicates.SAME_ID,
     OutputPacket.MISSING_INPUTS: "inputs: the table of inputs has no row for the key",
 }
-"""Why rows are refused, by kind of packet."""
+"""Reasons of refusal by kind of packet, as the quarantine table stores them."""
 
 
 def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int) -> DataFrame:
-    """Unpack refused rows (kind, payload) and give them the quarantine's columns; the payload is the row as JSON."""
-    names = fmt.numbers  # a row is quarantined as it came, without its key's inputs
+    """Unpack refused rows (kind, payload) to rows of the quarantine, whose payload is the row as JSON."""
+    names = fmt.numbers  # a row is quarantined as it arrived, without the inputs of its key
     layout, kind, has_id = fmt.layout, fmt.kind, fmt.row_id is not None
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -65,7 +66,7 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
             *(F.col(f"n{i}").alias(name) for i, name in enumerate(names)),
             *([] if fmt.row_id is None else [F.col("id").alias(fmt.row_id.column)]),
         ),
-        {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
+        {"ignoreNullFields": "false", "timestampFormat": JSON_TIME},
     )
     return rows.select(
         F.lit(model).alias("model"),

@@ -1,4 +1,4 @@
-"""Where a micro-batch's time went: steps and a rest that are its wall time, whatever the clocks say. No Spark."""
+"""The profile of a micro-batch: steps and rest add up to its wall time, whatever the clocks say. Spark-free."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ DELTA_JOBS = [
 WRITING = Lap(TO_DELTA, (11.3, 11.7), {"unpack estimates": 0.1})
 
 
-def test_a_stage_is_shared_out_by_what_its_tasks_did() -> None:
+def test_the_time_of_a_stage_is_divided_by_the_work_of_its_tasks() -> None:
     found = profile_of(progress(triggerExecution=1600, addBatch=1350, **PHASES), 5, LAPS, [FILTERING])
     assert (found.batch_id, found.rows, found.seconds) == (7, 5, 1.6)
     assert found.steps == pytest.approx({
@@ -69,10 +69,10 @@ def test_a_stage_is_shared_out_by_what_its_tasks_did() -> None:
     assert found.rest == pytest.approx(0.08)
 
 
-def test_the_write_of_the_estimates_is_its_job_and_the_commit_around_it() -> None:
-    told = progress(triggerExecution=2000, addBatch=1800, **PHASES)
+def test_the_write_of_the_estimates_is_divided_into_its_job_and_the_commit() -> None:
+    whole = progress(triggerExecution=2000, addBatch=1800, **PHASES)
     found = profile_of(
-        told, 5, [*LAPS, WRITING, Lap("latest states", (11.7, 11.75), {})], [FILTERING, *DELTA_JOBS]
+        whole, 5, [*LAPS, WRITING, Lap("latest states", (11.7, 11.75), {})], [FILTERING, *DELTA_JOBS]
     )
     steps = {name: found.steps[name] for name in ("unpack estimates", "write", "commit", "latest states")}
     assert steps == pytest.approx(
@@ -81,20 +81,20 @@ def test_the_write_of_the_estimates_is_its_job_and_the_commit_around_it() -> Non
     assert found.rest == pytest.approx(2.0 - 0.17 - 1.35 - 0.4 - 0.05)
 
 
-def test_parts_that_come_to_more_than_the_task_leave_nothing_over() -> None:
+def test_parts_that_exceed_the_task_leave_no_remainder() -> None:
     laps = [Lap(FILTER, (9.95, 11.3), {name: 10 * seconds for name, seconds in MARKS.items()})]
     found = profile_of(progress(triggerExecution=1600, addBatch=1350, **PHASES), 5, laps, [FILTERING])
     assert found.steps["hand-over"] == pytest.approx(0.0) and found.steps["read"] == pytest.approx(0.0)
     assert sum(found.steps.values()) == pytest.approx(1.52)
 
 
-def test_what_spark_no_longer_keeps_is_the_drivers() -> None:
+def test_time_of_jobs_that_spark_no_longer_keeps_counts_for_the_driver() -> None:
     found = profile_of(progress(triggerExecution=1600, addBatch=1350, **PHASES), 5, LAPS, [])
     assert found.steps["scheduling"] == pytest.approx(1.35)
     assert found.rest == pytest.approx(0.08)
 
 
-def test_only_the_stage_of_the_rows_packs() -> None:
+def test_only_the_stage_that_reads_rows_counts_as_packing() -> None:
     seeds = stage(0, 9.96, 9.99, 0.05)
     begun = FILTERING._replace(stages=(seeds, *FILTERING.stages), span=(9.96, 11.25))
     found = profile_of(progress(triggerExecution=1600, addBatch=1350), 5, LAPS, [begun])
@@ -115,9 +115,9 @@ def test_the_mean_adds_up_too() -> None:
 
 
 def test_every_step_is_explained_and_the_table_shows_all() -> None:
-    told = progress(triggerExecution=2000, addBatch=1800, **PHASES)
+    whole = progress(triggerExecution=2000, addBatch=1800, **PHASES)
     found = profile_of(
-        told, 5, [*LAPS, WRITING, Lap("latest states", (11.7, 11.75), {})], [FILTERING, *DELTA_JOBS]
+        whole, 5, [*LAPS, WRITING, Lap("latest states", (11.7, 11.75), {})], [FILTERING, *DELTA_JOBS]
     )
     assert set(found.steps) - set(MEANING) == {"latest states"}
     order = in_order(found.steps)
@@ -134,14 +134,14 @@ def test_the_page_explains_the_steps_in_their_order() -> None:
     assert "\n".join(f"| {name} | {meaning} |" for name, meaning in MEANING.items()) in page
 
 
-def test_time_that_is_shared_counts_once() -> None:
+def test_overlapping_time_counts_once() -> None:
     assert covered([(1.0, 2.0), (1.5, 1.7), (3.0, 4.0), (1.8, 2.5)]) == pytest.approx(2.5)
     assert covered([]) == 0.0
     parallel = [stage(1, 0.0, 2.0, 1.0), stage(2, 1.0, 3.0, 1.0)]
     assert [seconds for _, seconds in shares(parallel)] == pytest.approx([2.0, 1.0])
 
 
-def test_a_verb_is_its_jobs_by_label_and_its_driver() -> None:
+def test_the_time_of_a_verb_is_that_of_its_jobs_by_label_and_of_its_driver() -> None:
     jobs = [
         job(1, "pretrain walk: learn", stage(1, 12.0, 13.0, 2.0, gc=0.5)),
         job(2, "Delta: Compute snapshot for version: 3", stage(2, 13.5, 14.0, 0.5)),

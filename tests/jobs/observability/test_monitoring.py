@@ -1,4 +1,4 @@
-"""A stream that is watched: progress in files and in its table, status with alarms, and a disk that refuses."""
+"""Monitoring of a stream: progress in files and in its table, status with alarms, a disk that cannot be written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """Return a pipeline whose stream ran twice over two micro-batches each, some rows late, with rows still to take."""
+    """Return a pipeline whose stream ran twice, two micro-batches each, some rows late, and lags behind one frame."""
     days = random_rows(6)
     pipeline = Pipeline(tmp_path_factory.mktemp("watched"), random_walk_spec())
     pipeline.land(days[0])
@@ -30,7 +30,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     return pipeline
 
 
-def test_every_micro_batch_is_recorded_and_told(streamed: Pipeline) -> None:
+def test_every_micro_batch_is_recorded_and_reported(streamed: Pipeline) -> None:
     rows = progress_of(streamed.warehouse, "walk").orderBy("batch_id").collect()
     assert [(row["batch_id"], row["run"], row["rows"]) for row in rows] == [
         (0, "1", 150),
@@ -102,7 +102,7 @@ def interrupted(self: ProgressLog, folder: str) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_disk_that_refuses_does_not_stop_the_stream(
+def test_a_progress_log_that_cannot_be_written_does_not_stop_the_stream(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     days = random_rows(3)

@@ -1,4 +1,4 @@
-"""`--profile` on real streams and verbs, and what Spark's UI says of their jobs."""
+"""`--profile` on real streams and verbs, and the labels of their jobs in Spark's UI."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ DRIVER = {PLANNING, WAL, COMMIT, COMMIT_LOG}
 TASKS = {READ, PACK, SHUFFLE, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, COMMIT_STATE}
 SINK = {UNPACK_ESTIMATES, WRITE}
 MOST_REST = 0.25
-"""Of a micro-batch: what no clock has seen. On an idle machine it is some per cent."""
+"""Limit on the unmeasured share of a micro-batch. On an idle machine it is a few per cent."""
 
 
 def begun(folder: Path, **changes: Any) -> tuple[Pipeline, list[Any]]:
-    """Return a pipeline with a snapshot and two micro-batches to take, and what landed."""
+    """Return a pipeline with a snapshot and two micro-batches to process, and the landed rows."""
     frames = random_rows(3)
     pipeline = Pipeline(folder, random_walk_spec(**changes))
     pipeline.land(frames[0])
@@ -54,7 +54,7 @@ def begun(folder: Path, **changes: Any) -> tuple[Pipeline, list[Any]]:
 
 
 def adds_up(profile: dict[str, Any]) -> None:
-    """Check that a profile's steps are the wall time but for a small rest."""
+    """Check that a profile's steps add up to the wall time but for a small rest."""
     for one in (*profile["micro_batches"], profile["mean"]):
         assert all(seconds >= -0.002 for seconds in one["steps"].values()), (
             one
@@ -63,7 +63,7 @@ def adds_up(profile: dict[str, Any]) -> None:
         assert -0.01 <= one["rest"] <= MOST_REST * one["seconds"], one
 
 
-def test_a_stream_tells_where_the_time_of_its_micro_batches_went(tmp_path: Path) -> None:
+def test_a_stream_reports_where_the_time_of_its_micro_batches_went(tmp_path: Path) -> None:
     pipeline, frames = begun(tmp_path)
     report = pipeline.stream(profile=True)
     profile = report.data["profile"]
@@ -75,7 +75,7 @@ def test_a_stream_tells_where_the_time_of_its_micro_batches_went(tmp_path: Path)
         assert all(
             one["steps"][name] > 0 for name in (*DRIVER, KALMAN, UNPACK, PACK, UNPACK_ESTIMATES, WRITE)
         ), one
-    # the wall time is Spark's own, as it is recorded without a profile
+    # the wall time is that of Spark's progress
     recorded = {row["batch_id"]: row["seconds"] for row in progress_of(pipeline.warehouse, "walk").collect()}
     assert {one["batch_id"]: one["seconds"] for one in profile["micro_batches"]} == pytest.approx(recorded)
     shown = StringIO()
@@ -83,12 +83,12 @@ def test_a_stream_tells_where_the_time_of_its_micro_batches_went(tmp_path: Path)
     assert (
         "estimated" in shown.getvalue() and "rest" in shown.getvalue() and "state write" in shown.getvalue()
     )
-    # and it changes nothing
+    # the profile changes no estimate
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), frames[1]))
 
 
 @pytest.mark.slow
-def test_a_timed_stream_and_its_quarantine_are_profiled_too(tmp_path: Path) -> None:
+def test_an_event_time_stream_and_its_quarantine_are_profiled_too(tmp_path: Path) -> None:
     pipeline, frames = begun(tmp_path, order={"kind": "replay", "rows": 3})
     late = frames[0].head(3)
     pipeline.land(late)
@@ -100,7 +100,7 @@ def test_a_timed_stream_and_its_quarantine_are_profiled_too(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_without_a_profile_there_is_nothing_of_it(tmp_path: Path) -> None:
+def test_without_profile_there_is_no_accumulator_and_no_table(tmp_path: Path) -> None:
     pipeline, _ = begun(tmp_path)
     before = set(_accumulatorRegistry)
     report = pipeline.stream()
@@ -109,7 +109,7 @@ def test_without_a_profile_there_is_nothing_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_verbs_that_run_once_tell_what_their_jobs_took(tmp_path: Path) -> None:
+def test_verbs_that_run_once_report_the_time_of_their_jobs(tmp_path: Path) -> None:
     frames = random_rows(3)
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(frames[0])
@@ -134,27 +134,27 @@ def test_verbs_that_run_once_tell_what_their_jobs_took(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_job_of_a_stream_says_what_it_is_for(tmp_path: Path) -> None:
+def test_every_job_of_a_stream_has_a_label(tmp_path: Path) -> None:
     pipeline, frames = begun(tmp_path)
     pipeline.land(frames[0].head(3))  # late: to quarantine
     times = JobTimes(pipeline.warehouse.spark.sparkContext)
     pipeline.stream()
     jobs = times.fresh()
-    nameless = [job for job in jobs if not _told(job)]
-    assert nameless == []
+    unlabelled = [job for job in jobs if not _labelled(job)]
+    assert unlabelled == []
     writes = [job for job in jobs if job.description.endswith("estimates to Delta") and job.stages]
     assert {job.name for job in writes} == {job.description for job in writes}
     assert not any(stage.name.startswith("save at") for job in jobs for stage in job.stages)
-    said = {job.description for job in jobs}
+    labels = {job.description for job in jobs}
     for number in range(3):
-        assert f"walk-g0001: micro-batch {number}, filter" in said
+        assert f"walk-g0001: micro-batch {number}, filter" in labels
     for number in range(2):
-        assert f"walk-g0001: micro-batch {number}, estimates to Delta" in said
-    assert "walk-g0001: micro-batch 2, refused rows to quarantine" in said
+        assert f"walk-g0001: micro-batch {number}, estimates to Delta" in labels
+    assert "walk-g0001: micro-batch 2, refused rows to quarantine" in labels
 
 
-def _told(job: Job) -> bool:
-    """Tell if a job is described by us, or by Delta or Spark with the name of our query."""
+def _labelled(job: Job) -> bool:
+    """Tell if a job has our label, or that of Delta or Spark with the name of our query."""
     return (
         job.description.startswith(("stream walk", "walk-g0001", DELTA, "walk walk-g0001"))
         and "walk" in job.description

@@ -1,4 +1,4 @@
-"""What is recorded of a micro-batch, how far behind a stream is, when somebody is called. No Spark."""
+"""Records of micro-batches, the lag of a stream, and alarms. Spark-free."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW = datetime(2024, 5, 1, 12, 0, tzinfo=UTC)
 
 
 def progress(batch: int, seconds: float = 2.0, **changes: Any) -> dict[str, Any]:
-    """Return progress as Spark says it."""
+    """Return progress as Spark reports it."""
     return {
         "id": "b0",
         "batchId": batch,
@@ -45,7 +45,7 @@ def progress(batch: int, seconds: float = 2.0, **changes: Any) -> dict[str, Any]
     }
 
 
-def test_a_record_says_what_became_of_the_rows() -> None:
+def test_a_record_counts_the_rows_by_outcome() -> None:
     counts = {"estimated": 180, "quarantined": 20, "late": 15, "bad_state": 5}
     one = record(progress(7), counts, Lag(1000, 30.5), "walk", "walk-g0001", "3")
     assert tuple(one) == COLUMNS
@@ -70,7 +70,7 @@ def test_a_record_says_what_became_of_the_rows() -> None:
     assert (unknown["rows"], unknown["estimated"], unknown["late"]) == (99, None, None)
 
 
-def test_a_query_that_waits_has_not_run_a_micro_batch() -> None:
+def test_an_idle_trigger_is_not_a_micro_batch() -> None:
     assert executed(progress(1))
     assert not executed(progress(2, durationMs={"latestOffset": 3, "triggerExecution": 4}))
 
@@ -151,7 +151,7 @@ def stream(**changes: Any) -> dict[str, Any]:
         ({"status": "retired", "driver": None, "last_error": "boom"}, None),
     ],
 )  # fmt: skip
-def test_an_alarm_needs_something_to_do(changes: dict[str, Any], said: str | None) -> None:
+def test_an_alarm_needs_waiting_rows_or_an_error(changes: dict[str, Any], said: str | None) -> None:
     models = [{"model": "walk", "generations": [stream(**changes)], "followers": [], "given_up": []}]
     assert alarms(models, 600.0, NOW) == ([] if said is None else [said])
 
@@ -217,7 +217,7 @@ def test_metrics_are_served_and_written(tmp_path: Path) -> None:
 
 
 class Report:
-    """One progress as Spark's JVM hands it over."""
+    """A progress record of Spark's JVM."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         self.said = said
@@ -230,7 +230,7 @@ class Report:
 
 
 class Query:
-    """A query whose progress a test makes."""
+    """A query whose progress the test sets."""
 
     def __init__(self) -> None:
         self.recent: list[Report] = []
@@ -259,9 +259,9 @@ def test_each_micro_batch_is_recorded_once() -> None:
     for batch in range(3):
         ran(query, totals, batch)
     one.take()
-    query.recent.append(Report(progress(3, durationMs={"triggerExecution": 1})))  # it waits
+    query.recent.append(Report(progress(3, durationMs={"triggerExecution": 1})))  # an idle trigger
     one.take()
-    totals.batches += 1  # the sink is ahead of what Spark says
+    totals.batches += 1  # the sink is ahead of Spark's progress
     one.take()
     query.recent.append(Report(progress(3)))
     one.take()
@@ -271,7 +271,7 @@ def test_each_micro_batch_is_recorded_once() -> None:
     assert totals.of_batch == {}
 
 
-def test_nothing_that_goes_wrong_reaches_the_query() -> None:
+def test_a_failing_outlet_does_not_reach_the_query() -> None:
     query, totals = Query(), Totals()
     found: list[dict[str, Any]] = []
 
@@ -285,10 +285,10 @@ def test_nothing_that_goes_wrong_reaches_the_query() -> None:
     with recorder(query, totals, full, found.extend, lag=broken) as one:
         pass
     assert one.problem == "no space left on device"
-    assert [row["batch_id"] for row in found] == [0]  # the other outlets have it
+    assert [row["batch_id"] for row in found] == [0]  # the other outlets got the record
 
 
-def test_a_disk_that_hangs_does_not_hold_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.streaming.recorder.FINISH_SECONDS", 0.2)
     query, totals, release = Query(), Totals(), threading.Event()
     ran(query, totals, 0)

@@ -1,4 +1,4 @@
-"""Streams with a watermark, on Spark: what pretrain, stream, export and a new generation hand on is one batch pass."""
+"""Streams with a watermark, on Spark: pretrain, stream, export and a new generation together equal one batch pass."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def waiting(pipeline: Pipeline, snapshot: str) -> pd.DataFrame:
     return pd.DataFrame({name: rows[name] for name in names}).sort_values(names, ignore_index=True)
 
 
-def test_rows_out_of_order_within_the_delay_are_one_batch_over_hand_overs(tmp_path: Path) -> None:
+def test_rows_out_of_order_within_the_delay_equal_one_batch_pass_across_snapshots(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(**STRICT))
     parts = delayed(random_rows(4, rows=80, text=True), 8)
     pipeline.land(*parts[:2])
@@ -73,7 +73,7 @@ def test_rows_out_of_order_within_the_delay_are_one_batch_over_hand_overs(tmp_pa
     assert done["waiting"] == (arrived >= end).sum() > 0
     assert_bit_equal(pipeline.estimates(), between(pipeline.batch(), start, end))
 
-    # An export in the middle is the snapshot that batch gives there, waiting rows and all.
+    # An export in the middle equals the pretrained snapshot there, waiting rows included.
     exported = export.run(pipeline.settings, "walk", batch=1).data
     again = pipeline.pretrain(to_version=exported["version"]).data["snapshot"]
     pd.testing.assert_frame_equal(waiting(pipeline, exported["snapshot"]), waiting(pipeline, again))
@@ -83,7 +83,7 @@ def test_rows_out_of_order_within_the_delay_are_one_batch_over_hand_overs(tmp_pa
     for name in ("mean", "covariance"):
         np.testing.assert_array_equal(np.stack(left[name].to_list()), np.stack(right[name].to_list()))
 
-    # A generation that begins there takes each waiting row once; a row beyond the delay goes to quarantine.
+    # A generation that begins there counts each waiting row once; a row beyond the delay goes to quarantine.
     too_late = parts[0].head(1)
     pipeline.land(*parts[5:], too_late)
     adopted = pipeline.stream(adopt=exported["snapshot"]).data
@@ -97,7 +97,7 @@ def test_rows_out_of_order_within_the_delay_are_one_batch_over_hand_overs(tmp_pa
     marks = progress_of(pipeline.warehouse, "walk").filter("batch_id = 1").select("watermark").collect()
     assert {row[0] for row in marks if row[0] is not None} >= {newest(*parts[:4]) - DELAY}
 
-    # Another version of the model takes the waiting rows along, or says that it cannot.
+    # A migration to another version keeps the waiting rows, or refuses.
     pipeline.write_spec(random_walk_spec(**STRICT, version=2))
     moved = migrate.run(pipeline.settings, "walk", snapshot=exported["snapshot"]).data["snapshot"]
     pd.testing.assert_frame_equal(waiting(pipeline, moved), waiting(pipeline, exported["snapshot"]))
@@ -129,7 +129,7 @@ def test_silent_keys_end_and_repeats_are_dropped(tmp_path: Path) -> None:
     told = told.loc[(told["at"] < end) & (told["at"] >= start)]
     assert done["duplicates"] == len(told) - (once["at"] >= start).sum() > 0
     assert not pipeline.warehouse.exists("quarantine")
-    # A life is what lies between two gaps; one that ended in the history is not in the archive.
+    # A life lies between two gaps; a life that ended in the history is not in the archive.
     anew = once.groupby("id")["at"].diff() > after
     lives = (
         once.groupby([once["id"], anew.cumsum()]).agg(last=("at", "max"), rows=("at", "size")).reset_index(0)
@@ -178,12 +178,12 @@ def test_late_rows_are_replayed_and_estimates_corrected(tmp_path: Path) -> None:
 
 
 def count_of(pipeline: Pipeline, table: str) -> int:
-    """Return how many rows a table has that somebody may be making."""
+    """Return the number of rows of a table, which may not exist yet."""
     return pipeline.warehouse.read(table).count() if pipeline.warehouse.exists(table) else 0
 
 
 @pytest.mark.soak
-def test_a_feed_that_has_ended_is_let_go(tmp_path: Path) -> None:
+def test_waiting_rows_of_a_feed_that_has_ended_are_released(tmp_path: Path) -> None:
     order = {"kind": "strict", "delay": "8h", "patience": "15s"}
     pipeline = Pipeline(tmp_path, random_walk_spec(order=order))
     parts = delayed(random_rows(2), 3)
@@ -200,7 +200,7 @@ def test_a_feed_that_has_ended_is_let_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_keys_end_by_the_machine_s_clock_though_no_rows_come(tmp_path: Path) -> None:
+def test_keys_end_by_processing_time_without_new_rows(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(expiry={"after": "3s", "clock": "processing"}))
     days = random_rows(2)
     pipeline.land(days[0])
@@ -211,14 +211,14 @@ def test_keys_end_by_the_machine_s_clock_though_no_rows_come(tmp_path: Path) -> 
     assert driver.terminate() == 0, driver.said()
     assert export.run(pipeline.settings, "walk").data["keys"] == 0
     pipeline.land(days[1])
-    done = pipeline.stream().data  # and a run that is to end does
+    done = pipeline.stream().data  # with `available-now` the run ends
     assert done["rows"] == len(days[1])
-    assert done["batches"] <= 2  # the driver may have planned one, without rows, before it was stopped
+    assert done["batches"] <= 2  # the driver may have planned an empty one before it was stopped
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("changes", [STRICT], ids=["strict"])
-def test_a_timed_stream_whose_driver_is_killed_ends_as_if_it_had_not_been(
+def test_an_event_time_stream_is_bit_equal_after_kills_of_its_driver(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     kills = 6

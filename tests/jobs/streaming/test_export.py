@@ -1,4 +1,4 @@
-"""A state exported from a running stream's checkpoint is the state that batch gives up to the same position."""
+"""An exported state equals that of a batch pass up to the same position."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same_states(pipeline: Pipeline, found: str, expected: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a cell so that equal cells are equal: arrays as tuples, maps as sorted pairs."""
+    """Return a cell in a form that compares: arrays as tuples, maps as sorted pairs."""
     if isinstance(value, dict):
         return tuple(sorted((name, tuple(numbers)) for name, numbers in value.items()))
     return tuple(value) if hasattr(value, "__len__") and not isinstance(value, str) else value
@@ -39,7 +39,7 @@ def plain(value: Any) -> Any:
         pytest.param(True, {"diffuse": True}, id="text"),
     ],
 )
-def test_an_export_is_the_batch_up_to_its_position(
+def test_an_export_equals_the_batch_pass_up_to_its_position(
     tmp_path: Path, text: bool, initial: dict[str, Any] | None
 ) -> None:
     changes: dict[str, Any] = {"initial": initial} if initial else {}
@@ -49,7 +49,7 @@ def test_an_export_is_the_batch_up_to_its_position(
     before = pipeline.pretrain().data["snapshot"]
     with pytest.raises(UserError, match="has no live generation"):
         export.run(pipeline.settings, "walk")
-    pipeline.stream()  # there is nothing behind the snapshot yet: the generation waits
+    pipeline.stream()  # no rows after the snapshot yet: the generation waits
     assert export.run(pipeline.settings, "walk").data["snapshot"] == before
     pipeline.land(*days[1:4])
     pipeline.stream()
@@ -63,7 +63,7 @@ def test_an_export_is_the_batch_up_to_its_position(
     earlier = export.run(pipeline.settings, "walk", batch=1).data
     assert (earlier["batch"], earlier["version"]) == (1, 3)
 
-    # A new generation from the export goes on exactly behind it, with the bits that batch has there.
+    # A new generation from the export continues exactly after it, bit-equal to the batch pass.
     pipeline.land(days[4])
     adopted = pipeline.stream(adopt=earlier["snapshot"]).data
     assert adopted["began"] and adopted["rows"] == len(days[3]) + len(days[4])
@@ -71,7 +71,7 @@ def test_an_export_is_the_batch_up_to_its_position(
     assert_bit_equal(pipeline.estimates(adopted["generation"]), expected)
 
 
-def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
+def test_an_unknown_micro_batch_or_generation_is_refused(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(random_rows(1)[0])
     pipeline.pretrain()

@@ -1,4 +1,4 @@
-"""Repetitions told by an id, on Spark: in pretrain, stream, export and filter, and over hand-overs, each row once."""
+"""Duplicates found by row id, on Spark: pretrain, stream, export and filter count each row once, across snapshots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BY_ID: dict[str, Any] = {"duplicates": {"id": "message", "within": "6h"}}
 
 
 def numbered(days: list[pd.DataFrame], text: bool) -> list[pd.DataFrame]:
-    """Return rows with ids, which begin anew with every 50 rows, as those of a device that counts may."""
+    """Return rows with ids that restart every 50 rows, like those of a device with a counter."""
     frames = []
     for day in days:
         message = np.arange(len(day)) % 50
@@ -45,7 +45,7 @@ def numbered(days: list[pd.DataFrame], text: bool) -> list[pd.DataFrame]:
 
 
 def again(rows: pd.DataFrame, seed: int, earliest: int = -60) -> pd.DataFrame:
-    """Return a third of the rows as they are sent again: of the same id, at another time, with other values."""
+    """Return a third of the rows as duplicates: the same id, another time, other values."""
     some = rows.sample(frac=0.3, random_state=seed)
     rng = np.random.default_rng(seed)
     moved = pd.to_timedelta(rng.integers(earliest, 5 * 60, len(some)), "min")
@@ -53,7 +53,7 @@ def again(rows: pd.DataFrame, seed: int, earliest: int = -60) -> pd.DataFrame:
 
 
 def counted(rows: pd.DataFrame) -> set[tuple[str, Any]]:
-    """Return key and time of the rows that count, told row by row."""
+    """Return key and time of the rows that count, found row by row."""
     seen: dict[tuple[str, str], Any] = {}
     kept = set()
     for row in rows.sort_values(["at", "a", "b"]).to_dict("records"):
@@ -77,7 +77,7 @@ def remembered(pipeline: Pipeline, snapshot: str) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-def test_strict_a_row_counts_once_over_hand_overs(tmp_path: Path) -> None:
+def test_with_strict_a_row_counts_once_across_snapshots(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(**BY_ID, order={"kind": "strict", "delay": "8h"}))
     days = numbered(random_rows(4, keys=20, rows=100, text=True), text=True)
     days[1].loc[::9, "message"] = None
@@ -112,7 +112,7 @@ def test_strict_a_row_counts_once_over_hand_overs(tmp_path: Path) -> None:
     assert_bit_equal(found, between(pipeline.batch(), start, end))
     expected = {pair for pair in counted(pd.concat(sent)) if start <= pair[1] < end}
     assert pairs(found) == expected
-    # What waits is told when it is due: each row of the parts is accounted for.
+    # A waiting duplicate is reported when the watermark passes it: each row of the parts is accounted for.
     quarantined = pipeline.warehouse.read("quarantine").toPandas()
     assert set(quarantined["reason"]) == {"duplicate: of the same key and id as another row"}
     assert len(quarantined) == done["duplicates"] + adopted["duplicates"]
@@ -120,15 +120,15 @@ def test_strict_a_row_counts_once_over_hand_overs(tmp_path: Path) -> None:
     assert {one["message"] for one in payloads} <= set(days[0]["message"])
 
 
-def test_as_arrived_a_row_counts_once_though_the_last_micro_batch_is_done_again(tmp_path: Path) -> None:
+def test_with_as_arrived_a_row_counts_once_though_the_last_micro_batch_is_repeated(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec(**BY_ID))
     days = numbered(random_rows(3, keys=20, rows=120), text=False)
-    # What is sent again comes later, and some of it after the end of the day that it is of.
+    # Duplicates come later, some after the end of their day.
     sent = [
         pd.concat([day, again(day, seed, earliest=1)], ignore_index=True) for seed, day in enumerate(days)
     ]
     rows = pd.concat(sent, ignore_index=True).sort_values("at", kind="stable", ignore_index=True)
-    # Of rows of one time as-arrived takes the order of arrival: they come together.
+    # as-arrived orders rows of one time by arrival, so they must arrive together.
     edges = [0, *(int(rows["at"].searchsorted(rows["at"][at])) for at in (150, 300, 390)), len(rows)]
     parts = [rows.iloc[a:b].reset_index(drop=True) for a, b in zip(edges, edges[1:], strict=False)]
     pipeline.land(parts[0])
@@ -148,7 +148,7 @@ def test_as_arrived_a_row_counts_once_though_the_last_micro_batch_is_done_again(
     assert set(refused["reason"]) == {"duplicate: of the same key and id as another row"}
     assert len(refused) == (rows["at"].dt.tz_localize(None) >= cut).sum() - len(done)
 
-    # The offline command tells the same ones.
+    # The offline command finds the same duplicates.
     source, target = tmp_path / "all.csv", tmp_path / "out.parquet"
     rows.assign(at=rows["at"].map(lambda at: at.isoformat())).to_csv(source, index=False)
     said = offline.run(pipeline.settings, "walk", str(source), str(target)).data
@@ -163,7 +163,7 @@ def test_as_arrived_a_row_counts_once_though_the_last_micro_batch_is_done_again(
 
 
 @pytest.mark.slow
-def test_messages_that_a_topic_brings_again_count_once(feed: Feed, tmp_path: Path) -> None:
+def test_repeated_messages_of_a_topic_count_once(feed: Feed, tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, topic_spec("resent", source={"max_offsets_per_batch": 90}, **BY_ID))
     feed.make("resent")
     days = numbered(random_rows(3, keys=20, rows=100, text=True), text=True)
@@ -173,8 +173,8 @@ def test_messages_that_a_topic_brings_again_count_once(feed: Feed, tmp_path: Pat
     sent = len(days[0])
     resent = 0
     for number in (1, 2):
-        # A producer that was cut off sends its last messages once more: some as they were, the time written otherwise,
-        # some stamped and measured anew.
+        # A producer that was cut off repeats its last messages: some with the same moment written differently, some
+        # with a new time and value.
         last = days[number - 1].tail(20)
         stamped = last.assign(at=last["at"] + pd.Timedelta("20s"), a=last["a"].fillna(0.0) + 5.0)
         elsewhere = [*as_json(last, spread(last))]
@@ -197,7 +197,7 @@ def landed(pipeline: Pipeline, topic: str) -> int:
 
 
 def written_otherwise(value: bytes | None) -> bytes:
-    """Return a message with its time in another zone, to the same moment."""
+    """Return a message whose time is the same moment in another zone."""
     row = json.loads(value or b"")
     at = datetime.fromisoformat(row["at"]).astimezone(ZoneInfo("Asia/Kolkata"))
     return json.dumps({**row, "at": at.isoformat()}).encode()

@@ -1,4 +1,4 @@
-"""The sinks beside the estimates: latest states, functions, a topic; what a crash between them leaves, and its end."""
+"""The at-least-once sinks: latest states, functions, files; recovery from a crash between two of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def take(rows, generation, batch_id):
 
 
 @pytest.mark.parametrize("integer", [True, False])
-def test_of_a_keys_rows_the_last_is_kept_also_where_a_packet_ends_among_them(integer: bool) -> None:
+def test_the_last_row_of_each_key_is_kept_wherever_packets_end(integer: bool) -> None:
     fmt = EstimateFormat(KeyKind(("id",), ("bigint" if integer else "string",), integer), 1, False, ())
     rng = np.random.default_rng(integer)
     key = np.repeat(rng.permutation(40), rng.integers(1, 6, 40))
@@ -87,7 +87,7 @@ def sinks_spec(**sinks: Any) -> dict[str, Any]:
 
 
 def prepared(folder: Path, days: int, **sinks: Any) -> tuple[Pipeline, list[pd.DataFrame]]:
-    """Return a pipeline with one day in its snapshot, the others landed behind it, and a sink of its own."""
+    """Return a pipeline with one day in its snapshot, the others landed after it, and a user function as sink."""
     frames = random_rows(days, keys=30, rows=60)
     pipeline = Pipeline(folder, sinks_spec(**sinks))
     (folder / "models" / "shelf.py").write_text(OWN_SINK.replace("FOLDER", repr(str(folder / "models"))))
@@ -103,7 +103,7 @@ def taken(pipeline: Pipeline) -> list[tuple[str, int, list[Any]]]:
 
 
 def assert_all_taken(pipeline: Pipeline, expected: pd.DataFrame) -> None:
-    """Check that the sink of our own has every estimate, and after what came twice nothing else."""
+    """Check that the function got every estimate, and that repeated micro-batches were equal."""
     by_batch: dict[int, list[Any]] = {}
     for _, batch, rows in taken(pipeline):
         assert by_batch.setdefault(batch, rows) == rows
@@ -113,7 +113,7 @@ def assert_all_taken(pipeline: Pipeline, expected: pd.DataFrame) -> None:
 
 
 def assert_in_files(pipeline: Pipeline, expected: pd.DataFrame, folder: str, kind: str) -> None:
-    """Check that the files have every estimate once, and say of which micro-batch it is."""
+    """Check that the files have every estimate once, with its micro-batch."""
     schema = pipeline.warehouse.read("estimates/walk").schema
     reader = pipeline.warehouse.spark.read.format(kind).schema(schema)
     found = ordered(reader.load(pipeline.warehouse.path(folder)).toPandas())
@@ -122,13 +122,13 @@ def assert_in_files(pipeline: Pipeline, expected: pd.DataFrame, folder: str, kin
 
 
 def assert_latest(pipeline: Pipeline) -> None:
-    """Check that the latest states are the last of one batch pass over everything, of every key."""
+    """Check that the latest states are each key's last estimates of one batch pass over all rows."""
     everything = pipeline.batch()
     last = everything.sort_values("event_time", kind="stable").groupby("key").tail(1).sort_values("key")
     found = live_latest(pipeline.warehouse, "walk").toPandas().sort_values("key", ignore_index=True)
     for name in ("key", "event_time"):
         assert found[name].to_list() == last[name].to_list()
-    # Of rows of one time the table of one batch pass does not say which was the last: either may be it.
+    # The batch table does not order rows of one event time: any of them may be the last.
     ties = everything.merge(last[["key", "event_time"]], on=["key", "event_time"])
     possible = set(zip(ties["key"], ties["mean"], ties["covariance"], strict=True))
     assert possible >= set(
@@ -137,18 +137,18 @@ def assert_latest(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.spark
-def test_a_sink_that_fails_fails_its_micro_batch_and_the_retry_converges(tmp_path: Path) -> None:
+def test_a_failing_sink_fails_its_micro_batch_and_the_retry_converges(tmp_path: Path) -> None:
     pipeline, frames = prepared(
         tmp_path, 3, latest=True, files={"folder": "handed", "format": "json"}, functions=["shelf:take"]
     )
     broken = tmp_path / "models" / "broken"
     broken.touch()
     with pytest.raises(
-        UserError, match="micro-batch 1 could not be handed on to shelf:take .*shelf is full"
+        UserError, match="micro-batch 1 could not be written to shelf:take .*shelf is full"
     ) as error:
         pipeline.stream()
     assert error.value.exit_code == RUN_FAILED
-    assert "its estimates are safe: mend shelf:take and start the stream again" in str(error.value)
+    assert "its estimates are safe: repair shelf:take and restart the stream" in str(error.value)
     assert set(pipeline.estimates()["batch_id"]) == {0, 1}
     assert [(generation, batch) for generation, batch, _ in taken(pipeline)] == [("walk-g0001", 0)]
     broken.unlink()
@@ -160,7 +160,7 @@ def test_a_sink_that_fails_fails_its_micro_batch_and_the_retry_converges(tmp_pat
     assert_latest(pipeline)
     assert_in_files(pipeline, expected, "handed", "json")
 
-    # Without the sink the rows go, as nothing keeps them; with it again they are taken from the state.
+    # If the spec drops the sink, its rows are deleted; if the spec adds it again, they come from the state.
     more = random_rows(4, keys=30, rows=60)[3]
     before = live_latest(pipeline.warehouse, "walk").toPandas()
     pipeline.write_spec(sinks_spec(functions=["shelf:take"]))
@@ -174,7 +174,7 @@ def test_a_sink_that_fails_fails_its_micro_batch_and_the_retry_converges(tmp_pat
     assert set(before["key"]) <= set(after["key"]) and (after["batch_id"] == -1).all()
 
 
-def test_a_sink_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_missing_sink(tmp_path: Path) -> None:
     (tmp_path / "lone_shelf.py").write_text("def take(rows, generation, batch_id): ...")
     for name, said in (
         ("lone_shelf:give", "sinks.functions: module lone_shelf has no function give"),
@@ -187,7 +187,7 @@ def test_a_sink_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 class Recording:
-    """A sink that notes what it gets."""
+    """A sink that records its rows."""
 
     name = "recording"
 
@@ -200,7 +200,7 @@ class Recording:
 
 
 @pytest.mark.spark
-def test_a_generation_that_becomes_live_hands_on_what_it_estimated_in_shadow(
+def test_a_promoted_generation_publishes_what_it_estimated_as_a_shadow(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     warehouse, sink = Warehouse(spark, str(tmp_path)), Recording()
@@ -227,20 +227,20 @@ def test_a_generation_that_becomes_live_hands_on_what_it_estimated_in_shadow(
     publisher(None, 2)
     assert sink.got == [(0, [0, 1]), (1, [10, 11])]
     publisher(batch(3), 3)
-    begun(3)  # started again: nothing waits
+    begun(3)  # restarted: it has published everything
     assert sink.got[2:] == [(3, [30, 31])]
-    batch(4)  # estimated and committed, and killed before it was handed on
+    batch(4)  # estimated and committed, but killed before it was published
     begun(4)
     assert sink.got[3:] == [(4, [40, 41])]
-    Publisher(warehouse, lease, []).begin(4)  # the spec names it no more
+    Publisher(warehouse, lease, []).begin(4)  # the spec no longer names the sink
     batch(5)
-    begun(5)  # named again, it is new
+    begun(5)  # the spec names it again: it is a new sink
     assert sink.got[4:] == []
 
 
 @pytest.mark.spark
 @pytest.mark.soak
-def test_drivers_killed_between_the_sinks_leave_all_of_them_whole(tmp_path: Path) -> None:
+def test_all_sinks_are_complete_though_drivers_are_killed_between_them(tmp_path: Path) -> None:
     kills = 8
     pipeline, frames = prepared(
         tmp_path, kills + 3, latest=True, files={"folder": str(tmp_path / "handed")}, functions=["shelf:take"]

@@ -1,4 +1,4 @@
-"""Several streams in one Spark application: each as it would be alone, whatever becomes of the others."""
+"""Several streams in one Spark application: each as if it ran alone, even if others fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def frames(days: int) -> dict[str, list[pd.DataFrame]]:
 
 
 def landed(folder: Path, rows: dict[str, list[pd.DataFrame]]) -> dict[str, Pipeline]:
-    """Return two models in one warehouse, each with a day in its snapshot and the others landed behind it."""
+    """Return two models in one warehouse, each with one day in its snapshot and the others landed after it."""
     pipelines = {}
     for name, (first, *later) in rows.items():
         one = pipelines[name] = Pipeline(folder, random_walk_spec(name))
@@ -42,7 +42,7 @@ def assert_whole(pipelines: dict[str, Pipeline], rows: dict[str, list[pd.DataFra
 
 
 @pytest.mark.spark
-def test_one_that_cannot_start_does_not_hold_up_the_others(
+def test_a_stream_that_cannot_start_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = frames(2)
@@ -52,7 +52,7 @@ def test_one_that_cannot_start_does_not_hold_up_the_others(
     report = several.run(bare.settings, ["walk", "bare", "drift"])
     (problem,) = report.errors
     assert "bare" in problem and "pretrain" in problem
-    assert "the other streams go on" in capsys.readouterr().err
+    assert "the other streams continue" in capsys.readouterr().err
     assert {name: one.get("rows") for name, one in report.data["streams"].items()} == {
         "walk": 150,
         "bare": None,
@@ -61,18 +61,20 @@ def test_one_that_cannot_start_does_not_hold_up_the_others(
     assert_whole(pipelines, rows)
 
 
-def test_what_means_nothing_for_several_is_refused(tmp_path: Path) -> None:
+def test_options_that_cannot_serve_several_models_are_refused(tmp_path: Path) -> None:
     settings = Pipeline(tmp_path, random_walk_spec("walk")).settings
     Pipeline(tmp_path, random_walk_spec("drift"))
     with pytest.raises(UserError, match="--model walk is given twice"):
         several.run(settings, ["walk", "drift", "walk"])
-    with pytest.raises(UserError, match="their name, {model}, must be in it"):
+    with pytest.raises(UserError, match="it must contain {model}"):
         several.run(settings, list(MODELS), metrics_file="metrics.prom")
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_one_is_stopped_the_other_goes_on_and_a_kill_of_both_costs_nothing(tmp_path: Path) -> None:
+def test_one_stream_is_stopped_while_the_other_continues_and_a_kill_of_both_loses_nothing(
+    tmp_path: Path,
+) -> None:
     rows = frames(5)
     pipelines = landed(tmp_path, {name: days[:3] for name, days in rows.items()})
     walk, drift = pipelines.values()
@@ -87,7 +89,7 @@ def test_one_is_stopped_the_other_goes_on_and_a_kill_of_both_costs_nothing(tmp_p
     assert live is not None
     with pausing.exclusive_stream(walk.warehouse, live, "a trial", drain=True):
         assert not driver_status(DriverLog.at(walk.settings.warehouse, "walk")).driven
-    stop.run(walk.settings, "walk")  # has nothing left to stop
+    stop.run(walk.settings, "walk")  # it has stopped already
     assert not driver_status(DriverLog.at(walk.settings.warehouse, "walk")).driven
     for name, one in pipelines.items():
         one.land(rows[name][3])

@@ -1,4 +1,4 @@
-"""What learning does with buckets of rows, without Spark: a frame here is a list of what its rows are made of."""
+"""Learning from buckets of rows, without Spark: a frame here is a list of record batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class Frame:
-    """As much of a DataFrame as learning uses."""
+    """The part of a DataFrame that learning uses."""
 
     def __init__(self, batches: list[pa.RecordBatch]) -> None:
         self.batches = batches
@@ -48,7 +48,7 @@ class Found(dict[str, Any]):
 
 @pytest.fixture
 def history() -> tuple[Frame, Batch, kalman.SortedRows]:
-    """Return earthquakes in three buckets of some keys each, and all of them together."""
+    """Return earthquakes in three buckets with several keys each, and as one set of rows."""
     path = Path(__file__).parents[2] / "fixtures" / "earthquakes.csv"
     y = np.loadtxt(path, delimiter=",", skiprows=1, usecols=1)[None]
     key = np.arange(107) // 10
@@ -90,7 +90,7 @@ def on_buckets(monkeypatch: pytest.MonkeyPatch, frame: Frame, rows: int = 107) -
     monkeypatch.setattr(learning, "window_rows", window_rows)
 
 
-def test_a_mixture_is_learned_from_buckets_as_from_all_rows(
+def test_a_mixture_learns_the_same_from_buckets_as_from_all_rows(
     history: tuple[Any, Batch, kalman.SortedRows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame, batch, whole = history
@@ -109,7 +109,7 @@ def test_a_mixture_is_learned_from_buckets_as_from_all_rows(
     np.testing.assert_allclose(found.theta, direct.theta, rtol=1e-2)  # held-out rows differ, and so the start
 
 
-def test_maximum_likelihood_goes_the_same_way(
+def test_maximum_likelihood_learns_the_same_from_buckets_as_from_all_rows(
     history: tuple[Any, Batch, kalman.SortedRows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame, batch, whole = history
@@ -130,7 +130,7 @@ def test_maximum_likelihood_goes_the_same_way(
     np.testing.assert_allclose(found.theta, direct.theta, rtol=1e-4)
 
 
-def test_a_sample_is_some_rows_of_every_bucket(history: tuple[Any, Batch, kalman.SortedRows]) -> None:
+def test_a_sample_has_every_nth_row_of_each_bucket(history: tuple[Any, Batch, kalman.SortedRows]) -> None:
     frame, batch, whole = history
     some = learning._sample(frame, batch, 7)
     expected = [whole.y[:, low:high:7] for low, high in ((40, 107), (30, 40), (0, 30))]
@@ -139,7 +139,7 @@ def test_a_sample_is_some_rows_of_every_bucket(history: tuple[Any, Batch, kalman
 
 
 def keyed_bucket(texts: list[str] | None, numbers: list[int], rows: int) -> Any:
-    """Return a bucket of keys, each with so many rows."""
+    """Return a bucket of keys with `rows` rows each."""
     from jobs.encoding.rows import KeyedRows
 
     rng = np.random.default_rng(numbers)
@@ -173,7 +173,7 @@ def test_keys_are_grouped_by_some_of_their_columns() -> None:
     assert [found.names[code] for code in found.code] == ['["-7"]', '["7"]', '["12"]']
 
 
-def test_groups_are_learned_from_buckets_as_from_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_learn_the_same_from_buckets_as_from_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     definition = {
         "states": ["level"],
         "measurement": ["y"],
@@ -201,7 +201,7 @@ def test_groups_are_learned_from_buckets_as_from_all_rows(monkeypatch: pytest.Mo
     assert groups["by"] == ["region"] and groups["values"] == [["E"], ["N"], ["S"]]
     assert groups["parameters"] == found.groups.result.parameters
 
-    # one process with all rows, and each group's gradient of log posterior zero where it ended
+    # the gradient of each group's log posterior over all its rows is zero at the result
     problem = maximum_likelihood(definition)
     key = np.concatenate([buckets[0].rows.key, buckets[1].rows.key + 4])
     y = np.concatenate([one.rows.y for one in buckets], axis=1)
@@ -217,7 +217,7 @@ def test_groups_are_learned_from_buckets_as_from_all_rows(monkeypatch: pytest.Mo
         assert used == found.groups.result.used[j] == 30 * len(members)
         assert found.groups.result.log_likelihood[j] == pytest.approx(value, rel=1e-12)
 
-    # keys begin with what their group has learned, those of no known group with the pooled values
+    # keys begin with the parameters of their group, keys of an unknown group with the pooled ones
     begin = group_begin(KIND, definition, found.parameters)
     assert begin is not None
     new = keyed_bucket([r'["S","1000"]', r'["W","1"]'], [1, 2], 1)

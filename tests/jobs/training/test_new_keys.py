@@ -1,4 +1,4 @@
-"""Keys that are pretrained while the stream runs: each takes its state over once, and nothing counts twice."""
+"""Keys pretrained while the stream runs: the stream imports each state once, and counts no row twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.jobs.support.processes import Driver, files
 pytestmark = pytest.mark.spark
 
 SHIFT = 1000
-"""By how much the numbers of new keys differ from those of the others."""
+"""The offset from the numbers of known keys to those of new keys."""
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def after(estimates: pd.DataFrame, *rows: pd.DataFrame) -> pd.DataFrame:
     return estimates.loc[mine].reset_index(drop=True)
 
 
-def test_of_what_is_offered_the_unknown_keys_are_taken_as_they_were_last() -> None:
+def test_of_the_offered_states_the_latest_of_each_unknown_key_are_imported() -> None:
     plan = plan_of()
     layout, size = plan.state.layout, plan.kernel.size
 
@@ -71,7 +71,7 @@ def test_of_what_is_offered_the_unknown_keys_are_taken_as_they_were_last() -> No
 
 
 def begun(folder: Path, days: list[pd.DataFrame], **changes: Any) -> Pipeline:
-    """Return a pipeline whose stream has taken the second day."""
+    """Return a pipeline whose stream has processed the second day."""
     pipeline = Pipeline(folder, spec(**changes))
     pipeline.land(days[0])
     pipeline.pretrain()
@@ -80,7 +80,7 @@ def begun(folder: Path, days: list[pd.DataFrame], **changes: Any) -> Pipeline:
     return pipeline
 
 
-def test_a_stream_takes_keys_over_that_are_pretrained_beside_it(tmp_path: Path) -> None:
+def test_a_stream_imports_keys_that_are_pretrained_beside_it(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, spec())
     days = random_rows(2, keys=20, rows=60)
     fresh = of_new_keys(days)
@@ -93,12 +93,12 @@ def test_a_stream_takes_keys_over_that_are_pretrained_beside_it(tmp_path: Path) 
     pipeline.land(pd.concat([days[1], fresh[1]], ignore_index=True))
     done = pipeline.stream().data
     assert (done["keys_taken"], done["keys_held"], done["late"]) == (keys, 0, 0)
-    # As if their whole history had come through the stream, of which it has put out the later rows alone.
+    # As if the stream had processed their whole history, with estimates of the later rows alone.
     assert_bit_equal(pipeline.estimates(), after(pipeline.batch(), days[1], fresh[1]))
 
 
 @pytest.mark.slow
-def test_a_key_that_has_begun_keeps_its_state(tmp_path: Path) -> None:
+def test_a_key_with_a_state_keeps_it(tmp_path: Path) -> None:
     days = random_rows(4, keys=20, rows=60)
     fresh = of_new_keys(days)
     pipeline = begun(tmp_path, days)
@@ -107,7 +107,7 @@ def test_a_key_that_has_begun_keeps_its_state(tmp_path: Path) -> None:
     pipeline.land(days[2], fresh[2])
     assert pipeline.stream().data["keys_taken"] == 0
     pipeline.land(fresh[0], history=True)
-    made = pipeline.pretrain().data  # which offers them too
+    made = pipeline.pretrain().data  # it offers them too
     keys, has = set(fresh[0]["id"]), set(fresh[2]["id"])
     assert made["keys_offered"] == len(keys)
     assert pipeline.pretrain(history=True).data["keys_offered"] == 0
@@ -128,7 +128,7 @@ def test_a_key_that_has_begun_keeps_its_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_between_the_snapshot_and_its_offer_the_offer_is_made_by_the_next(
+def test_after_a_kill_between_snapshot_and_offer_the_next_call_makes_the_offer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     days = random_rows(2, keys=20, rows=60)
@@ -151,7 +151,7 @@ def test_killed_between_the_snapshot_and_its_offer_the_offer_is_made_by_the_next
 @pytest.mark.parametrize(
     "changes", [{}, {"order": {"kind": "strict", "delay": "1h"}}], ids=["plain", "strict"]
 )
-def test_a_running_stream_killed_as_it_takes_keys_over_takes_them_once(
+def test_a_running_stream_that_is_killed_while_importing_keys_imports_them_once(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     pipeline = Pipeline(tmp_path, spec(**changes))
@@ -163,11 +163,11 @@ def test_a_running_stream_killed_as_it_takes_keys_over_takes_them_once(
     checkpoint = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001")
 
     def place(batch: str) -> str:
-        """Return a micro-batch's place in the second source; a file that is just being written has none."""
+        """Return a micro-batch's offset of the second source; empty while its file is being written."""
         return "".join((checkpoint / "offsets" / batch).read_text().splitlines()[3:])
 
     def taking() -> str | None:
-        """Return the first micro-batch that comes further there than the first of all, when there were no offers."""
+        """Return the first micro-batch with a later offset there than micro-batch 0, which had no offers."""
         planned = sorted(files(checkpoint / "offsets"), key=int)
         return next((name for name in planned if place(name) not in ("", place("0"))), None)
 
@@ -177,18 +177,16 @@ def test_a_running_stream_killed_as_it_takes_keys_over_takes_them_once(
     assert pipeline.pretrain(history=True).data["keys_offered"] > 0
     driver.wait_for(taking)
     driver.kill()
-    assert taking() not in files(checkpoint / "commits"), "it was killed too late to show anything"
+    assert taking() not in files(checkpoint / "commits"), "the driver was killed too late for this test"
 
     driver = Driver(pipeline, "stream", "--model", "walk", "--trigger", "1")
     driver.wait_for(lambda: taking() in files(checkpoint / "commits"))
     before = len(files(checkpoint / "commits"))
-    pipeline.land(
-        pd.concat([days[2], fresh[2]])
-    )  # one file: with `strict` the one's rows do not come too late
+    pipeline.land(pd.concat([days[2], fresh[2]]))  # in one file, so that with `strict` no rows are late
     driver.wait_for(lambda: len(files(checkpoint / "commits")) > before)
     assert driver.terminate() == 0, driver.said()
     assert "newly pretrained keys" in driver.said()
-    pipeline.land(pd.concat([days[3], fresh[3], days[4]]))  # the last day lets the watermark pass the others
+    pipeline.land(pd.concat([days[3], fresh[3], days[4]]))  # the last day moves the watermark past the others
     assert pipeline.stream().data["keys_taken"] == 0
     found, batch = pipeline.estimates(), pipeline.batch()
     compared = (fresh[2], fresh[3])

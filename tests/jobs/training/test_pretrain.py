@@ -1,4 +1,4 @@
-"""Pretrain: positions and cuts, learning on Spark, snapshots that are found again, refused where they are damaged."""
+"""Pretrain: positions and cuts, learning on Spark, snapshots found again, and damaged ones refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNIT = 60e6
 
 
 def sorted_rows(frame: pd.DataFrame) -> tuple[kalman.SortedRows, int]:
-    """Return a frame's rows in the order in which they are applied, and the number of keys."""
+    """Return a frame's rows in the order in which the filter applies them, and the number of keys."""
     _, code = np.unique(frame["id"], return_inverse=True)
     time = frame["at"].astype("int64").to_numpy()
     y = frame[["a", "b"]].to_numpy().T
@@ -53,11 +53,11 @@ def test_pooled_learning_on_spark_finds_what_one_process_finds(tmp_path: Path) -
     )
     assert report.data["log_likelihood"] == pytest.approx(direct.log_likelihood, rel=1e-12)
     for name, value in problem.parameters(direct.theta).items():
-        # Sums over buckets round otherwise than one sum, and the maximum is flat to the square root of that. The
-        # level does not wander in these rows: its variance goes to 0, and where it stops on the way means nothing.
+        # Sums over buckets round differently from one sum, and the maximum is flat to the square root of that. The
+        # level is constant in these rows: its variance tends to 0, and where the search stops is arbitrary.
         np.testing.assert_allclose(report.data["parameters"][name], value, rtol=1e-5, atol=1e-9)
 
-    # The snapshot is filtered with what was learned.
+    # The snapshot is filtered with the learned parameters.
     kernel = kalman.build(pipeline.spec.definition(), report.data["parameters"])
     final, _ = kalman.run(kernel, kalman.initial_states(kernel, keys), rows, UNIT)
     found = pipeline.snapshot(report.data["snapshot"])
@@ -65,14 +65,14 @@ def test_pooled_learning_on_spark_finds_what_one_process_finds(tmp_path: Path) -
     np.testing.assert_array_equal(np.stack(list(found["mean"]))[order].T, kernel.moments(final.values)[0])
 
 
-def test_each_key_learns_its_own_and_the_stream_goes_on_with_them(tmp_path: Path) -> None:
+def test_each_key_learns_its_own_parameters_and_the_stream_continues_with_them(tmp_path: Path) -> None:
     days = random_rows(3, keys=12, rows=200)
     pipeline = Pipeline(tmp_path, learning_spec(scope="key"))
     pipeline.land(*days[:2])
     report = pipeline.pretrain()
     found = pipeline.snapshot(report.data["snapshot"])
     own = np.array([extras["parameters"] for extras in found["extras"]])
-    assert len({tuple(row) for row in own}) == len(found)  # no two keys have learned the same
+    assert len({tuple(row) for row in own}) == len(found)  # no two keys have learned the same parameters
     pipeline.land(days[2])
     pipeline.stream()
 
@@ -130,7 +130,7 @@ def test_positions_and_cuts(tmp_path: Path) -> None:
     )  # the newest one that a stream can start from
 
 
-def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path) -> None:
+def test_impossible_requests_are_refused_and_change_nothing(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     with pytest.raises(UserError, match="has no measurements"):
         pipeline.pretrain()
@@ -171,12 +171,12 @@ def test_a_damaged_snapshot_and_a_changed_model_are_refused(tmp_path: Path) -> N
     ):
         pipeline.stream()
     with pytest.raises(UserError, match="would mean something else"):
-        pipeline.stream(adopt=first)  # it is what the live generation began from
+        pipeline.stream(adopt=first)  # the live generation began from it
     changed["version"] = 2
     pipeline.write_spec(changed)
     assert (
         pipeline.stream().data["generation"] == "walk-g0001"
-    )  # by the spec that its snapshot keeps, until an upgrade
+    )  # with the spec of its snapshot, until an upgrade
     third = pipeline.spec.name + "-v1-2-none"
     with pytest.raises(UserError, match=rf"no such snapshot \(it has {first}\)"):
         pipeline.stream(adopt=third)
@@ -184,8 +184,10 @@ def test_a_damaged_snapshot_and_a_changed_model_are_refused(tmp_path: Path) -> N
     assert pipeline.stream(adopt=second).data["generation"] == "walk-g0002"
 
 
-def test_each_group_learns_its_own_and_new_keys_of_the_stream_begin_with_it(tmp_path: Path) -> None:
-    """Groups of text keys on Spark: what one process finds; keys that the snapshot does not know join their group."""
+def test_each_group_learns_its_own_parameters_and_new_keys_of_the_stream_begin_with_them(
+    tmp_path: Path,
+) -> None:
+    """Groups of text keys on Spark learn as in one process; keys unknown to the snapshot join their group."""
     learn = {"parameters": ["level_variance", "R"], "scope": "group", "by": ["region"], "max_iterations": 3}
     pipeline = Pipeline(tmp_path, random_walk_spec(key=["id", "region"], learn=learn))
     first, second = random_rows(2, keys=20, rows=300)

@@ -1,0 +1,117 @@
+"""A model as its stream runs it: the filter with its parameters, and the formats of rows, states and estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import kalman
+from jobs.encoding.estimates import EstimateFormat, estimate_format
+from jobs.encoding.keys import KeyKind, key_kind
+from jobs.encoding.packet_kinds import NEVER
+from jobs.encoding.rows import RowFormat, row_format
+from jobs.spark.user_functions import ship
+from jobs.specs.model_spec import ModelSpec
+from jobs.state.block_format import StateFormat, state_format
+from jobs.state.event_time_policy import EventTimePolicy
+from jobs.state.key_groups import GroupBegin, group_begin
+from jobs.state.reorder_buffer import row_format_of
+from jobs.state.row_ids import ids_format
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import measurements
+from kalman.filters.rounded import stored_as
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from jobs.snapshots.manifests import Manifest
+
+
+@dataclass(frozen=True)
+class ModelRuntime:
+    """A spec, its learned parameters, and the schema of its measurements; the rest is derived on first use."""
+
+    spec: ModelSpec
+    parameters: Mapping[str, Any]
+    schema: StructType
+
+    @classmethod
+    def of(cls, warehouse: Warehouse, spec: ModelSpec, parameters: Mapping[str, Any]) -> ModelRuntime:
+        """Return the runtime of a model whose measurements are in the warehouse."""
+        return cls(spec, parameters, warehouse.read(measurements(spec.name)).schema)
+
+    @cached_property
+    def definition(self) -> dict[str, Any]:
+        return self.spec.definition()
+
+    @cached_property
+    def kernel(self) -> Filter:
+        return kalman.build(self.definition, self.parameters)
+
+    @cached_property
+    def kind(self) -> KeyKind:
+        return key_kind(self.spec.key, self.schema)
+
+    @cached_property
+    def rows(self) -> RowFormat:
+        """Return the format of rows, without the inputs of their keys."""
+        return row_format(self.spec, self.kind, self.schema)
+
+    @cached_property
+    def state(self) -> StateFormat:
+        spec, kernel = self.spec, self.kernel
+        return state_format(
+            spec.name, spec.version, spec.states, kernel.fields, self.kind, kernel.size, stored_as(kernel)
+        )
+
+    @cached_property
+    def ids(self) -> StateFormat | None:
+        """Return the format of remembered row ids, or None if the model has none."""
+        return ids_format(self.spec, self.rows)
+
+    @cached_property
+    def waiting(self) -> StateFormat:
+        """Return the format of the rows that wait for the watermark."""
+        return row_format_of(self.spec, self.rows)
+
+    @cached_property
+    def estimates(self) -> EstimateFormat:
+        return estimate_format(self.kind, self.spec, self.kernel)
+
+    @cached_property
+    def begin(self) -> GroupBegin | None:
+        """Return the initial states by group, or None if no group has parameters of its own."""
+        return group_begin(self.kind, self.definition, self.parameters)
+
+    def event_time_policy(self, manifest: Manifest | None = None) -> EventTimePolicy:
+        """Return how the stateful operator treats event time; its watermark begins at that of the snapshot."""
+        spec = self.spec
+        held = (None if manifest is None else manifest.waiting) or {}
+        watermark, newest = held.get("watermark"), held.get("newest")
+        return EventTimePolicy(
+            delay=spec.order.delay_us,
+            row_format=self.waiting,
+            watermark=NEVER if watermark is None else watermark,
+            waits=spec.order.waits,
+            drop_duplicates=spec.duplicates is not None and spec.duplicates.action == "drop",
+            idle=None if spec.expiry is None else spec.expiry.after_us,
+            archive=spec.expiry is not None and spec.expiry.returns == "archive",
+            replay_length=spec.order.rows or 0,
+            processing_time=spec.expiry is not None and spec.expiry.clock == "processing",
+            patience=spec.order.patience_us,
+            max_event_time=NEVER if newest is None else newest,
+            id_format=self.ids,
+        )
+
+    def ship(self, spark: SparkSession) -> None:
+        """Send the files of the model's functions to the session's workers.
+
+        Raises:
+            ModelError: a function is missing.
+        """
+        _ = self.kernel  # of a missing function, this error names the field of the spec
+        ship(spark, self.definition)
