@@ -11,8 +11,8 @@ from scipy.special import chdtrc, chdtri
 
 from kalman import flags
 from kalman.evaluation.forecast import check_measuring, variances
-from kalman.filters.measuring import bare, measured
-from kalman.filters.state_layout import BLOCK
+from kalman.filters.prediction import measured
+from kalman.filters.state_layout import BLOCK, innermost
 from kalman.linalg.entries import dot, minus, times
 from kalman.linalg.ldl import factor, whiten
 from kalman.run import Integers, KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run
@@ -111,7 +111,8 @@ def innovations(
 def _normalised(model: Filter, before: Array, rows: Rows, flag: npt.NDArray[np.uint8]) -> Array:
     """Return the normalised innovations (m, K) of one row for each key."""
     y = rows.y
-    model, before = bare(model, before)
+    model = innermost(model)
+    before = before[: model.size]
     predicted, _ = model.step(before, rows._replace(y=np.full_like(y, np.nan)))
     mean, covariance = measured(model, predicted, rows.u)
     known = ~np.isnan(y) & np.isfinite(variances(covariance)) & (flag == flags.WELL)

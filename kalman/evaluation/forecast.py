@@ -7,14 +7,10 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from kalman import flags
-from kalman.filters.linear import LinearFilter
-from kalman.filters.measuring import Measuring, bare, measured, silent
-from kalman.filters.robust.linear import RobustLinearFilter
-from kalman.filters.rounded import unrounded
+from kalman.filters.prediction import Measuring, measured, predicts_no_measurement
+from kalman.filters.state_layout import innermost
 from kalman.linalg.packing import order_of, packed_index, packed_size
 from kalman.run import KeyStates
-from kalman.smoothers.cross_lag import CrossLagFilter
-from kalman.smoothers.fixed_lag import FixedLagFilter
 from kalman.types import Array, Filter, ModelError, Rows
 
 
@@ -35,10 +31,8 @@ class Forecast(NamedTuple):
 
 def check_measuring(model: Filter) -> None:
     """Raise ModelError where the filter does not say what it expects to measure."""
-    if not isinstance(
-        unrounded(model), FixedLagFilter | CrossLagFilter | RobustLinearFilter | LinearFilter | Measuring
-    ):
-        raise silent()
+    if not isinstance(innermost(model), Measuring):
+        raise predicts_no_measurement()
 
 
 def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None) -> Forecast:
@@ -55,7 +49,8 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
         if model.controls:
             raise ModelError("control", "is not known for the time to come", "give the control of each step")
         u = np.empty((steps, 0, keys))
-    model, values = bare(model, states.values)
+    model = innermost(model)
+    values = states.values[: model.size]
     n, m = len(model.states), model.measurements
     result = Forecast(
         np.full((n, steps, keys), np.nan),

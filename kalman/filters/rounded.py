@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kalman import flags
-from kalman.filters.wrapping import Wrapping
+from kalman.filters.state_layout import Wrapping
 from kalman.models import checks
 from kalman.models.definition import Definition
 from kalman.types import Array, Filter, ModelError, Rows, Step

@@ -5,6 +5,7 @@ inherits `StateLayout` declares them and gets the rest.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from kalman import flags
 from kalman.linalg.packing import pack, unpack
-from kalman.types import Array, Rows, Step
+from kalman.types import Array, Filter, Rows, Step
 
 BLOCK = 4096
 """Keys worked on at a time, so that the temporaries stay in the processor's cache (32 kB each).
@@ -85,6 +86,35 @@ class StateLayout:
         state = state.copy()
         state[self.places["parameters"]] = parameters
         return state
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """The part that filters around another filter share; their state begins with the inner filter's."""
+
+    inner: Filter
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the states."""
+        return self.inner.states
+
+    @property
+    def measurements(self) -> int:
+        """Number of measured components."""
+        return self.inner.measurements
+
+    @property
+    def controls(self) -> int:
+        """Number of control inputs."""
+        return self.inner.controls
+
+
+def innermost(model: Filter) -> Filter:
+    """Return the filter without rounding and without the rows kept for smoothing; its state comes first."""
+    while isinstance(model, Wrapping):
+        model = model.inner
+    return model
 
 
 def places(fields: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:

@@ -15,10 +15,9 @@ import numpy as np
 from kalman.building.registry import build
 from kalman.filters.linear import LinearFilter
 from kalman.learning import constraints
-from kalman.learning.bfgs import maximise_each
 from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample
 from kalman.learning.fisher_information import information
-from kalman.learning.lbfgs import fit
+from kalman.learning.optimisers import fit, maximise_each
 from kalman.learning.score import score
 from kalman.learning.scoring import Point, covariance, finite, maximise
 from kalman.linalg.packing import symmetric

@@ -16,7 +16,7 @@ from kalman.building.registry import build
 from kalman.filters.multiple_models import MultipleModels
 from kalman.learning import constraints
 from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample
-from kalman.learning.lbfgs import fit
+from kalman.learning.optimisers import fit
 from kalman.models import learned_entries
 from kalman.models.columns import used
 from kalman.models.definition import natural

@@ -15,8 +15,7 @@ import numpy as np
 
 from kalman import flags
 from kalman.filters.prediction import Prediction, Smoothable
-from kalman.filters.state_layout import BLOCK, StateLayout, Target, in_blocks
-from kalman.filters.wrapping import Wrapping
+from kalman.filters.state_layout import BLOCK, StateLayout, Target, Wrapping, in_blocks
 from kalman.linalg.packing import packed_size, unpack
 from kalman.smoothers.rts import Link, gain, smoothed
 from kalman.types import Array, Filter, Rows, Step

@@ -21,9 +21,8 @@ from kalman.filters.diffuse import covariance as outer
 from kalman.filters.diffuse import determine, measure
 from kalman.filters.linear import LinearFilter
 from kalman.filters.prediction import Smoothable
-from kalman.filters.state_layout import BLOCK, StateLayout, Target, in_blocks
+from kalman.filters.state_layout import BLOCK, StateLayout, Target, Wrapping, in_blocks
 from kalman.filters.update import Scalar, presence, update
-from kalman.filters.wrapping import Wrapping
 from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
 from kalman.linalg.packing import packed_index, packed_size, symmetric, unpack
 from kalman.models import checks

@@ -21,7 +21,16 @@ from kalman.filters import gaussian_programs as lines
 from kalman.filters.gaussian import GaussianFilter, run_line
 from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
-from kalman.filters.robust.step import RowView, adapted, gated, options_of, own_places, put, shown
+from kalman.filters.robust.step import (
+    RowView,
+    adapted,
+    gated,
+    noise_scores,
+    options_of,
+    own_places,
+    put,
+    shown,
+)
 from kalman.filters.robust.updates import Robust
 from kalman.filters.state_layout import Target
 from kalman.filters.update import presence
@@ -133,10 +142,7 @@ def update_line(model: RobustGaussianFilter, missing: bool) -> Program:
     said = here.update(weighed)
     log_likelihood, nis = said.log_likelihood, said.nis
     if options.noise is not None:
-        log_likelihood = updates.log_density(options.noise, innovation, presents)
-        nis = updates.total(updates.squares(innovation))
-        if missing:
-            nis = np.where(np.greater(updates.count(presents), 0.0), nis, np.nan)
+        log_likelihood, nis = noise_scores(options.noise, innovation, presents)
     after: list[Any] = [*(plus(a, b) for a, b in zip(place[:n], said.change, strict=True)), *said.S, *own]
     if model.adaptive.names:
         look = RowView(v, C, here.H, weighed, w, presents, None, first)

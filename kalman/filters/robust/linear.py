@@ -16,7 +16,16 @@ from kalman.filters.prediction import Prediction
 from kalman.filters.recursions import choose
 from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
-from kalman.filters.robust.step import RowView, adapted, gated, options_of, own_places, put, shown
+from kalman.filters.robust.step import (
+    RowView,
+    adapted,
+    gated,
+    noise_scores,
+    options_of,
+    own_places,
+    put,
+    shown,
+)
 from kalman.filters.robust.updates import Robust
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import Scalar, presence, update
@@ -27,8 +36,8 @@ from kalman.models import definition as definitions
 from kalman.types import Array, ModelError, Rows, Step
 
 
-class Worked(NamedTuple):
-    """One step as it was worked out, in entries; gated is None where nothing can be."""
+class StepEntries(NamedTuple):
+    """The results of one step, in entries; gated is None where the filter has no gate."""
 
     after: list[Entry]
     log_likelihood: Entry
@@ -95,6 +104,10 @@ class RobustLinearFilter(StateLayout):
         """Return mean (n, K) and packed lower covariance; what is still diffuse has infinite entries."""
         return self.base.moments(state)
 
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
+        """Return mean (m, K) and packed covariance of a measurement of these states (size, K), as the base does."""
+        return self.base.measured(state[: self.base.size], u)
+
     @cached_property
     def _own(self) -> dict[str, slice]:
         """Where each of the key's own parameters is in its state."""
@@ -126,8 +139,8 @@ class RobustLinearFilter(StateLayout):
         total, lowest, gated = checks
         if np.isfinite(total).all() and not (lowest < 0.0).any() and not gated.any():
             return
-        worked = self.worked(list(state), rows.dt, list(rows.u), list(rows.y), first, presents, diffuse)
-        codes = self.base._judge(target.state, total, worked.prior.P, worked.scalars, rows, worked.guard)
+        step = self.step_entries(list(state), rows.dt, list(rows.u), list(rows.y), first, presents, diffuse)
+        codes = self.base._judge(target.state, total, step.prior.P, step.scalars, rows, step.guard)
         nis = target.nis.copy()
         outside = (gated > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
         counters = target.state[self.base.size :].copy()
@@ -135,7 +148,7 @@ class RobustLinearFilter(StateLayout):
         target.nis[outside] = nis[outside]
         target.state[self.base.size :, outside] = counters[:, outside]
 
-    def worked(
+    def step_entries(
         self,
         state: Sequence[Entry],
         dt: Array,
@@ -144,67 +157,74 @@ class RobustLinearFilter(StateLayout):
         first: Any,
         presents: Sequence[Any],
         diffuse: bool,
-    ) -> Worked:
-        """Return one step, worked out in entries.
+    ) -> StepEntries:
+        """Return one step.
 
-        A key that is diffuse before the row takes it as the plain filter does: there is nothing yet that
-        could tell an outlier.
+        A key that is diffuse before the row takes it as the plain filter does: nothing is predicted yet from
+        which an outlier could differ.
         """
         base, options = self.base, self.robust
         parts = base.split(state[: base.size], diffuse)
         prior = self._predicted(parts, dt, u, first)
         m, P, A, values = prior
         H, R, offset = base.observed(u, values)
-        undetermined = None
-        if parts.A is not None:
-            held = [np.not_equal(a, 0.0) for a in state[base.places["diffuse"]]]
-            undetermined = held[0]
-            for a in held[1:]:
-                undetermined = undetermined | a
+        undetermined = self._undetermined(state) if diffuse else None
         y = [minus(a, b) for a, b in zip(y, offset, strict=True)]
         mean, C = updates.measured(m, P, H)
         v = [a - b for a, b in zip(y, mean, strict=True)]
-        innovation = updates.whiten(v, [a + r for a, r in zip(C, R, strict=True)], presents)
+        innovation = weighed_innovation = updates.whiten(
+            v, [a + r for a, r in zip(C, R, strict=True)], presents
+        )
         w: list[Entry] = []
-        weighed = R
-        nearer = innovation
+        weighed_R = R
         if options.noise is not None:
             w = updates.weights(options.noise, v, C, R, presents)
             if undetermined is not None:
                 w = choose(undetermined, [1.0] * len(w), w)
-            weighed = updates.weighted(R, w)
-            nearer = updates.whiten(v, [a + r for a, r in zip(C, weighed, strict=True)], presents)
-        updated = update(m, P, A, H, weighed, y, presents)
-        log_likelihood, nis = updated.log_likelihood, updated.nis
+            weighed_R = updates.weighted(R, w)
+            S = [a + r for a, r in zip(C, weighed_R, strict=True)]
+            weighed_innovation = updates.whiten(v, S, presents)
+        updated = update(m, P, A, H, weighed_R, y, presents)
+        scores: list[Entry] = [updated.log_likelihood, updated.nis]
         if options.noise is not None:
-            score = updates.log_density(options.noise, innovation, presents)
-            plain = updates.total(updates.squares(innovation))
-            if presents[0] is not None:
-                plain = np.where(np.greater(updates.count(presents), 0.0), plain, np.nan)
-            if undetermined is None:
-                log_likelihood, nis = score, plain
-            else:
-                log_likelihood, nis = choose(undetermined, [log_likelihood, nis], [score, plain])
+            scored = noise_scores(options.noise, innovation, presents)
+            scores = scored if undetermined is None else choose(undetermined, scores, scored)
+        log_likelihood, nis = scores
         after = [*updated.m, *updated.P, *state[base.places["covariance"].stop :]]
         if updated.A is not None:
             after[base.places["diffuse"]] = [entry for row in updated.A for entry in row]
         if self.adaptive.names:
-            look = RowView(v, C, lambda: H, weighed, w, presents, undetermined, first)
+            view = RowView(v, C, lambda: H, weighed_R, w, presents, undetermined, first)
 
-            def noise() -> Vector:
+            def Q() -> Vector:
                 return base.process.transition(dt, u, values).Q
 
-            moves = adapted(self.adaptive, base, values, look, nearer, noise, dt, u)
-            for name, entries in moves.items():
+            moved = adapted(self.adaptive, base, values, view, weighed_innovation, Q, dt, u)
+            for name, entries in moved.items():
                 put(after, self._own[name], entries)
-        kept_out = None
+        is_gated = None
         if options.gate is not None:
             counters = state[self.places["gate"]]
-            kept_out, counters = gated(options.gate, counters, nis, presents, undetermined)
-            after = [*choose(kept_out, state[: base.size], after[: base.size]), *counters]
-        guard = base.guard(u, values, first)
-        weights = shown(w, presents)
-        return Worked(after, log_likelihood, nis, kept_out, weights, prior, updated.scalars, guard)
+            is_gated, counters = gated(options.gate, counters, nis, presents, undetermined)
+            after = [*choose(is_gated, state[: base.size], after[: base.size]), *counters]
+        return StepEntries(
+            after,
+            log_likelihood,
+            nis,
+            is_gated,
+            shown(w, presents),
+            prior,
+            updated.scalars,
+            base.guard(u, values, first),
+        )
+
+    def _undetermined(self, state: Sequence[Entry]) -> Any:
+        """Return which keys (K,) bool are still diffuse."""
+        nonzero = [np.not_equal(a, 0.0) for a in state[self.base.places["diffuse"]]]
+        found = nonzero[0]
+        for a in nonzero[1:]:
+            found = found | a
+        return found
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
         """Return the prediction from the states (size, K) before the rows, for the smoother.
@@ -251,21 +271,21 @@ def step_program(model: RobustLinearFilter, missing: bool, first: bool | None, d
     dt = tape.symbol()
     is_first: Any = tape.symbol(boolean=True) if first is None else first
     presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
-    worked = model.worked(state, dt, u, y, is_first, presents, diffuse)
-    total = worked.log_likelihood
-    if worked.gated is not None:
-        total = np.where(worked.gated, 0.0, total)
-    for entry in worked.after[: base.size]:
+    step = model.step_entries(state, dt, u, y, is_first, presents, diffuse)
+    total = step.log_likelihood
+    if step.gated is not None:
+        total = np.where(step.gated, 0.0, total)
+    for entry in step.after[: base.size]:
         total = total + entry
-    covariance = worked.after[base.places["covariance"]]
+    covariance = step.after[base.places["covariance"]]
     lowest = covariance[0]
     for i in range(1, len(model.states)):
         lowest = np.minimum(lowest, covariance[packed_index(i, i)])
-    if worked.guard is not None:
-        lowest = np.where(np.greater_equal(worked.guard, 0.0) & np.isfinite(worked.guard), lowest, -1.0)
-    gated = 0.0 if worked.gated is None else np.where(worked.gated, 1.0, 0.0)
+    if step.guard is not None:
+        lowest = np.where(np.greater_equal(step.guard, 0.0) & np.isfinite(step.guard), lowest, -1.0)
+    gated = 0.0 if step.gated is None else np.where(step.gated, 1.0, 0.0)
     masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
-    outputs = [*worked.after, worked.log_likelihood, worked.nis, total, lowest, gated, *worked.weights]
+    outputs = [*step.after, step.log_likelihood, step.nis, total, lowest, gated, *step.weights]
     return Program(tape, [*state, dt, *u, *y, *masks], outputs)
 
 

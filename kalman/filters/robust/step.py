@@ -8,7 +8,7 @@ import numpy as np
 from kalman.filters.recursions import choose
 from kalman.filters.robust import adaptive, updates
 from kalman.filters.robust.adaptive import Adaptive
-from kalman.filters.robust.updates import Gate, Huber, Innovation, Robust
+from kalman.filters.robust.updates import Gate, Huber, Innovation, Noise, Robust
 from kalman.linalg.entries import Entry, Matrix, Vector, minus, plus, times
 from kalman.linalg.packing import packed_index
 from kalman.models.columns import Cell
@@ -69,6 +69,14 @@ def gated(
     # a row without a measurement neither counts nor ends the run
     quiet = 0.0 if isinstance(observed, float) else np.where(np.greater(observed, 0.0), 0.0, run)
     return outside, [np.where(outside, total + 1.0, total), np.where(outside, run + 1.0, quiet)]
+
+
+def noise_scores(noise: Noise, innovation: Innovation, presents: Sequence[Any]) -> list[Entry]:
+    """Return the log-likelihood of an innovation under heavy-tailed noise, and its NIS; NaN without a measurement."""
+    nis = updates.total(updates.squares(innovation))
+    if presents[0] is not None:
+        nis = np.where(np.greater(updates.count(presents), 0.0), nis, np.nan)
+    return [updates.log_density(noise, innovation, presents), nis]
 
 
 def shown(weights: Vector, presents: Sequence[Any]) -> list[Entry]:

@@ -44,11 +44,14 @@ class Huber(NamedTuple):
     iterations: int
 
 
+Noise = StudentT | Huber
+
+
 class Robust(NamedTuple):
     """What was asked for. fading: alpha, the predicted covariance is alpha^2 F P F' + Q."""
 
     gate: Gate | None = None
-    noise: StudentT | Huber | None = None
+    noise: Noise | None = None
     fading: float = 1.0
 
 
@@ -70,7 +73,7 @@ def parse(definition: Any, measurements: int) -> Robust:
     fading = checks.number("robust.fading", definition.get("fading", 1.0))
     if fading < 1.0:
         raise ModelError("robust.fading", f"{fading!r} is below 1", "write 1 (no fading) or a little more")
-    noise: StudentT | Huber | None = None
+    noise: Noise | None = None
     if (section := definition.get("student_t")) is not None:
         checks.known("robust.student_t", section, ("degrees", "iterations"))
         degrees = checks.positive(
@@ -169,9 +172,7 @@ def beyond(gate: Gate, nis: Entry, observed: Entry) -> Any:
     return np.greater(nis, _by_count(gate.thresholds, observed))
 
 
-def weights(
-    noise: StudentT | Huber, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]
-) -> list[Entry]:
+def weights(noise: Noise, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
     """Return a weight in (0, 1+] for each component: the update is done with R_ij / sqrt(w_i w_j)."""
     return (_student_t if isinstance(noise, StudentT) else _huber)(noise, v, C, R, presents)  # type: ignore[arg-type]
 
@@ -186,7 +187,7 @@ def weighted(R: Vector, w: Vector) -> list[Entry]:
     ]
 
 
-def log_density(noise: StudentT | Huber, innovation: Innovation, presents: Sequence[Present]) -> Entry:
+def log_density(noise: Noise, innovation: Innovation, presents: Sequence[Present]) -> Entry:
     """Return the log-density of the innovation, heavy in the tails as the noise is, with the scale S = C + R.
 
     Student-t: the multivariate t of scale S. Huber: his least favourable density for each of the independent

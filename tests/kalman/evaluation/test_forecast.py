@@ -5,7 +5,7 @@ import pytest
 
 import kalman
 from kalman.evaluation.forecast import forecast, interval, variances
-from kalman.filters.measuring import measured
+from kalman.filters.prediction import measured
 from tests.kalman.filters.test_linear import NILE, nile_model
 from tests.kalman.smoothers.test_smoothing import joint
 from tests.kalman.support.models import random_definition, random_rows, same

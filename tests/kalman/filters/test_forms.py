@@ -7,7 +7,7 @@ import pytest
 
 import kalman
 from kalman import flags
-from kalman.filters.measuring import measured
+from kalman.filters.prediction import measured
 from kalman.linalg import cholesky
 from tests.kalman.support.models import SIZES, random_covariance, random_definition, random_rows
 from tests.kalman.support.oracles import UNIT, full, run_one

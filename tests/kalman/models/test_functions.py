@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.linalg.jacobian import numerical
+from kalman.models.functions import numerical
 from kalman.models.named import Named, find
 from tests.kalman.support.oracles import run_one
 
