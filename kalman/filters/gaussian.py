@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kalman import flags
-from kalman.filters import gaussian_programs as lines
+from kalman.filters import gaussian_programs as programs
 from kalman.filters.prediction import Prediction
 from kalman.filters.sigma_points import Rule
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
@@ -133,7 +133,7 @@ class GaussianFilter(StateLayout):
         return np.concatenate([np.asarray(mean, float), *others])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known."""
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""
         if not self.rooted:
             return super().from_moments(mean, covariance)
         state = self.initial(np.shape(mean)[1])
@@ -145,7 +145,7 @@ class GaussianFilter(StateLayout):
         return state
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said."""
+        """Return the state (size, K) after one row for each key, and the rows' `Step`."""
         return in_blocks(state, rows, self.outputs, self._step_block, BLOCK)
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
@@ -154,7 +154,7 @@ class GaussianFilter(StateLayout):
         with np.errstate(all="ignore"):
             moved, _ = self._moved(state, rows)
             out = np.empty((n + packed_size(n) + n * n, keys))
-            run_line(lines.cross_line(self), [*state, rows.dt, *rows.u, *moved], list(out))
+            run_program(programs.cross_program(self), [*state, rows.dt, *rows.u, *moved], list(out))
         return Prediction(out[:n], out[n : n + packed_size(n)], out[n + packed_size(n) :].reshape(n, n, keys))
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
@@ -166,7 +166,9 @@ class GaussianFilter(StateLayout):
         with np.errstate(all="ignore"):
             seen, place, _ = self._seen(state[: self.gaussian_size])
             out = np.empty((m + packed_size(m), keys))
-            run_line(lines.measured_line(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out])
+            run_program(
+                programs.measured_program(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out]
+            )
         return out[:m], out[m:]
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
@@ -178,8 +180,8 @@ class GaussianFilter(StateLayout):
         checks = np.empty((3, state.shape[1]))
         own = state[self.gaussian_size :]
         target.state[self.gaussian_size :] = own
-        run_line(
-            lines.update_line(self, presents[0] is not None),
+        run_program(
+            programs.update_program(self, presents[0] is not None),
             [*place, *own, *rows.u, *seen, *rows.y, *masks],
             [*target.state[: self.gaussian_size], target.log_likelihood, target.nis, *checks],
         )
@@ -218,8 +220,8 @@ class GaussianFilter(StateLayout):
         masks = [first] if isinstance(first, np.ndarray) else []
         prior = np.empty((self.gaussian_size, state.shape[1]))
         sound_after = np.empty(state.shape[1])
-        line = lines.predict_line(self, bool(masks))
-        run_line(line, [*state, rows.dt, *rows.u, *moved, *masks], [*prior, sound_after])
+        program = programs.predict_program(self, bool(masks))
+        run_program(program, [*state, rows.dt, *rows.u, *moved, *masks], [*prior, sound_after])
         sound = np.minimum(sound, sound_after)
         return prior, moved, np.where(rows.first, np.inf, sound) if masks else sound
 
@@ -261,7 +263,9 @@ class GaussianFilter(StateLayout):
         n, keys, many = len(self.states), state.shape[1], self.rule.points
         drawn = np.empty((n * many, keys))
         L, sound = np.empty((packed_size(n), keys)), np.empty((1, keys))
-        run_line(lines.points_line(self), list(state[: self.gaussian_size]), [*drawn, *L, *sound])
+        run_program(
+            programs.sigma_points_program(self), list(state[: self.gaussian_size]), [*drawn, *L, *sound]
+        )
         return drawn.reshape(n, many * keys), L, sound[0]
 
     def _deviations(self, state: Array) -> Array:
@@ -274,9 +278,9 @@ class GaussianFilter(StateLayout):
         return np.sqrt(np.maximum(second[[packed_index(i, i) for i in range(n)]], 0.0))
 
 
-def run_line(line: Program, inputs: list[Array], outputs: list[Array]) -> None:
+def run_program(program: Program, inputs: list[Array], outputs: list[Array]) -> None:
     """Run a line on inputs (K,) into outputs (K,)."""
-    line(inputs, np.empty((line.buffers, len(outputs[0]))), outputs)
+    program(inputs, np.empty((program.buffers, len(outputs[0]))), outputs)
 
 
 def _finite(rows: list[Array]) -> Any:

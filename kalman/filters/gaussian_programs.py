@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=64)
-def points_line(model: GaussianFilter) -> Program:
+def sigma_points_program(model: GaussianFilter) -> Program:
     """Write the line from mean and covariance, or factor, to points, the factor, and whether there is one."""
     assert model.rule is not None
     tape = Tape()
@@ -38,7 +38,7 @@ def points_line(model: GaussianFilter) -> Program:
 
 
 @lru_cache(maxsize=64)
-def predict_line(model: GaussianFilter, some_first: bool) -> Program:
+def predict_program(model: GaussianFilter, some_first: bool) -> Program:
     """Write the line from state, dt, control, what the process's functions gave, and which keys are at their first
     row, to mean and covariance, or factor, before the measurement, and whether there is one."""
     tape = Tape()
@@ -54,7 +54,7 @@ def predict_line(model: GaussianFilter, some_first: bool) -> Program:
 
 
 @lru_cache(maxsize=64)
-def cross_line(model: GaussianFilter) -> Program:
+def cross_program(model: GaussianFilter) -> Program:
     """Write the line from what `predict_line` takes, without first rows, to predicted mean, packed covariance, and the
     covariance of the state before with the predicted one, row by row."""
     tape = Tape()
@@ -104,7 +104,7 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
 
 
 @lru_cache(maxsize=64)
-def update_line(model: GaussianFilter, missing: bool) -> Program:
+def update_program(model: GaussianFilter, missing: bool) -> Program:
     """Write the line from the state before the measurement, the key's own parameters, what the observation's functions
     gave, the measurement, and which components there are, to the state after it.
 
@@ -113,23 +113,23 @@ def update_line(model: GaussianFilter, missing: bool) -> Program:
     """
     tape = Tape()
     n, count = len(model.states), model.measurements
-    place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
+    prior, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
     u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
-    values = values_of(model, [*place, *own])
+    values = values_of(model, [*prior, *own])
     y = tape.symbols(count)
     masks: list[Any] = tape.symbols(count, boolean=True) if missing else []
-    here = sight(model, place, values, u, seen, y, masks or [None] * count)
-    said = here.update(here.R)
-    sound = cholesky.every([said.sound, *noise_guards(model, values, u)])
-    m_after = [plus(a, b) for a, b in zip(place[:n], said.change, strict=True)]
-    total: Any = said.log_likelihood
-    for entry in (*m_after, *said.S):
+    here = observe_row(model, prior, values, u, seen, y, masks or [None] * count)
+    result = here.update(here.R)
+    sound = cholesky.every([result.sound, *noise_guards(model, values, u)])
+    m_after = [plus(a, b) for a, b in zip(prior[:n], result.change, strict=True)]
+    total: Any = result.log_likelihood
+    for entry in (*m_after, *result.S):
         total = plus(total, entry)
-    outputs = [*m_after, *said.S, said.log_likelihood, said.nis, total, said.innovation, sound]
-    return Program(tape, [*place, *own, *u, *seen, *y, *masks], outputs)
+    outputs = [*m_after, *result.S, result.log_likelihood, result.nis, total, result.innovation, sound]
+    return Program(tape, [*prior, *own, *u, *seen, *y, *masks], outputs)
 
 
-class Sight(NamedTuple):
+class RowObservation(NamedTuple):
     """A measurement as it is seen: the innovation e, the noise R, what an update with some R gives; and
 
     C: the covariance (packed) of the predicted measurement without its noise; H: how it depends on the state, to first
@@ -143,21 +143,21 @@ class Sight(NamedTuple):
     H: Callable[[], Any]
 
 
-def sight(
+def observe_row(
     model: GaussianFilter,
-    place: list[Any],
+    prior: list[Any],
     values: Values,
     u: list[Any],
     seen: list[Any],
     y: list[Any],
     presents: Sequence[Any],
-) -> Sight:
+) -> RowObservation:
     """Return how a row sees the state `place`, mean and covariance or factor, as `update_line` takes them."""
     n, count = len(model.states), model.measurements
-    m, S = place[:n], place[n:]
+    m, S = prior[:n], prior[n:]
     R = _noise(model, values, u)
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
-        return _sight_of_points(model, S, seen, R, y, presents)
+        return _observe_by_points(model, S, seen, R, y, presents)
     if not isinstance(model.observation, FunctionObservation):
         written = resolve_matrix(model.observation, u)
         e = _differences(y, _expected(model, written, m, u))
@@ -165,7 +165,7 @@ def sight(
     else:
         H = posterior.masked(_rows(seen[count:], n), presents)
         e = _differences(y, seen[:count])
-    return Sight(
+    return RowObservation(
         e,
         R,
         lambda noise: _by_form(model, S, H, noise, e, presents),
@@ -181,15 +181,15 @@ def noise_guards(model: GaussianFilter, values: Values, u: list[Any]) -> list[En
 
 
 @lru_cache(maxsize=64)
-def measured_line(model: GaussianFilter) -> Program:
+def measured_program(model: GaussianFilter) -> Program:
     """Write the line from the state, as `update_line` takes it, the key's own parameters, the control and what
     the observation's functions gave, to the mean and packed covariance of a measurement."""
     tape = Tape()
     n, count = len(model.states), model.measurements
-    place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
+    prior, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
     u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
-    R = _noise(model, values_of(model, [*place, *own]), u)
-    m, S = place[:n], place[n:]
+    R = _noise(model, values_of(model, [*prior, *own]), u)
+    m, S = prior[:n], prior[n:]
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         mean, slopes, bends, shift = sigma_points.regress(model.rule, _rows(seen, model.rule.points))
         square = model.rule.scale**2
@@ -203,7 +203,7 @@ def measured_line(model: GaussianFilter) -> Program:
         mean = seen[:count] if seen else _expected(model, H, m, u)
         spread = congruence(H, cholesky.gram(S) if model.rooted else S)
     return Program(
-        tape, [*place, *own, *u, *seen], [*mean, *(plus(a, r) for a, r in zip(spread, R, strict=True))]
+        tape, [*prior, *own, *u, *seen], [*mean, *(plus(a, r) for a, r in zip(spread, R, strict=True))]
     )
 
 
@@ -305,9 +305,9 @@ def _by_form(model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, pre
     return posterior.by_variance(S, H, R, e, presents)
 
 
-def _sight_of_points(
+def _observe_by_points(
     model: GaussianFilter, L: Vector, seen: list[Any], R: Vector, y: Vector, presents: Any
-) -> Sight:
+) -> RowObservation:
     """Return how a row sees the state by what the observation gave at the points, drawn with the factor L.
 
     In units of L the state is of unit variance and the slopes are its line; the bends are noise of the line.
@@ -326,21 +326,21 @@ def _sight_of_points(
         added = [plus(a, r) for a, r in zip(bent, noise, strict=True)]
         if rule.excess == 0.0:
             unit = [1.0 if i == j else 0.0 for i in range(n) for j in range(i + 1)]
-            said = posterior.by_rotation(unit, slopes, added, e, presents, model.noisy)
+            result = posterior.by_rotation(unit, slopes, added, e, presents, model.noisy)
         else:
             spread = cholesky.square(slopes)
             joint = [plus(a, minus(r, d)) for a, r, d in zip(spread, added, lost, strict=True)]
-            said = posterior.by_elimination(slopes, joint, e, presents)
-        after = cholesky.product(L, said.S)
-        return said._replace(
-            change=cholesky.apply(L, said.change), S=after if model.rooted else cholesky.gram(after)
+            result = posterior.by_elimination(slopes, joint, e, presents)
+        after = cholesky.product(L, result.S)
+        return result._replace(
+            change=cholesky.apply(L, result.change), S=after if model.rooted else cholesky.gram(after)
         )
 
     def covariance() -> list[Entry]:
         spread = [plus(a, b) for a, b in zip(cholesky.square(slopes), bent, strict=True)]
         return spread if rule.excess == 0.0 else [minus(a, d) for a, d in zip(spread, lost, strict=True)]
 
-    return Sight(e, list(R), updated, covariance, lambda: _unrooted(slopes, L))
+    return RowObservation(e, list(R), updated, covariance, lambda: _unrooted(slopes, L))
 
 
 def _unrooted(slopes: Any, L: Vector) -> list[list[Entry]]:

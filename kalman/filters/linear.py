@@ -198,7 +198,7 @@ class LinearFilter(StateLayout):
         return sorted(used([self.H, self._constants["R"], self.offset, self.noise_scale]))
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said."""
+        """Return the state (size, K) after one row for each key, and the rows' `Step`."""
         return in_blocks(state, rows, self.outputs, self._step_block)
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:

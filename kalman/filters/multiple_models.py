@@ -154,7 +154,7 @@ class MultipleModels(StateLayout):
             before, chances = self.mixed(state, first)
         unmeasured = rows._replace(y=np.full_like(rows.y, np.nan))
         predicted = rows._replace(first=np.ones(keys, bool))  # at a first row nothing is predicted
-        said = np.empty((M, keys))
+        scores = np.empty((M, keys))
         failed, codes = np.empty((M, keys), bool), np.empty((M, keys), np.uint8)
         expected: list[Array] = []
         for j, (mode, part) in enumerate(zip(self.modes, self.parts, strict=True)):
@@ -163,12 +163,12 @@ class MultipleModels(StateLayout):
             after[part], update = mode.step(moved, predicted)
             codes[j] = np.where(prediction.flag != flags.WELL, prediction.flag, update.flag)
             failed[j] = codes[j] != flags.WELL
-            said[j] = update.log_likelihood
+            scores[j] = update.log_likelihood
         failing = bool(failed.any())
         program = combine_program(self, presents[0] is not None, failing)
         recent = state[self.places["recent"]] if self.window is not None else ()
         gaussians = [after[part][: self._gaussian] for part in self.parts]
-        inputs = [*chances, *said, *recent, *(row for a in (*expected, *gaussians) for row in a), *rows.y]
+        inputs = [*chances, *scores, *recent, *(row for a in (*expected, *gaussians) for row in a), *rows.y]
         masks = [*(failed if failing else ()), *(has for has in presents if has is not None)]
         out = np.empty((M * self._gaussian if failing else 0, keys))
         check = np.empty(keys)

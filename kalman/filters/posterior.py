@@ -55,7 +55,7 @@ def by_rotation(
     noisy: R is positive definite for every key, which spares some care.
     """
     change: list[Entry] = [0.0] * len(H[0])
-    said = RowScore()
+    row_score = RowScore()
     noise = decorrelate(H, R, e, presents)
     innovation: Entry = np.inf
     for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
@@ -64,9 +64,9 @@ def by_rotation(
         L, gain, S, length = cholesky.condition(L, a, r, noisy)
         unit = over(v, length)
         change = [plus(m, times(k, unit)) for m, k in zip(change, gain, strict=True)]
-        said = said.add(S, times(unit, unit), has)
+        row_score = row_score.add(S, times(unit, unit), has)
         innovation = least(innovation, _there(S, has, 1.0))
-    return Posterior(change, list(L), said.score, said.total_nis(), innovation, 1.0)
+    return Posterior(change, list(L), row_score.score, row_score.total_nis(), innovation, 1.0)
 
 
 def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
@@ -86,9 +86,9 @@ def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequenc
     for g, d, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
         precision = _there(1.0 / d, has, 0.0)
         precisions.append(precision)
-        told = times(_there(z, has, 0.0), precision)
+        weighed = times(_there(z, has, 0.0), precision)
         W = [plus(w, times(times(g[i], g[j]), precision)) for w, (i, j) in zip(W, _pairs(n), strict=True)]
-        b = [plus(a, times(k, told)) for a, k in zip(b, g, strict=True)]
+        b = [plus(a, times(k, weighed)) for a, k in zip(b, g, strict=True)]
     L, sound = cholesky.cholesky(P)
     rows = cholesky.rows_of(L)
     columns = list(zip(*rows, strict=True))
@@ -108,8 +108,8 @@ def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequenc
         count = plus(count, _there(1.0, has, 0.0))
     for i in range(n):
         constants = plus(constants, times(2.0, np.log(C[packed_index(i, i)])))
-    said = RowScore(times(-0.5, plus(nis, constants)), nis, count)
-    return Posterior(change, cholesky.square(spread), said.score, said.total_nis(), 1.0, sound)
+    row_score = RowScore(times(-0.5, plus(nis, constants)), nis, count)
+    return Posterior(change, cholesky.square(spread), row_score.score, row_score.total_nis(), 1.0, sound)
 
 
 def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
@@ -122,7 +122,7 @@ def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present])
     P: list[Entry] = [1.0 if i == j else 0.0 for i, j in _pairs(n)]
     rows, joint, left = [list(row) for row in G], symmetric(S), list(e)
     change: list[Entry] = [0.0] * n
-    said = RowScore()
+    row_score = RowScore()
     innovation: Entry = np.inf
     for i in range(m):
         has, variance = presents[i], joint[i][i]
@@ -132,7 +132,7 @@ def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present])
         gain = [times(a, inverse) for a in c]
         change = [plus(a, times(k, v)) for a, k in zip(change, gain, strict=True)]
         P = [minus(p, times(gain[a], c[b])) for p, (a, b) in zip(P, _pairs(n), strict=True)]
-        said = said.add(variance, times(times(v, v), inverse), has)
+        row_score = row_score.add(variance, times(times(v, v), inverse), has)
         innovation = least(innovation, _there(variance, has, 1.0))
         for j in range(i + 1, m):
             weight = times(_there(joint[j][i], has, 0.0), inverse)
@@ -141,7 +141,7 @@ def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present])
             for k in range(i + 1, j + 1):
                 joint[j][k] = joint[k][j] = minus(joint[j][k], times(weight, _there(joint[k][i], has, 0.0)))
     L, sound = cholesky.cholesky(P)
-    return Posterior(change, L, said.score, said.total_nis(), innovation, sound)
+    return Posterior(change, L, row_score.score, row_score.total_nis(), innovation, sound)
 
 
 def masked(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[Entry]]:

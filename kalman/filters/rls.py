@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.special import gammaln
 
-from kalman.filters.program_filter import Line, LineFilter
+from kalman.filters.program_filter import ProgramFilter, ProgramStep
 from kalman.filters.regression import regression, section
 from kalman.filters.update import Present
 from kalman.linalg.entries import Entry, Vector, minus, plus, times
@@ -31,7 +31,7 @@ ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
-class RecursiveLeastSquares(LineFilter):
+class RecursiveLeastSquares(ProgramFilter):
     """Least squares with forgetting: row k of N counts forgetting^(N - k).
 
     A row in which nothing is measured changes nothing, forgetting included.
@@ -56,7 +56,7 @@ class RecursiveLeastSquares(LineFilter):
         """Return the state (size, keys) of keys that have no row yet."""
         return np.repeat(np.array(self.start)[:, None], keys, axis=1)
 
-    def line(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> Line:
+    def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
         """Return what a row does: it is forgotten a little, then each measurement is rotated in.
 
         The log-likelihood is that of a measurement given those before it, Student's t with the degrees of freedom
@@ -88,9 +88,9 @@ class RecursiveLeastSquares(LineFilter):
                 row = [np.where(has, a, 0.0) for a in row]
                 value = np.where(has, value, 0.0)
             root, z, left, share, new = _rotated(root, z, row, value)
-            told = ~new if has is None else ~new & has
+            counted = ~new if has is None else ~new & has
             square = times(left, left)
-            known = told & np.greater(freedom, 0.0) & np.greater(residual, 0.0)
+            known = counted & np.greater(freedom, 0.0) & np.greater(residual, 0.0)
             safe, degrees = np.where(known, residual, 1.0), np.where(known, freedom, 1.0)
             (constant,) = called(_constant, 1, [degrees])
             score = constant - 0.5 * np.log(safe) + np.log(share)
@@ -98,11 +98,11 @@ class RecursiveLeastSquares(LineFilter):
             log_likelihood = plus(log_likelihood, np.where(known, score, 0.0))
             nis = plus(nis, np.where(known, square * degrees / safe, 0.0))
             judged = plus(judged, np.where(known, 1.0, 0.0))
-            residual = residual + np.where(told, square, 0.0)
-            freedom = freedom + np.where(told, 1.0, 0.0)
+            residual = residual + np.where(counted, square, 0.0)
+            freedom = freedom + np.where(counted, 1.0, 0.0)
         nis = np.where(np.greater(judged, 0.0), nis, np.nan)
         after = [a for i, row in enumerate(root) for a in row[i:]]
-        return Line([*after, *z, residual, freedom], log_likelihood, nis, {})
+        return ProgramStep([*after, *z, residual, freedom], log_likelihood, nis, {})
 
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return coefficients (n, K) and their packed covariance, s^2 (R' R)^-1.
@@ -165,7 +165,7 @@ class RecursiveLeastSquares(LineFilter):
         return mean, unpack(covariance), {name: state[place] for name, place in self.places.items()}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
         return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:

@@ -51,17 +51,17 @@ class RoundedFilter(Wrapping):
 
         A state beyond float32 is an overflow: its key is flagged and left as it was.
         """
-        after, said = self.inner.step(state, rows)
+        after, step = self.inner.step(state, rows)
         kept = rounded(after)
         lost = ~np.isfinite(kept).all(axis=0) & np.isfinite(after).all(axis=0)
         if not lost.any():
-            return kept, said
+            return kept, step
         kept[:, lost] = state[:, lost]
         return kept, Step(
-            np.where(lost, np.nan, said.log_likelihood),
-            np.where(lost, np.nan, said.nis),
-            np.where(lost, flags.OVERFLOW, said.flag).astype(np.uint8),
-            {name: np.where(lost, np.nan, values) for name, values in said.extra.items()},
+            np.where(lost, np.nan, step.log_likelihood),
+            np.where(lost, np.nan, step.nis),
+            np.where(lost, flags.OVERFLOW, step.flag).astype(np.uint8),
+            {name: np.where(lost, np.nan, values) for name, values in step.extra.items()},
         )
 
     def moments(self, state: Array) -> tuple[Array, Array]:
@@ -73,11 +73,11 @@ class RoundedFilter(Wrapping):
         return self.inner.snapshot(state)
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
         return self.inner.restore(mean, covariance, extras)
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known."""
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""
         return rounded(self.inner.from_moments(mean, covariance))
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:

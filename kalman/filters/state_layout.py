@@ -65,7 +65,7 @@ class StateLayout:
         return state[self.places["mean"]], unpack(state[self.places["covariance"]]), extras
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
         others = [np.asarray(extras[name], float) for name in list(self.fields)[2:]]
         return np.concatenate([np.asarray(mean, float), pack(np.asarray(covariance, float)), *others])
 
@@ -144,8 +144,8 @@ class Target(NamedTuple):
         self.flag[:] = codes
         bad = codes != flags.WELL
         self.state[:, bad] = before[:, bad]
-        for said in (self.log_likelihood, self.nis, *self.extra.values()):
-            said[..., bad] = np.nan
+        for step in (self.log_likelihood, self.nis, *self.extra.values()):
+            step[..., bad] = np.nan
 
 
 def in_blocks(
@@ -162,12 +162,12 @@ def in_blocks(
     keys = state.shape[1]
     after = np.empty(state.shape)
     extra = {name: np.empty((width, keys)) for name, width in outputs.items()}
-    said = Step(np.empty(keys), np.empty(keys), np.zeros(keys, np.uint8), extra)
+    step = Step(np.empty(keys), np.empty(keys), np.zeros(keys, np.uint8), extra)
     with np.errstate(all="ignore"):
         for start in range(0, keys, block):
             here = slice(start, min(start + block, keys))
             part = Rows(rows.dt[here], rows.first[here], rows.y[:, here], rows.u[:, here])
             views = {name: values[:, here] for name, values in extra.items()}
-            target = Target(after[:, here], said.log_likelihood[here], said.nis[here], said.flag[here], views)
+            target = Target(after[:, here], step.log_likelihood[here], step.nis[here], step.flag[here], views)
             work(state[:, here], part, target)
-    return after, said
+    return after, step

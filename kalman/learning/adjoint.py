@@ -118,8 +118,8 @@ def _before_decorrelation(
         for j in range(i):
             slope = minus(0.0, plus(times(z_bars[i], z[j]), dot(h_bars[i], G[j])))
             has = updated.scalars[j].present  # a component that is missing was cut out of R
-            told = np.greater(d[j], 0.0) if has is None else np.greater(d[j], 0.0) & has
-            X[i][j] = X[j][i] = np.where(told, 0.5 * slope / d[j], 0.0)
+            determined = np.greater(d[j], 0.0) if has is None else np.greater(d[j], 0.0) & has
+            X[i][j] = X[j][i] = np.where(determined, 0.5 * slope / d[j], 0.0)
     columns = [_solve_transposed(L, [X[i][j] for i in range(m)]) for j in range(m)]  # L^-T X
     rows = [_solve_transposed(L, [columns[j][i] for j in range(m)]) for i in range(m)]  # L^-T X L^-1
     return [rows[i][j] if i == j else plus(rows[i][j], rows[j][i]) for i in range(m) for j in range(i + 1)]

@@ -73,11 +73,11 @@ def second_moments(
     return starts.sum(axis=1), (both[:, measured] / scale[measured]).sum(axis=1)
 
 
-def regressed(told: Regression, entries: Sequence[Parameter], slots: Slots) -> Array:
+def regressed(regression: Regression, entries: Sequence[Parameter], slots: Slots) -> Array:
     """Return by how much the matrix changes, (rows, columns), where only `entries` may and each within its bounds."""
-    weight = np.linalg.pinv(told.noise, hermitian=True)
-    A = np.array([[weight[i, k] * told.S[j, c] for _, k, c in slots] for _, i, j in slots])
-    slope = np.array([told.gradient[i, j] for _, i, j in slots])
+    weight = np.linalg.pinv(regression.noise, hermitian=True)
+    A = np.array([[weight[i, k] * regression.S[j, c] for _, k, c in slots] for _, i, j in slots])
+    slope = np.array([regression.gradient[i, j] for _, i, j in slots])
     value = np.array([p.value[0] for p in entries], float)
     bounds = [_inside(p) for p in entries]
     low, high = (np.array(a) - value for a in zip(*bounds, strict=True))
@@ -88,7 +88,7 @@ def regressed(told: Regression, entries: Sequence[Parameter], slots: Slots) -> A
     found = lsq_linear(
         (axes * root).T, axes.T @ (unit * slope) / root, (low / unit, high / unit), method="bvls"
     )
-    change = np.zeros_like(told.gradient)
+    change = np.zeros_like(regression.gradient)
     for (_, i, j), step in zip(slots, np.clip(found.x * unit, low, high), strict=True):
         change[i, j] = step
     return change

@@ -82,15 +82,15 @@ class ExpectationMaximisation:
         entries = [float(a) for a in self.model.entries(theta)]
         counts = {"R": measured, "initial.mean": begun, "initial.covariance": begun}
         result: list[float] = []
-        told: dict[str, tuple[list[float], list[float]]] = {}
+        learned: dict[str, tuple[list[float], list[float]]] = {}
         for p in self.model.learned:
             width = len(p.value)
-            told[p.name] = entries[:width], slopes[:width]
+            learned[p.name] = entries[:width], slopes[:width]
             entries, slopes = entries[width:], slopes[width:]
-        P = self._beginning(told)
-        moved_entries, more_squares = self._regressions(told, slopes)
+        P = self._beginning(learned)
+        moved_entries, more_squares = self._regressions(learned, slopes)
         for p in self.model.learned:
-            value, slope = told[p.name]
+            value, slope = learned[p.name]
             count = max(1.0, float(counts.get(p.name, self.terms.get(p.name, 1) * transitions)))
             if p.name in moved_entries:
                 new = [moved_entries[p.name]]
@@ -101,8 +101,8 @@ class ExpectationMaximisation:
                 moved = Q + 2.0 / count * Q @ _symmetric_slope(slope) @ Q
                 if p.name in more_squares:
                     moved = moved + more_squares[p.name] / count
-                if p.name == "initial.covariance" and "initial.mean" in told:
-                    step = P @ told["initial.mean"][1] / count
+                if p.name == "initial.covariance" and "initial.mean" in learned:
+                    step = P @ learned["initial.mean"][1] / count
                     moved = moved - np.outer(step, step)
                 new = [a if b != 0.0 else 0.0 for a, b in zip(lower(moved.tolist()), p.value, strict=True)]
             else:
@@ -125,7 +125,7 @@ class ExpectationMaximisation:
         )
 
     def _regressions(
-        self, told: Mapping[str, tuple[list[float], list[float]]], rest: list[float]
+        self, learned: Mapping[str, tuple[list[float], list[float]]], rest: list[float]
     ) -> tuple[dict[str, float], dict[str, Array]]:
         """Return the new entries of F and H by name, and what they change in the sums of squares of Q and R.
 
@@ -143,23 +143,23 @@ class ExpectationMaximisation:
         for (matrix, _), gradient in zip(shapes, gradients, strict=True):
             moments, rest = np.array(symmetric(rest[: packed_size(n)])), rest[packed_size(n) :]
             noise = "Q" if matrix == "F" else "R"
-            covariance = told[noise][0] if noise in told else _written(self.model, noise)
+            covariance = learned[noise][0] if noise in learned else _written(self.model, noise)
             known = Regression(np.array(symmetric(covariance)), gradient, moments)
             free = [p for p in self.model.learned if of_letter([p.name], matrix)]
-            now = [p._replace(value=(told[p.name][0][0],)) for p in free]
+            now = [p._replace(value=(learned[p.name][0][0],)) for p in free]
             slots = of_letter([p.name for p in free], matrix)
             change = regressed(known, now, slots)
             new |= {
-                p.name: told[p.name][0][0] + float(change[i, j])
+                p.name: learned[p.name][0][0] + float(change[i, j])
                 for p, (_, i, j) in zip(now, slots, strict=True)
             }
             squares[noise] = known.squares(change)
         return new, squares
 
-    def _beginning(self, told: Mapping[str, tuple[list[float], list[float]]]) -> Array:
+    def _beginning(self, learned: Mapping[str, tuple[list[float], list[float]]]) -> Array:
         """Return the covariance in which keys begin."""
-        if "initial.covariance" in told:
-            return np.array(symmetric(told["initial.covariance"][0]))
+        if "initial.covariance" in learned:
+            return np.array(symmetric(learned["initial.covariance"][0]))
         n = len(self.model.filter.states)
         return np.array(symmetric(self.model.filter.covariance)).reshape(n, n)
 
@@ -178,7 +178,7 @@ def expectation_maximisation(model: "Learning") -> ExpectationMaximisation:
         raise ModelError(
             "learn.method", "em learns for all keys together only", "write pooled, or method: mle"
         )
-    fields = {wish.name: wish.field for wish in learn_requests(model.definition)}
+    fields = {request.name: request.field for request in learn_requests(model.definition)}
     terms = {p.name: _terms(model, p) for p in model.learned}
     for name, count in terms.items():
         problem = _regression_problem(model, name)

@@ -52,14 +52,14 @@ def information(
             np.concatenate([np.tile(u[:, part], copies), own]),
         )
         before = values[:, :, :k].reshape(len(values), -1)
-        _, said = model.step(values[:, 0, :k], Rows(dt, first, y[:, part], many.u[:, :k]))
-        good = said.flag == flags.WELL
+        _, step = model.step(values[:, 0, :k], Rows(dt, first, y[:, part], many.u[:, :k]))
+        good = step.flag == flags.WELL
         after, v, S = (a.reshape(-1, copies, k) for a in _moved(model, before, many))
         with np.errstate(all="ignore"):
             dv = (v[:, 1:] - v[:, :1]) / (steps[:, None] * np.sqrt(S[:, :1]))
             dS = (S[:, 1:] - S[:, :1]) / (steps[:, None] * S[:, :1] * np.sqrt(2.0))
-            told = (dv[:, i] * dv[:, j] + dS[:, i] * dS[:, j]).sum(axis=0)
-        total[:, :k] += np.where(good, told, 0.0)
+            added = (dv[:, i] * dv[:, j] + dS[:, i] * dS[:, j]).sum(axis=0)
+        total[:, :k] += np.where(good, added, 0.0)
         values[:, :, :k] = np.where(good, after, values[:, :, :k])
         event_time[:k] = np.where(good, time[part], event_time[:k])
         begun[:k] |= good

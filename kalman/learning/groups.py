@@ -62,20 +62,20 @@ class GroupLearning:
         model, groups = self.model, theta.shape[1]
         add = _adder(group, groups)
         own = theta[:, group]
-        said = score(model.each, model.own_names, rows, keys, unit, model.begun(own, keys))
-        parts = [said.gradient]
-        parts += [said.mean] if "initial.mean" in model.names else []
-        parts += [said.covariance] if "initial.covariance" in model.names else []
+        scored = score(model.each, model.own_names, rows, keys, unit, model.begun(own, keys))
+        parts = [scored.gradient]
+        parts += [scored.mean] if "initial.mean" in model.names else []
+        parts += [scored.covariance] if "initial.covariance" in model.names else []
         slopes = [add(row) for part in parts for row in part]
         gradient = model.pulled(list(theta), slopes)
         starts = [
             model.begun(own + step[:, None], keys) for step in (0.0 * theta[:, 0], *STEP * np.eye(len(theta)))
         ]
         steps = np.full(len(theta), STEP)
-        told = information(model.each, rows, keys, unit, starts, steps, np.empty((0, len(starts))))
-        vector = np.array([*gradient, *(add(row) for row in told)])
-        used = np.bincount(group, said.used, minlength=groups).astype(np.int64)
-        return add(said.log_likelihood), vector, used
+        packed = information(model.each, rows, keys, unit, starts, steps, np.empty((0, len(starts))))
+        vector = np.array([*gradient, *(add(row) for row in packed)])
+        used = np.bincount(group, scored.used, minlength=groups).astype(np.int64)
+        return add(scored.log_likelihood), vector, used
 
     def fit(self, evaluate: GroupEvaluate, pooled: Array, groups: int, max_iterations: int) -> GroupFit:
         """Return the modes of the groups' posteriors, all found from the pooled theta (p,) on."""

@@ -75,9 +75,9 @@ class Learning:
     @cached_property
     def learned(self) -> tuple[Parameter, ...]:
         """The parameters that are learned, with what keeps them valid: a structure's and R, then the chosen ones."""
-        wishes = {wish.name: wish for wish in learned_entries.learn_requests(self.definition)}
+        requests = {request.name: request for request in learned_entries.learn_requests(self.definition)}
         own = [
-            learned_entries.kept_to(p, wishes[p.name])
+            learned_entries.kept_to(p, requests[p.name])
             for p in self.filter.parameters
             if p.name in self.own_names
         ]
@@ -157,8 +157,8 @@ class Learning:
         states = [self.begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
         inputs = np.stack([self._inputs(one) for one in moved], axis=1)
         steps = np.full(len(theta), STEP)
-        told = information(self.each, rows, keys, unit, states, steps, inputs) if states else []
-        sums = [math.fsum(row) for row in np.asarray(told).tolist()]
+        packed = information(self.each, rows, keys, unit, states, steps, inputs) if states else []
+        sums = [math.fsum(row) for row in np.asarray(packed).tolist()]
         return value, np.array([*gradient, *sums]), used
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
@@ -274,8 +274,12 @@ def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     model = _linear({**definition, "learn": None})
     own, scope = learn_request(definition, model.parameters)
     names = (*own, *(p.name for p in learned_entries.parameters(definition)))
-    wishes = {wish.name: wish for wish in learned_entries.learn_requests(definition) if wish.form is not None}
-    formed = [learned_entries.kept_to(p, wishes[p.name]) for p in model.parameters if p.name in wishes]
+    requests = {
+        request.name: request
+        for request in learned_entries.learn_requests(definition)
+        if request.form is not None
+    }
+    formed = [learned_entries.kept_to(p, requests[p.name]) for p in model.parameters if p.name in requests]
     result = Learning(definition, names, scope, {p.name: natural(p) for p in formed})
     _ = result.start  # what cannot be learned is said now, not on the cluster
     return result

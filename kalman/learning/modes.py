@@ -105,8 +105,10 @@ class ModeLearning:
         value, count = self._value(theta, rows, keys, unit)
         gradient = []
         for step in STEP * np.eye(len(theta)):
-            ahead, behind = (self._value(theta + sign * step, rows, keys, unit)[0] for sign in (1.0, -1.0))
-            gradient.append((ahead - behind) / (2.0 * STEP))
+            forward, backward = (
+                self._value(theta + sign * step, rows, keys, unit)[0] for sign in (1.0, -1.0)
+            )
+            gradient.append((forward - backward) / (2.0 * STEP))
         return value, np.array(gradient), count
 
     def _value(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[float, int]:
@@ -135,17 +137,17 @@ def mode_learner(definition: Mapping[str, Any]) -> ModeLearning:
     model = build(definition)
     assert isinstance(model, MultipleModels)
     known = _known(model)
-    wishes = learned_entries.learn_requests(definition)
-    for wish in wishes:
-        part = known.get(wish.name)
+    requests = learned_entries.learn_requests(definition)
+    for request in requests:
+        part = known.get(request.name)
         if part is None:
             remedy = f"choose from {', '.join(known)}"
-            raise ModelError(wish.field, f"the modes have no parameter {wish.name!r}", remedy)
-        if wish.form is not None or wish.bounds is not None:
-            raise ModelError(wish.field, "modes have neither forms nor bounds", "write the name alone")
+            raise ModelError(request.field, f"the modes have no parameter {request.name!r}", remedy)
+        if request.form is not None or request.bounds is not None:
+            raise ModelError(request.field, "modes have neither forms nor bounds", "write the name alone")
         if isinstance(part, Parameter) and used(part.value):
-            raise ModelError(wish.field, f"{wish.name} comes from a column", "learn others")
-    result = ModeLearning(definition, tuple(wish.name for wish in wishes))
+            raise ModelError(request.field, f"{request.name} comes from a column", "learn others")
+    result = ModeLearning(definition, tuple(request.name for request in requests))
     _ = result.start  # what cannot be learned is said now, not on the cluster
     return result
 

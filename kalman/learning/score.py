@@ -58,13 +58,13 @@ def score(
             np.where(first, 0, time[part] - event_time[prefix]) / unit, first, y[:, part], u[:, part]
         )
         before = values[:, prefix].copy()
-        after, said = model.step(before, taken)
-        good = said.flag == flags.WELL
+        after, step = model.step(before, taken)
+        good = step.flag == flags.WELL
         history.append((prefix, before, taken, good))
         values[:, prefix] = after
         event_time[prefix] = np.where(good, time[part], event_time[prefix])
         count[prefix] += good
-        total[prefix] += np.where(good, said.log_likelihood, 0.0)
+        total[prefix] += np.where(good, step.log_likelihood, 0.0)
     gradient = np.zeros((_width(model, names) + len(entries), here))
     # the adjoint: by mean, packed covariance and packed diffuse part
     n, p = model.places["mean"].stop, model.places["covariance"].stop

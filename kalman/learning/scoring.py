@@ -132,9 +132,11 @@ def covariance(information: Array) -> Array:
     scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
     unit = information / np.outer(scale, scale)
     values, vectors = np.linalg.eigh(unit)
-    told = values > 1e-12
-    inverse = (vectors[:, told] / values[told]) @ vectors[:, told].T / np.outer(scale, scale)
-    lost = (vectors[:, ~told] ** 2).sum(axis=1) > 1e-6
+    informative = values > 1e-12
+    inverse = (
+        (vectors[:, informative] / values[informative]) @ vectors[:, informative].T / np.outer(scale, scale)
+    )
+    lost = (vectors[:, ~informative] ** 2).sum(axis=1) > 1e-6
     inverse[lost, lost] = np.inf
     return inverse
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
-from kalman.filters.program_filter import Line, LineFilter
+from kalman.filters.program_filter import ProgramFilter, ProgramStep
 from kalman.filters.update import Present
 from kalman.linalg.entries import Entry, Vector, plus
 from kalman.linalg.packing import unpack
@@ -32,7 +32,7 @@ from kalman.types import Array, ModelError
 
 
 @dataclass(frozen=True)
-class MixtureFilter(LineFilter):
+class MixtureFilter(ProgramFilter):
     """A mixture of `count` components, moved by gamma_t = max((t + offset)^-decay, minimum) at its t-th step.
 
     A step takes `batch` rows. A row in which nothing is measured changes nothing and does not count.
@@ -92,7 +92,7 @@ class MixtureFilter(LineFilter):
         state[: self._width] = np.array(self.start)[:, None]
         return state
 
-    def line(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> Line:
+    def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
         """Return what a row does: it is divided among the components as they are, and they are moved."""
         mixture, rows = self.components(state), state[self._width]
         judged = judge(self.family, mixture, y, presents)
@@ -115,7 +115,7 @@ class MixtureFilter(LineFilter):
         if some is not None:
             whole = [np.where(some, a, b) for a, b in zip(whole, state, strict=True)]
         score = nis(self.family, mixture, y, presents)
-        return Line(whole, judged.log_likelihood, score, {"responsibilities": judged.responsibilities})
+        return ProgramStep(whole, judged.log_likelihood, score, {"responsibilities": judged.responsibilities})
 
     def _moved(self, mixture: Components, towards: Components, step: Entry) -> Components:
         gamma: Entry = np.maximum(np.power(plus(step, self.offset), -self.decay), self.minimum)
@@ -146,7 +146,7 @@ class MixtureFilter(LineFilter):
         return mean, unpack(covariance), {name: state[place] for name, place in self.places.items()}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
         return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:

@@ -75,10 +75,10 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
     if (scope == "group") != bool(learn.get("by")):
         remedy = "write both, such as scope: group, by: [region]"
         raise ModelError("learn.by", "goes with scope: group, and the other way round", remedy)
-    asked = [wish for wish in learn_requests(definition) if not is_chosen(wish.name)]
-    wanted = [wish.name for wish in asked]
+    asked = [request for request in learn_requests(definition) if not is_chosen(request.name)]
+    wanted = [request.name for request in asked]
     known = [parameter.name for parameter in parameters]
-    for name, field in zip(wanted, [wish.field for wish in asked], strict=True):
+    for name, field in zip(wanted, [request.field for request in asked], strict=True):
         if name not in known:
             raise ModelError(
                 field,
@@ -86,7 +86,7 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
                 f"choose from {', '.join(known)}",
             )
     varying = {parameter.name for parameter in parameters if columns.used(parameter.value)}
-    for name, field in zip(wanted, [wish.field for wish in asked], strict=True):
+    for name, field in zip(wanted, [request.field for request in asked], strict=True):
         if name in varying:
             raise ModelError(
                 field,

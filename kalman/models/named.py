@@ -60,7 +60,7 @@ def find(name: str, folder: str | None = None, field: str = "function") -> Calla
         ) from error
     except Exception as error:
         raise ModelError(
-            field, f"module {module_name} cannot be imported: {_said(error)}", "mend the module"
+            field, f"module {module_name} cannot be imported: {_first_line(error)}", "mend the module"
         ) from error
     for part in attribute.split("."):
         value = getattr(value, part, None)
@@ -141,5 +141,5 @@ def _same_file(module: ModuleType, found: ModuleSpec) -> bool:
     return file is None or os.path.realpath(file) == os.path.realpath(str(found.origin))
 
 
-def _said(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]

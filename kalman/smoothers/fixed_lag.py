@@ -81,13 +81,13 @@ class FixedLagFilter(Wrapping, StateLayout):
         return self.inner.moments(state[: self.inner.size])
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said."""
+        """Return the state (size, K) after one row for each key, and the rows' `Step`."""
         return in_blocks(state, rows, self.outputs, self._step_block, max(BLOCK // (self.lag + 1), 64))
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
         size = self.inner.size
-        target.state[:size], said = self.inner.step(state[:size], rows)
-        target.log_likelihood[:], target.nis[:] = said.log_likelihood, said.nis
+        target.state[:size], step = self.inner.step(state[:size], rows)
+        target.log_likelihood[:], target.nis[:] = step.log_likelihood, step.nis
         lags = self._advanced(state, rows)
         kept = [*lags.m, *lags.V, *(entry for row in lags.C for entry in row)]
         if self.inner.diffuse:
@@ -101,9 +101,9 @@ class FixedLagFilter(Wrapping, StateLayout):
         target.extra["lagged_covariance"][:] = np.where(there, unpack(covariance), np.nan)
         target.extra["lagged_age"][:] = np.where(there, lags.age[-1], np.nan)
         finite = np.isfinite(target.state[size:]).all(axis=0)
-        if said.flag.any() or not finite.all():
+        if step.flag.any() or not finite.all():
             overflow = np.where(finite, flags.WELL, flags.OVERFLOW).astype(np.uint8)
-            target.leave(state, np.where(said.flag == flags.WELL, overflow, said.flag))
+            target.leave(state, np.where(step.flag == flags.WELL, overflow, step.flag))
 
     def _advanced(self, state: Array, rows: Rows) -> Lags:
         """Return the rows kept after these rows; the rows' own states are the first among those before them."""
@@ -114,11 +114,11 @@ class FixedLagFilter(Wrapping, StateLayout):
         if first is not True:
             F = linear.process.transition(rows.dt, list(rows.u), parts.values).F
             moved = _moved(_pushed(lags, parts.m, parts.P, parts.A), F, rows.dt)
-            lags = moved if first is False else _chosen(first, lags, moved)
+            lags = moved if first is False else _choose_lags(first, lags, moved)
         seen = linear.observed(list(rows.u), prior.values)
         updated = update(*prior[:3], seen.H, seen.R, seen.centred(list(rows.y)), presents)
         for scalar, h, r in zip(updated.scalars, updated.noise.G, updated.noise.d, strict=True):
-            lags = _told(lags, scalar, h, r)
+            lags = _after_scalar(lags, scalar, h, r)
         V = list(lags.V)
         for k in (packed_index(i, i) for i in range(len(self.states))):
             V[k] = np.maximum(V[k], 0.0)
@@ -184,7 +184,7 @@ def _moved(lags: Lags, F: Matrix, dt: Array) -> Lags:
     return lags._replace(C=C, age=np.where(lags.age >= 0.0, lags.age + dt, lags.age))
 
 
-def _chosen(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
+def _choose_lags(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
     """Return `yes` for the keys at their first row, which have nothing to keep yet, else `no`."""
 
     def choose(a: Any, b: Any) -> Array:
@@ -199,15 +199,15 @@ def _chosen(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
     )
 
 
-def _told(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
+def _after_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
     """Return the rows kept after one scalar measurement of the state now."""
     v, M, S, K, diffuse = scalar.weighing
     n = len(M)
-    told = over(1.0, S)
+    precision = over(1.0, S)
     if scalar.present is not None:
-        told = np.where(scalar.present, told, 0.0)
+        precision = np.where(scalar.present, precision, 0.0)
     g = [dot(h, row) for row in lags.C]  # the covariance of the state then with the measurement
-    gain = [times(a, told) for a in g]
+    gain = [times(a, precision) for a in g]
     V = [minus(a, b) for a, b in zip(lags.V, _products(gain, g), strict=True)]
     C = [
         [minus(c, times(a, k)) for c, k in zip(row, K, strict=True)] for row, a in zip(lags.C, g, strict=True)
@@ -217,7 +217,7 @@ def _told(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
         # the gain is A_j b / F_inf, b = A' h, and the update Joseph's, of which the other case is a short form
         b = measure(scalar.A, h)[0]
         proper = plus(dot(h, M), r)
-        infinite = [np.where(diffuse, times(dot(b, row), told), 0.0) for row in A]
+        infinite = [np.where(diffuse, times(dot(b, row), precision), 0.0) for row in A]
         for i in range(n):
             left = minus(g[i], times(infinite[i], proper))
             for j in range(n):

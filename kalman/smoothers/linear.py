@@ -144,26 +144,26 @@ def _before_scalar(later: Later, scalar: Scalar, h: Vector, r: Entry) -> Later:
     """
     r0, N0, r1, N1, N2 = later
     _, _, A, (v, M, S, K, diffuse), has = scalar
-    told = over(1.0, S) if has is None else np.where(has, over(1.0, S), 0.0)
-    u = times(v, told)
+    precision = over(1.0, S) if has is None else np.where(has, over(1.0, S), 0.0)
+    u = times(v, precision)
     g = apply(symmetric(N0), K)
     s = dot(K, g)
     if A is None:
         r0 = [plus(a, times(b, minus(u, dot(K, r0)))) for a, b in zip(r0, h, strict=True)]
-        return Later(r0, _seen(N0, h, g, plus(s, told)), r1, N1, N2)
+        return Later(r0, _seen(N0, h, g, plus(s, precision)), r1, N1, N2)
     improper: Entry = 0.0 if diffuse is None else np.where(diffuse, 1.0, 0.0)
     proper = minus(1.0, improper)
     # where diffuse, K and S are K_inf and F_inf; K1 is the gain's next term, F the proper variance
     F = plus(dot(h, M), r)
-    K1 = [times(improper, times(minus(a, times(k, F)), told)) for a, k in zip(M, K, strict=True)]
+    K1 = [times(improper, times(minus(a, times(k, F)), precision)) for a, k in zip(M, K, strict=True)]
     g1, g2 = apply(symmetric(N1), K), apply(symmetric(N2), K)
     e0, e1 = apply(symmetric(N0), K1), apply(symmetric(N1), K1)
     by_r1 = minus(minus(times(improper, u), dot(K, r1)), dot(K1, r0))
     by_r0 = minus(times(proper, u), dot(K, r0))
-    c0 = plus(s, times(proper, told))
-    c1 = plus(plus(dot(K, g1), times(improper, told)), 2.0 * dot(K, e0))
+    c0 = plus(s, times(proper, precision))
+    c1 = plus(plus(dot(K, g1), times(improper, precision)), 2.0 * dot(K, e0))
     c2 = plus(
-        minus(dot(K, g2), times(improper, times(F, times(told, told)))),
+        minus(dot(K, g2), times(improper, times(F, times(precision, precision)))),
         plus(2.0 * dot(K, e1), dot(K1, e0)),
     )
     return Later(

@@ -31,17 +31,17 @@ from kalman.smoothers.rts import CrossSmoother
 from kalman.types import Array, ModelError, Rows
 
 
-class Told(NamedTuple):
+class BackwardMoments(NamedTuple):
     """What later rows say of K keys' states in one mode: r (K, n), N (K, n, n)."""
 
     r: Array
     N: Array
 
 
-class Back(Protocol):
+class BackwardStep(Protocol):
     """Takes what later rows say of one mode's states back over a row."""
 
-    def __call__(self, before: Array, after: Array, rows: Rows, told: Told) -> Told:
+    def __call__(self, before: Array, after: Array, rows: Rows, moments: BackwardMoments) -> BackwardMoments:
         """Return what the rows and all later ones say of the states before them; `told`: of those after them."""
         ...
 
@@ -53,8 +53,8 @@ class ModeSmoother:
     model: MultipleModels
 
     @cached_property
-    def _backs(self) -> list[Back]:
-        return [_back_of(f"modes[{j}]", mode) for j, mode in enumerate(self.model.modes)]
+    def _backward_steps(self) -> list[BackwardStep]:
+        return [_backward_step(f"modes[{j}]", mode) for j, mode in enumerate(self.model.modes)]
 
     @property
     def _depth(self) -> int:
@@ -93,24 +93,26 @@ class ModeSmoother:
         logs = before[model.places["log_probabilities"]]
         transition = np.eye(M) if model.transition is None else np.array(model.transition)
         chances = np.full((M, M, before.shape[1]), -np.inf)  # of mode j now and k at the next row
-        pairs: dict[tuple[int, int], Told] = {}
-        for k, (part, back) in enumerate(zip(model.parts, self._backs, strict=True)):
-            told = self._told(later, k)
-            told = told._replace(N=_possible(told.N, self._gaussian(after, k)[1]))
-            told = back(mixed[part], after[part], rows, told)
+        pairs: dict[tuple[int, int], BackwardMoments] = {}
+        for k, (part, backward_step) in enumerate(zip(model.parts, self._backward_steps, strict=True)):
+            moments = self._moments(later, k)
+            moments = moments._replace(N=_possible(moments.N, self._gaussian(after, k)[1]))
+            moments = backward_step(mixed[part], after[part], rows, moments)
             origin = self._gaussian(mixed, k)
             leading = np.flatnonzero(transition[:, k])
             if not len(leading):  # the floor alone has kept it
                 continue
             scores = np.empty((len(leading), before.shape[1]))
             for at, j in enumerate(leading.tolist()):
-                pairs[j, k], evidence = _about(told, origin, filtered[j])
+                pairs[j, k], evidence = _about(moments, origin, filtered[j])
                 scores[at] = logs[j] + np.log(transition[j, k]) + evidence
             scores = _floored(scores, logs[leading], float(np.log(model.floor)))
             chances[leading, k] = later[k] + scores - np.logaddexp.reduce(scores, axis=0)
         return self._merged_pairs(chances, pairs, logs)
 
-    def _merged_pairs(self, chances: Array, pairs: dict[tuple[int, int], Told], logs: Array) -> Array:
+    def _merged_pairs(
+        self, chances: Array, pairs: dict[tuple[int, int], BackwardMoments], logs: Array
+    ) -> Array:
         """Return what is carried, of how likely each pair is and what later rows say in it."""
         M = len(self.model.modes)
         total = np.logaddexp.reduce(chances, axis=1)
@@ -120,9 +122,9 @@ class ModeSmoother:
             some = [k for k in range(M) if (j, k) in pairs]
             weights = np.exp(chances[j, some] - np.logaddexp.reduce(chances[j, some], axis=0))
             weights = np.where(np.isfinite(weights), weights, 1.0 / len(some))
-            told = [pairs[j, k] for k in some]
-            r = _sum(weights, [one.r for one in told])
-            N = _sum(weights, [one.N - _square(one.r - r) for one in told])
+            moments = [pairs[j, k] for k in some]
+            r = _sum(weights, [one.r for one in moments])
+            N = _sum(weights, [one.N - _square(one.r - r) for one in moments])
             parts += [r.T, pack(_rows(N))]
         # a probability that has come to zero stays what the filter said: its logarithm must not be lost
         return np.concatenate([np.where(np.isfinite(total), total, logs), *parts])
@@ -132,17 +134,17 @@ class ModeSmoother:
         n, part = len(self.model.states), state[self.model.parts[j]]
         return part[:n].T, _matrices(part[n : n + packed_size(n)], n)
 
-    def _told(self, later: Array, j: int) -> Told:
+    def _moments(self, later: Array, j: int) -> BackwardMoments:
         n, at = len(self.model.states), len(self.model.modes) + j * self._depth
         part = later[at : at + self._depth]
-        return Told(part[:n].T, _matrices(part[n:], n))
+        return BackwardMoments(part[:n].T, _matrices(part[n:], n))
 
     def _given_all(self, after: Array, later: Array) -> tuple[list[Array], list[Array]]:
         """Return each mode's mean and covariance given all rows."""
         means, covariances = [], []
         for j in range(len(self.model.modes)):
             m, P = self._gaussian(after, j)
-            r, N = self._told(later, j)
+            r, N = self._moments(later, j)
             means.append(m + _apply(P, r))
             covariances.append(_left(P, N))
         return means, covariances
@@ -158,18 +160,18 @@ def mode_smoother(model: MultipleModels) -> ModeSmoother:
         )
     smoother = ModeSmoother(model)
     for j, mode in enumerate(model.modes):
-        _back_of(f"modes[{j}]", mode)
+        _backward_step(f"modes[{j}]", mode)
     return smoother
 
 
-def _back_of(field: str, mode: object) -> Back:
+def _backward_step(field: str, mode: object) -> BackwardStep:
     """Return what takes one mode back over a row, which is not its first. Raises ModelError."""
     if isinstance(mode, LinearFilter):
         smoother = MomentSmoother(mode)
 
-        def by_moments(before: Array, after: Array, rows: Rows, told: Told) -> Told:
+        def by_moments(before: Array, after: Array, rows: Rows, moments: BackwardMoments) -> BackwardMoments:
             n = len(mode.states)
-            later = np.concatenate([told.r.T, pack(_rows(told.N))])
+            later = np.concatenate([moments.r.T, pack(_rows(moments.N))])
             earlier = smoother.back(before, rows._replace(first=np.zeros(len(rows.dt), bool)), later)
             return _sound(earlier[:n].T, _matrices(earlier[n:], n))
 
@@ -178,12 +180,12 @@ def _back_of(field: str, mode: object) -> Back:
         raise ModelError(f"{field}.filter", "its states cannot be smoothed", "choose another filter or form")
     cross = CrossSmoother(mode)
 
-    def by_states(before: Array, after: Array, rows: Rows, told: Told) -> Told:
+    def by_states(before: Array, after: Array, rows: Rows, moments: BackwardMoments) -> BackwardMoments:
         """By the smoothed states themselves, whose covariances must not be singular."""
         m, P = mode.moments(after)
         n = len(m)
         full = _matrices(P, n)
-        mean, covariance = m.T + _apply(full, told.r), _left(full, told.N)
+        mean, covariance = m.T + _apply(full, moments.r), _left(full, moments.N)
         later = np.concatenate([mean.T, pack(_rows(covariance))])
         earlier = cross.back(before, rows._replace(first=np.zeros(len(rows.dt), bool)), later)
         m, P = mode.moments(before)
@@ -195,13 +197,15 @@ def _back_of(field: str, mode: object) -> Back:
     return by_states
 
 
-def _about(told: Told, origin: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Told, Array]:
+def _about(
+    moments: BackwardMoments, origin: tuple[Array, Array], other: tuple[Array, Array]
+) -> tuple[BackwardMoments, Array]:
     """Return what is told about one Gaussian, `origin`, as told about another, and log of how likely that makes it.
 
     The integral of the other times l, in units of that of the origin times l. With D = I + N (P' - P) it is
     |D|^(-1/2) exp(d'r - d'N d / 2 + g'(P' - P) D^-1 g / 2), where d = m' - m and g = r - N d.
     """
-    r, N = told
+    r, N = moments
     d, wider = other[0] - origin[0], other[1] - origin[1]
     D = np.eye(r.shape[1]) + N @ wider
     gap = _apply(N, d)
@@ -211,7 +215,9 @@ def _about(told: Told, origin: tuple[Array, Array], other: tuple[Array, Array]) 
     evidence = _dot(d, r) - 0.5 * _dot(d, gap) + 0.5 * _dot(_apply(wider, r - gap), g)
     inside = np.linalg.solve(D, N)
     evidence = evidence - 0.5 * np.where(sign > 0, size, 0.0)
-    return Told(g, 0.5 * (inside + inside.swapaxes(1, 2))), np.where(np.isfinite(evidence), evidence, 0.0)
+    return BackwardMoments(g, 0.5 * (inside + inside.swapaxes(1, 2))), np.where(
+        np.isfinite(evidence), evidence, 0.0
+    )
 
 
 def _floored(scores: Array, logs: Array, floor: float) -> Array:
@@ -273,10 +279,10 @@ def _left(P: Array, N: Array) -> Array:
     return np.where(over[:, None, None], kept, P - P @ N @ P)
 
 
-def _sound(r: Array, N: Array) -> Told:
+def _sound(r: Array, N: Array) -> BackwardMoments:
     """Return them, or nothing told where a mode that failed leaves no number."""
     good: Any = np.isfinite(r).all(axis=1) & np.isfinite(N).all(axis=(1, 2))
-    return Told(np.where(good[:, None], r, 0.0), np.where(good[:, None, None], N, 0.0))
+    return BackwardMoments(np.where(good[:, None], r, 0.0), np.where(good[:, None, None], N, 0.0))
 
 
 def _merged(weights: Array, means: list[Array], covariances: list[Array]) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from kalman.filters.linear import LinearFilter
 from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.prediction import Smoothable
 from kalman.filters.rounded import unrounded
-from kalman.run import KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run, spread
+from kalman.run import KeyStates, Outputs, Round, SortedRows, among, late_rows, rounds, run, spread
 from kalman.smoothers.fixed_lag import FixedLagFilter
 from kalman.smoothers.linear import MomentSmoother
 from kalman.smoothers.modes import mode_smoother
@@ -70,7 +70,7 @@ def smooth(
     states: KeyStates,
     rows: SortedRows,
     unit: float,
-    look: Callable[[Taken], None] | None = None,
+    on_round: Callable[[Round], None] | None = None,
 ) -> tuple[KeyStates, Outputs, Smoothed]:
     """Return what `run` returns, and each row's state given all of these rows of its key; `look` as in `run`.
 
@@ -86,15 +86,15 @@ def smooth(
     if late.any():
         kept = np.flatnonzero(~late)
         part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
-        states, outputs, smoothed = smooth(model, states, part, unit, look)
+        states, outputs, smoothed = smooth(model, states, part, unit, on_round)
         mean, covariance = (among(array, kept, len(late)) for array in smoothed[:2])
         extra = {name: among(array, kept, len(late)) for name, array in smoothed.extra.items()}
         return states, spread(outputs, kept, late), Smoothed(mean, covariance, extra)
-    history: list[Taken] = []
+    history: list[Round] = []
 
-    def keep(taken: Taken) -> None:
-        if look is not None:
-            look(taken)
+    def keep(taken: Round) -> None:
+        if on_round is not None:
+            on_round(taken)
         history.append(taken._replace(before=taken.before.copy()))
 
     plan = rounds(rows.key)

@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 
 from kalman import flags
-from kalman.filters import gaussian_programs as lines
-from kalman.filters.gaussian import GaussianFilter, run_line
+from kalman.filters import gaussian_programs as programs
+from kalman.filters.gaussian import GaussianFilter, run_program
 from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
 from kalman.filters.robust.step import (
     RowView,
     adapted,
     gated,
+    masked_weights,
     noise_scores,
     options_of,
     own_places,
     put,
-    shown,
 )
 from kalman.filters.robust.updates import Robust
 from kalman.filters.state_layout import Target
@@ -96,17 +96,17 @@ class RobustGaussianFilter(GaussianFilter):
         checks = np.empty((4, state.shape[1]))
         own = state[self.gaussian_size :]
         inputs = [*place, *own, rows.dt, rows.first, *rows.u, *seen, *rows.y, *masks]
-        said = target.extra.get("weights", ())
-        outputs = [*target.state, target.log_likelihood, target.nis, *checks, *said]
-        run_line(update_line(self, presents[0] is not None), inputs, outputs)
-        total, innovation, sound_here, kept_out = checks
+        result = target.extra.get("weights", ())
+        outputs = [*target.state, target.log_likelihood, target.nis, *checks, *result]
+        run_program(update_program(self, presents[0] is not None), inputs, outputs)
+        total, innovation, sound_here, is_gated = checks
         sound = np.minimum(np.minimum(sound, sound_there), sound_here)
         well = np.isfinite(total).all() and (innovation > 0.0).all() and (sound >= 0.0).all()
-        if well and not kept_out.any():
+        if well and not is_gated.any():
             return
         codes = self._codes(rows, moved, seen, sound, innovation, total)
         nis, counters = target.nis.copy(), target.state[self.size - 2 :].copy()
-        outside = (kept_out > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
+        outside = (is_gated > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
         target.leave(state, np.where(outside, flags.GATED, codes).astype(np.uint8))
         if outside.any():
             target.nis[outside] = nis[outside]
@@ -114,7 +114,7 @@ class RobustGaussianFilter(GaussianFilter):
 
 
 @lru_cache(maxsize=64)
-def update_line(model: RobustGaussianFilter, missing: bool) -> Program:
+def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
     """Write the line of `kalman.filters.gaussian_programs.update_line`, which takes dt and the keys at their first row after the
     key's own, with robust update and adaptive noise.
 
@@ -125,12 +125,12 @@ def update_line(model: RobustGaussianFilter, missing: bool) -> Program:
     n, count, options = len(model.states), model.measurements, model.robust
     place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
     dt, first = tape.symbol(), tape.symbol(boolean=True)
-    u, seen, y = tape.symbols(model.controls), tape.symbols(lines.seen_width(model)), tape.symbols(count)
+    u, seen, y = tape.symbols(model.controls), tape.symbols(programs.seen_width(model)), tape.symbols(count)
     masks: list[Any] = tape.symbols(count, boolean=True) if missing else []
     presents = masks or [None] * count
     state = [*place, *own]
-    values = lines.values_of(model, state)
-    here = lines.sight(model, place, values, u, seen, y, presents)
+    values = programs.values_of(model, state)
+    here = programs.observe_row(model, place, values, u, seen, y, presents)
     v, R, C = here.e, here.R, here.C()
     innovation = updates.whiten(v, [plus(c, r) for c, r in zip(C, R, strict=True)], presents)
     w: list[Entry] = []
@@ -139,13 +139,13 @@ def update_line(model: RobustGaussianFilter, missing: bool) -> Program:
         w = updates.weights(options.noise, v, C, R, presents)
         weighed = updates.weighted(R, w)
         nearer = updates.whiten(v, [plus(c, r) for c, r in zip(C, weighed, strict=True)], presents)
-    said = here.update(weighed)
-    log_likelihood, nis = said.log_likelihood, said.nis
+    result = here.update(weighed)
+    log_likelihood, nis = result.log_likelihood, result.nis
     if options.noise is not None:
         log_likelihood, nis = noise_scores(options.noise, innovation, presents)
-    after: list[Any] = [*(plus(a, b) for a, b in zip(place[:n], said.change, strict=True)), *said.S, *own]
+    after: list[Any] = [*(plus(a, b) for a, b in zip(place[:n], result.change, strict=True)), *result.S, *own]
     if model.adaptive.names:
-        look = RowView(v, C, here.H, weighed, w, presents, None, first)
+        view = RowView(v, C, here.H, weighed, w, presents, None, first)
 
         def noise() -> Vector:
             if not isinstance(model.process, FunctionProcess):
@@ -153,7 +153,7 @@ def update_line(model: RobustGaussianFilter, missing: bool) -> Program:
             (scale,) = resolve([model.process.scale], u)
             return [times(scale, q) for q in resolve(values["Q"], u)]
 
-        moves = adapted(model.adaptive, model, values, look, nearer, noise, dt, u)
+        moves = adapted(model.adaptive, model, values, view, nearer, noise, dt, u)
         for name, entries in moves.items():
             put(after, model.own_places[name], entries)
     total: Any = log_likelihood
@@ -161,12 +161,21 @@ def update_line(model: RobustGaussianFilter, missing: bool) -> Program:
         total = plus(total, entry)
     outside: Any = 0.0
     if options.gate is not None:
-        kept_out, after[model.places["gate"]] = gated(
+        is_gated, after[model.places["gate"]] = gated(
             options.gate, after[model.places["gate"]], nis, presents, None
         )
-        outside = np.where(kept_out, 1.0, 0.0)
-    sound = cholesky.every([said.sound, *lines.noise_guards(model, values, u)])
-    outputs = [*after, log_likelihood, nis, total, said.innovation, sound, outside, *shown(w, presents)]
+        outside = np.where(is_gated, 1.0, 0.0)
+    sound = cholesky.every([result.sound, *programs.noise_guards(model, values, u)])
+    outputs = [
+        *after,
+        log_likelihood,
+        nis,
+        total,
+        result.innovation,
+        sound,
+        outside,
+        *masked_weights(w, presents),
+    ]
     return Program(tape, [*place, *own, dt, first, *u, *seen, *y, *masks], outputs)
 
 

@@ -20,19 +20,20 @@ from kalman.filters.robust.step import (
     RowView,
     adapted,
     gated,
+    masked_weights,
     noise_scores,
     options_of,
     own_places,
     put,
-    shown,
 )
-from kalman.filters.robust.updates import Robust
+from kalman.filters.robust.updates import Innovation, Robust
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import Scalar, presence, update
 from kalman.linalg.entries import Entry, Vector, dot, minus, times
 from kalman.linalg.packing import packed_index, symmetric
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.models import definition as definitions
+from kalman.models.structure import Values
 from kalman.types import Array, ModelError, Rows, Step
 
 
@@ -133,8 +134,8 @@ class RobustLinearFilter(StateLayout):
         program = step_program(self, presents[0] is not None, case, diffuse)
         masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
         checks = np.empty((3, keys))
-        said = target.extra.get("weights", ())
-        outputs = [*target.state, target.log_likelihood, target.nis, *checks, *said]
+        weights = target.extra.get("weights", ())
+        outputs = [*target.state, target.log_likelihood, target.nis, *checks, *weights]
         program([*state, rows.dt, *rows.u, *rows.y, *masks], np.empty((program.buffers, keys)), outputs)
         total, lowest, gated = checks
         if np.isfinite(total).all() and not (lowest < 0.0).any() and not gated.any():
@@ -172,9 +173,7 @@ class RobustLinearFilter(StateLayout):
         y = [minus(a, b) for a, b in zip(y, offset, strict=True)]
         mean, C = updates.measured(m, P, H)
         v = [a - b for a, b in zip(y, mean, strict=True)]
-        innovation = weighed_innovation = updates.whiten(
-            v, [a + r for a, r in zip(C, R, strict=True)], presents
-        )
+        innovation = weighed_innovation = updates.whiten(v, _sums(C, R), presents)
         w: list[Entry] = []
         weighed_R = R
         if options.noise is not None:
@@ -182,8 +181,7 @@ class RobustLinearFilter(StateLayout):
             if undetermined is not None:
                 w = choose(undetermined, [1.0] * len(w), w)
             weighed_R = updates.weighted(R, w)
-            S = [a + r for a, r in zip(C, weighed_R, strict=True)]
-            weighed_innovation = updates.whiten(v, S, presents)
+            weighed_innovation = updates.whiten(v, _sums(C, weighed_R), presents)
         updated = update(m, P, A, H, weighed_R, y, presents)
         scores: list[Entry] = [updated.log_likelihood, updated.nis]
         if options.noise is not None:
@@ -195,13 +193,7 @@ class RobustLinearFilter(StateLayout):
             after[base.places["diffuse"]] = [entry for row in updated.A for entry in row]
         if self.adaptive.names:
             view = RowView(v, C, lambda: H, weighed_R, w, presents, undetermined, first)
-
-            def Q() -> Vector:
-                return base.process.transition(dt, u, values).Q
-
-            moved = adapted(self.adaptive, base, values, view, weighed_innovation, Q, dt, u)
-            for name, entries in moved.items():
-                put(after, self._own[name], entries)
+            self._adapt(after, view, values, weighed_innovation, dt, u)
         is_gated = None
         if options.gate is not None:
             counters = state[self.places["gate"]]
@@ -212,11 +204,22 @@ class RobustLinearFilter(StateLayout):
             log_likelihood,
             nis,
             is_gated,
-            shown(w, presents),
+            masked_weights(w, presents),
             prior,
             updated.scalars,
             base.guard(u, values, first),
         )
+
+    def _adapt(
+        self, after: list[Entry], view: RowView, values: Values, innovation: Innovation, dt: Array, u: Vector
+    ) -> None:
+        """Write the adapted noise into the state after a row; innovation: with R as weighed."""
+
+        def Q() -> Vector:
+            return self.base.process.transition(dt, u, values).Q
+
+        for name, entries in adapted(self.adaptive, self.base, values, view, innovation, Q, dt, u).items():
+            put(after, self._own[name], entries)
 
     def _undetermined(self, state: Sequence[Entry]) -> Any:
         """Return which keys (K,) bool are still diffuse."""
@@ -256,6 +259,10 @@ class RobustLinearFilter(StateLayout):
         wider = parts._replace(P=[times(alpha, a) for a in parts.P])
         prior = self.base.predicted(wider, dt, u, first)
         return prior if first is False else prior._replace(P=choose(first, parts.P, prior.P))
+
+
+def _sums(C: Vector, R: Vector) -> list[Entry]:
+    return [c + r for c, r in zip(C, R, strict=True)]
 
 
 @lru_cache(maxsize=64)

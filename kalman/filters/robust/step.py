@@ -79,7 +79,7 @@ def noise_scores(noise: Noise, innovation: Innovation, presents: Sequence[Any]) 
     return [updates.log_density(noise, innovation, presents), nis]
 
 
-def shown(weights: Vector, presents: Sequence[Any]) -> list[Entry]:
+def masked_weights(weights: Vector, presents: Sequence[Any]) -> list[Entry]:
     """Return weights as they are put out, NaN where a component is missing."""
     return [a if has is None else np.where(has, a, np.nan) for a, has in zip(weights, presents, strict=False)]
 
@@ -88,7 +88,7 @@ def adapted(
     options: Adaptive,
     model: Noisy,
     values: Values,
-    look: RowView,
+    view: RowView,
     innovation: Innovation,
     Q: Callable[[], Vector],
     dt: Array,
@@ -98,7 +98,7 @@ def adapted(
 
     innovation: with R as weighed; Q: of this row's prediction, where it is itself what is adapted.
     """
-    v, C, H, R, w, presents, undetermined, first = look
+    v, C, H, R, w, presents, undetermined, first = view
     found: dict[str, list[Entry]] = {}
     if options.R is not None:
         m = len(v)
