@@ -1,7 +1,7 @@
 """Gaussian filters beyond the linear one in covariance form: extended, unscented, cubature; square roots, information.
 
-One step is two straight lines with the model's own functions called before each: what moved the state, then what was
-seen of it. `kalman.filters.gaussian_programs` writes the lines.
+One step is two programs, prediction and update, with the model's own functions f and h called before each.
+`kalman.filters.gaussian_programs` writes the programs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ from kalman.types import Array, Rows, Step
 
 FORMS = ("covariance", "square_root", "information")
 BLOCK = 1024
-"""Keys worked on at a time: points are many rows, and 1024 keys of them stay in the processor's cache."""
+"""Keys in a block: sigma points take many rows, and those of 1024 keys stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
 class GaussianFilter(StateLayout):
-    """A filter that keeps a mean and a covariance, or its factor, and takes the model's functions as the rule says.
+    """A filter of a mean and a covariance or its factor, by first derivatives or sigma points.
 
     rule        points of the unscented or cubature filter; None: first derivatives (linear and extended)
     form        of the state and the update: covariance, square_root or information
     parameters  all with their values: the process's and R
-    own         names of those that each key has for itself, in its state
+    own         names of the parameters that each key has of its own, in its state
     mean, covariance (packed): the state at a key's first row
     offset, noise_scale: of a measurement by a matrix; what R is multiplied by. These, H, R and the process may have
                 entries from columns
@@ -59,7 +59,7 @@ class GaussianFilter(StateLayout):
 
     @property
     def fading(self) -> float:
-        """What the standard deviations that are carried on are multiplied by."""
+        """Factor of the predicted standard deviations, before process noise."""
         return 1.0
 
     @property
@@ -74,7 +74,7 @@ class GaussianFilter(StateLayout):
 
     @property
     def rooted(self) -> bool:
-        """Whether the state has the factor of the covariance in its place."""
+        """Whether the state holds the covariance's factor in its place."""
         return self.form == "square_root"
 
     @cached_property
@@ -213,7 +213,7 @@ class GaussianFilter(StateLayout):
     def _prior(
         self, state: Array, rows: Rows, first: np.ndarray | bool
     ) -> tuple[Array, list[Array], Array | float]:
-        """Return the state before the measurement (n + p, K), what the process's functions gave, and `sound`."""
+        """Return the predicted state (n + p, K), the values of the process's functions, and `sound`."""
         if first is True:
             return state[: self.gaussian_size], [], np.inf
         moved, sound = self._moved(state, rows)
@@ -226,7 +226,7 @@ class GaussianFilter(StateLayout):
         return prior, moved, np.where(rows.first, np.inf, sound) if masks else sound
 
     def _moved(self, state: Array, rows: Rows) -> tuple[list[Array], Array | float]:
-        """Return what the process's functions say of the state, as rows, and `sound`."""
+        """Return the values of the process's functions, as rows, and `sound`."""
         process = self.process
         if not isinstance(process, FunctionProcess):
             return [], np.inf
@@ -245,8 +245,7 @@ class GaussianFilter(StateLayout):
         return moved + ([] if noise is None else [*noise]), sound
 
     def _seen(self, prior: Array) -> tuple[list[Array], list[Array], Array | float]:
-        """Return what the observation's functions say of the state, as rows; the state as the update takes it;
-        and `sound`."""
+        """Return the values of the observation's functions, as rows; the state as the update takes it; `sound`."""
         observation, n, keys = self.observation, len(self.states), prior.shape[1]
         if not isinstance(observation, FunctionObservation):
             return [], [*prior], np.inf
@@ -279,7 +278,7 @@ class GaussianFilter(StateLayout):
 
 
 def run_program(program: Program, inputs: list[Array], outputs: list[Array]) -> None:
-    """Run a line on inputs (K,) into outputs (K,)."""
+    """Run a program on inputs (K,) into outputs (K,)."""
     program(inputs, np.empty((program.buffers, len(outputs[0]))), outputs)
 
 

@@ -1,4 +1,7 @@
-"""The straight lines of a `GaussianFilter` between its model's functions: draw points, predict, update."""
+"""The programs of a `GaussianFilter` between its model's functions: draw sigma points, predict, update.
+
+`sound` is an output that is below zero where the result is not a covariance.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=64)
 def sigma_points_program(model: GaussianFilter) -> Program:
-    """Write the line from mean and covariance, or factor, to points, the factor, and whether there is one."""
+    """Return the program from mean and covariance or factor to sigma points, the factor, and `sound`."""
     assert model.rule is not None
     tape = Tape()
     state = tape.symbols(model.gaussian_size)
@@ -39,8 +42,11 @@ def sigma_points_program(model: GaussianFilter) -> Program:
 
 @lru_cache(maxsize=64)
 def predict_program(model: GaussianFilter, some_first: bool) -> Program:
-    """Write the line from state, dt, control, what the process's functions gave, and which keys are at their first
-    row, to mean and covariance, or factor, before the measurement, and whether there is one."""
+    """Return the program of a prediction.
+
+    Inputs: state, dt, control, the values of the process's functions, and which keys are at their first row. Outputs:
+    predicted mean and covariance or factor, `sound`.
+    """
     tape = Tape()
     inputs, state, predicted = _predicted(model, tape)
     n = len(model.states)
@@ -55,8 +61,10 @@ def predict_program(model: GaussianFilter, some_first: bool) -> Program:
 
 @lru_cache(maxsize=64)
 def cross_program(model: GaussianFilter) -> Program:
-    """Write the line from what `predict_line` takes, without first rows, to predicted mean, packed covariance, and the
-    covariance of the state before with the predicted one, row by row."""
+    """Return the program from the inputs of `predict_program`, without first rows, to the smoother's prediction.
+
+    Outputs: predicted mean, packed covariance, and row by row the covariance of the previous with the predicted state.
+    """
     tape = Tape()
     inputs, _, predicted = _predicted(model, tape)
     P = cholesky.gram(predicted.S) if model.rooted else predicted.S
@@ -64,7 +72,7 @@ def cross_program(model: GaussianFilter) -> Program:
 
 
 class Predicted(NamedTuple):
-    """A prediction: mean, covariance or factor, `sound`, and what gives its covariance with the state before."""
+    """A prediction: mean, covariance or factor, `sound`; `cross` returns its covariance with the previous state."""
 
     m: list[Entry]
     S: list[Entry]
@@ -105,11 +113,11 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
 
 @lru_cache(maxsize=64)
 def update_program(model: GaussianFilter, missing: bool) -> Program:
-    """Write the line from the state before the measurement, the key's own parameters, what the observation's functions
-    gave, the measurement, and which components there are, to the state after it.
+    """Return the program of a measurement update.
 
-    Outputs: mean and covariance or factor, log-likelihood, NIS, a number that is finite when all is well, the least
-    variance of an innovation, and whether there is a covariance.
+    Inputs: predicted state, the key's own parameters, control, the values of the observation's functions, the
+    measurement, and which components are present. Outputs: mean and covariance or factor, log-likelihood, NIS, a
+    number that is finite when all is well, the least variance of an innovation, `sound`.
     """
     tape = Tape()
     n, count = len(model.states), model.measurements
@@ -130,10 +138,10 @@ def update_program(model: GaussianFilter, missing: bool) -> Program:
 
 
 class RowObservation(NamedTuple):
-    """A measurement as it is seen: the innovation e, the noise R, what an update with some R gives; and
+    """A row's measurement at the predicted state: the innovation e, the noise R, and functions of them.
 
-    C: the covariance (packed) of the predicted measurement without its noise; H: how it depends on the state, to first
-    order, or as the points have it on average
+    update: of some R, the posterior; C: the covariance (packed) of the predicted measurement without its noise;
+    H: its Jacobian, or its regression on the state by the sigma points
     """
 
     e: list[Entry]
@@ -152,7 +160,7 @@ def observe_row(
     y: list[Any],
     presents: Sequence[Any],
 ) -> RowObservation:
-    """Return how a row sees the state `place`, mean and covariance or factor, as `update_line` takes them."""
+    """Return a row's observation of the predicted state; the inputs are those of `update_program`."""
     n, count = len(model.states), model.measurements
     m, S = prior[:n], prior[n:]
     R = _noise(model, values, u)
@@ -182,8 +190,10 @@ def noise_guards(model: GaussianFilter, values: Values, u: list[Any]) -> list[En
 
 @lru_cache(maxsize=64)
 def measured_program(model: GaussianFilter) -> Program:
-    """Write the line from the state, as `update_line` takes it, the key's own parameters, the control and what
-    the observation's functions gave, to the mean and packed covariance of a measurement."""
+    """Return the program of the predicted measurement: its mean and packed covariance.
+
+    Inputs: those of `update_program` but for the measurement.
+    """
     tape = Tape()
     n, count = len(model.states), model.measurements
     prior, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
@@ -208,7 +218,7 @@ def measured_program(model: GaussianFilter) -> Program:
 
 
 def seen_width(model: GaussianFilter) -> int:
-    """Return how many rows the observation's functions give."""
+    """Return the number of rows of the values of the observation's functions."""
     n, count = len(model.states), model.measurements
     if not isinstance(model.observation, FunctionObservation):
         return 0
@@ -255,7 +265,7 @@ def _spread_on(model: GaussianFilter, S: Vector, F: Any, Q: Vector) -> list[Entr
 
 
 def _faded(model: GaussianFilter, S: Vector) -> Vector:
-    """Return the covariance, or its factor, that is carried on where memory fades."""
+    """Return the covariance, or its factor, after fading."""
     if model.fading == 1.0:
         return S
     return [times(model.fading if model.rooted else model.fading**2, a) for a in S]
@@ -297,7 +307,7 @@ def _spread_by_points(
 
 
 def _by_form(model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, presents: Any) -> Posterior:
-    """Update with a measurement that is a line, in the model's form."""
+    """Update with a linear measurement, in the model's form."""
     if model.rooted:
         return posterior.by_rotation(S, H, R, e, presents, model.noisy)
     if model.form == "information":
@@ -308,9 +318,9 @@ def _by_form(model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, pre
 def _observe_by_points(
     model: GaussianFilter, L: Vector, seen: list[Any], R: Vector, y: Vector, presents: Any
 ) -> RowObservation:
-    """Return how a row sees the state by what the observation gave at the points, drawn with the factor L.
+    """Return a row's observation by the values at the sigma points, drawn with the factor L.
 
-    In units of L the state is of unit variance and the slopes are its line; the bends are noise of the line.
+    In units of L the state has unit variance and the slopes are the regression; the bends add noise.
     """
     n, rule = len(model.states), model.rule
     assert rule is not None
@@ -344,7 +354,7 @@ def _observe_by_points(
 
 
 def _unrooted(slopes: Any, L: Vector) -> list[list[Entry]]:
-    """Return H with H L = slopes; 0 for a state of which nothing is left open."""
+    """Return H with H L = slopes; 0 for a state without variance."""
     n, rows = len(slopes[0]), cholesky.rows_of(L)
     result: list[list[Entry]] = []
     for slope in slopes:

@@ -33,7 +33,7 @@ class Parts(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """How a row's measurement depends on the state: y = H x + offset + v, v ~ N(0, R), as entries."""
+    """A row's observation model: y = H x + offset + v, v ~ N(0, R), as entries."""
 
     H: Matrix
     R: Vector

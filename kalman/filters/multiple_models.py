@@ -1,8 +1,8 @@
-"""Several models of one system at once: interacting (IMM), or each for itself (MMAE).
+"""Several models of one system at once: interacting (IMM) or independent (MMAE).
 
-A mode is a filter of any kind that keeps mean and covariance. Each row goes through all modes; how well each
-had predicted it moves the modes' probabilities; the estimate is the mixture of theirs. In the IMM the system
-may change its mode from row to row, and each mode starts from its own mixture of all.
+A mode is a filter of any kind that keeps mean and covariance. All modes filter each row; its likelihood under each
+mode updates the modes' probabilities; the estimate is the mixture of the modes'. In the IMM the system may change
+its mode from row to row, and each mode starts a row from its own mixture of all modes.
 
 References: Blom and Bar-Shalom (1988); Bar-Shalom, Li and Kirubarajan (2001), sections 11.6.2 (MMAE) and
 11.6.6 (IMM); Magill (1965).
@@ -36,9 +36,9 @@ class MultipleModels(StateLayout):
 
     names, modes   of the M modes; the first two fields of a mode's state are its mean and covariance
     start          probabilities at a key's first row
-    floor          no probability goes below about this, so that a mode can come back
-    transition     row-stochastic, of one row to the next (IMM); None: the mode stays (MMAE)
-    window         rows with a measurement that the MMAE's probabilities are of; None: all
+    floor          approximate lower bound of a probability, so that a mode can become likely again
+    transition     row-stochastic, from one row to the next (IMM); None: the mode stays (MMAE)
+    window         number of measured rows that the MMAE's probabilities rest on; None: all
 
     The state is the mixture's moments, the logs of the probabilities, with a window the log-likelihoods of its
     rows for each mode (newest first), and the states of the modes.
@@ -88,7 +88,7 @@ class MultipleModels(StateLayout):
 
     @cached_property
     def parts(self) -> list[slice]:
-        """Where the state of each mode is."""
+        """The place of each mode's state."""
         at = self.places["recent" if self.window is not None else "log_probabilities"].stop
         found: list[slice] = []
         for mode in self.modes:
@@ -117,9 +117,9 @@ class MultipleModels(StateLayout):
         return state
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known.
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).
 
-        Every mode has them, and the probabilities are those of a key's first row.
+        All modes have them; the probabilities are those at a key's first row.
         """
         state = super().from_moments(mean, covariance)
         for part, mode in zip(self.parts, self.modes, strict=True):
@@ -137,12 +137,12 @@ class MultipleModels(StateLayout):
         return np.array(mixed.m), np.array(mixed.P)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said.
+        """Return the state (size, K) after one row for each key, and the rows' `Step`.
 
-        log-likelihood: of the mixture. NIS: of the mixture's innovation, with the mixture's covariance and the
-        probabilities before the row, so that it is the number of components on average. A mode that fails falls
-        to the floor (in a window: counts as `floor` times as likely as the best) and starts again from the
-        mixture of the others; where all fail the key is flagged as the first is.
+        Log-likelihood and NIS are the mixture's, with the probabilities before the row, so the NIS is the number
+        of components on average. A mode that fails falls to the floor (in a window: its likelihood is `floor`
+        times the best) and restarts from the mixture of the others; where all fail the key gets the first
+        mode's flag.
         """
         return in_blocks(state, rows, self.outputs, self._step_block)
 

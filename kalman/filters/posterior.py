@@ -1,7 +1,7 @@
-"""What a measurement does to a Gaussian, in the forms that a filter may carry or work in; on entries.
+"""The measurement update of a Gaussian in covariance, square-root and information form, on entries.
 
-Everywhere y = h x + v, v ~ N(0, R), and e = y - (its prediction): the mean is that of the change, to be added to the
-state's. Each component that a key lacks is left out exactly.
+Everywhere y = h x + v, v ~ N(0, R), and e = y - E[y]. The updates return the change of the mean, to be added to the
+state's mean. A component that a key lacks is left out exactly.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from kalman.linalg.packing import order_of, packed_index, symmetric
 
 
 class Posterior(NamedTuple):
-    """The change of the mean, the covariance or factor S after it, and what the row said.
+    """The change of the mean, the covariance or factor S after the update, and the row's scores.
 
-    innovation  the least innovation variance of the components there are: not above zero where it is singular
-    sound       below zero where a covariance lost its sign
+    innovation  the least innovation variance of the present components: not above zero where it is singular
+    sound       below zero where a covariance is not positive semidefinite
     """
 
     change: list[Entry]
@@ -50,9 +50,9 @@ def by_variance(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[P
 def by_rotation(
     L: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present], noisy: bool
 ) -> Posterior:
-    """Update a factor, one scalar after another, each by rotations (`factors.condition`).
+    """Update a factor, one scalar after another, each by rotations (`cholesky.condition`).
 
-    noisy: R is positive definite for every key, which spares some care.
+    noisy: R is positive definite for every key, so that no division by zero is guarded against.
     """
     change: list[Entry] = [0.0] * len(H[0])
     row_score = RowScore()
@@ -70,7 +70,7 @@ def by_rotation(
 
 
 def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
-    """Update a covariance by the sum of what all components know: H' R^-1 H and H' R^-1 e.
+    """Update a covariance by the information of all components, H' R^-1 H and H' R^-1 e.
 
     Per component it costs n(n+1)/2 products, and none where H and R are constant and nothing is missing; the
     covariance is touched once. With P = L L', W = H' R^-1 H and C C' = I + L' W L it is (L C'^-1)(L C'^-1)':
@@ -115,8 +115,8 @@ def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequenc
 def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
     """Condition unit variances on components of covariance S (packed), whose covariances with them are G.
 
-    One scalar after another is eliminated from the joint covariance. What is left is factored; here, unlike in the
-    other forms, it may turn out not to be a covariance.
+    One scalar after another is eliminated from the joint covariance, and the rest is factored; unlike in the other
+    forms, the rest may not be positive semidefinite.
     """
     n, m = len(G[0]), len(G)
     P: list[Entry] = [1.0 if i == j else 0.0 for i, j in _pairs(n)]
@@ -145,7 +145,7 @@ def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present])
 
 
 def masked(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[Entry]]:
-    """Return rows with zeros where a key lacks the component, so that nothing of it can be felt."""
+    """Return rows with zeros where a key lacks the component, so that it has no effect."""
     return [
         [a if isinstance(a, float) else _there(a, has, 0.0) for a in row]
         for row, has in zip(rows, presents, strict=True)
@@ -153,7 +153,7 @@ def masked(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[Ent
 
 
 class RowScore(NamedTuple):
-    """Log-likelihood, NIS, and the number of components that there were."""
+    """Log-likelihood, NIS, and the number of present components."""
 
     score: Entry = 0.0
     nis: Entry = 0.0
@@ -168,7 +168,7 @@ class RowScore(NamedTuple):
         return RowScore(plus(self.score, score), plus(self.nis, square), plus(self.count, counts))
 
     def total_nis(self) -> Entry:
-        """Return the NIS, NaN for keys that had nothing."""
+        """Return the NIS, NaN for keys without a component."""
         if isinstance(self.count, float):
             return self.nis
         return np.where(np.greater(self.count, 0.0), self.nis, np.nan)

@@ -1,4 +1,4 @@
-"""Filters whose step is one straight line of arithmetic for all keys, whatever their dt and first rows."""
+"""Filters whose step is one program for all keys, whatever their dt and first rows."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -16,7 +16,7 @@ from kalman.types import Array, Rows, Step
 
 
 class ProgramStep(NamedTuple):
-    """What one row makes of a state: its entries after, log-likelihood, NIS, and extra outputs by name."""
+    """The result of one row: the state's entries, log-likelihood, NIS, and extra outputs by name."""
 
     state: Vector
     log_likelihood: Entry
@@ -25,9 +25,9 @@ class ProgramStep(NamedTuple):
 
 
 class ProgramFilter(StateLayout):
-    """A filter that says in `line` what one row does; its steps, flags and blocks follow.
+    """A filter that writes one step in `step_entries`; blocks and flags are done here.
 
-    The key is flagged where an input or a result is not finite. A subclass is a frozen dataclass with `controls`
+    A key is flagged where an input or a result is not finite. A subclass is a frozen dataclass with `controls`
     and `measurements`.
     """
 
@@ -35,11 +35,11 @@ class ProgramFilter(StateLayout):
     controls: int
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
-        """Return what a row does, by arithmetic on entries; `presents` as in `kalman.filters.update.presence`."""
+        """Return the result of one row, on entries; `presents` as in `kalman.filters.update.presence`."""
         raise NotImplementedError
 
     def codes(self, y: Array) -> npt.NDArray[np.uint8]:
-        """Flag (K,) measurements (m, K) that the filter cannot take, beside infinite ones."""
+        """Return flags (K,) of measurements (m, K) that the filter cannot take, beside infinite ones."""
         return np.zeros(y.shape[1], np.uint8)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
@@ -69,7 +69,7 @@ class ProgramFilter(StateLayout):
 
 @lru_cache(maxsize=64)
 def _program(model: ProgramFilter, missing: bool) -> Program:
-    """Return the step as a straight line; `missing`: some key lacks a component."""
+    """Return the step as a program; `missing`: some key lacks a component."""
     tape = Tape()
     state, u, y = (tape.symbols(count) for count in (model.size, model.controls, model.measurements))
     presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)

@@ -1,11 +1,11 @@
-"""A state that is kept in 32 bits a number: half the room, and about seven digits.
+"""A state stored in 32 bits a number: half the memory, and about seven digits.
 
-Everything is worked out in 64 bits; after each row the state is rounded. So what is stored is what the next row
-begins with: however rows are cut into calls and whatever is stored between them, no bit changes.
+Steps are computed in 64 bits; after each row the state is rounded. The next row starts from exactly the stored
+numbers, so no bit depends on how rows are split into calls or on what is stored between them.
 
-The rounding is a part of 6e-8 of each number, of which a stable filter forgets the share that it forgets of anything:
-harmless where a mean is less than some 1e5 of its standard deviations, and where no correlation is within 1e-6 of one.
-Beyond that choose the square-root form, whose covariance stays one, or 64 bits.
+The relative rounding error is 6e-8, and a stable filter forgets it as it forgets any old error: harmless where a
+mean is less than about 1e5 standard deviations, and where no correlation is within 1e-6 of one. Beyond that choose
+the square-root form, whose covariance stays positive semidefinite, or 64 bits.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ DTYPES = {"float64": "<f8", "float32": "<f4"}
 
 @dataclass(frozen=True)
 class RoundedFilter(Wrapping):
-    """A filter whose state (size, K), still an array of float64, has numbers that float32 can hold."""
+    """A filter whose state (size, K) is an array of float64 with values that float32 can hold."""
 
     @property
     def fields(self) -> Mapping[str, tuple[int, ...]]:
@@ -47,9 +47,9 @@ class RoundedFilter(Wrapping):
         return rounded(self.inner.initial(keys))
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said before it was rounded.
+        """Return the rounded state (size, K) after one row for each key, and the inner filter's `Step`.
 
-        A state beyond float32 is an overflow: its key is flagged and left as it was.
+        A state beyond float32 is an overflow: its key is flagged and its state unchanged.
         """
         after, step = self.inner.step(state, rows)
         kept = rounded(after)
@@ -92,17 +92,17 @@ def rounded(state: Array) -> Array:
 
 
 def unrounded(model: Filter) -> Filter:
-    """Return the filter without the rounding; its states are those of the other."""
+    """Return the filter without rounding; its states have the same layout."""
     return model.inner if isinstance(model, RoundedFilter) else model
 
 
 def stored_as(model: Filter) -> str:
-    """Return the type, as NumPy writes it, that holds all bits of a filter's state."""
+    """Return the NumPy dtype, such as `<f8`, that holds all bits of a filter's state."""
     return DTYPES["float32" if isinstance(model, RoundedFilter) else "float64"]
 
 
 def rounding(definition: Definition, model: Filter) -> Filter:
-    """Return the filter with its state as the section `storage` of a definition wants it. Raises ModelError."""
+    """Return the filter with the state of a definition's section `storage`. Raises ModelError."""
     section: Any = definition.get("storage")
     if section is None:
         return model

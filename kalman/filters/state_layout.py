@@ -1,4 +1,4 @@
-"""What filters share about their state: fields in their places, snapshots, and steps block by block.
+"""The layout of a filter's state: fields and their places, snapshots, and steps block by block.
 
 The state of K keys is one array (size, K). `fields` names its parts in order, each with its shape; a filter that
 inherits `StateLayout` declares them and gets the rest.
@@ -17,7 +17,7 @@ from kalman.linalg.packing import pack, unpack
 from kalman.types import Array, Filter, Rows, Step
 
 BLOCK = 4096
-"""Keys worked on at a time, so that the temporaries stay in the processor's cache (32 kB each).
+"""Keys in a block, so that the temporaries stay in the processor's cache (32 kB each).
 
 Measured at n=2, m=1, one thread: see docs/decisions/0002.
 """
@@ -70,9 +70,9 @@ class StateLayout:
         return np.concatenate([np.asarray(mean, float), pack(np.asarray(covariance, float)), *others])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known.
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).
 
-        What else the state holds begins as that of a key without rows, but nothing of it is undetermined.
+        All else in the state is as for a key without rows, except that nothing is diffuse.
         """
         state = self.initial(np.shape(mean)[1])
         state[self.places["mean"]] = mean
@@ -155,9 +155,9 @@ def in_blocks(
     work: Callable[[Array, Rows, Target], None],
     block: int = BLOCK,
 ) -> tuple[Array, Step]:
-    """Return the state (size, K) after the rows and what they said, worked out `block` keys at a time.
+    """Return the state (size, K) after the rows and their `Step`, computed `block` keys at a time.
 
-    `work(state, rows, target)` does one block. NumPy's warnings are off: what goes wrong ends in a flag.
+    `work(state, rows, target)` does one block. NumPy's warnings are off, since failures end in flags.
     """
     keys = state.shape[1]
     after = np.empty(state.shape)

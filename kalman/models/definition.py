@@ -1,4 +1,4 @@
-"""Read the parts that the definitions of several kinds of filters share; each mistake is named by its field."""
+"""Read the parts that definitions of several kinds of filters share. Errors name the field."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +14,7 @@ Definition = Mapping[str, Any]
 
 
 class Parametric(Protocol):
-    """A process, as far as its parameters go."""
+    """Anything with a process's parameters."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]: ...
@@ -129,7 +129,7 @@ def names(field: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
 
 
 class Observation(NamedTuple):
-    """How a definition says that the state is measured: H, packed R, offset (() for none), what scales R."""
+    """The observation of a definition: H, packed R, offset (() for none), the scale of R."""
 
     H: columns.Cells
     R: tuple[columns.Cell, ...]
@@ -140,7 +140,7 @@ class Observation(NamedTuple):
 def observation(
     definition: Any, process: structures.Structure, measurements: int, controls: Sequence[str]
 ) -> Observation:
-    """Return how the state is measured; entries may come from the controls."""
+    """Return the observation; entries may come from the controls."""
     if isinstance(definition, Mapping) and definition.get("h") is not None:
         raise ModelError(
             "observation.h",

@@ -1,7 +1,7 @@
-"""A model's own functions: how the state moves, x' = f(x, dt, u) + w, and how it is seen, y = h(x) + v.
+"""A model's own functions: the process x' = f(x, dt, u) + w, and the observation y = h(x) + v.
 
-x is (n, K), dt (K,), u (c, K): each function works on K keys at once, each by itself. What they give is checked
-when the model is built, at the initial mean.
+x is (n, K), dt (K,), u (c, K): each function works on K keys at once, each by itself. Their results are checked at
+the initial mean when the model is built; Jacobians that a model does not give are taken by differences.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,12 @@ from kalman.models.structure import Parameter
 from kalman.types import Array, ModelError
 
 STEP = 2.0**-10
-"""The step as a part of the scale: near eps^(1/5), where truncation and rounding of four points balance."""
+"""The step as a fraction of the scale: near eps^(1/5), where truncation and rounding of four points balance."""
 
 
 @dataclass(frozen=True)
 class FunctionProcess:
-    """x' = f(x, dt, u) + w, w ~ N(0, Q): once a row, dt being the time since the row before.
+    """x' = f(x, dt, u) + w, w ~ N(0, Q): once a row, dt being the time since the previous row.
 
     Q (packed) is the noise of each row, or q gives it for each dt as (n, n, K); `scale` multiplies it.
     """
@@ -94,7 +94,7 @@ class FunctionObservation:
 
 
 def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tuple[int, ...]) -> Array:
-    """Return what a function gives as float64 (*shape, K). Raises ValueError where it has another shape."""
+    """Return a function's result as float64 (*shape, K). Raises ValueError where it has another shape."""
     result = np.asarray(function(*arguments))
     keys = arguments[0].shape[-1]
     if shape == (1,) and result.shape == (keys,):
@@ -107,16 +107,15 @@ def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tu
 
 
 def numerical_steps(n: int) -> int:
-    """Return how many points `numerical` asks a function of n states for at once."""
+    """Return the number of points at which `numerical` calls a function of n states."""
     return 4 * n
 
 
 def numerical(function: Callable[[Array], Array], x: Array, spread: Array, rows: int) -> Array:
     """Return the Jacobian (rows, n, K) at x (n, K) of a function from (n, 4 n K) to (rows, 4 n K).
 
-    Central differences of fourth order. The steps are fitted to the standard deviations `spread` (n, K), the
-    scale on which a first-order filter takes the function for a straight line; where those are very small or
-    large beside x they are bounded by it.
+    Central differences of fourth order. The steps are fractions of the standard deviations `spread` (n, K), the
+    scale on which a first-order filter linearises the function, bounded by the size of x.
 
     References: Abramowitz and Stegun (1964), 25.3.6.
     """
@@ -174,7 +173,7 @@ def _named(section: str, definition: Mapping[str, Any], key: str, folder: str | 
 def check_process(
     process: FunctionProcess, mean: tuple[float, ...], spread: tuple[float, ...], controls: int
 ) -> None:
-    """Try a process at the initial mean, (n,), and a little beside it. Raises ModelError."""
+    """Check a process at the initial mean, (n,), and near it. Raises ModelError."""
     x, sigma = _places(mean, spread)
     dt = np.array([1.0, 0.5, 1.0])
     u = np.zeros((controls, 3))
@@ -194,7 +193,7 @@ def check_process(
 def check_observation(
     observation: FunctionObservation, mean: tuple[float, ...], spread: tuple[float, ...]
 ) -> None:
-    """Try an observation at the initial mean, (n,), and a little beside it. Raises ModelError."""
+    """Check an observation at the initial mean, (n,), and near it. Raises ModelError."""
     x, sigma = _places(mean, spread)
     m, n = observation.size, observation.states
     _check("observation.h", observation.h, (x,), (m,))
@@ -212,7 +211,7 @@ def deviations(covariance: tuple[float, ...], n: int) -> tuple[float, ...]:
 
 
 def _places(mean: tuple[float, ...], spread: tuple[float, ...]) -> tuple[Array, Array]:
-    """Return where functions are tried, (n, 3), the initial mean first, and the standard deviations there."""
+    """Return the points of the checks, (n, 3), the initial mean first, and the standard deviations there."""
     m, sigma = np.array(mean)[:, None], np.array(spread)[:, None]
     offsets = np.array([[0.0, 0.1, -0.07]]) * (1.0 + 0.1 * np.arange(len(m)))[:, None]
     small = np.minimum(sigma, np.maximum(np.abs(m), 1.0))
@@ -220,7 +219,7 @@ def _places(mean: tuple[float, ...], spread: tuple[float, ...]) -> tuple[Array, 
 
 
 def _check(field: str, function: Named, arguments: tuple[Array, ...], shape: tuple[int, ...]) -> None:
-    """Check shape and finiteness, that each key is worked on by itself, and that the arguments are kept."""
+    """Check shape, finiteness, independence of keys, and that the arguments are unchanged."""
     copies = tuple(a.copy() for a in arguments)
     keys = arguments[0].shape[-1]
     try:

@@ -1,7 +1,7 @@
-"""What can be learned besides a structure's parameters and R: entries of F and H, and the initial distribution.
+"""Learning of entries of F and H and of the initial distribution, beside a structure's parameters and R.
 
-They are written into the definition where they are known, so that a filter with them is one like any other; while they
-are searched, F and H take them from columns of the control.
+Learned values are written into the definition before the filter is built; during the search, F and H take them from
+further control columns.
 """
 
 import copy
@@ -17,13 +17,13 @@ ENTRY = re.compile(r"([FH])\[(\d+)\]\[(\d+)\]")
 INITIAL = ("initial.mean", "initial.covariance")
 PRIOR = {"name": "initial.mean"}, {"name": "initial.covariance"}
 LINKED = 1e-2
-"""The correlation with which what is zero begins where a full matrix is asked for."""
+"""Initial correlation of zero entries where a full matrix is requested."""
 
 
 class LearnRequest(NamedTuple):
-    """One item of `learn.parameters`: the field it stands in, a name, and what its values are kept to.
+    """One item of `learn.parameters`: its field, the parameter's name, and constraints of its value.
 
-    form    of a covariance: full, diagonal, or None for the zeros as they are written
+    form    of a covariance: full, diagonal, or None to keep the written zeros
     bounds  of a number: lowest and highest, None for none
     """
 
@@ -34,7 +34,7 @@ class LearnRequest(NamedTuple):
 
 
 def learn_requests(definition: Mapping[str, Any]) -> list[LearnRequest]:
-    """Return what a definition wants to learn. Raises ModelError."""
+    """Return the learn requests of a definition. Raises ModelError."""
     learn = definition.get("learn") or {}
     items = learn.get("parameters") or ()
     if not isinstance(items, (list, tuple)):
@@ -54,7 +54,7 @@ def is_chosen(name: Any) -> bool:
 
 
 def parameters(definition: Mapping[str, Any]) -> list[Parameter]:
-    """Return the chosen ones that are wanted: entries first, as they are written. Raises ModelError."""
+    """Return the requested entries of F and H, then the initial distribution, as written. Raises ModelError."""
     found = [
         _parameter(definition, request) for request in learn_requests(definition) if is_chosen(request.name)
     ]
@@ -68,7 +68,7 @@ def parameters(definition: Mapping[str, Any]) -> list[Parameter]:
 
 
 def kept_to(parameter: Parameter, request: LearnRequest) -> Parameter:
-    """Return a parameter with the form and the bounds that are wished for. Raises ModelError."""
+    """Return a parameter with the requested form and bounds. Raises ModelError."""
     if request.form is not None:
         if parameter.kind != "covariance":
             raise ModelError(f"{request.field}.form", f"{request.name} is not a covariance", "remove it")
@@ -156,7 +156,7 @@ def _parameter(definition: Mapping[str, Any], request: LearnRequest) -> Paramete
     if not isinstance(initial, Mapping) or initial.get("diffuse"):
         raise ModelError(
             "initial.diffuse",
-            "what a key begins with is to be learned",
+            "the initial distribution of keys is to be learned",
             "write a mean and a covariance to begin the search from",
         )
     n = len(definition.get("states") or ())
@@ -168,7 +168,7 @@ def _parameter(definition: Mapping[str, Any], request: LearnRequest) -> Paramete
 
 
 def _place(definition: Mapping[str, Any], field: str, name: str) -> tuple[Any, int]:
-    """Return the row of F or H in which an entry is, and where."""
+    """Return the row of F or H that holds an entry, and its column."""
     found = ENTRY.fullmatch(name)
     assert found is not None
     letter, i, j = found[1], int(found[2]), int(found[3])

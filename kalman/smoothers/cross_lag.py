@@ -1,8 +1,8 @@
-"""Fixed-lag smoothing of any filter that says how its state and the next go together (`kalman.smoothers.rts`).
+"""Fixed-lag smoothing of any filter with a `prediction`.
 
-Beside the filter's state a key keeps, for each of its last `lag` rows, the state then, the prediction of the next one
-from it, and the gain between the two. A new row's state is taken back through them, which is fixed-interval smoothing
-of the rows so far: exact where the filter is, as good as its tangents or points elsewhere.
+Beside the filter's state a key keeps, for each of its last `lag` rows, that row's state, the prediction of the next
+state, and the gain between the two. A new row's state is smoothed back through them, which is fixed-interval smoothing
+of the rows so far: exact where the filter is, an approximation of the filter's own order elsewhere.
 
 References: as in `kalman.smoothers.rts`.
 """
@@ -27,7 +27,7 @@ class SmoothableFilter(Filter, Smoothable, Protocol):
 
 @dataclass(frozen=True)
 class CrossLagFilter(Wrapping, StateLayout):
-    """A filter that also gives each row's state when `lag` more rows of its key have been applied."""
+    """A filter that also outputs each row's state given `lag` more rows of its key."""
 
     inner: SmoothableFilter
     lag: int
@@ -40,13 +40,13 @@ class CrossLagFilter(Wrapping, StateLayout):
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The filter's fields, then those of the rows kept, each entry's `lag` values together, the newest first."""
+        """The filter's fields, then those of the kept rows: `lag` values of each entry, the newest first."""
         lags = {f"lagged_{name}": (width * self.lag,) for name, width in self._kept.items()}
         return {**self.inner.fields, **lags}
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """The filter's; state of the row `lag` rows before, its row-major covariance, time units since then."""
+        """The filter's; state of the row `lag` rows ago, its row-major covariance, time units since that row."""
         n = len(self.states)
         return {**self.inner.outputs, "lagged_mean": n, "lagged_covariance": n * n, "lagged_age": 1}
 
@@ -120,7 +120,7 @@ class CrossLagFilter(Wrapping, StateLayout):
             target.flag[:] = np.where(lost, flags.OVERFLOW, step.flag)
 
     def _pushed(self, ring: Array, before: Array, rows: Rows) -> Array:
-        """Return what is kept (width, lag, K) after these rows: the states before them are the newest."""
+        """Return the kept rows (width, lag, K) after these rows; the states before them are the newest."""
         old = ring.reshape(-1, self.lag, ring.shape[1])
         first = rows.which_first()
         if first is True:

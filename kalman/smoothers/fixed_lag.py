@@ -1,10 +1,10 @@
-"""Fixed-lag smoothing in the stream: each row's state once more when some more rows of its key have come.
+"""Fixed-lag smoothing of the linear filter: each row's state given `lag` more rows of its key.
 
 Beside the filter's state a key keeps its last `lag` rows: for the j-th row before the newest the mean and
-covariance of the state then, given all rows so far, and its covariance C_j with the state now. They are the
-blocks of the augmented state (x_k, x_{k-1}, ..., x_{k-lag}) that a row changes: a transition makes C_j into
-C_j F', and a scalar measurement of the state now, of innovation v and variance S, moves the state then by the
-gain C_j h / S. Nothing is approximated, however the time steps vary and whatever is missing.
+covariance of its state given all rows so far, and its covariance C_j with the current state. They are the blocks
+of the augmented state (x_k, x_{k-1}, ..., x_{k-lag}) that a row changes: a transition makes C_j into C_j F', and a
+scalar measurement of the current state, of innovation v and variance S, moves the kept state by the gain
+C_j h / S. This is exact for any time steps and any missing components.
 
 References: Biswas and Mahalanabis (1972); Anderson and Moore (1979), section 7.3; the exact diffuse start as in
 Durbin and Koopman (2012), section 5.2, with the augmented state's factor of P_inf.
@@ -31,14 +31,14 @@ from kalman.smoothers.cross_lag import checked
 from kalman.types import Array, Filter, ModelError, Rows, Step
 
 LONGEST = 500
-"""Rows that a key may keep at most."""
+"""Maximum number of rows that a key keeps."""
 
 
 class Lags(NamedTuple):
-    """The rows that K keys keep, the newest first; each entry is an array (lag, K).
+    """The kept rows of K keys, the newest first; each entry is an array (lag, K).
 
-    m (n), V packed (p), C (n x n) with the state now, A (n x q) or None: as in `kalman.filters.linear.Parts`;
-    age (lag, K) time units since that row, below zero where there is none yet
+    m (n), V packed (p), C (n x n) with the current state, A (n x q) or None: as in `kalman.filters.linear.Parts`;
+    age (lag, K) time units since that row, below zero where there is no row yet
     """
 
     m: Vector
@@ -50,14 +50,14 @@ class Lags(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedLagFilter(Wrapping, StateLayout):
-    """A linear filter that also gives each row's state when `lag` more rows of its key have been applied."""
+    """A linear filter that also outputs each row's state given `lag` more rows of its key."""
 
     inner: LinearFilter
     lag: int
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The linear filter's fields, then those of the rows kept, each entry's `lag` values together."""
+        """The linear filter's fields, then those of the kept rows: `lag` values of each entry."""
         n, q = len(self.states), len(self.inner.diffuse) // len(self.states)
         kept = {"means": n, "covariances": packed_size(n), "crosses": n * n, "diffuses": n * q, "ages": 1}
         lags = {f"lagged_{name}": (width * self.lag,) for name, width in kept.items() if width}
@@ -65,7 +65,7 @@ class FixedLagFilter(Wrapping, StateLayout):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """State of the row `lag` rows before, its row-major covariance, time units since then."""
+        """State of the row `lag` rows ago, its row-major covariance, time units since that row."""
         n = len(self.states)
         return {"lagged_mean": n, "lagged_covariance": n * n, "lagged_age": 1}
 
@@ -106,7 +106,7 @@ class FixedLagFilter(Wrapping, StateLayout):
             target.leave(state, np.where(step.flag == flags.WELL, overflow, step.flag))
 
     def _advanced(self, state: Array, rows: Rows) -> Lags:
-        """Return the rows kept after these rows; the rows' own states are the first among those before them."""
+        """Return the kept rows after these rows."""
         linear, first, presents = self.inner, rows.which_first(), presence(rows.y)
         lags = self._kept(state)
         parts = linear.split(list(state[: linear.size]), lags.A is not None)
@@ -179,13 +179,13 @@ def _pushed(lags: Lags, m: Vector, P: Vector, A: Matrix | None) -> Lags:
 
 
 def _moved(lags: Lags, F: Matrix, dt: Array) -> Lags:
-    """Return the rows kept after a transition of the state now."""
+    """Return the kept rows after a transition of the current state."""
     C = [[np.broadcast_to(dot(f, row), lags.age.shape) for f in F] for row in lags.C]
     return lags._replace(C=C, age=np.where(lags.age >= 0.0, lags.age + dt, lags.age))
 
 
 def _choose_lags(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
-    """Return `yes` for the keys at their first row, which have nothing to keep yet, else `no`."""
+    """Return `yes` for the keys at their first row, which keep no rows yet, else `no`."""
 
     def choose(a: Any, b: Any) -> Array:
         return np.where(first, a, b)
@@ -200,13 +200,13 @@ def _choose_lags(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
 
 
 def _after_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
-    """Return the rows kept after one scalar measurement of the state now."""
+    """Return the kept rows after one scalar measurement of the current state."""
     v, M, S, K, diffuse = scalar.weighing
     n = len(M)
     precision = over(1.0, S)
     if scalar.present is not None:
         precision = np.where(scalar.present, precision, 0.0)
-    g = [dot(h, row) for row in lags.C]  # the covariance of the state then with the measurement
+    g = [dot(h, row) for row in lags.C]  # the covariance of the kept state with the measurement
     gain = [times(a, precision) for a in g]
     V = [minus(a, b) for a, b in zip(lags.V, _products(gain, g), strict=True)]
     C = [

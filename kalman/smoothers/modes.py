@@ -1,10 +1,10 @@
 """Fixed-interval smoothing of several models: every row's state and mode given all rows of its key.
 
-Forwards the IMM tells of each mode j after a row: how likely it is, mu_j, and a state N(m_j, P_j). Backwards there is
-for each mode what all later rows say of its state, a function l_j(x) proportional to their likelihood. A pair of modes,
-j at a row and k at the next, is as likely as mu_j p_jk times the integral of N(x; m_j, P_j) l_k(x), where l_k has been
-taken back over the next row in mode k; its state is the product of the two. The pairs of one j are then merged to one
-Gaussian, as the filter merges its pairs, and what that is beside N(m_j, P_j) is l_j of this row.
+The forward pass of the IMM gives for each mode j after a row its probability mu_j and a state N(m_j, P_j). The backward
+pass carries for each mode a function l_j(x) proportional to the likelihood of all later rows given the state x. A pair
+of modes, j at a row and k at the next, has a probability proportional to mu_j p_jk times the integral of
+N(x; m_j, P_j) l_k(x), with l_k taken back over the next row in mode k; its state is the product of the two. The pairs
+of one j are merged to one Gaussian, as the filter merges its pairs, and l_j of this row is its ratio to N(m_j, P_j).
 
 A function l is carried as two moments r (n) and N (n x n) about some N(m, P): given it too, the state has mean m + P r
 and covariance P - P N P. Nothing is inverted that a known state or a mode without noise makes singular, and a future
@@ -32,17 +32,17 @@ from kalman.types import Array, ModelError, Rows
 
 
 class BackwardMoments(NamedTuple):
-    """What later rows say of K keys' states in one mode: r (K, n), N (K, n, n)."""
+    """The moments of later rows about K keys' states in one mode: r (K, n), N (K, n, n)."""
 
     r: Array
     N: Array
 
 
 class BackwardStep(Protocol):
-    """Takes what later rows say of one mode's states back over a row."""
+    """A function that takes the moments of later rows back over a row in one mode."""
 
     def __call__(self, before: Array, after: Array, rows: Rows, moments: BackwardMoments) -> BackwardMoments:
-        """Return what the rows and all later ones say of the states before them; `told`: of those after them."""
+        """Return the moments about the states before the rows, given those about the states after them."""
         ...
 
 
@@ -62,7 +62,7 @@ class ModeSmoother:
         return n + packed_size(n)
 
     def begin(self, values: Array) -> Array:
-        """Return what is carried at the end: the modes as the filter left them, and nothing of any later row."""
+        """Return the array after the last rows: the filter's log-probabilities, and zero moments."""
         M, keys = len(self.model.modes), values.shape[1]
         logs = values[self.model.places["log_probabilities"]]
         return np.concatenate([logs, np.zeros((M * self._depth, keys))])
@@ -78,10 +78,10 @@ class ModeSmoother:
         return {"mode_probabilities": np.exp(later[: len(self.model.modes)])}
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return what is carried before the rows, when `later` is after them and `before` the states then."""
+        """Return the array before the rows, given `later` after them and the states `before` them."""
         if rows.first.all():
             return later
-        with np.errstate(all="ignore"):  # flagged rows and first ones can go wrong, and they are left out
+        with np.errstate(all="ignore"):  # flagged and first rows can fail, and are left out
             earlier = self._earlier(before, rows, later)
         return np.where(rows.first, later, earlier)
 
@@ -113,7 +113,7 @@ class ModeSmoother:
     def _merged_pairs(
         self, chances: Array, pairs: dict[tuple[int, int], BackwardMoments], logs: Array
     ) -> Array:
-        """Return what is carried, of how likely each pair is and what later rows say in it."""
+        """Return the array to carry, from each pair's log-probability and moments."""
         M = len(self.model.modes)
         total = np.logaddexp.reduce(chances, axis=1)
         total = total - np.logaddexp.reduce(total, axis=0)
@@ -126,7 +126,7 @@ class ModeSmoother:
             r = _sum(weights, [one.r for one in moments])
             N = _sum(weights, [one.N - _square(one.r - r) for one in moments])
             parts += [r.T, pack(_rows(N))]
-        # a probability that has come to zero stays what the filter said: its logarithm must not be lost
+        # a probability of zero keeps the filter's value, so that its logarithm is finite
         return np.concatenate([np.where(np.isfinite(total), total, logs), *parts])
 
     def _gaussian(self, state: Array, j: int) -> tuple[Array, Array]:
@@ -151,7 +151,7 @@ class ModeSmoother:
 
 
 def mode_smoother(model: MultipleModels) -> ModeSmoother:
-    """Return what smooths an IMM or an MMAE. Raises ModelError."""
+    """Return the smoother of an IMM or MMAE. Raises ModelError."""
     if model.window is not None:
         raise ModelError(
             "mmae.window",
@@ -165,7 +165,7 @@ def mode_smoother(model: MultipleModels) -> ModeSmoother:
 
 
 def _backward_step(field: str, mode: object) -> BackwardStep:
-    """Return what takes one mode back over a row, which is not its first. Raises ModelError."""
+    """Return the backward step of one mode over a row that is not its first. Raises ModelError."""
     if isinstance(mode, LinearFilter):
         smoother = MomentSmoother(mode)
 
@@ -200,7 +200,7 @@ def _backward_step(field: str, mode: object) -> BackwardStep:
 def _about(
     moments: BackwardMoments, origin: tuple[Array, Array], other: tuple[Array, Array]
 ) -> tuple[BackwardMoments, Array]:
-    """Return what is told about one Gaussian, `origin`, as told about another, and log of how likely that makes it.
+    """Return moments about one Gaussian, `origin`, as moments about another, and its log-evidence.
 
     The integral of the other times l, in units of that of the origin times l. With D = I + N (P' - P) it is
     |D|^(-1/2) exp(d'r - d'N d / 2 + g'(P' - P) D^-1 g / 2), where d = m' - m and g = r - N d.
@@ -221,9 +221,9 @@ def _about(
 
 
 def _floored(scores: Array, logs: Array, floor: float) -> Array:
-    """Return log-scores (M, K), where one whose mode the filter has at the floor does not rise above it.
+    """Return log-scores (M, K) in which modes at the filter's floor do not rise above the floor.
 
-    Such a mode may be far less likely than the floor says, by more than later rows speak for it. Where all are there,
+    Such a mode may be less likely than the floor by more than later rows favour it. Where all modes are at the floor,
     scores stay.
     """
     low = logs <= floor
@@ -256,10 +256,10 @@ def _spectrum(N: Array, P: Array) -> Spectrum:
 
 
 def _possible(N: Array, P: Array) -> Array:
-    """Return N, told of states of covariance P, with the shares that a likelihood can have: from 0 to 1.
+    """Return N about states of covariance P, its shares clipped to those that a likelihood can have, 0 to 1.
 
-    A merge of pairs that are far apart can be wider than the filter's state. That is right to say of this state, but no
-    likelihood is so, and the state before cannot be told of it.
+    A merge of distant pairs can be wider than the filter's state. That holds for this state, but it is no likelihood,
+    and must not be taken further back.
     """
     found = _spectrum(N, P)
     change: Any = np.clip(found.values, 0.0, 1.0) - found.values
@@ -270,7 +270,7 @@ def _possible(N: Array, P: Array) -> Array:
 
 
 def _left(P: Array, N: Array) -> Array:
-    """Return P - P N P, which rounding does not make less than nothing."""
+    """Return P - P N P, kept positive semidefinite."""
     found = _spectrum(N, P)
     over: Any = (found.values > 1.0).any(axis=1)
     if not over.any():
@@ -280,7 +280,7 @@ def _left(P: Array, N: Array) -> Array:
 
 
 def _sound(r: Array, N: Array) -> BackwardMoments:
-    """Return them, or nothing told where a mode that failed leaves no number."""
+    """Return the moments, zeros where a failed mode leaves no finite number."""
     good: Any = np.isfinite(r).all(axis=1) & np.isfinite(N).all(axis=(1, 2))
     return BackwardMoments(np.where(good[:, None], r, 0.0), np.where(good[:, None, None], N, 0.0))
 

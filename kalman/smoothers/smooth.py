@@ -1,4 +1,4 @@
-"""Fixed-interval smoothing: every row's state given all rows of its key, those after it too."""
+"""Fixed-interval smoothing: every row's state given all rows of its key."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -21,8 +21,8 @@ from kalman.types import Array, Filter, ModelError, Rows
 class Smoothed(NamedTuple):
     """State given all rows of its key, for each of N rows: mean (n, N), packed covariance (p, N).
 
-    extra: name -> (d, N), what else is known given all rows. NaN where the row is late. A flagged row has that of its
-    key's last good row, whose state it repeats.
+    extra: name -> (d, N), further outputs given all rows. NaN where the row is late. A flagged row repeats its key's
+    last good row.
     """
 
     mean: Array
@@ -31,10 +31,10 @@ class Smoothed(NamedTuple):
 
 
 class Smoother(Protocol):
-    """Takes what later rows say of K keys' states back, a row at a time, as an array (depth, K)."""
+    """A backward pass over the rows of K keys, which carries an array (depth, K) from row to row."""
 
     def begin(self, values: Array) -> Array:
-        """Return what is carried at the end, where the keys are in these states (size, K)."""
+        """Return the array to start from, after the last rows, at these states (size, K)."""
         ...
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
@@ -42,16 +42,16 @@ class Smoother(Protocol):
         ...
 
     def extra(self, later: Array) -> dict[str, Array]:
-        """Return what else `later` says of the states after a row, name -> (d, K)."""
+        """Return further outputs for the states after a row, name -> (d, K)."""
         ...
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return what is carried before the rows, when `later` is after them and `before` the states then."""
+        """Return the array before the rows, given `later` after them and the states `before` them."""
         ...
 
 
 def smoother(model: Filter) -> Smoother:
-    """Return what smooths a filter's states. Raises ModelError where the filter cannot be smoothed."""
+    """Return the smoother of a filter. Raises ModelError where the filter cannot be smoothed."""
     model = unrounded(model)
     if isinstance(model, LinearFilter):
         return MomentSmoother(model)
@@ -72,7 +72,7 @@ def smooth(
     unit: float,
     on_round: Callable[[Round], None] | None = None,
 ) -> tuple[KeyStates, Outputs, Smoothed]:
-    """Return what `run` returns, and each row's state given all of these rows of its key; `look` as in `run`.
+    """Return the results of `run`, and each row's state given all rows of its key; `on_round` as in `run`.
 
     Exact for the linear filter, whatever the time steps, control, missing components and diffuse start;
     approximate as the filter itself is for the others. Takes memory for one state a row.

@@ -1,12 +1,11 @@
-"""Robust updates, fading memory and adaptive noise for the extended, unscented and cubature filters, and for the
-linear one in another form.
+"""Robust updates, fading memory and adaptive noise for all Gaussian filters but the linear covariance form.
 
-The update is the plain filter's with another R (`kalman.filters.robust.updates`). What the linear filter reads off H is here the
-tangent, or what the points have in its place: the innovation's covariance without the noise is that of the measurement
-as the filter predicts it, and adaptive Q sees the state through the regression of the measurement on it.
+The update is the plain filter's with another R (`kalman.filters.robust.updates`). In place of H it uses the Jacobian,
+or with sigma points the regression of the measurement on the state; the innovation's covariance without noise is that
+of the predicted measurement.
 
-References: as in `kalman.filters.robust.updates` and `kalman.filters.robust.adaptive`; for points Karlgaard and Schaub (2007), and Arasaratnam,
-Haykin and Elliott (2007), equations 28-36, for the regression.
+References: as in `kalman.filters.robust.updates` and `kalman.filters.robust.adaptive`; for points Karlgaard and Schaub
+(2007); for the regression Arasaratnam, Haykin and Elliott (2007), equations 28-36.
 """
 
 from collections.abc import Mapping
@@ -46,8 +45,8 @@ from kalman.types import Array, Rows
 class RobustGaussianFilter(GaussianFilter):
     """A Gaussian filter whose update is robust, whose memory fades, or whose noise is adapted.
 
-    `own` has what is adapted too; learned: names of those of them that `with_parameters` gives.
-    The state is the plain filter's, with `gate` (2): rows gated so far, and rows gated since the last that was not.
+    `own` includes the adapted parameters; learned: names of the own parameters that `with_parameters` sets.
+    The state is the plain filter's, then `gate` (2): number of gated rows, and of gated rows since the last accepted.
     """
 
     robust: Robust = Robust()
@@ -56,7 +55,7 @@ class RobustGaussianFilter(GaussianFilter):
 
     @property
     def fading(self) -> float:
-        """What the standard deviations that are carried on are multiplied by."""
+        """Factor of the predicted standard deviations, before process noise."""
         return self.robust.fading
 
     @property
@@ -66,12 +65,12 @@ class RobustGaussianFilter(GaussianFilter):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """With Student-t or Huber noise the weight that each component had; NaN where it was missing."""
+        """With Student-t or Huber noise each component's weight; NaN where it is missing."""
         return {"weights": self.measurements} if self.robust.noise else {}
 
     @cached_property
     def own_places(self) -> dict[str, slice]:
-        """Where each of the key's own parameters is in its state."""
+        """The place of each of the key's own parameters in its state."""
         start = self.places["parameters"].start if self.own else 0
         return own_places(self.parameters, self.own, start)
 
@@ -88,7 +87,7 @@ class RobustGaussianFilter(GaussianFilter):
         return state
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
-        """Do one block; a gated row's key is flagged, its counters go on, and all else of its state is as before."""
+        """Do one block; a gated row's key is flagged, and only the counters of its state change."""
         prior, moved, sound = self._prior(state, rows, rows.which_first())
         seen, place, sound_there = self._seen(prior)
         presents = presence(rows.y)
@@ -115,11 +114,11 @@ class RobustGaussianFilter(GaussianFilter):
 
 @lru_cache(maxsize=64)
 def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
-    """Write the line of `kalman.filters.gaussian_programs.update_line`, which takes dt and the keys at their first row after the
-    key's own, with robust update and adaptive noise.
+    """Return `kalman.filters.gaussian_programs.update_program` with robust update and adaptive noise.
 
-    Outputs: the whole state, log-likelihood, NIS, a number that is finite when all is well, the least variance of an
-    innovation, whether there is a covariance, 1 where the row was gated, the weights.
+    After the key's own parameters it takes dt and which keys are at their first row. Outputs: the whole state,
+    log-likelihood, NIS, a number that is finite when all is well, the least variance of an innovation, `sound`,
+    1 where the row was gated, the weights.
     """
     tape = Tape()
     n, count, options = len(model.states), model.measurements, model.robust

@@ -1,6 +1,6 @@
 """The linear filter with robust updates, fading memory and adaptive noise, over many keys.
 
-It stands beside `LinearFilter`, whose step stays as short as it was, and is made of the same recursions.
+A class beside `LinearFilter`, so that the plain step stays short; both use the same recursions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,9 +54,9 @@ class StepEntries(NamedTuple):
 class RobustLinearFilter(StateLayout):
     """A linear model whose update is robust, whose memory fades, or whose noise is adapted.
 
-    base: the linear filter, with what is adapted among the parameters that each key has for itself;
-    learned: names of those of them that `with_parameters` gives.
-    The state is the base's, with `gate` (2): rows gated so far, and rows gated since the last that was not.
+    base: the linear filter, whose own parameters of each key include the adapted ones; learned: names of the own
+    parameters that `with_parameters` sets.
+    The state is the base's, then `gate` (2): number of gated rows, and of gated rows since the last accepted one.
     """
 
     base: LinearFilter
@@ -86,7 +86,7 @@ class RobustLinearFilter(StateLayout):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """With Student-t or Huber noise the weight that each component had; NaN where it was missing."""
+        """With Student-t or Huber noise each component's weight; NaN where it is missing."""
         return {"weights": self.measurements} if self.robust.noise else {}
 
     def initial(self, keys: int) -> Array:
@@ -111,7 +111,7 @@ class RobustLinearFilter(StateLayout):
 
     @cached_property
     def _own(self) -> dict[str, slice]:
-        """Where each of the key's own parameters is in its state."""
+        """The place of each of the key's own parameters in its state."""
         start = self.places["parameters"].start if self.base.own else 0
         return own_places(self.base.parameters, self.base.own, start)
 
@@ -119,10 +119,10 @@ class RobustLinearFilter(StateLayout):
         return range(self._own[name].start, self._own[name].stop)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said.
+        """Return the state (size, K) after one row for each key, and the rows' `Step`.
 
-        A gated row's key is flagged, its counters go on, and all else of its state is as before; its NIS says
-        how far off the row was, its log-likelihood is NaN.
+        A gated row's key is flagged, its counters are updated, and the rest of its state is unchanged; the row's
+        NIS is kept, its log-likelihood is NaN.
         """
         return in_blocks(state, rows, self.outputs, self._step_block)
 
@@ -267,7 +267,7 @@ def _sums(C: Vector, R: Vector) -> list[Entry]:
 
 @lru_cache(maxsize=64)
 def step_program(model: RobustLinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step as a straight line; the cases are those of `kalman.filters.linear.step_program`.
+    """Return one step as a program; the cases are those of `kalman.filters.linear.step_program`.
 
     Outputs: the state's rows, log-likelihood, NIS, a number that is finite when all is well, the lowest
     variance, 1 where the row was gated, the weights.

@@ -1,4 +1,4 @@
-"""What the robust and adaptive filters share: the gate's bookkeeping, and how the noise follows an innovation."""
+"""Parts of a robust step, shared by the linear and Gaussian filters: gating, scores, and adapting the noise."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +17,7 @@ from kalman.types import Array, ModelError
 
 
 class RowView(NamedTuple):
-    """What a row showed: innovation v, its covariance C + R with R as weighed by w (empty: not), H, and masks.
+    """A row's innovation v, its covariance C + R with R as weighed by w (empty: not), H, and masks.
 
     undetermined, first: which keys (K,) bool are still diffuse, are at their first row; None or False: none, True: all
     """
@@ -33,7 +33,7 @@ class RowView(NamedTuple):
 
 
 class Noisy(Protocol):
-    """What a model says of its noise."""
+    """The parts of a model that determine its noise."""
 
     @property
     def states(self) -> tuple[str, ...]: ...
@@ -46,7 +46,7 @@ class Noisy(Protocol):
 
 
 def own_places(parameters: Sequence[Parameter], own: Sequence[str], start: int) -> dict[str, slice]:
-    """Return where each of a key's own parameters is in its state, of which they begin at `start`."""
+    """Return the places of a key's own parameters in its state, where they begin at `start`."""
     found: dict[str, slice] = {}
     for p in parameters:
         if p.name in own:
@@ -58,7 +58,7 @@ def own_places(parameters: Sequence[Parameter], own: Sequence[str], start: int) 
 def gated(
     gate: Gate, counters: Sequence[Entry], nis: Entry, presents: Sequence[Any], undetermined: Any
 ) -> tuple[Any, list[Entry]]:
-    """Return which keys' rows the gate keeps out, and its counters (2) after the row."""
+    """Return which keys' rows are gated, and the counters (2) after the row."""
     total, run = counters
     observed = updates.count(presents)
     outside = updates.beyond(gate, nis, observed)
@@ -80,7 +80,7 @@ def noise_scores(noise: Noise, innovation: Innovation, presents: Sequence[Any]) 
 
 
 def masked_weights(weights: Vector, presents: Sequence[Any]) -> list[Entry]:
-    """Return weights as they are put out, NaN where a component is missing."""
+    """Return the weights, NaN where a component is missing."""
     return [a if has is None else np.where(has, a, np.nan) for a, has in zip(weights, presents, strict=False)]
 
 
@@ -94,9 +94,9 @@ def adapted(
     dt: Array,
     u: Vector,
 ) -> dict[str, list[Entry]]:
-    """Return the covariances that a key has for itself, moved the way the innovation says.
+    """Return the key's own covariances by name, moved towards the row's estimate of the noise.
 
-    innovation: with R as weighed; Q: of this row's prediction, where it is itself what is adapted.
+    innovation: with R as weighed; Q: of this row's prediction, used where Q itself is adapted.
     """
     v, C, H, R, w, presents, undetermined, first = view
     found: dict[str, list[Entry]] = {}

@@ -1,8 +1,8 @@
-"""Measurement updates that an outlier cannot lead astray: gating, Student-t and Huber noise, fading memory.
+"""Measurement updates that are robust to outliers: gating, Student-t and Huber noise, fading memory.
 
-All of them look at the same three things, as entries: the innovation v = y - E[y], the covariance C of the
-predicted measurement without its noise, and the noise R. What they answer is another R, with which the usual
-update is done: so they serve every filter that has v, C and R, and its update stays one piece of code.
+All use three inputs, as entries: the innovation v = y - E[y], the covariance C of the predicted measurement
+without its noise, and the noise R. They return another R for the usual update, so they serve every filter that
+has v, C and R.
 """
 
 import math
@@ -21,7 +21,7 @@ from kalman.types import ModelError
 
 
 class Gate(NamedTuple):
-    """A row whose NIS is beyond its threshold is not applied.
+    """A row whose NIS exceeds its threshold is not applied.
 
     thresholds of 1, 2, ... m observed components; after `limit` gated rows in a row the next is let in.
     """
@@ -38,7 +38,7 @@ class StudentT(NamedTuple):
 
 
 class Huber(NamedTuple):
-    """Noise that is Gaussian up to `threshold` standard deviations and has Laplace's tails beyond."""
+    """Measurement noise that is Gaussian up to `threshold` standard deviations and has Laplace's tails beyond."""
 
     threshold: float
     iterations: int
@@ -48,7 +48,7 @@ Noise = StudentT | Huber
 
 
 class Robust(NamedTuple):
-    """What was asked for. fading: alpha, the predicted covariance is alpha^2 F P F' + Q."""
+    """The section `robust` of a definition. fading: alpha, the predicted covariance is alpha^2 F P F' + Q."""
 
     gate: Gate | None = None
     noise: Noise | None = None
@@ -69,7 +69,7 @@ def parse(definition: Any, measurements: int) -> Robust:
         return Robust()
     checks.known("robust", definition, ("gate", "student_t", "huber", "fading"))
     if definition.get("student_t") is not None and definition.get("huber") is not None:
-        raise ModelError("robust.huber", "there is student_t too", "keep one of them")
+        raise ModelError("robust.huber", "student_t is given too", "keep one of them")
     fading = checks.number("robust.fading", definition.get("fading", 1.0))
     if fading < 1.0:
         raise ModelError("robust.fading", f"{fading!r} is below 1", "write 1 (no fading) or a little more")
@@ -132,7 +132,7 @@ def squares(innovation: Innovation) -> list[Entry]:
 
 
 class Surplus(NamedTuple):
-    """By how much v v' is larger than S, weighed: S^-1 v v' S^-1 - S^-1 = (W' p)(W' p)' - W' diag(q) W."""
+    """The weighed excess of v v' over S: S^-1 v v' S^-1 - S^-1 = (W' p)(W' p)' - W' diag(q) W."""
 
     p: list[Entry]
     q: list[Entry]

@@ -317,5 +317,5 @@ def test_zeros_that_cannot_be_kept_are_refused():
             states, _ = run_one(definition, rng.normal(size=(5, 3)))
             assert (states.values[5:, 0] == 0).tolist() == [b == 0 for b in np.array(R)[np.tril_indices(3)]]
         else:
-            with pytest.raises(kalman.ModelError, match="do not part it into blocks"):
+            with pytest.raises(kalman.ModelError, match="do not separate it into blocks"):
                 kalman.build(definition)
