@@ -326,7 +326,7 @@ def traced(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, d
 
 @lru_cache(maxsize=64)
 def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step as a straight line, for the case at hand.
+    """Return one step as a program, for one case.
 
     missing: some key lacks a component. first: all keys (True), none (False), or some (None) are at
     their first row. diffuse: some key is. Outputs: the state's rows, log-likelihood, NIS, a number that is

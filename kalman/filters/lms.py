@@ -24,7 +24,7 @@ from kalman.types import Array, ModelError
 class LeastMeanSquares(ProgramFilter):
     """LMS, or where `epsilon` is given its normalised form, of one measurement.
 
-    It knows nothing of its own certainty: the covariance is NaN. With the measurement's noise variance R, if that is
+    It has no covariance: its entries are NaN. With the measurement's noise variance R, if that is
     given, an error has the log-likelihood and NIS of N(0, R).
     """
 
@@ -48,7 +48,7 @@ class LeastMeanSquares(ProgramFilter):
         return np.repeat(np.array(self.mean)[:, None], keys, axis=1)
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
-        """Return what a row does: a step along h by the error of the prediction."""
+        """Return the result of one row: a step along h by the error of the prediction."""
         h, (has,) = resolve(self.H[0], u), presents
         error = minus(minus(y[0], resolve(self.offset, u)[0]), dot(h, state))
         if has is not None:

@@ -1,8 +1,8 @@
 """Recursive least squares in square-root information form: one row of the QR factor's update after another.
 
-The state is the triangular factor R of the (discounted) normal equations with what it makes of the measurements,
-R b = z, and the residual sum of squares. A row is rotated into it by Givens rotations, so nothing is ever squared:
-the answer is as good as that of a QR decomposition of all rows, where the covariance form loses all digits.
+The state is the triangular factor R of the (discounted) normal equations, the rotated measurements z with R b = z, and
+the residual sum of squares. A row is rotated into it by Givens rotations without squaring, so the result is as accurate
+as a QR decomposition of all rows, where the covariance form loses all digits.
 
 References: Golub and Van Loan (2013), section 6.5.3 (rows appended to a QR factorisation); Haykin (2014), chapters
 10 and 15 (forgetting, and the QR form); Brown, Durbin and Evans (1975) for the recursive residuals.
@@ -27,7 +27,7 @@ from kalman.models.definition import Definition
 from kalman.types import Array, ModelError
 
 ROUNDING = 1e-13
-"""What is left of a regressor below this part of what was rotated away is rounding: it tells nothing new."""
+"""A remainder of a regressor below this fraction of the rotated part is rounding, not a new direction."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RecursiveLeastSquares(ProgramFilter):
         return np.repeat(np.array(self.start)[:, None], keys, axis=1)
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
-        """Return what a row does: it is forgotten a little, then each measurement is rotated in.
+        """Return the result of one row: older rows are discounted, then each measurement is rotated in.
 
         The log-likelihood is that of a measurement given those before it, Student's t with the degrees of freedom
         so far, as it is when neither coefficients nor variance are known at first; its t squared is the NIS. Both
@@ -142,7 +142,7 @@ class RecursiveLeastSquares(ProgramFilter):
         return np.array(mean), np.array(packed)
 
     def _free(self, root: Any, determined: Any, divisors: Any) -> list[Array]:
-        """Return for each coefficient which keys' rows do not determine it: some null vector of R has it."""
+        """Return for each coefficient the keys whose rows do not determine it: a null vector of R contains it."""
         n = len(root)
         free = [np.zeros(determined[0].shape, bool) for _ in range(n)]
         for u in range(n):
@@ -169,7 +169,7 @@ class RecursiveLeastSquares(ProgramFilter):
         return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Raise ModelError: the state also says of how many rows, and with what residual, they are."""
+        """Raise ModelError: the state also holds the residual sum of squares and its degrees of freedom."""
         raise ModelError(
             "filter",
             "the filter keeps its rows' residual beside mean and covariance",
@@ -189,7 +189,7 @@ def build_rls(given: Definition, learned: Mapping[str, Any]) -> RecursiveLeastSq
 
 
 def _start(initial: Any, delta: Any, n: int) -> tuple[float, ...]:
-    """Return the state before the first row: nothing known, or what `initial` or `delta` say of the coefficients."""
+    """Return the state before the first row: empty, or by `initial` or `delta`."""
     root, mean = np.zeros((n, n)), np.zeros(n)
     if delta is not None:
         if initial is not None:

@@ -37,8 +37,8 @@ class MixtureFilter(ProgramFilter):
 
     A step takes `batch` rows. A row in which nothing is measured changes nothing and does not count.
 
-    least   (m,) what keeps components from degenerating, see `Family.bounded`
-    start   the components before the first row (`Components.flat`), () where they are still to be learned
+    least   (m,) lower bounds that keep components from degenerating, see `Family.bounded`
+    start   the components before the first row (`Components.flat`), () where they are to be learned
     """
 
     states: tuple[str, ...]
@@ -69,7 +69,7 @@ class MixtureFilter(ProgramFilter):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """Whose the row is: the probability of each component, given the row and the mixture before it."""
+        """The probability of each component given the row and the mixture before it."""
         return {"responsibilities": self.count}
 
     @property
@@ -77,11 +77,11 @@ class MixtureFilter(ProgramFilter):
         return self.count * (1 + self.measurements + self.family.spreads(self.measurements))
 
     def components(self, flat: Sequence[Any]) -> Components:
-        """Return the components that these entries are."""
+        """Return the components of these flat entries."""
         return components(flat, self.count, self.measurements, self.family.spreads(self.measurements))
 
     def initial(self, keys: int) -> Array:
-        """Return the state (size, keys) of keys that have no row yet. Raises ModelError where nothing is learned."""
+        """Return the state (size, keys) of keys that have no row yet. Raises ModelError before learning."""
         if not self.start:
             raise ModelError(
                 f"mixture.{self.family.mean}",
@@ -93,7 +93,7 @@ class MixtureFilter(ProgramFilter):
         return state
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
-        """Return what a row does: it is divided among the components as they are, and they are moved."""
+        """Return the result of one row: the E step under the mixture before it, and a step of the components."""
         mixture, rows = self.components(state), state[self._width]
         judged = judge(self.family, mixture, y, presents)
         alone = row(judged)
@@ -122,7 +122,7 @@ class MixtureFilter(ProgramFilter):
         return bounded(self.family, averaged(mixture, towards, gamma), self.least)
 
     def codes(self, y: Array) -> npt.NDArray[np.uint8]:
-        """Flag measurements that no component can give."""
+        """Return flags of measurements outside the family's support."""
         outside = self.family.outside(y)
         return np.where(outside, flags.OUT_OF_SUPPORT, flags.WELL).astype(np.uint8)
 

@@ -1,8 +1,8 @@
 """Process structures: how the state moves in a time dt, in closed form.
 
-A structure gives F(dt), Q(dt) and the offset c(dt), their derivatives by its parameters, and the measurement
-matrix that goes with it. Kinds that use time are exact for any dt: moving by a, then by b, is moving by a + b. To add a kind, write such a
-class and enter it in STRUCTURES.
+A structure gives F(dt), Q(dt) and the offset c(dt), their derivatives by its parameters, and its measurement matrix.
+Kinds that use time are exact for any dt: moving by a, then by b, is moving by a + b. To add a kind, write such a class
+and enter it in STRUCTURES.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,10 @@
 """Fixed-interval smoothing of the linear filter by a backward pass of two moments.
 
-The moments of all later rows are r (n) and N (n x n): a state of mean m and covariance P given the rows up to its own has
-mean m + P r and covariance P - P N P given all. No P, Q or R is inverted, so that each may be singular. While
-a part P_inf = A A' of the covariance is infinite, r and N are expanded in the powers of 1 / kappa of the prior
+The moments of all later rows are r (n) and N (n x n): a state of mean m and covariance P given the rows up to its own
+has mean m + P r and covariance P - P N P given all. No P, Q or R is inverted, so each may be singular. While a part
+P_inf = A A' of the covariance is infinite, r and N are expanded in the powers of 1 / kappa of the prior
 P + kappa P_inf, kappa -> infinity: r = r0 + r1 / kappa, N = N0 + N1 / kappa + N2 / kappa^2. Where a measurement
-determines a diffuse state that it hardly sees, by a share c of what it sees of all, digits are lost with c^4.
+determines a diffuse state that it hardly sees, by a share c of all that it sees, digits are lost with c^4.
 
 References: Bryson and Frazier (1963); de Jong (1989); Durbin and Koopman (2012), sections 4.4 (r and N), 5.3
 (the exact diffuse start) and 6.4 (one scalar after another); Koopman and Durbin (2003).

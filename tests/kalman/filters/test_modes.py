@@ -447,7 +447,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("sections", "field", "problem"), WRONG)
-def test_what_is_wrong_is_named(sections, field, problem):
+def test_an_error_names_the_field(sections, field, problem):
     with pytest.raises(kalman.ModelError, match=problem) as error:
         kalman.build(walk(**sections))
     assert error.value.field == field

@@ -315,7 +315,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "field", "problem"), WRONG)
-def test_what_is_wrong_is_named(options, field, problem):
+def test_an_error_names_the_field(options, field, problem):
     with pytest.raises(kalman.ModelError, match=problem) as error:
         kalman.build(level(robust=options))
     assert error.value.field == field
