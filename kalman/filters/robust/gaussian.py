@@ -8,7 +8,7 @@ References: as in `kalman.filters.robust.updates` and `kalman.filters.robust.ada
 (2007); for the regression Arasaratnam, Haykin and Elliott (2007), equations 28-36.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any
@@ -112,6 +112,14 @@ class RobustGaussianFilter(GaussianFilter):
             target.state[self.size - 2 :, outside] = counters[:, outside]
 
 
+def _total(log_likelihood: Entry, state: Sequence[Any]) -> Any:
+    """Return a sum that is finite when log-likelihood and state are."""
+    total: Any = log_likelihood
+    for entry in state:
+        total = plus(total, entry)
+    return total
+
+
 @lru_cache(maxsize=64)
 def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
     """Return `kalman.filters.gaussian_programs.update_program` with robust update and adaptive noise.
@@ -132,8 +140,7 @@ def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
     here = programs.observe_row(model, place, values, u, seen, y, presents)
     v, R, C = here.e, here.R, here.C()
     innovation = updates.whiten(v, [plus(c, r) for c, r in zip(C, R, strict=True)], presents)
-    w: list[Entry] = []
-    weighed, nearer = R, innovation
+    w, weighed, nearer = list[Entry](), R, innovation
     if options.noise is not None:
         w = updates.weights(options.noise, v, C, R, presents)
         weighed = updates.weighted(R, w)
@@ -155,9 +162,7 @@ def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
         moves = adapted(model.adaptive, model, values, view, nearer, noise, dt, u)
         for name, entries in moves.items():
             put(after, model.own_places[name], entries)
-    total: Any = log_likelihood
-    for entry in after:
-        total = plus(total, entry)
+    total = _total(log_likelihood, after)
     outside: Any = 0.0
     if options.gate is not None:
         is_gated, after[model.places["gate"]] = gated(
