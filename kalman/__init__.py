@@ -1,13 +1,16 @@
 """Kalman-family filters for many independent keys, in NumPy alone: no Spark, no I/O, no clock.
 
-Arrays have the keys on their last axis. `build` makes a filter of a model definition, `run` takes rows
-through it, `learning` finds its parameters.
+Arrays have the keys on their last axis. `build` makes a filter of a model definition, `run` filters rows, `smooth`
+smooths them, `forecast` predicts. `kalman.learning.learners.learnable` learns a model's parameters; it is not imported
+here, since SciPy's optimisers take longer to import than all the rest.
 """
 
 from kalman.building.registry import FILTERS, build
+from kalman.evaluation.forecast import forecast
 from kalman.flags import FLAGS
 from kalman.models.structures import STRUCTURES
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states, run
+from kalman.smoothers.smooth import smooth
 from kalman.types import Filter, ModelError, Rows, Step
 
 __all__ = [
@@ -22,6 +25,8 @@ __all__ = [
     "SortedRows",
     "Step",
     "build",
+    "forecast",
     "initial_states",
     "run",
+    "smooth",
 ]

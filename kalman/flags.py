@@ -1,4 +1,4 @@
-"""Reasons why a row was not applied to its key, by code."""
+"""Codes of the reasons why a row was not applied to its key."""
 
 WELL = 0
 NON_FINITE = 1

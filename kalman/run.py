@@ -1,7 +1,7 @@
-"""Many rows of many keys through a filter: sorted by key and time, taken in rounds.
+"""Run a filter over many rows of many keys, sorted by key and time, in rounds.
 
-Round k is the k-th row of every key that has so many. With the keys ordered by their number of rows, the
-keys of each round are a prefix of those of the round before, and so contiguous views.
+Round k holds the k-th row of every key that has at least k rows. The keys are ordered by descending number of
+rows, so the keys of each round are a prefix of the previous round's keys, and array views stay contiguous.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ Integers = npt.NDArray[np.int64]
 
 
 class KeyStates(NamedTuple):
-    """Where K keys stand.
+    """The states of K keys after the rows applied so far.
 
     values         (size, K) filter states
-    event_time     (K,) int64 microseconds of the newest row reflected; no meaning while count is 0
-    count          (K,) int64 rows reflected
-    log_likelihood (K,) of all rows reflected
+    event_time     (K,) int64 microseconds of the newest applied row; undefined while count is 0
+    count          (K,) int64 number of applied rows
+    log_likelihood (K,) of all applied rows
     """
 
     values: Array
@@ -30,7 +30,7 @@ class KeyStates(NamedTuple):
     log_likelihood: Array
 
     def take(self, which: Integers) -> "KeyStates":
-        """Return where some of the keys stand, in the order asked for."""
+        """Return the states of the keys `which`, in that order."""
         values, event_time, count, log_likelihood = self
         return KeyStates(values[:, which], event_time[which], count[which], log_likelihood[which])
 
@@ -50,12 +50,12 @@ class SortedRows(NamedTuple):
     u: Array
 
     def take(self, which: Integers | npt.NDArray[np.bool_]) -> "SortedRows":
-        """Return some of the rows, in the order asked for, or those that are marked."""
+        """Return the rows at these indices, in that order, or those where a mask is true."""
         return SortedRows(self.key[which], self.time[which], self.y[:, which], self.u[:, which])
 
 
 class Outputs(NamedTuple):
-    """What the filter says after each of N rows.
+    """The filter's outputs for each of N rows.
 
     mean (n, N), covariance (p, N) packed lower: NaN where late, the last good state where flagged
     log_likelihood, nis (N,): of the row; NaN where late or flagged; nis NaN also when nothing was observed
@@ -73,12 +73,12 @@ class Outputs(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """The order in which to take N sorted rows.
+    """The order in which N sorted rows are applied.
 
-    keys   (Kp,) the keys that have rows, those with most rows first
-    order  (N,) the rows in the order of the rounds
-    place  (N,) where each row is in that order
-    starts (rounds + 1,) where each round starts in that order; its length is that of the prefix of keys
+    keys   (Kp,) the keys that have rows, by descending number of rows
+    order  (N,) indices of the rows in the order of the rounds
+    place  (N,) position of each row in that order
+    starts (rounds + 1,) position at which each round starts; a round is as long as its prefix of keys
     """
 
     keys: Integers
@@ -87,7 +87,7 @@ class Rounds(NamedTuple):
     starts: list[int]
 
     def slices(self) -> list[slice]:
-        """Return the rows of each round, in the order of the rounds."""
+        """Return the positions of each round."""
         return [slice(a, b) for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
 
 
@@ -113,17 +113,17 @@ def rounds(key: Integers) -> Rounds:
 
 
 def initial_states(model: Filter, keys: int) -> KeyStates:
-    """Return keys that have no row yet."""
+    """Return the states of keys without rows."""
     return KeyStates(
         model.initial(keys), np.zeros(keys, np.int64), np.zeros(keys, np.int64), np.zeros(keys, np.float64)
     )
 
 
-class Taken(NamedTuple):
-    """One round as it was taken, for those who look on while `run` runs.
+class Round(NamedTuple):
+    """One applied round, as `run` passes it to `on_round`.
 
-    place  where its rows are in the order of the rounds; keys: where its keys are among `Rounds.keys`
-    before (size, K) states before the rows, a view that does not outlive the call; rows; step
+    place  positions of its rows in the order of the rounds; keys: positions of its keys in `Rounds.keys`
+    before (size, K) states before the rows, a view that is valid during the call only
     """
 
     place: slice
@@ -143,20 +143,20 @@ def run(
     states: KeyStates,
     rows: SortedRows,
     unit: float,
-    look: Callable[[Taken], None] | None = None,
+    on_round: Callable[[Round], None] | None = None,
 ) -> tuple[KeyStates, Outputs]:
-    """Return the keys after the rows, and what the filter says after each row.
+    """Return the keys' states after the rows, and the filter's outputs for each row.
 
     unit: microseconds in the model's unit of time. A row before its key's event_time is late and not applied.
-    A flagged row leaves its key as it was, its event time included, so that the next row is predicted from
-    the last good one. A key's results do not depend, in any bit, on the other keys or on how its rows are
-    cut into calls. `look` is shown every round; the rounds are those of the rows that are not late.
+    A flagged row leaves its key's state and event time unchanged, so the next row is predicted from the last
+    good one. No bit of a key's results depends on the other keys or on how its rows are split into calls.
+    `on_round` is called with every round of the rows that are not late.
     """
     late = late_rows(states, rows)
     if late.any():
         kept = np.flatnonzero(~late)
         part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
-        states, outputs = run(model, states, part, unit, look)
+        states, outputs = run(model, states, part, unit, on_round)
         return states, spread(outputs, kept, late)
     plan = rounds(rows.key)
     time, y, u = rows.time[plan.order], rows.y[:, plan.order], rows.u[:, plan.order]
@@ -169,22 +169,22 @@ def run(
         first = count[prefix] == 0
         dt = np.where(first, 0, time[part] - event_time[prefix]) / unit
         taken = Rows(dt, first, y[:, part], u[:, part])
-        after, said = model.step(values[:, prefix], taken)
-        if look is not None:
-            look(Taken(part, prefix, values[:, prefix], taken, said))
+        after, step = model.step(values[:, prefix], taken)
+        if on_round is not None:
+            on_round(Round(part, prefix, values[:, prefix], taken, step))
         outputs.mean[:, part], outputs.covariance[:, part] = model.moments(after)
-        outputs.log_likelihood[part], outputs.nis[part], outputs.flag[part] = said[:3]
-        for name, value in said.extra.items():
+        outputs.log_likelihood[part], outputs.nis[part], outputs.flag[part] = step[:3]
+        for name, value in step.extra.items():
             outputs.extra[name][:, part] = value
-        good = said.flag == 0
+        good = step.flag == 0
         if good.all():
             event_time[prefix] = time[part]
             count[prefix] += 1
-            total[prefix] += said.log_likelihood
+            total[prefix] += step.log_likelihood
         else:
             event_time[prefix] = np.where(good, time[part], event_time[prefix])
             count[prefix] += good
-            total[prefix] += np.where(good, said.log_likelihood, 0.0)
+            total[prefix] += np.where(good, step.log_likelihood, 0.0)
         values[:, prefix] = after
     after_all = KeyStates(
         states.values.copy(), states.event_time.copy(), states.count.copy(), states.log_likelihood.copy()
@@ -219,12 +219,12 @@ def picked(outputs: Outputs, place: Integers) -> Outputs:
 
 
 def spread(outputs: Outputs, kept: Integers, late: np.ndarray) -> Outputs:
-    """Return outputs for all rows, of which those `kept` were applied and the others are late."""
+    """Return outputs for all rows, given those of the applied rows `kept`; the others are late."""
     return _each(outputs, lambda array: among(array, kept, len(late)))._replace(late=late)
 
 
 def among(array: np.ndarray, kept: Integers, rows: int) -> np.ndarray:
-    """Return values of all `rows`, those of the rows `kept` as given and NaN (or 0) for the others."""
+    """Return values for all `rows`: as given at the indices `kept`, NaN (or 0) elsewhere."""
     fill = np.nan if array.dtype == np.float64 else 0
     full = np.full((*array.shape[:-1], rows), fill, array.dtype)
     full[..., kept] = array

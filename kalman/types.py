@@ -1,4 +1,4 @@
-"""The nouns that every filter shares: rows in, steps out, and what a filter is."""
+"""The types that all filters share: rows in, steps out, and the protocol of a filter."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -12,7 +12,7 @@ Entry = float | Array
 
 
 class ModelError(ValueError):
-    """A model definition that cannot be built: which field, what is wrong, what to do about it."""
+    """A model definition that cannot be built: the field, the problem and the remedy."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{field}: {problem}; {remedy}")
@@ -46,13 +46,13 @@ class Rows(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one row said about each of K keys.
+    """The result of one row for each of K keys.
 
     log_likelihood (K,) of the row, with its constant; 0 when nothing was observed, NaN when flagged
     nis            (K,) normalised innovation squared; NaN when nothing was predicted and observed, or when
                    flagged, unless the flag is that the NIS is beyond the gate
     flag           (K,) uint8, a code of `kalman.flags`; a flagged key's state is as it was before the row
-    extra          name -> (d, K), what the filter says beyond mean and covariance
+    extra          name -> (d, K), the outputs beyond mean and covariance
     """
 
     log_likelihood: Array
@@ -64,8 +64,8 @@ class Step(NamedTuple):
 class Filter(Protocol):
     """A filter over K independent keys, immutable and picklable.
 
-    The state of K keys is one array (size, K), laid out by `fields` in order. Everything is elementwise
-    along the key axis, so that a key's numbers do not depend on which other keys are in the same call.
+    The state of K keys is one array (size, K), laid out by `fields` in order. All operations are elementwise
+    along the key axis, so a key's numbers do not depend on the other keys in the call.
     """
 
     @property
@@ -86,7 +86,7 @@ class Filter(Protocol):
         ...
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said."""
+        """Return the state (size, K) after one row for each key, and the rows' `Step`."""
         ...
 
     def moments(self, state: Array) -> tuple[Array, Array]:
@@ -98,14 +98,16 @@ class Filter(Protocol):
         ...
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
         ...
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known.
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).
 
-        What else the state holds begins as that of a key without rows. Raises ModelError where a filter's state is
-        more than mean and covariance.
+        All else in the state is as for a key without rows.
+
+        Raises:
+            ModelError: mean and covariance do not determine the filter's state.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""From a definition to a linear filter in another form, or an extended, unscented or cubature filter."""
+"""Build linear filters in any form, and extended, unscented and cubature filters, from definitions."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -115,7 +115,7 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
 
 
 class Seen(NamedTuple):
-    """How the state is measured, as `definition.Observation`, H perhaps a function."""
+    """The observation of a definition, as `definition.Observation`; H may be a function."""
 
     H: Cells | FunctionObservation
     R: tuple[Cell, ...]
@@ -176,7 +176,7 @@ def _rule(kind: str, definition: Definition, n: int) -> Rule | None:
 
 
 def _checked(model: GaussianFilter) -> GaussianFilter:
-    """Raise where the information form would have to divide by a noise that is not there."""
+    """Return the filter. Raises ModelError where the information form would divide by singular noise."""
     if model.form == "information" and not model.noisy and "R" not in model.own:
         raise ModelError(
             "observation.R",

@@ -1,4 +1,4 @@
-"""From a definition with `modes` to an IMM or MMAE filter: each mode is built as a model of its own."""
+"""Build an IMM or MMAE filter from a definition with `modes`; each mode is built as a model of its own."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,11 +11,11 @@ from kalman.models.definition import Definition
 from kalman.types import Filter, ModelError
 
 FLOOR = 1e-12
-"""The probability that no mode falls below, unless the definition says otherwise."""
+"""Default lower bound of a mode's probability."""
 OWN = ("filter", "modes", "transition", "imm", "mmae", "learn", "smoothing", "adaptive", "storage")
-"""What a definition's modes do not inherit."""
+"""Sections of a definition that its modes do not inherit."""
 SHARED = ("transition", "initial.mode_probabilities")
-"""What is learned of the modes together."""
+"""Learned parameters that belong to all modes together."""
 
 Build = Callable[[Definition, Mapping[str, Any]], Filter]
 
@@ -52,7 +52,9 @@ def _floor(field: str, section: Mapping[str, Any], modes: int) -> float:
     floor = checks.positive(f"{field}.floor", section.get("floor", FLOOR))
     if floor * modes >= 1.0:
         raise ModelError(
-            f"{field}.floor", f"{floor!r} leaves nothing to tell", "write a small one, such as 1e-12"
+            f"{field}.floor",
+            f"{floor!r} leaves the probabilities no room",
+            "write a small one, such as 1e-12",
         )
     return floor
 
@@ -60,7 +62,7 @@ def _floor(field: str, section: Mapping[str, Any], modes: int) -> float:
 def _modes(
     definition: Definition, build: Build, learned: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], tuple[Filter, ...], tuple[float, ...]]:
-    """Return names, filters and first probabilities of the modes."""
+    """Return names, filters and initial probabilities of the modes."""
     if definition.get("adaptive") is not None:
         raise ModelError("adaptive", "modes are told apart by their fixed noise", "remove it")
     written = definition.get("modes")
@@ -113,7 +115,7 @@ def _modes(
 def _mode(
     j: int, shared: Mapping[str, Any], mode: Mapping[str, Any], build: Build, learned: Mapping[str, Any]
 ) -> Filter:
-    """Return a mode's filter, with what it learned; what it does not say is as in the definition around it."""
+    """Return a mode's filter with its learned parameters; it inherits missing sections from the definition."""
     field = f"modes[{j}]"
     for name in (
         "states",

@@ -1,4 +1,4 @@
-"""From a model definition, as written in a spec, to a filter."""
+"""Build a filter of any kind from a model definition as written in a spec."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,9 +21,9 @@ from kalman.types import Filter, ModelError
 
 
 def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -> Filter:
-    """Return the filter that a definition describes, with learned `parameters` in place of the written ones.
+    """Return the filter of a definition, with learned `parameters` in place of the written ones.
 
-    Of what was learned for groups of keys, those of all keys together (`kalman.models.groups` has the others).
+    Where parameters were learned by group, the pooled ones are used (`kalman.models.groups` has the groups').
 
     The definition has the keys of a model spec: filter, states, measurement, control, process, observation,
     initial, learn, robust, adaptive, smoothing, storage, modes, transition, imm, mmae, mixture. Raises
@@ -53,7 +53,7 @@ FORMED: dict[str, Builder] = {
     "unscented": build_unscented,
     "cubature": build_cubature,
 }
-"""What builds each kind of filter that has a `form`."""
+"""Builders of the kinds of filters that have a `form`."""
 
 FILTERS: dict[str, Builder] = {
     **FORMED,
@@ -64,7 +64,7 @@ FILTERS: dict[str, Builder] = {
     "mmae": lambda definition, learned: build_mmae(definition, build, learned),
     **dict.fromkeys(FAMILIES, build_mixture),
 }
-"""What builds each kind of filter. A new kind is one more entry."""
+"""Builders by kind of filter. A new kind is one more entry."""
 
 
 def _robust_linear(definition: Definition, learned: Mapping[str, Any]) -> Filter:
@@ -84,4 +84,4 @@ ROBUST: dict[str, Builder] = {
     "imm": FILTERS["imm"],
     "mmae": FILTERS["mmae"],
 }
-"""What builds a kind of filter with a section `robust` or `adaptive`."""
+"""Builders by kind of filter for definitions with a section `robust` or `adaptive`."""

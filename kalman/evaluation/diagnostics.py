@@ -1,4 +1,4 @@
-"""Is a filter consistent: are its innovations as large as it says, and without pattern?
+"""Tests of a filter's consistency: innovations of the predicted size (NIS, NEES) and without autocorrelation.
 
 Reference: Bar-Shalom, Li and Kirubarajan (2001), section 5.4, for NIS, NEES and their bounds; Ljung and Box (1978).
 """
@@ -11,16 +11,16 @@ from scipy.special import chdtrc, chdtri
 
 from kalman import flags
 from kalman.evaluation.forecast import check_measuring, variances
-from kalman.filters.measuring import bare, measured
-from kalman.filters.state_layout import BLOCK
+from kalman.filters.prediction import measured
+from kalman.filters.state_layout import BLOCK, innermost
 from kalman.linalg.entries import dot, minus, times
 from kalman.linalg.ldl import factor, whiten
-from kalman.run import Integers, KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run
+from kalman.run import Integers, KeyStates, Outputs, Round, SortedRows, among, late_rows, rounds, run
 from kalman.types import Array, Filter, Rows
 
 
 class Consistency(NamedTuple):
-    """Of each of K keys: NIS per component (1 is expected), its bounds, and the components it is of (K,)."""
+    """For each of K keys: mean NIS per component (1 expected), its bounds, and the number of components (K,)."""
 
     ratio: Array
     low: Array
@@ -28,12 +28,12 @@ class Consistency(NamedTuple):
     components: Array
 
     def outside(self) -> npt.NDArray[np.bool_]:
-        """Return which keys (K,) are outside their bounds; one without a component is not."""
+        """Return which keys (K,) are outside their bounds; keys without components are not."""
         return (self.ratio < self.low) | (self.ratio > self.high)
 
 
 class LjungBox(NamedTuple):
-    """Of each of K series: the statistic, its p-value (NaN where too short), values used (K,)."""
+    """For each of K series: the statistic, its p-value (NaN where too short), number of values used (K,)."""
 
     statistic: Array
     p_value: Array
@@ -41,7 +41,7 @@ class LjungBox(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Exponentially weighted NIS of K keys: sums (K,) of NIS, of its components, and of NIS's variances."""
+    """Exponentially weighted sums (K,) of NIS, of its components, and of the variances of NIS."""
 
     nis: Array
     components: Array
@@ -49,32 +49,32 @@ class Running(NamedTuple):
 
 
 class Watch:
-    """Notes the normalised innovations while `run` or `smooth` goes through rows: what they are shown as `look`.
+    """Records the normalised innovations of a run: pass it to `run` or `smooth` as `on_round`.
 
-    In a right model they are independent N(0, 1). Component i of a row is normalised given those before it in
-    the row.
+    Under the right model they are independent N(0, 1). Component i of a row is normalised given components
+    0 to i - 1.
     """
 
     def __init__(self, model: Filter, states: KeyStates, rows: SortedRows) -> None:
-        """Prepare for rows from where the keys stand. Raises ModelError where the filter cannot be judged."""
+        """Prepare for rows after these states. Raises ModelError where the filter predicts no measurement."""
         check_measuring(model)
         self._model = model
         self._kept = np.flatnonzero(~late_rows(states, rows))
         self._rows = len(rows.key)
         self._place = rounds(rows.key[self._kept]).place
         self._found = np.full((model.measurements, len(self._kept)), np.nan)
-        self._waiting: list[Taken] = []
+        self._waiting: list[Round] = []
         self._size = 0
 
-    def __call__(self, taken: Taken) -> None:
-        """Note one round."""
+    def __call__(self, taken: Round) -> None:
+        """Record one round."""
         self._waiting.append(taken._replace(before=taken.before.copy()))
         self._size += len(taken.rows.dt)
         if self._size >= BLOCK:
             self._work()
 
     def _work(self) -> None:
-        """Work out the rounds that wait, all at once: rows do not care which others are in the same call."""
+        """Normalise the pending rounds in one call; rows do not depend on the others in the call."""
         if not self._waiting:
             return
         before = np.concatenate([taken.before for taken in self._waiting], axis=1)
@@ -92,8 +92,7 @@ class Watch:
     def normalised(self) -> Array:
         """Return the normalised innovations (m, N).
 
-        NaN where a component is missing or nothing was predicted (the state it sees is still diffuse), and
-        where a row is late or flagged.
+        NaN where a component is missing or sees a state that is still diffuse, and where a row is late or flagged.
         """
         self._work()
         return among(self._found[:, self._place], self._kept, self._rows)
@@ -102,7 +101,7 @@ class Watch:
 def innovations(
     model: Filter, states: KeyStates, rows: SortedRows, unit: float
 ) -> tuple[KeyStates, Outputs, Array]:
-    """Return what `run` returns, and the normalised innovations (m, N) as `Watch` notes them."""
+    """Return the results of `run`, and the normalised innovations (m, N) of `Watch`."""
     watch = Watch(model, states, rows)
     states, outputs = run(model, states, rows, unit, watch)
     return states, outputs, watch.normalised()
@@ -111,11 +110,12 @@ def innovations(
 def _normalised(model: Filter, before: Array, rows: Rows, flag: npt.NDArray[np.uint8]) -> Array:
     """Return the normalised innovations (m, K) of one row for each key."""
     y = rows.y
-    model, before = bare(model, before)
+    model = innermost(model)
+    before = before[: model.size]
     predicted, _ = model.step(before, rows._replace(y=np.full_like(y, np.nan)))
     mean, covariance = measured(model, predicted, rows.u)
     known = ~np.isnan(y) & np.isfinite(variances(covariance)) & (flag == flags.WELL)
-    with np.errstate(all="ignore"):  # what is not known is left out
+    with np.errstate(all="ignore"):  # unknown components are left out
         factors = factor(list(covariance), list(known))
         v = [np.where(has, a - b, 0.0) for a, b, has in zip(y, mean, known, strict=True)]
         white = whiten(factors.L, v)
@@ -138,7 +138,7 @@ def nees(mean: Array, covariance: Array, truth: Array) -> Array:
 
 
 def mean_bounds(dimension: int, count: int | Array, probability: float = 0.95) -> tuple[Array, Array]:
-    """Return the bounds that the mean of `count` chi-squares of that dimension is between with a probability."""
+    """Return the interval that holds the mean of `count` chi-squares of this dimension with this probability."""
     degrees = np.asarray(count, float) * dimension
     tail = 0.5 * (1.0 - probability)
     with np.errstate(all="ignore"):
@@ -149,7 +149,7 @@ def mean_bounds(dimension: int, count: int | Array, probability: float = 0.95) -
 def consistency(
     key: Integers, nis: Array, components: Integers, keys: int, probability: float = 0.95
 ) -> Consistency:
-    """Return how the NIS of each of K keys fits its chi-square distribution.
+    """Return the mean NIS of each of K keys and its chi-square bounds.
 
     key, nis, components (N,): rows in any order; a row whose NIS is NaN does not count.
     """
@@ -162,9 +162,9 @@ def consistency(
 
 
 def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10) -> LjungBox:
-    """Return whether each key's series is correlated with itself up to a lag.
+    """Return the test of each key's series for autocorrelation up to a lag.
 
-    key (N,) non-decreasing; values (N,) in the order of time, of which NaN is skipped. The p-value is NaN where
+    key (N,) non-decreasing; values (N,) in the order of time; NaN is skipped. The p-value is NaN where
     a series has no more values than lags, or does not vary.
 
     Reference: Ljung and Box (1978), equation 1.1; with the mean removed.
@@ -186,14 +186,14 @@ def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10) -> LjungB
 
 
 def begin_running(keys: int) -> Running:
-    """Return the running NIS of keys that have no row yet."""
+    """Return the running NIS of keys without rows."""
     return Running(np.zeros(keys), np.zeros(keys), np.zeros(keys))
 
 
 def add_running(running: Running, nis: Array, components: Array, forgetting: float) -> Running:
     """Return the running NIS of K keys after one row each; a row whose NIS is NaN changes nothing.
 
-    forgetting: what an older row's weight is multiplied by at each row, in (0, 1]: 0.95 looks back about 20 rows.
+    forgetting: factor in (0, 1] by which each row reduces the weight of older rows; 0.95 is a memory of 20 rows.
     """
     weight = [forgetting, forgetting, forgetting * forgetting]
     added = [nis, components, 2.0 * np.asarray(components, float)]
@@ -216,7 +216,7 @@ def judge_running(running: Running, probability: float = 0.95) -> Consistency:
 def running_consistency(
     key: Integers, nis: Array, components: Integers, forgetting: float = 0.95, probability: float = 0.95
 ) -> Consistency:
-    """Return the running NIS and its bounds after each of N rows, sorted by key and time, from each key's first."""
+    """Return the running NIS and its bounds after each of N rows, sorted by key and time."""
     plan = rounds(key)
     values, degrees = nis[plan.order], components[plan.order].astype(float)
     state = begin_running(len(plan.keys))

@@ -1,4 +1,4 @@
-"""Forecasts: what a filter expects of its keys' states and measurements at times to come."""
+"""Forecasts of keys' states and measurements."""
 
 from typing import NamedTuple
 
@@ -7,23 +7,19 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from kalman import flags
-from kalman.filters.linear import LinearFilter
-from kalman.filters.measuring import Measuring, bare, measured, silent
-from kalman.filters.robust.linear import RobustLinearFilter
-from kalman.filters.rounded import unrounded
+from kalman.filters.prediction import Measuring, measured, predicts_no_measurement
+from kalman.filters.state_layout import innermost
 from kalman.linalg.packing import order_of, packed_index, packed_size
 from kalman.run import KeyStates
-from kalman.smoothers.cross_lag import CrossLagFilter
-from kalman.smoothers.fixed_lag import FixedLagFilter
 from kalman.types import Array, Filter, ModelError, Rows
 
 
 class Forecast(NamedTuple):
-    """What is expected of K keys at S times to come; covariances packed lower, infinite where nothing is known.
+    """Forecasts for K keys at S times; covariances packed lower, infinite where nothing is known.
 
     mean (n, S, K), covariance (n(n+1)/2, S, K) of the state
     measurement_mean (m, S, K), measurement_covariance (m(m+1)/2, S, K), its noise included
-    flag (S, K) uint8 code of `kalman.flags`; a flagged time and those after it are NaN
+    flag (S, K) uint8 code of `kalman.flags`; NaN from the first flagged time on
     """
 
     mean: Array
@@ -34,28 +30,29 @@ class Forecast(NamedTuple):
 
 
 def check_measuring(model: Filter) -> None:
-    """Raise ModelError where the filter does not say what it expects to measure."""
-    if not isinstance(
-        unrounded(model), FixedLagFilter | CrossLagFilter | RobustLinearFilter | LinearFilter | Measuring
-    ):
-        raise silent()
+    """Raise ModelError where the filter does not predict its measurements."""
+    if not isinstance(innermost(model), Measuring):
+        raise predicts_no_measurement()
 
 
 def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None) -> Forecast:
-    """Return what is expected of K keys after each of S steps from where they stand.
+    """Return the forecasts of K keys after each of S steps.
 
-    dt (S, K) time of each step in the model's unit, the first from the key's newest row; u (S, c, K) control
-    of each step. A key without rows stands at its initial distribution, before which nothing is predicted.
-    Raises ModelError where the model needs control that is not given.
+    dt (S, K) time of each step in the model's unit, the first counted from the key's newest row; u (S, c, K)
+    control of each step. A key without rows starts at its initial distribution, without a prediction.
+
+    Raises:
+        ModelError: the model needs control and none is given, or it predicts no measurement.
 
     Reference: Durbin and Koopman (2012), section 4.11: a forecast is the filter's output for missing rows.
     """
     steps, keys = dt.shape
     if u is None:
         if model.controls:
-            raise ModelError("control", "is not known for the time to come", "give the control of each step")
+            raise ModelError("control", "is not known in the future", "give the control of each step")
         u = np.empty((steps, 0, keys))
-    model, values = bare(model, states.values)
+    model = innermost(model)
+    values = states.values[: model.size]
     n, m = len(model.states), model.measurements
     result = Forecast(
         np.full((n, steps, keys), np.nan),
@@ -68,8 +65,8 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
     flag = np.zeros(keys, np.uint8)
     for s in range(steps):
         first = (states.count == 0) & (s == 0)
-        values, said = model.step(values, Rows(np.where(first, 0.0, dt[s]), first, missing, u[s]))
-        flag = np.where(flag == flags.WELL, said.flag, flag)
+        values, step = model.step(values, Rows(np.where(first, 0.0, dt[s]), first, missing, u[s]))
+        flag = np.where(flag == flags.WELL, step.flag, flag)
         good = flag == flags.WELL
         for kept, found in zip(
             result, (*model.moments(values), *measured(model, values, u[s])), strict=False
@@ -80,7 +77,7 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
 
 
 def interval(mean: Array, variance: Array, probability: float) -> tuple[Array, Array]:
-    """Return the lower and upper bound that a normal value is between with this probability.
+    """Return the bounds of the central interval that holds a normal value with this probability.
 
     mean and variance of any one shape; an infinite variance has infinite bounds. Raises ValueError.
     """

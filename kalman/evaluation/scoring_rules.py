@@ -1,4 +1,4 @@
-"""How good a normal forecast was, once what it was of has been measured: scores of which less is better."""
+"""Scoring rules of normal forecasts against the later measurement; lower is better."""
 
 import numpy as np
 from scipy.special import ndtr
@@ -9,9 +9,9 @@ _SQRT_PI = np.sqrt(np.pi)
 
 
 def crps(mean: Array, variance: Array, y: Array) -> Array:
-    """Return the continuous ranked probability score of N(mean, variance) where y was measured.
+    """Return the continuous ranked probability score of N(mean, variance) for the measurement y.
 
-    In the unit of y; of a forecast without spread it is the absolute error. Arguments of any one shape.
+    In the unit of y; the absolute error where the variance is 0. Arguments of any one shape.
 
     Reference: Gneiting and Raftery (2007), "Strictly proper scoring rules, prediction, and estimation", equation 21,
     with the sign turned.

@@ -1,7 +1,7 @@
 """The part of the covariance that is still infinite, P_inf = A A', kept as its factor A (n rows, q columns).
 
-In factored form a direction that a measurement determines is a column that becomes exactly zero: the rank
-falls by one, and no rounding is left that could pass for ignorance. q is the number of diffuse states.
+In factored form a measurement that determines a direction makes a column exactly zero: the rank falls by one,
+and no rounding error remains that looks like a diffuse direction. q is the number of diffuse states.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ import numpy as np
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, minus, over, plus, times
 
 TOLERANCE = 1e-9
-"""|A' h| below this part of the largest value it could have is the rounding of zero."""
+"""|A' h| below this fraction of its largest possible value is a rounded zero."""
 
 
 def rows_of(entries: Sequence[Entry], n: int) -> list[list[Entry]]:
-    """Return A as its rows, from the state's row-major entries."""
+    """Return the rows of A, from the state's row-major entries."""
     q = len(entries) // n
     return [list(entries[i * q : (i + 1) * q]) for i in range(n)]
 
@@ -32,7 +32,7 @@ def predict(F: Matrix, A: Matrix) -> list[list[Entry]]:
 
 
 def measure(A: Matrix, h: Vector) -> tuple[list[Entry], list[Entry], Entry, np.ndarray]:
-    """Return b = A' h, M_inf = P_inf h, F_inf = h P_inf h', and which keys h sees undetermined."""
+    """Return b = A' h, M_inf = P_inf h, F_inf = h P_inf h', and for which keys h is undetermined."""
     b = [dot(h, column) for column in zip(*A, strict=True)]
     F_inf = dot(b, b)
     reach = dot([abs(a) if isinstance(a, float) else np.abs(a) for a in h], [_length(row) for row in A])
@@ -43,9 +43,8 @@ def measure(A: Matrix, h: Vector) -> tuple[list[Entry], list[Entry], Entry, np.n
 def determine(A: Matrix, h: Vector, where: np.ndarray) -> list[list[Entry]]:
     """Return a factor of P_inf - M_inf M_inf' / F_inf for the keys `where`, the same A for the others.
 
-    A Householder reflection turns A' h into one column, the one that it is largest in, and that column is
-    what the measurement determines. Columns that are zero stay zero. What is left of a state that is
-    determined is rounding, and becomes zero too.
+    A Householder reflection turns A' h into its largest component's column, which the measurement determines.
+    Zero columns stay zero. The remainder of a determined state is rounding, and is set to zero.
     """
     b, M_inf, F_inf, _ = measure(A, h)
     size = [np.abs(a) for a in b]

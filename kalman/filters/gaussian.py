@@ -1,7 +1,7 @@
 """Gaussian filters beyond the linear one in covariance form: extended, unscented, cubature; square roots, information.
 
-One step is two straight lines with the model's own functions called before each: what moved the state, then what was
-seen of it. `kalman.filters.gaussian_programs` writes the lines.
+One step is two programs, prediction and update, with the model's own functions f and h called before each.
+`kalman.filters.gaussian_programs` writes the programs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kalman import flags
-from kalman.filters import gaussian_programs as lines
+from kalman.filters import gaussian_programs as programs
 from kalman.filters.prediction import Prediction
 from kalman.filters.sigma_points import Rule
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
@@ -27,17 +27,17 @@ from kalman.types import Array, Rows, Step
 
 FORMS = ("covariance", "square_root", "information")
 BLOCK = 1024
-"""Keys worked on at a time: points are many rows, and 1024 keys of them stay in the processor's cache."""
+"""Keys in a block: sigma points take many rows, and those of 1024 keys stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
 class GaussianFilter(StateLayout):
-    """A filter that keeps a mean and a covariance, or its factor, and takes the model's functions as the rule says.
+    """A filter of a mean and a covariance or its factor, by first derivatives or sigma points.
 
     rule        points of the unscented or cubature filter; None: first derivatives (linear and extended)
     form        of the state and the update: covariance, square_root or information
     parameters  all with their values: the process's and R
-    own         names of those that each key has for itself, in its state
+    own         names of the parameters that each key has of its own, in its state
     mean, covariance (packed): the state at a key's first row
     offset, noise_scale: of a measurement by a matrix; what R is multiplied by. These, H, R and the process may have
                 entries from columns
@@ -59,7 +59,7 @@ class GaussianFilter(StateLayout):
 
     @property
     def fading(self) -> float:
-        """What the standard deviations that are carried on are multiplied by."""
+        """Factor of the predicted standard deviations, before process noise."""
         return 1.0
 
     @property
@@ -74,7 +74,7 @@ class GaussianFilter(StateLayout):
 
     @property
     def rooted(self) -> bool:
-        """Whether the state has the factor of the covariance in its place."""
+        """Whether the state holds the covariance's factor in its place."""
         return self.form == "square_root"
 
     @cached_property
@@ -133,7 +133,7 @@ class GaussianFilter(StateLayout):
         return np.concatenate([np.asarray(mean, float), *others])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known."""
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""
         if not self.rooted:
             return super().from_moments(mean, covariance)
         state = self.initial(np.shape(mean)[1])
@@ -145,7 +145,7 @@ class GaussianFilter(StateLayout):
         return state
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said."""
+        """Return the state (size, K) after one row for each key, and the rows' `Step`."""
         return in_blocks(state, rows, self.outputs, self._step_block, BLOCK)
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
@@ -154,7 +154,7 @@ class GaussianFilter(StateLayout):
         with np.errstate(all="ignore"):
             moved, _ = self._moved(state, rows)
             out = np.empty((n + packed_size(n) + n * n, keys))
-            run_line(lines.cross_line(self), [*state, rows.dt, *rows.u, *moved], list(out))
+            run_program(programs.cross_program(self), [*state, rows.dt, *rows.u, *moved], list(out))
         return Prediction(out[:n], out[n : n + packed_size(n)], out[n + packed_size(n) :].reshape(n, n, keys))
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
@@ -166,7 +166,9 @@ class GaussianFilter(StateLayout):
         with np.errstate(all="ignore"):
             seen, place, _ = self._seen(state[: self.gaussian_size])
             out = np.empty((m + packed_size(m), keys))
-            run_line(lines.measured_line(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out])
+            run_program(
+                programs.measured_program(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out]
+            )
         return out[:m], out[m:]
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
@@ -178,8 +180,8 @@ class GaussianFilter(StateLayout):
         checks = np.empty((3, state.shape[1]))
         own = state[self.gaussian_size :]
         target.state[self.gaussian_size :] = own
-        run_line(
-            lines.update_line(self, presents[0] is not None),
+        run_program(
+            programs.update_program(self, presents[0] is not None),
             [*place, *own, *rows.u, *seen, *rows.y, *masks],
             [*target.state[: self.gaussian_size], target.log_likelihood, target.nis, *checks],
         )
@@ -211,20 +213,20 @@ class GaussianFilter(StateLayout):
     def _prior(
         self, state: Array, rows: Rows, first: np.ndarray | bool
     ) -> tuple[Array, list[Array], Array | float]:
-        """Return the state before the measurement (n + p, K), what the process's functions gave, and `sound`."""
+        """Return the predicted state (n + p, K), the values of the process's functions, and `sound`."""
         if first is True:
             return state[: self.gaussian_size], [], np.inf
         moved, sound = self._moved(state, rows)
         masks = [first] if isinstance(first, np.ndarray) else []
         prior = np.empty((self.gaussian_size, state.shape[1]))
         sound_after = np.empty(state.shape[1])
-        line = lines.predict_line(self, bool(masks))
-        run_line(line, [*state, rows.dt, *rows.u, *moved, *masks], [*prior, sound_after])
+        program = programs.predict_program(self, bool(masks))
+        run_program(program, [*state, rows.dt, *rows.u, *moved, *masks], [*prior, sound_after])
         sound = np.minimum(sound, sound_after)
         return prior, moved, np.where(rows.first, np.inf, sound) if masks else sound
 
     def _moved(self, state: Array, rows: Rows) -> tuple[list[Array], Array | float]:
-        """Return what the process's functions say of the state, as rows, and `sound`."""
+        """Return the values of the process's functions, as rows, and `sound`."""
         process = self.process
         if not isinstance(process, FunctionProcess):
             return [], np.inf
@@ -243,8 +245,7 @@ class GaussianFilter(StateLayout):
         return moved + ([] if noise is None else [*noise]), sound
 
     def _seen(self, prior: Array) -> tuple[list[Array], list[Array], Array | float]:
-        """Return what the observation's functions say of the state, as rows; the state as the update takes it;
-        and `sound`."""
+        """Return the values of the observation's functions, as rows; the state as the update takes it; `sound`."""
         observation, n, keys = self.observation, len(self.states), prior.shape[1]
         if not isinstance(observation, FunctionObservation):
             return [], [*prior], np.inf
@@ -261,7 +262,9 @@ class GaussianFilter(StateLayout):
         n, keys, many = len(self.states), state.shape[1], self.rule.points
         drawn = np.empty((n * many, keys))
         L, sound = np.empty((packed_size(n), keys)), np.empty((1, keys))
-        run_line(lines.points_line(self), list(state[: self.gaussian_size]), [*drawn, *L, *sound])
+        run_program(
+            programs.sigma_points_program(self), list(state[: self.gaussian_size]), [*drawn, *L, *sound]
+        )
         return drawn.reshape(n, many * keys), L, sound[0]
 
     def _deviations(self, state: Array) -> Array:
@@ -274,9 +277,9 @@ class GaussianFilter(StateLayout):
         return np.sqrt(np.maximum(second[[packed_index(i, i) for i in range(n)]], 0.0))
 
 
-def run_line(line: Program, inputs: list[Array], outputs: list[Array]) -> None:
-    """Run a line on inputs (K,) into outputs (K,)."""
-    line(inputs, np.empty((line.buffers, len(outputs[0]))), outputs)
+def run_program(program: Program, inputs: list[Array], outputs: list[Array]) -> None:
+    """Run a program on inputs (K,) into outputs (K,)."""
+    program(inputs, np.empty((program.buffers, len(outputs[0]))), outputs)
 
 
 def _finite(rows: list[Array]) -> Any:

@@ -1,4 +1,7 @@
-"""The straight lines of a `GaussianFilter` between its model's functions: draw points, predict, update."""
+"""The programs of a `GaussianFilter` between its model's functions: draw sigma points, predict, update.
+
+`sound` is an output that is below zero where the result is not a covariance.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=64)
-def points_line(model: GaussianFilter) -> Program:
-    """Write the line from mean and covariance, or factor, to points, the factor, and whether there is one."""
+def sigma_points_program(model: GaussianFilter) -> Program:
+    """Return the program from mean and covariance or factor to sigma points, the factor, and `sound`."""
     assert model.rule is not None
     tape = Tape()
     state = tape.symbols(model.gaussian_size)
@@ -38,9 +41,12 @@ def points_line(model: GaussianFilter) -> Program:
 
 
 @lru_cache(maxsize=64)
-def predict_line(model: GaussianFilter, some_first: bool) -> Program:
-    """Write the line from state, dt, control, what the process's functions gave, and which keys are at their first
-    row, to mean and covariance, or factor, before the measurement, and whether there is one."""
+def predict_program(model: GaussianFilter, some_first: bool) -> Program:
+    """Return the program of a prediction.
+
+    Inputs: state, dt, control, the values of the process's functions, and which keys are at their first row. Outputs:
+    predicted mean and covariance or factor, `sound`.
+    """
     tape = Tape()
     inputs, state, predicted = _predicted(model, tape)
     n = len(model.states)
@@ -54,9 +60,11 @@ def predict_line(model: GaussianFilter, some_first: bool) -> Program:
 
 
 @lru_cache(maxsize=64)
-def cross_line(model: GaussianFilter) -> Program:
-    """Write the line from what `predict_line` takes, without first rows, to predicted mean, packed covariance, and the
-    covariance of the state before with the predicted one, row by row."""
+def cross_program(model: GaussianFilter) -> Program:
+    """Return the program from the inputs of `predict_program`, without first rows, to the smoother's prediction.
+
+    Outputs: predicted mean, packed covariance, and row by row the covariance of the previous with the predicted state.
+    """
     tape = Tape()
     inputs, _, predicted = _predicted(model, tape)
     P = cholesky.gram(predicted.S) if model.rooted else predicted.S
@@ -64,7 +72,7 @@ def cross_line(model: GaussianFilter) -> Program:
 
 
 class Predicted(NamedTuple):
-    """A prediction: mean, covariance or factor, `sound`, and what gives its covariance with the state before."""
+    """A prediction: mean, covariance or factor, `sound`; `cross` returns its covariance with the previous state."""
 
     m: list[Entry]
     S: list[Entry]
@@ -104,36 +112,36 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
 
 
 @lru_cache(maxsize=64)
-def update_line(model: GaussianFilter, missing: bool) -> Program:
-    """Write the line from the state before the measurement, the key's own parameters, what the observation's functions
-    gave, the measurement, and which components there are, to the state after it.
+def update_program(model: GaussianFilter, missing: bool) -> Program:
+    """Return the program of a measurement update.
 
-    Outputs: mean and covariance or factor, log-likelihood, NIS, a number that is finite when all is well, the least
-    variance of an innovation, and whether there is a covariance.
+    Inputs: predicted state, the key's own parameters, control, the values of the observation's functions, the
+    measurement, and which components are present. Outputs: mean and covariance or factor, log-likelihood, NIS, a
+    number that is finite when all is well, the least variance of an innovation, `sound`.
     """
     tape = Tape()
     n, count = len(model.states), model.measurements
-    place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
+    prior, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
     u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
-    values = values_of(model, [*place, *own])
+    values = values_of(model, [*prior, *own])
     y = tape.symbols(count)
     masks: list[Any] = tape.symbols(count, boolean=True) if missing else []
-    here = sight(model, place, values, u, seen, y, masks or [None] * count)
-    said = here.update(here.R)
-    sound = cholesky.every([said.sound, *noise_guards(model, values, u)])
-    m_after = [plus(a, b) for a, b in zip(place[:n], said.change, strict=True)]
-    total: Any = said.log_likelihood
-    for entry in (*m_after, *said.S):
+    here = observe_row(model, prior, values, u, seen, y, masks or [None] * count)
+    result = here.update(here.R)
+    sound = cholesky.every([result.sound, *noise_guards(model, values, u)])
+    m_after = [plus(a, b) for a, b in zip(prior[:n], result.change, strict=True)]
+    total: Any = result.log_likelihood
+    for entry in (*m_after, *result.S):
         total = plus(total, entry)
-    outputs = [*m_after, *said.S, said.log_likelihood, said.nis, total, said.innovation, sound]
-    return Program(tape, [*place, *own, *u, *seen, *y, *masks], outputs)
+    outputs = [*m_after, *result.S, result.log_likelihood, result.nis, total, result.innovation, sound]
+    return Program(tape, [*prior, *own, *u, *seen, *y, *masks], outputs)
 
 
-class Sight(NamedTuple):
-    """A measurement as it is seen: the innovation e, the noise R, what an update with some R gives; and
+class RowObservation(NamedTuple):
+    """A row's measurement at the predicted state: the innovation e, the noise R, and functions of them.
 
-    C: the covariance (packed) of the predicted measurement without its noise; H: how it depends on the state, to first
-    order, or as the points have it on average
+    update: of some R, the posterior; C: the covariance (packed) of the predicted measurement without its noise;
+    H: its Jacobian, or its regression on the state by the sigma points
     """
 
     e: list[Entry]
@@ -143,21 +151,21 @@ class Sight(NamedTuple):
     H: Callable[[], Any]
 
 
-def sight(
+def observe_row(
     model: GaussianFilter,
-    place: list[Any],
+    prior: list[Any],
     values: Values,
     u: list[Any],
     seen: list[Any],
     y: list[Any],
     presents: Sequence[Any],
-) -> Sight:
-    """Return how a row sees the state `place`, mean and covariance or factor, as `update_line` takes them."""
+) -> RowObservation:
+    """Return a row's observation of the predicted state; the inputs are those of `update_program`."""
     n, count = len(model.states), model.measurements
-    m, S = place[:n], place[n:]
+    m, S = prior[:n], prior[n:]
     R = _noise(model, values, u)
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
-        return _sight_of_points(model, S, seen, R, y, presents)
+        return _observe_by_points(model, S, seen, R, y, presents)
     if not isinstance(model.observation, FunctionObservation):
         written = resolve_matrix(model.observation, u)
         e = _differences(y, _expected(model, written, m, u))
@@ -165,7 +173,7 @@ def sight(
     else:
         H = posterior.masked(_rows(seen[count:], n), presents)
         e = _differences(y, seen[:count])
-    return Sight(
+    return RowObservation(
         e,
         R,
         lambda noise: _by_form(model, S, H, noise, e, presents),
@@ -181,15 +189,17 @@ def noise_guards(model: GaussianFilter, values: Values, u: list[Any]) -> list[En
 
 
 @lru_cache(maxsize=64)
-def measured_line(model: GaussianFilter) -> Program:
-    """Write the line from the state, as `update_line` takes it, the key's own parameters, the control and what
-    the observation's functions gave, to the mean and packed covariance of a measurement."""
+def measured_program(model: GaussianFilter) -> Program:
+    """Return the program of the predicted measurement: its mean and packed covariance.
+
+    Inputs: those of `update_program` but for the measurement.
+    """
     tape = Tape()
     n, count = len(model.states), model.measurements
-    place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
+    prior, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
     u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
-    R = _noise(model, values_of(model, [*place, *own]), u)
-    m, S = place[:n], place[n:]
+    R = _noise(model, values_of(model, [*prior, *own]), u)
+    m, S = prior[:n], prior[n:]
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         mean, slopes, bends, shift = sigma_points.regress(model.rule, _rows(seen, model.rule.points))
         square = model.rule.scale**2
@@ -203,12 +213,12 @@ def measured_line(model: GaussianFilter) -> Program:
         mean = seen[:count] if seen else _expected(model, H, m, u)
         spread = congruence(H, cholesky.gram(S) if model.rooted else S)
     return Program(
-        tape, [*place, *own, *u, *seen], [*mean, *(plus(a, r) for a, r in zip(spread, R, strict=True))]
+        tape, [*prior, *own, *u, *seen], [*mean, *(plus(a, r) for a, r in zip(spread, R, strict=True))]
     )
 
 
 def seen_width(model: GaussianFilter) -> int:
-    """Return how many rows the observation's functions give."""
+    """Return the number of rows of the values of the observation's functions."""
     n, count = len(model.states), model.measurements
     if not isinstance(model.observation, FunctionObservation):
         return 0
@@ -255,7 +265,7 @@ def _spread_on(model: GaussianFilter, S: Vector, F: Any, Q: Vector) -> list[Entr
 
 
 def _faded(model: GaussianFilter, S: Vector) -> Vector:
-    """Return the covariance, or its factor, that is carried on where memory fades."""
+    """Return the covariance, or its factor, after fading."""
     if model.fading == 1.0:
         return S
     return [times(model.fading if model.rooted else model.fading**2, a) for a in S]
@@ -297,7 +307,7 @@ def _spread_by_points(
 
 
 def _by_form(model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, presents: Any) -> Posterior:
-    """Update with a measurement that is a line, in the model's form."""
+    """Update with a linear measurement, in the model's form."""
     if model.rooted:
         return posterior.by_rotation(S, H, R, e, presents, model.noisy)
     if model.form == "information":
@@ -305,12 +315,12 @@ def _by_form(model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, pre
     return posterior.by_variance(S, H, R, e, presents)
 
 
-def _sight_of_points(
+def _observe_by_points(
     model: GaussianFilter, L: Vector, seen: list[Any], R: Vector, y: Vector, presents: Any
-) -> Sight:
-    """Return how a row sees the state by what the observation gave at the points, drawn with the factor L.
+) -> RowObservation:
+    """Return a row's observation by the values at the sigma points, drawn with the factor L.
 
-    In units of L the state is of unit variance and the slopes are its line; the bends are noise of the line.
+    In units of L the state has unit variance and the slopes are the regression; the bends add noise.
     """
     n, rule = len(model.states), model.rule
     assert rule is not None
@@ -326,25 +336,25 @@ def _sight_of_points(
         added = [plus(a, r) for a, r in zip(bent, noise, strict=True)]
         if rule.excess == 0.0:
             unit = [1.0 if i == j else 0.0 for i in range(n) for j in range(i + 1)]
-            said = posterior.by_rotation(unit, slopes, added, e, presents, model.noisy)
+            result = posterior.by_rotation(unit, slopes, added, e, presents, model.noisy)
         else:
             spread = cholesky.square(slopes)
             joint = [plus(a, minus(r, d)) for a, r, d in zip(spread, added, lost, strict=True)]
-            said = posterior.by_elimination(slopes, joint, e, presents)
-        after = cholesky.product(L, said.S)
-        return said._replace(
-            change=cholesky.apply(L, said.change), S=after if model.rooted else cholesky.gram(after)
+            result = posterior.by_elimination(slopes, joint, e, presents)
+        after = cholesky.product(L, result.S)
+        return result._replace(
+            change=cholesky.apply(L, result.change), S=after if model.rooted else cholesky.gram(after)
         )
 
     def covariance() -> list[Entry]:
         spread = [plus(a, b) for a, b in zip(cholesky.square(slopes), bent, strict=True)]
         return spread if rule.excess == 0.0 else [minus(a, d) for a, d in zip(spread, lost, strict=True)]
 
-    return Sight(e, list(R), updated, covariance, lambda: _unrooted(slopes, L))
+    return RowObservation(e, list(R), updated, covariance, lambda: _unrooted(slopes, L))
 
 
 def _unrooted(slopes: Any, L: Vector) -> list[list[Entry]]:
-    """Return H with H L = slopes; 0 for a state of which nothing is left open."""
+    """Return H with H L = slopes; 0 for a state without variance."""
     n, rows = len(slopes[0]), cholesky.rows_of(L)
     result: list[list[Entry]] = []
     for slope in slopes:

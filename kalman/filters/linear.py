@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman import flags
+from kalman.filters.diffuse import TOLERANCE, rows_of
 from kalman.filters.diffuse import covariance as diffuse_covariance
 from kalman.filters.diffuse import predict as predict_diffuse
-from kalman.filters.diffuse import rows_of
-from kalman.filters.recursions import choose, predict
+from kalman.filters.recursions import choose, congruence, predict
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import Scalar, Updated, presence, update
-from kalman.linalg.entries import Entry, Matrix, Vector, minus, times
+from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, minus, plus, times
 from kalman.linalg.packing import packed_index, packed_size
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.models import definition as definitions
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """How a row's measurement depends on the state: y = H x + offset + v, v ~ N(0, R), as entries."""
+    """A row's observation model: y = H x + offset + v, v ~ N(0, R), as entries."""
 
     H: Matrix
     R: Vector
@@ -148,6 +148,34 @@ class LinearFilter(StateLayout):
             resolve(self.offset or (0.0,) * self.measurements, u),
         )
 
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
+        """Return mean (m, K) and packed covariance of H x + offset + v in these states (size, K), u (c, K).
+
+        The covariance is infinite where the state is still diffuse.
+        """
+        keys = state.shape[1]
+        parts = self.split(list(state), self.is_diffuse(state))
+        H, R, offset = self.observed(list(u), parts.values)
+        mean = [plus(a, b) for a, b in zip(apply(H, parts.m), offset, strict=True)]
+        covariance = [plus(a, r) for a, r in zip(congruence(H, parts.P), R, strict=True)]
+        if parts.A is not None:
+            reach = [np.sqrt(dot(row, row)) for row in parts.A]
+            seen: list[list[Entry]] = []
+            for h in H:
+                b = [dot(h, column) for column in zip(*parts.A, strict=True)]
+                size = dot([abs(a) if isinstance(a, float) else np.abs(a) for a in h], reach)
+                real = np.greater(np.sqrt(dot(b, b)), TOLERANCE * np.asarray(size))
+                seen.append([np.where(real, a, 0.0) for a in b])
+            for i in range(len(seen)):
+                for j in range(i + 1):
+                    infinite, k = np.asarray(dot(seen[i], seen[j])), packed_index(i, j)
+                    covariance[k] = np.where(infinite == 0.0, covariance[k], np.copysign(np.inf, infinite))
+
+        def whole(entries: list[Entry]) -> Array:
+            return np.array([np.broadcast_to(entry, keys) for entry in entries], float)
+
+        return whole(mean), whole(covariance)
+
     def guard(self, u: Vector, values: Values, first: np.ndarray | bool) -> Entry | None:
         """Return an entry that is zero or more where the columns give covariances; None where there is no need."""
         guards: list[Entry] = [] if first is True else self.process.guards(u)
@@ -170,7 +198,7 @@ class LinearFilter(StateLayout):
         return sorted(used([self.H, self._constants["R"], self.offset, self.noise_scale]))
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said."""
+        """Return the state (size, K) after one row for each key, and the rows' `Step`."""
         return in_blocks(state, rows, self.outputs, self._step_block)
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
@@ -298,7 +326,7 @@ def traced(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, d
 
 @lru_cache(maxsize=64)
 def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step as a straight line, for the case at hand.
+    """Return one step as a program, for one case.
 
     missing: some key lacks a component. first: all keys (True), none (False), or some (None) are at
     their first row. diffuse: some key is. Outputs: the state's rows, log-likelihood, NIS, a number that is

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kalman.filters.program_filter import Line, LineFilter
+from kalman.filters.program_filter import ProgramFilter, ProgramStep
 from kalman.filters.regression import regression, section
 from kalman.filters.update import LOG_2PI, Present
 from kalman.linalg.entries import Entry, Vector, dot, minus, over, plus, times
@@ -21,10 +21,10 @@ from kalman.types import Array, ModelError
 
 
 @dataclass(frozen=True)
-class LeastMeanSquares(LineFilter):
+class LeastMeanSquares(ProgramFilter):
     """LMS, or where `epsilon` is given its normalised form, of one measurement.
 
-    It knows nothing of its own certainty: the covariance is NaN. With the measurement's noise variance R, if that is
+    It has no covariance: its entries are NaN. With the measurement's noise variance R, if that is
     given, an error has the log-likelihood and NIS of N(0, R).
     """
 
@@ -47,8 +47,8 @@ class LeastMeanSquares(LineFilter):
         """Return the state (size, keys) of keys that have no row yet."""
         return np.repeat(np.array(self.mean)[:, None], keys, axis=1)
 
-    def line(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> Line:
-        """Return what a row does: a step along h by the error of the prediction."""
+    def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
+        """Return the result of one row: a step along h by the error of the prediction."""
         h, (has,) = resolve(self.H[0], u), presents
         error = minus(minus(y[0], resolve(self.offset, u)[0]), dot(h, state))
         if has is not None:
@@ -58,13 +58,13 @@ class LeastMeanSquares(LineFilter):
             step = over(step, plus(self.epsilon, dot(h, h)))
         after = [plus(a, times(b, step)) for a, b in zip(state, h, strict=True)]
         if self.R is None:
-            return Line(after, 0.0, np.nan, {})
+            return ProgramStep(after, 0.0, np.nan, {})
         (R,) = resolve([self.R], u)
         nis = over(times(error, error), R)
         score: Entry = -0.5 * (np.log(R) + nis + LOG_2PI)
         if has is not None:
             score, nis = np.where(has, score, 0.0), np.where(has, nis, np.nan)
-        return Line(after, score, nis, {})
+        return ProgramStep(after, score, nis, {})
 
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return coefficients (n, K) and NaN for their covariance."""

@@ -1,8 +1,8 @@
-"""Several models of one system at once: interacting (IMM), or each for itself (MMAE).
+"""Several models of one system at once: interacting (IMM) or independent (MMAE).
 
-A mode is a filter of any kind that keeps mean and covariance. Each row goes through all modes; how well each
-had predicted it moves the modes' probabilities; the estimate is the mixture of theirs. In the IMM the system
-may change its mode from row to row, and each mode starts from its own mixture of all.
+A mode is a filter of any kind that keeps mean and covariance. All modes filter each row; its likelihood under each
+mode updates the modes' probabilities; the estimate is the mixture of the modes'. In the IMM the system may change
+its mode from row to row, and each mode starts a row from its own mixture of all modes.
 
 References: Blom and Bar-Shalom (1988); Bar-Shalom, Li and Kirubarajan (2001), sections 11.6.2 (MMAE) and
 11.6.6 (IMM); Magill (1965).
@@ -17,8 +17,8 @@ import numpy as np
 
 from kalman import flags
 from kalman.filters import mixture_moments
-from kalman.filters.measuring import measured
 from kalman.filters.mixture_moments import Moments, log_sum_exp, normalised
+from kalman.filters.prediction import measured
 from kalman.filters.recursions import choose
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import presence
@@ -36,9 +36,9 @@ class MultipleModels(StateLayout):
 
     names, modes   of the M modes; the first two fields of a mode's state are its mean and covariance
     start          probabilities at a key's first row
-    floor          no probability goes below about this, so that a mode can come back
-    transition     row-stochastic, of one row to the next (IMM); None: the mode stays (MMAE)
-    window         rows with a measurement that the MMAE's probabilities are of; None: all
+    floor          approximate lower bound of a probability, so that a mode can become likely again
+    transition     row-stochastic, from one row to the next (IMM); None: the mode stays (MMAE)
+    window         number of measured rows that the MMAE's probabilities rest on; None: all
 
     The state is the mixture's moments, the logs of the probabilities, with a window the log-likelihoods of its
     rows for each mode (newest first), and the states of the modes.
@@ -88,7 +88,7 @@ class MultipleModels(StateLayout):
 
     @cached_property
     def parts(self) -> list[slice]:
-        """Where the state of each mode is."""
+        """The place of each mode's state."""
         at = self.places["recent" if self.window is not None else "log_probabilities"].stop
         found: list[slice] = []
         for mode in self.modes:
@@ -117,9 +117,9 @@ class MultipleModels(StateLayout):
         return state
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known.
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).
 
-        Every mode has them, and the probabilities are those of a key's first row.
+        All modes have them; the probabilities are those at a key's first row.
         """
         state = super().from_moments(mean, covariance)
         for part, mode in zip(self.parts, self.modes, strict=True):
@@ -137,12 +137,12 @@ class MultipleModels(StateLayout):
         return np.array(mixed.m), np.array(mixed.P)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said.
+        """Return the state (size, K) after one row for each key, and the rows' `Step`.
 
-        log-likelihood: of the mixture. NIS: of the mixture's innovation, with the mixture's covariance and the
-        probabilities before the row, so that it is the number of components on average. A mode that fails falls
-        to the floor (in a window: counts as `floor` times as likely as the best) and starts again from the
-        mixture of the others; where all fail the key is flagged as the first is.
+        Log-likelihood and NIS are the mixture's, with the probabilities before the row, so the NIS is the number
+        of components on average. A mode that fails falls to the floor (in a window: its likelihood is `floor`
+        times the best) and restarts from the mixture of the others; where all fail the key gets the first
+        mode's flag.
         """
         return in_blocks(state, rows, self.outputs, self._step_block)
 
@@ -154,7 +154,7 @@ class MultipleModels(StateLayout):
             before, chances = self.mixed(state, first)
         unmeasured = rows._replace(y=np.full_like(rows.y, np.nan))
         predicted = rows._replace(first=np.ones(keys, bool))  # at a first row nothing is predicted
-        said = np.empty((M, keys))
+        scores = np.empty((M, keys))
         failed, codes = np.empty((M, keys), bool), np.empty((M, keys), np.uint8)
         expected: list[Array] = []
         for j, (mode, part) in enumerate(zip(self.modes, self.parts, strict=True)):
@@ -163,12 +163,12 @@ class MultipleModels(StateLayout):
             after[part], update = mode.step(moved, predicted)
             codes[j] = np.where(prediction.flag != flags.WELL, prediction.flag, update.flag)
             failed[j] = codes[j] != flags.WELL
-            said[j] = update.log_likelihood
+            scores[j] = update.log_likelihood
         failing = bool(failed.any())
-        program = close_program(self, presents[0] is not None, failing)
+        program = combine_program(self, presents[0] is not None, failing)
         recent = state[self.places["recent"]] if self.window is not None else ()
         gaussians = [after[part][: self._gaussian] for part in self.parts]
-        inputs = [*chances, *said, *recent, *(row for a in (*expected, *gaussians) for row in a), *rows.y]
+        inputs = [*chances, *scores, *recent, *(row for a in (*expected, *gaussians) for row in a), *rows.y]
         masks = [*(failed if failing else ()), *(has for has in presents if has is not None)]
         out = np.empty((M * self._gaussian if failing else 0, keys))
         check = np.empty(keys)
@@ -207,15 +207,32 @@ class MultipleModels(StateLayout):
         return Moments(entries[:n], entries[n : self._gaussian])
 
 
-class Closed(NamedTuple):
-    """What the modes' updates come to; modes: where each goes on from, () where none failed."""
+class ModeUpdates(NamedTuple):
+    """What the modes' updates by one row give, each entry or item of one mode.
+
+    logs            of the probabilities before the row
+    log_likelihoods of the row
+    failed          bool; None where no mode failed
+    expected        mean and covariance of the measurement
+    moments         mean and covariance after the row
+    """
+
+    logs: Vector
+    log_likelihoods: Vector
+    failed: Sequence[Any] | None
+    expected: Sequence[Moments]
+    moments: Sequence[Moments]
+
+
+class Combined(NamedTuple):
+    """The mixture after a row; logs: of the probabilities; restarted: the modes' moments, () where none failed."""
 
     mixed: Moments
     logs: list[Entry]
     recent: list[Entry]
     log_likelihood: Entry
     nis: Entry
-    modes: list[Moments]
+    restarted: list[Moments]
 
 
 def mixed(
@@ -246,22 +263,15 @@ def mixed(
     return chances, result
 
 
-def closed(
-    model: MultipleModels,
-    chances: Vector,
-    said: Vector,
-    failed: Sequence[Any] | None,
-    recent: Vector,
-    expected: Sequence[Moments],
-    modes: Sequence[Moments],
-    y: Vector,
-    presents: Sequence[Any],
-) -> Closed:
-    """Return what a row comes to, from each mode's probability before it and log-likelihood of it."""
-    # of the modes that did not fail: how likely each was
-    able = normalised(_without(failed, chances))
-    expectation = mixture_moments.moments([np.exp(a) for a in able], _only(failed, expected))
-    joint = [plus(a, b) for a, b in zip(chances, _without(failed, said), strict=True)]
+def combined(
+    model: MultipleModels, modes: ModeUpdates, recent: Vector, y: Vector, presents: Sequence[Any]
+) -> Combined:
+    """Return the mixture after a row; recent: the log-likelihoods in the window before it, newest first."""
+    failed = modes.failed
+    # the expected measurement is that of the modes that did not fail
+    logs = normalised(_without(failed, modes.logs))
+    expected = mixture_moments.moments([np.exp(a) for a in logs], _only(failed, modes.expected))
+    joint = [plus(a, b) for a, b in zip(modes.logs, _without(failed, modes.log_likelihoods), strict=True)]
     log_likelihood = log_sum_exp(joint)
     measured_any: Any = None
     if presents[0] is not None:
@@ -273,27 +283,36 @@ def closed(
         rows: list[Entry] = []
         logs = normalised(joint, model.floor)
     else:
-        if failed is not None:  # it stays in the window, and so must be finite
-            best: Entry = -np.inf
-            for a in _without(failed, said):
-                best = np.maximum(best, a)
-            least = plus(best, float(np.log(model.floor)))
-            said = [np.where(bad, least, a) for bad, a in zip(failed, said, strict=True)]
-        rows = [*said, *recent[: -len(said)]]
-        if measured_any is not None:
-            rows = choose(measured_any, rows, recent)
-        sums: list[Entry] = [float(np.log(a)) if a > 0.0 else -np.inf for a in model.start]
-        for j in range(len(said)):
-            for entry in rows[j :: len(said)]:
-                sums[j] = plus(sums[j], entry)
-        logs = normalised(sums, model.floor)
+        rows, logs = _window(model, modes, recent, measured_any)
     weights = [np.exp(a) for a in normalised(_without(failed, logs))]
-    whole = mixture_moments.moments(weights, _only(failed, modes))
-    again = [
+    whole = mixture_moments.moments(weights, _only(failed, modes.moments))
+    restarted = [
         Moments(choose(bad, whole.m, mode.m), choose(bad, whole.P, mode.P))
-        for bad, mode in zip(failed or (), modes, strict=False)
+        for bad, mode in zip(failed or (), modes.moments, strict=False)
     ]
-    return Closed(whole, logs, rows, log_likelihood, mixture_moments.nis(y, expectation, presents), again)
+    nis = mixture_moments.nis(y, expected, presents)
+    return Combined(whole, logs, rows, log_likelihood, nis, restarted)
+
+
+def _window(
+    model: MultipleModels, modes: ModeUpdates, recent: Vector, measured_any: Any
+) -> tuple[list[Entry], list[Entry]]:
+    """Return the log-likelihoods in the window with the row, newest first, and the logs of the probabilities."""
+    scores = modes.log_likelihoods
+    if modes.failed is not None:  # a score stays in the window, and so must be finite
+        best: Entry = -np.inf
+        for a in _without(modes.failed, scores):
+            best = np.maximum(best, a)
+        least = plus(best, float(np.log(model.floor)))
+        scores = [np.where(bad, least, a) for bad, a in zip(modes.failed, scores, strict=True)]
+    rows = [*scores, *recent[: -len(scores)]]
+    if measured_any is not None:
+        rows = choose(measured_any, rows, recent)
+    sums: list[Entry] = [float(np.log(a)) if a > 0.0 else -np.inf for a in model.start]
+    for j in range(len(scores)):
+        for entry in rows[j :: len(scores)]:
+            sums[j] = plus(sums[j], entry)
+    return rows, normalised(sums, model.floor)
 
 
 def _without(failed: Sequence[Any] | None, logs: Vector) -> Vector:
@@ -315,7 +334,7 @@ def _only(failed: Sequence[Any] | None, parts: Sequence[Moments]) -> Sequence[Mo
 
 @lru_cache(maxsize=64)
 def mix_program(model: MultipleModels, some_first: bool) -> Program:
-    """Return the mixing before a row as a straight line; some_first: some keys are at their first row.
+    """Return the mixing before a row as a program; some_first: some keys are at their first row.
 
     Outputs: the logs of the probabilities, then each mode's mean and covariance.
     """
@@ -338,29 +357,29 @@ def mix_program(model: MultipleModels, some_first: bool) -> Program:
 
 
 @lru_cache(maxsize=64)
-def close_program(model: MultipleModels, missing: bool, failing: bool) -> Program:
-    """Return what follows the modes' updates as a straight line.
+def combine_program(model: MultipleModels, missing: bool, failing: bool) -> Program:
+    """Return the combination of the modes' updates as a program.
 
     missing: some key lacks a component; failing: some mode failed. Outputs: the state up to the modes,
     log-likelihood, NIS, probabilities, a number that is finite when all is well, and where some mode failed
     each mode's mean and covariance.
     """
     tape, M, m = Tape(), len(model.modes), model.measurements
-    chances, said = tape.symbols(M), tape.symbols(M)
+    logs, scores = tape.symbols(M), tape.symbols(M)
     recent = tape.symbols((model.window or 0) * M)
     expected = [Moments(tape.symbols(m), tape.symbols(packed_size(m))) for _ in range(M)]
     modes = [model._moments(tape.symbols(model._gaussian)) for _ in range(M)]
     y = tape.symbols(m)
     failed = tape.symbols(M, boolean=True) if failing else None
     presents: list[Any] = tape.symbols(m, boolean=True) if missing else [None] * m
-    end = closed(model, chances, said, failed, recent, expected, modes, y, presents)
+    end = combined(model, ModeUpdates(logs, scores, failed, expected, modes), recent, y, presents)
     total = end.log_likelihood
     for entry in (*end.mixed.m, *end.mixed.P, *end.logs):
         total = total + entry
-    inputs = [*chances, *said, *recent]
+    inputs = [*logs, *scores, *recent]
     inputs += [a for part in (*expected, *modes) for a in (*part.m, *part.P)]
     inputs += [*y, *(failed or ()), *(has for has in presents if isinstance(has, Symbol))]
     outputs = [*end.mixed.m, *end.mixed.P, *end.logs, *end.recent, end.log_likelihood, end.nis]
     outputs += [*(np.exp(a) for a in end.logs), total]
-    outputs += [a for part in end.modes for a in (*part.m, *part.P)]
+    outputs += [a for part in end.restarted for a in (*part.m, *part.P)]
     return Program(tape, inputs, outputs)

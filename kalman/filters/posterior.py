@@ -1,7 +1,7 @@
-"""What a measurement does to a Gaussian, in the forms that a filter may carry or work in; on entries.
+"""The measurement update of a Gaussian in covariance, square-root and information form, on entries.
 
-Everywhere y = h x + v, v ~ N(0, R), and e = y - (its prediction): the mean is that of the change, to be added to the
-state's. Each component that a key lacks is left out exactly.
+Everywhere y = h x + v, v ~ N(0, R), and e = y - E[y]. The updates return the change of the mean, to be added to the
+state's mean. A component that a key lacks is left out exactly.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from kalman.linalg.packing import order_of, packed_index, symmetric
 
 
 class Posterior(NamedTuple):
-    """The change of the mean, the covariance or factor S after it, and what the row said.
+    """The change of the mean, the covariance or factor S after the update, and the row's scores.
 
-    innovation  the least innovation variance of the components there are: not above zero where it is singular
-    sound       below zero where a covariance lost its sign
+    innovation  the least innovation variance of the present components: not above zero where it is singular
+    sound       below zero where a covariance is not positive semidefinite
     """
 
     change: list[Entry]
@@ -50,12 +50,12 @@ def by_variance(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[P
 def by_rotation(
     L: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present], noisy: bool
 ) -> Posterior:
-    """Update a factor, one scalar after another, each by rotations (`factors.condition`).
+    """Update a factor, one scalar after another, each by rotations (`cholesky.condition`).
 
-    noisy: R is positive definite for every key, which spares some care.
+    noisy: R is positive definite for every key, so that no division by zero is guarded against.
     """
     change: list[Entry] = [0.0] * len(H[0])
-    said = RowScore()
+    row_score = RowScore()
     noise = decorrelate(H, R, e, presents)
     innovation: Entry = np.inf
     for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
@@ -64,13 +64,13 @@ def by_rotation(
         L, gain, S, length = cholesky.condition(L, a, r, noisy)
         unit = over(v, length)
         change = [plus(m, times(k, unit)) for m, k in zip(change, gain, strict=True)]
-        said = said.add(S, times(unit, unit), has)
+        row_score = row_score.add(S, times(unit, unit), has)
         innovation = least(innovation, _there(S, has, 1.0))
-    return Posterior(change, list(L), said.score, said.total_nis(), innovation, 1.0)
+    return Posterior(change, list(L), row_score.score, row_score.total_nis(), innovation, 1.0)
 
 
 def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
-    """Update a covariance by the sum of what all components know: H' R^-1 H and H' R^-1 e.
+    """Update a covariance by the information of all components, H' R^-1 H and H' R^-1 e.
 
     Per component it costs n(n+1)/2 products, and none where H and R are constant and nothing is missing; the
     covariance is touched once. With P = L L', W = H' R^-1 H and C C' = I + L' W L it is (L C'^-1)(L C'^-1)':
@@ -86,9 +86,9 @@ def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequenc
     for g, d, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
         precision = _there(1.0 / d, has, 0.0)
         precisions.append(precision)
-        told = times(_there(z, has, 0.0), precision)
+        weighed = times(_there(z, has, 0.0), precision)
         W = [plus(w, times(times(g[i], g[j]), precision)) for w, (i, j) in zip(W, _pairs(n), strict=True)]
-        b = [plus(a, times(k, told)) for a, k in zip(b, g, strict=True)]
+        b = [plus(a, times(k, weighed)) for a, k in zip(b, g, strict=True)]
     L, sound = cholesky.cholesky(P)
     rows = cholesky.rows_of(L)
     columns = list(zip(*rows, strict=True))
@@ -108,21 +108,21 @@ def by_information(P: Vector, H: Matrix, R: Vector, e: Vector, presents: Sequenc
         count = plus(count, _there(1.0, has, 0.0))
     for i in range(n):
         constants = plus(constants, times(2.0, np.log(C[packed_index(i, i)])))
-    said = RowScore(times(-0.5, plus(nis, constants)), nis, count)
-    return Posterior(change, cholesky.square(spread), said.score, said.total_nis(), 1.0, sound)
+    row_score = RowScore(times(-0.5, plus(nis, constants)), nis, count)
+    return Posterior(change, cholesky.square(spread), row_score.score, row_score.total_nis(), 1.0, sound)
 
 
 def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present]) -> Posterior:
     """Condition unit variances on components of covariance S (packed), whose covariances with them are G.
 
-    One scalar after another is eliminated from the joint covariance. What is left is factored; here, unlike in the
-    other forms, it may turn out not to be a covariance.
+    One scalar after another is eliminated from the joint covariance, and the rest is factored; unlike in the other
+    forms, the rest may not be positive semidefinite.
     """
     n, m = len(G[0]), len(G)
     P: list[Entry] = [1.0 if i == j else 0.0 for i, j in _pairs(n)]
     rows, joint, left = [list(row) for row in G], symmetric(S), list(e)
     change: list[Entry] = [0.0] * n
-    said = RowScore()
+    row_score = RowScore()
     innovation: Entry = np.inf
     for i in range(m):
         has, variance = presents[i], joint[i][i]
@@ -132,7 +132,7 @@ def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present])
         gain = [times(a, inverse) for a in c]
         change = [plus(a, times(k, v)) for a, k in zip(change, gain, strict=True)]
         P = [minus(p, times(gain[a], c[b])) for p, (a, b) in zip(P, _pairs(n), strict=True)]
-        said = said.add(variance, times(times(v, v), inverse), has)
+        row_score = row_score.add(variance, times(times(v, v), inverse), has)
         innovation = least(innovation, _there(variance, has, 1.0))
         for j in range(i + 1, m):
             weight = times(_there(joint[j][i], has, 0.0), inverse)
@@ -141,11 +141,11 @@ def by_elimination(G: Matrix, S: Vector, e: Vector, presents: Sequence[Present])
             for k in range(i + 1, j + 1):
                 joint[j][k] = joint[k][j] = minus(joint[j][k], times(weight, _there(joint[k][i], has, 0.0)))
     L, sound = cholesky.cholesky(P)
-    return Posterior(change, L, said.score, said.total_nis(), innovation, sound)
+    return Posterior(change, L, row_score.score, row_score.total_nis(), innovation, sound)
 
 
 def masked(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[Entry]]:
-    """Return rows with zeros where a key lacks the component, so that nothing of it can be felt."""
+    """Return rows with zeros where a key lacks the component, so that it has no effect."""
     return [
         [a if isinstance(a, float) else _there(a, has, 0.0) for a in row]
         for row, has in zip(rows, presents, strict=True)
@@ -153,7 +153,7 @@ def masked(rows: Sequence[Vector], presents: Sequence[Present]) -> list[list[Ent
 
 
 class RowScore(NamedTuple):
-    """Log-likelihood, NIS, and the number of components that there were."""
+    """Log-likelihood, NIS, and the number of present components."""
 
     score: Entry = 0.0
     nis: Entry = 0.0
@@ -168,7 +168,7 @@ class RowScore(NamedTuple):
         return RowScore(plus(self.score, score), plus(self.nis, square), plus(self.count, counts))
 
     def total_nis(self) -> Entry:
-        """Return the NIS, NaN for keys that had nothing."""
+        """Return the NIS, NaN for keys without a component."""
         if isinstance(self.count, float):
             return self.nis
         return np.where(np.greater(self.count, 0.0), self.nis, np.nan)

@@ -1,16 +1,19 @@
-"""What a filter says of its prediction, for the smoothers."""
+"""What a filter predicts, beside `Filter`: its state, for the smoothers, and its measurement, for forecasts."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from kalman.types import Array, Rows
+import numpy as np
+
+from kalman.filters.state_layout import innermost
+from kalman.types import Array, Filter, ModelError, Rows
 
 
 class Prediction(NamedTuple):
-    """The state just before a row's measurement, and how it goes together with the one after the row before.
+    """The predicted state of a row, and its covariance with the filtered state of the previous row.
 
-    mean (n, K), covariance (n(n+1)/2, K) packed, cross (n, n, K): cov(x before, x now), P F' where linear
+    mean (n, K), covariance (n(n+1)/2, K) packed, cross (n, n, K): cov(previous x, x), P F' where linear
     """
 
     mean: Array
@@ -20,12 +23,44 @@ class Prediction(NamedTuple):
 
 @runtime_checkable
 class Smoothable(Protocol):
-    """What a filter offers to be smoothed, beside `Filter`."""
+    """A filter whose states can be smoothed."""
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
-        """Return the prediction from the states (size, K) before the rows; what is said of a first row is not used."""
+        """Return the prediction from the states (size, K) before the rows; that of a first row is not used."""
         ...
 
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance."""
         ...
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A filter that predicts its measurements."""
+
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
+        """Return mean (m, K) and packed covariance of a measurement of keys in these states (size, K).
+
+        u (c, K): the control of the measurement's row, since a measurement may depend on columns. The covariance
+        includes the measurement's noise, and is infinite where the state is still diffuse.
+        """
+        ...
+
+
+def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array, Array]:
+    """Return `Measuring.measured` of any filter, by default with unknown control.
+
+    Raises:
+        ModelError: the filter does not predict measurements.
+    """
+    if u is None:
+        u = np.full((model.controls, state.shape[1]), np.nan)
+    model = innermost(model)
+    if isinstance(model, Measuring):
+        return model.measured(state[: model.size], u)
+    raise predicts_no_measurement()
+
+
+def predicts_no_measurement() -> ModelError:
+    """Return the error of a filter that is not `Measuring`."""
+    return ModelError("filter", "it does not predict its measurements", "choose another filter")

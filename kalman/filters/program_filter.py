@@ -1,4 +1,4 @@
-"""Filters whose step is one straight line of arithmetic for all keys, whatever their dt and first rows."""
+"""Filters whose step is one program for all keys, whatever their dt and first rows."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -15,8 +15,8 @@ from kalman.linalg.program import Program, Symbol, Tape
 from kalman.types import Array, Rows, Step
 
 
-class Line(NamedTuple):
-    """What one row makes of a state: its entries after, log-likelihood, NIS, and extra outputs by name."""
+class ProgramStep(NamedTuple):
+    """The result of one row: the state's entries, log-likelihood, NIS, and extra outputs by name."""
 
     state: Vector
     log_likelihood: Entry
@@ -24,26 +24,26 @@ class Line(NamedTuple):
     extra: Mapping[str, Vector]
 
 
-class LineFilter(StateLayout):
-    """A filter that says in `line` what one row does; its steps, flags and blocks follow.
+class ProgramFilter(StateLayout):
+    """A filter that writes one step in `step_entries`; blocks and flags are done here.
 
-    The key is flagged where an input or a result is not finite. A subclass is a frozen dataclass with `controls`
+    A key is flagged where an input or a result is not finite. A subclass is a frozen dataclass with `controls`
     and `measurements`.
     """
 
     measurements: int
     controls: int
 
-    def line(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> Line:
-        """Return what a row does, by arithmetic on entries; `presents` as in `kalman.filters.update.presence`."""
+    def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
+        """Return the result of one row, on entries; `presents` as in `kalman.filters.update.presence`."""
         raise NotImplementedError
 
     def codes(self, y: Array) -> npt.NDArray[np.uint8]:
-        """Flag (K,) measurements (m, K) that the filter cannot take, beside infinite ones."""
+        """Return flags (K,) of measurements (m, K) that the filter cannot take, beside infinite ones."""
         return np.zeros(y.shape[1], np.uint8)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said."""
+        """Return the state (size, K) after one row for each key, and the rows' `Step`."""
         return in_blocks(state, rows, self.outputs, self._step_block)
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
@@ -68,15 +68,15 @@ class LineFilter(StateLayout):
 
 
 @lru_cache(maxsize=64)
-def _program(model: LineFilter, missing: bool) -> Program:
-    """Return the step as a straight line; `missing`: some key lacks a component."""
+def _program(model: ProgramFilter, missing: bool) -> Program:
+    """Return the step as a program; `missing`: some key lacks a component."""
     tape = Tape()
     state, u, y = (tape.symbols(count) for count in (model.size, model.controls, model.measurements))
     presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
-    after, log_likelihood, nis, extra = model.line(state, u, y, presents)
+    after, log_likelihood, nis, extra = model.step_entries(state, u, y, presents)
     check = log_likelihood
     for entry in after:
         check = check + entry
-    said = [entry for name in model.outputs for entry in extra[name]]
+    extras = [entry for name in model.outputs for entry in extra[name]]
     masks = [a for a in presents if isinstance(a, Symbol)]
-    return Program(tape, [*state, *u, *y, *masks], [*after, log_likelihood, nis, *said, check])
+    return Program(tape, [*state, *u, *y, *masks], [*after, log_likelihood, nis, *extras, check])

@@ -1,4 +1,4 @@
-"""What the regressions share: coefficients as states, regressors from columns, and how a definition says it."""
+"""Regressions: coefficients as states, regressors from columns; shared by RLS, LMS and NLMS."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,8 +1,8 @@
 """Recursive least squares in square-root information form: one row of the QR factor's update after another.
 
-The state is the triangular factor R of the (discounted) normal equations with what it makes of the measurements,
-R b = z, and the residual sum of squares. A row is rotated into it by Givens rotations, so nothing is ever squared:
-the answer is as good as that of a QR decomposition of all rows, where the covariance form loses all digits.
+The state is the triangular factor R of the (discounted) normal equations, the rotated measurements z with R b = z, and
+the residual sum of squares. A row is rotated into it by Givens rotations without squaring, so the result is as accurate
+as a QR decomposition of all rows, where the covariance form loses all digits.
 
 References: Golub and Van Loan (2013), section 6.5.3 (rows appended to a QR factorisation); Haykin (2014), chapters
 10 and 15 (forgetting, and the QR form); Brown, Durbin and Evans (1975) for the recursive residuals.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.special import gammaln
 
-from kalman.filters.program_filter import Line, LineFilter
+from kalman.filters.program_filter import ProgramFilter, ProgramStep
 from kalman.filters.regression import regression, section
 from kalman.filters.update import Present
 from kalman.linalg.entries import Entry, Vector, minus, plus, times
@@ -27,11 +27,11 @@ from kalman.models.definition import Definition
 from kalman.types import Array, ModelError
 
 ROUNDING = 1e-13
-"""What is left of a regressor below this part of what was rotated away is rounding: it tells nothing new."""
+"""A remainder of a regressor below this fraction of the rotated part is rounding, not a new direction."""
 
 
 @dataclass(frozen=True)
-class RecursiveLeastSquares(LineFilter):
+class RecursiveLeastSquares(ProgramFilter):
     """Least squares with forgetting: row k of N counts forgetting^(N - k).
 
     A row in which nothing is measured changes nothing, forgetting included.
@@ -56,8 +56,8 @@ class RecursiveLeastSquares(LineFilter):
         """Return the state (size, keys) of keys that have no row yet."""
         return np.repeat(np.array(self.start)[:, None], keys, axis=1)
 
-    def line(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> Line:
-        """Return what a row does: it is forgotten a little, then each measurement is rotated in.
+    def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
+        """Return the result of one row: older rows are discounted, then each measurement is rotated in.
 
         The log-likelihood is that of a measurement given those before it, Student's t with the degrees of freedom
         so far, as it is when neither coefficients nor variance are known at first; its t squared is the NIS. Both
@@ -88,9 +88,9 @@ class RecursiveLeastSquares(LineFilter):
                 row = [np.where(has, a, 0.0) for a in row]
                 value = np.where(has, value, 0.0)
             root, z, left, share, new = _rotated(root, z, row, value)
-            told = ~new if has is None else ~new & has
+            counted = ~new if has is None else ~new & has
             square = times(left, left)
-            known = told & np.greater(freedom, 0.0) & np.greater(residual, 0.0)
+            known = counted & np.greater(freedom, 0.0) & np.greater(residual, 0.0)
             safe, degrees = np.where(known, residual, 1.0), np.where(known, freedom, 1.0)
             (constant,) = called(_constant, 1, [degrees])
             score = constant - 0.5 * np.log(safe) + np.log(share)
@@ -98,11 +98,11 @@ class RecursiveLeastSquares(LineFilter):
             log_likelihood = plus(log_likelihood, np.where(known, score, 0.0))
             nis = plus(nis, np.where(known, square * degrees / safe, 0.0))
             judged = plus(judged, np.where(known, 1.0, 0.0))
-            residual = residual + np.where(told, square, 0.0)
-            freedom = freedom + np.where(told, 1.0, 0.0)
+            residual = residual + np.where(counted, square, 0.0)
+            freedom = freedom + np.where(counted, 1.0, 0.0)
         nis = np.where(np.greater(judged, 0.0), nis, np.nan)
         after = [a for i, row in enumerate(root) for a in row[i:]]
-        return Line([*after, *z, residual, freedom], log_likelihood, nis, {})
+        return ProgramStep([*after, *z, residual, freedom], log_likelihood, nis, {})
 
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return coefficients (n, K) and their packed covariance, s^2 (R' R)^-1.
@@ -142,7 +142,7 @@ class RecursiveLeastSquares(LineFilter):
         return np.array(mean), np.array(packed)
 
     def _free(self, root: Any, determined: Any, divisors: Any) -> list[Array]:
-        """Return for each coefficient which keys' rows do not determine it: some null vector of R has it."""
+        """Return for each coefficient the keys whose rows do not determine it: a null vector of R contains it."""
         n = len(root)
         free = [np.zeros(determined[0].shape, bool) for _ in range(n)]
         for u in range(n):
@@ -165,11 +165,11 @@ class RecursiveLeastSquares(LineFilter):
         return mean, unpack(covariance), {name: state[place] for name, place in self.places.items()}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
         return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Raise ModelError: the state also says of how many rows, and with what residual, they are."""
+        """Raise ModelError: the state also holds the residual sum of squares and its degrees of freedom."""
         raise ModelError(
             "filter",
             "the filter keeps its rows' residual beside mean and covariance",
@@ -189,7 +189,7 @@ def build_rls(given: Definition, learned: Mapping[str, Any]) -> RecursiveLeastSq
 
 
 def _start(initial: Any, delta: Any, n: int) -> tuple[float, ...]:
-    """Return the state before the first row: nothing known, or what `initial` or `delta` say of the coefficients."""
+    """Return the state before the first row: empty, or by `initial` or `delta`."""
     root, mean = np.zeros((n, n)), np.zeros(n)
     if delta is not None:
         if initial is not None:

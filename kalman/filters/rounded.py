@@ -1,11 +1,11 @@
-"""A state that is kept in 32 bits a number: half the room, and about seven digits.
+"""A state stored in 32 bits a number: half the memory, and about seven digits.
 
-Everything is worked out in 64 bits; after each row the state is rounded. So what is stored is what the next row
-begins with: however rows are cut into calls and whatever is stored between them, no bit changes.
+Steps are computed in 64 bits; after each row the state is rounded. The next row starts from exactly the stored
+numbers, so no bit depends on how rows are split into calls or on what is stored between them.
 
-The rounding is a part of 6e-8 of each number, of which a stable filter forgets the share that it forgets of anything:
-harmless where a mean is less than some 1e5 of its standard deviations, and where no correlation is within 1e-6 of one.
-Beyond that choose the square-root form, whose covariance stays one, or 64 bits.
+The relative rounding error is 6e-8, and a stable filter forgets it as it forgets any old error: harmless where a
+mean is less than about 1e5 standard deviations, and where no correlation is within 1e-6 of one. Beyond that choose
+the square-root form, whose covariance stays positive semidefinite, or 64 bits.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kalman import flags
-from kalman.filters.wrapping import Wrapping
+from kalman.filters.state_layout import Wrapping
 from kalman.models import checks
 from kalman.models.definition import Definition
 from kalman.types import Array, Filter, ModelError, Rows, Step
@@ -25,7 +25,7 @@ DTYPES = {"float64": "<f8", "float32": "<f4"}
 
 @dataclass(frozen=True)
 class RoundedFilter(Wrapping):
-    """A filter whose state (size, K), still an array of float64, has numbers that float32 can hold."""
+    """A filter whose state (size, K) is an array of float64 with values that float32 can hold."""
 
     @property
     def fields(self) -> Mapping[str, tuple[int, ...]]:
@@ -47,21 +47,21 @@ class RoundedFilter(Wrapping):
         return rounded(self.inner.initial(keys))
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said before it was rounded.
+        """Return the rounded state (size, K) after one row for each key, and the inner filter's `Step`.
 
-        A state beyond float32 is an overflow: its key is flagged and left as it was.
+        A state beyond float32 is an overflow: its key is flagged and its state unchanged.
         """
-        after, said = self.inner.step(state, rows)
+        after, step = self.inner.step(state, rows)
         kept = rounded(after)
         lost = ~np.isfinite(kept).all(axis=0) & np.isfinite(after).all(axis=0)
         if not lost.any():
-            return kept, said
+            return kept, step
         kept[:, lost] = state[:, lost]
         return kept, Step(
-            np.where(lost, np.nan, said.log_likelihood),
-            np.where(lost, np.nan, said.nis),
-            np.where(lost, flags.OVERFLOW, said.flag).astype(np.uint8),
-            {name: np.where(lost, np.nan, values) for name, values in said.extra.items()},
+            np.where(lost, np.nan, step.log_likelihood),
+            np.where(lost, np.nan, step.nis),
+            np.where(lost, flags.OVERFLOW, step.flag).astype(np.uint8),
+            {name: np.where(lost, np.nan, values) for name, values in step.extra.items()},
         )
 
     def moments(self, state: Array) -> tuple[Array, Array]:
@@ -73,11 +73,11 @@ class RoundedFilter(Wrapping):
         return self.inner.snapshot(state)
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
         return self.inner.restore(mean, covariance, extras)
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known."""
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""
         return rounded(self.inner.from_moments(mean, covariance))
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
@@ -92,17 +92,17 @@ def rounded(state: Array) -> Array:
 
 
 def unrounded(model: Filter) -> Filter:
-    """Return the filter without the rounding; its states are those of the other."""
+    """Return the filter without rounding; its states have the same layout."""
     return model.inner if isinstance(model, RoundedFilter) else model
 
 
 def stored_as(model: Filter) -> str:
-    """Return the type, as NumPy writes it, that holds all bits of a filter's state."""
+    """Return the NumPy dtype, such as `<f8`, that holds all bits of a filter's state."""
     return DTYPES["float32" if isinstance(model, RoundedFilter) else "float64"]
 
 
 def rounding(definition: Definition, model: Filter) -> Filter:
-    """Return the filter with its state as the section `storage` of a definition wants it. Raises ModelError."""
+    """Return the filter with the state of a definition's section `storage`. Raises ModelError."""
     section: Any = definition.get("storage")
     if section is None:
         return model

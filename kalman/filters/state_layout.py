@@ -1,10 +1,11 @@
-"""What filters share about their state: fields in their places, snapshots, and steps block by block.
+"""The layout of a filter's state: fields and their places, snapshots, and steps block by block.
 
 The state of K keys is one array (size, K). `fields` names its parts in order, each with its shape; a filter that
 inherits `StateLayout` declares them and gets the rest.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ import numpy.typing as npt
 
 from kalman import flags
 from kalman.linalg.packing import pack, unpack
-from kalman.types import Array, Rows, Step
+from kalman.types import Array, Filter, Rows, Step
 
 BLOCK = 4096
-"""Keys worked on at a time, so that the temporaries stay in the processor's cache (32 kB each).
+"""Keys in a block, so that the temporaries stay in the processor's cache (32 kB each).
 
 Measured at n=2, m=1, one thread: see docs/decisions/0002.
 """
@@ -64,14 +65,14 @@ class StateLayout:
         return state[self.places["mean"]], unpack(state[self.places["covariance"]]), extras
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
         others = [np.asarray(extras[name], float) for name in list(self.fields)[2:]]
         return np.concatenate([np.asarray(mean, float), pack(np.asarray(covariance, float)), *others])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known.
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).
 
-        What else the state holds begins as that of a key without rows, but nothing of it is undetermined.
+        All else in the state is as for a key without rows, except that nothing is diffuse.
         """
         state = self.initial(np.shape(mean)[1])
         state[self.places["mean"]] = mean
@@ -85,6 +86,35 @@ class StateLayout:
         state = state.copy()
         state[self.places["parameters"]] = parameters
         return state
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """The part that filters around another filter share; their state begins with the inner filter's."""
+
+    inner: Filter
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the states."""
+        return self.inner.states
+
+    @property
+    def measurements(self) -> int:
+        """Number of measured components."""
+        return self.inner.measurements
+
+    @property
+    def controls(self) -> int:
+        """Number of control inputs."""
+        return self.inner.controls
+
+
+def innermost(model: Filter) -> Filter:
+    """Return the filter without rounding and without the rows kept for smoothing; its state comes first."""
+    while isinstance(model, Wrapping):
+        model = model.inner
+    return model
 
 
 def places(fields: Mapping[str, tuple[int, ...]]) -> dict[str, slice]:
@@ -114,8 +144,8 @@ class Target(NamedTuple):
         self.flag[:] = codes
         bad = codes != flags.WELL
         self.state[:, bad] = before[:, bad]
-        for said in (self.log_likelihood, self.nis, *self.extra.values()):
-            said[..., bad] = np.nan
+        for step in (self.log_likelihood, self.nis, *self.extra.values()):
+            step[..., bad] = np.nan
 
 
 def in_blocks(
@@ -125,19 +155,19 @@ def in_blocks(
     work: Callable[[Array, Rows, Target], None],
     block: int = BLOCK,
 ) -> tuple[Array, Step]:
-    """Return the state (size, K) after the rows and what they said, worked out `block` keys at a time.
+    """Return the state (size, K) after the rows and their `Step`, computed `block` keys at a time.
 
-    `work(state, rows, target)` does one block. NumPy's warnings are off: what goes wrong ends in a flag.
+    `work(state, rows, target)` does one block. NumPy's warnings are off, since failures end in flags.
     """
     keys = state.shape[1]
     after = np.empty(state.shape)
     extra = {name: np.empty((width, keys)) for name, width in outputs.items()}
-    said = Step(np.empty(keys), np.empty(keys), np.zeros(keys, np.uint8), extra)
+    step = Step(np.empty(keys), np.empty(keys), np.zeros(keys, np.uint8), extra)
     with np.errstate(all="ignore"):
         for start in range(0, keys, block):
             here = slice(start, min(start + block, keys))
             part = Rows(rows.dt[here], rows.first[here], rows.y[:, here], rows.u[:, here])
             views = {name: values[:, here] for name, values in extra.items()}
-            target = Target(after[:, here], said.log_likelihood[here], said.nis[here], said.flag[here], views)
+            target = Target(after[:, here], step.log_likelihood[here], step.nis[here], step.flag[here], views)
             work(state[:, here], part, target)
-    return after, said
+    return after, step

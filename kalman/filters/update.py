@@ -18,7 +18,7 @@ Present = np.ndarray | None
 
 
 class Scalar(NamedTuple):
-    """One scalar update as it was done: what it met (m, P, A), how it weighed, and which keys had it."""
+    """One scalar update: the state before it (m, P, A), its weighing, and the keys that have the component."""
 
     m: Vector
     P: Vector
@@ -28,7 +28,7 @@ class Scalar(NamedTuple):
 
 
 class Updated(NamedTuple):
-    """The state after the update, log-likelihood and NIS of the row (entries), and how they came about."""
+    """The state after the update, log-likelihood and NIS of the row (entries), and the scalar updates."""
 
     m: Vector
     P: Vector
@@ -42,10 +42,10 @@ class Updated(NamedTuple):
 def update(
     m: Vector, P: Vector, A: Matrix | None, H: Matrix, R: Vector, y: Vector, presents: Sequence[Present]
 ) -> Updated:
-    """Return the state given y = H x + v, v ~ N(0, R), of which each key has the components that are present.
+    """Return the state given y = H x + v, v ~ N(0, R), for the components that are present in each key.
 
     A diffuse component determines a state and predicts nothing: its log-likelihood is
-    -(log 2 pi + log F_inf) / 2 and it has no NIS. A row without anything observed has log-likelihood 0
+    -(log 2 pi + log F_inf) / 2 and it has no NIS. A row without a measurement has log-likelihood 0
     and NIS NaN.
 
     References: Durbin and Koopman (2012), section 6.4; Joseph's form: Bucy and Joseph (1968).

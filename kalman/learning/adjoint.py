@@ -2,8 +2,8 @@
 
 Going backwards, a = d log L / d m and the symmetric B = d log L / d P replace the state. They are the
 disturbance smoother's r and N in other words: a = r and B = (r r' - N) / 2, so that the score of Q is B
-itself (Koopman and Shephard 1992; Durbin and Koopman 2012, section 7.3.3). The adjoint form has two gains
-over the smoother: parameters of F and the offset come for nothing, and the diffuse rows are exact too, with
+itself (Koopman and Shephard 1992; Durbin and Koopman 2012, section 7.3.3). Beyond the smoother's moments the
+adjoint form gives the derivatives by F and the offset without further work, and is exact for diffuse rows, with
 C = d log L / d P_inf.
 """
 
@@ -118,8 +118,8 @@ def _before_decorrelation(
         for j in range(i):
             slope = minus(0.0, plus(times(z_bars[i], z[j]), dot(h_bars[i], G[j])))
             has = updated.scalars[j].present  # a component that is missing was cut out of R
-            told = np.greater(d[j], 0.0) if has is None else np.greater(d[j], 0.0) & has
-            X[i][j] = X[j][i] = np.where(told, 0.5 * slope / d[j], 0.0)
+            determined = np.greater(d[j], 0.0) if has is None else np.greater(d[j], 0.0) & has
+            X[i][j] = X[j][i] = np.where(determined, 0.5 * slope / d[j], 0.0)
     columns = [_solve_transposed(L, [X[i][j] for i in range(m)]) for j in range(m)]  # L^-T X
     rows = [_solve_transposed(L, [columns[j][i] for j in range(m)]) for i in range(m)]  # L^-T X L^-1
     return [rows[i][j] if i == j else plus(rows[i][j], rows[j][i]) for i in range(m) for j in range(i + 1)]

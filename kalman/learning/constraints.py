@@ -17,7 +17,7 @@ from kalman.types import ModelError
 
 
 def free_entries(parameter: Parameter) -> list[int]:
-    """Return the packed entries that have a free number, those that are not zero for good."""
+    """Return the packed entries that have a free number: all but structural zeros."""
     if parameter.kind != "covariance":
         return list(range(len(parameter.value)))
     return [e for e, value in enumerate(parameter.value) if value != 0.0]

@@ -1,7 +1,7 @@
-"""Expectation maximisation over rows that stay where they are: parts of the data are summed, the sum is maximised.
+"""The protocol of learners, and expectation maximisation, over rows distributed in buckets.
 
-A `Learner` is what `pretrain` needs to learn a model on Spark: each bucket of rows evaluates theta to a
-log-likelihood and a vector, both of which add up over buckets, and `fit` goes from one theta to the next by the sums.
+A `Learner` learns a model on Spark in `pretrain`: each bucket of rows evaluates theta to a log-likelihood and a vector,
+both additive over buckets, and `fit` iterates theta by the sums.
 The vector may be a gradient (maximum likelihood) or expected sufficient statistics (EM).
 """
 
@@ -14,16 +14,16 @@ from kalman.run import SortedRows
 from kalman.types import Array
 
 Evaluation = tuple[float, Array, int]
-"""Log-likelihood, a vector (s,), and how many rows were used; of several buckets: their sums."""
+"""Log-likelihood, a vector (s,), and the number of rows used; over several buckets: their sums."""
 Evaluate = Callable[[Array], Evaluation]
 Sample = Callable[[], Array]
-"""Gives the measurements (m, N) of some rows from all over the data, a few thousand at most, always the same."""
+"""Returns the measurements (m, N) of a fixed sample of all rows, a few thousand at most."""
 
 
 class Fit(NamedTuple):
     """The result of learning: free numbers theta (p,), log-likelihood, iterations, whether it converged.
 
-    held_out   log-likelihood a row of rows that were kept aside, by which a start was chosen; None without such
+    held_out   log-likelihood per held-out row, by which a start was chosen; None without held-out rows
     covariance (p, p) of theta, and the standard errors of the parameters by name, in their shape; None if not known
     """
 
@@ -52,7 +52,7 @@ class KeyFit(NamedTuple):
 
 
 class Learner(Protocol):
-    """What a model learns, and how: picklable, so that buckets of rows can be evaluated where they are."""
+    """The parameters that a model learns, and the method: picklable, so that workers can evaluate buckets."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Learner(Protocol):
         ...
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
-        """Return what is learned from all buckets; `evaluate` gives the sums over them."""
+        """Return the fit to all buckets; `evaluate` returns the sums over them."""
         ...
 
     def parameters(self, theta: Array) -> Mapping[str, Any]:
@@ -77,7 +77,7 @@ class Learner(Protocol):
         ...
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, pooled: Array) -> KeyFit:
-        """Return each key's own parameters, drawn towards the pooled theta (p,)."""
+        """Return each key's own parameters, shrunk towards the pooled theta (p,)."""
         ...
 
 
@@ -88,7 +88,7 @@ def climb(
     max_iterations: int,
     tolerance: float,
 ) -> Fit:
-    """Return where theta <- maximise(theta, evaluate(theta)'s vector) ends.
+    """Return the limit of theta <- maximise(theta, evaluate(theta)'s vector).
 
     It has converged when a step gains less than `tolerance` of the log-likelihood's size. The best theta seen is
     kept: a step of EM never loses, but rounding and bounds may.

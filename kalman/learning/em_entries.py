@@ -1,9 +1,9 @@
-"""The M-step for entries of F and H: the regression of a state on the one before, and of a measurement on the state.
+"""The M-step for entries of F and H: the regression of a state on its predecessor, and of a measurement on the state.
 
 Of N terms w = x' - F x with w ~ N(0, Q), whose expectations given all rows are C = sum E[w x'] and S = sum E[x x'],
 the expected log-likelihood changes with F + D by trace(Q^-1 (C D' - D S D' / 2)). Its slope at D = 0 is Q^-1 C, by
-Fisher's identity the log-likelihood's own gradient: the filter's adjoint gives it, and only S is left to be summed from
-the smoother. A measurement of which components are missing is one whose components are hidden as the states are.
+Fisher's identity the log-likelihood's own gradient: the filter's adjoint gives it, and only S is summed from the
+smoother. Missing components of a measurement are hidden variables, as the states are.
 
 References: Shumway and Stoffer (1982); Meng and Rubin (1993), maximising over one part after another; Holmes (2013),
 fixed entries.
@@ -27,11 +27,11 @@ Slots = Sequence[tuple[str, int, int]]
 """Entries of matrices: "F" or "H", row, column."""
 
 INSIDE = 1e-9
-"""How near, in shares of the way between them or of the number, a learned entry comes to its bounds."""
+"""Smallest distance of a learned entry from its bounds, relative to their distance or to the number."""
 
 
 class Regression(NamedTuple):
-    """What is known of one matrix at its old value: noise covariance, gradient by all its entries, S = sum E[x x']."""
+    """The statistics of one matrix at its old value: noise covariance, gradient by all its entries, S = sum E[x x']."""
 
     noise: Array
     gradient: Array
@@ -51,8 +51,10 @@ class Regression(NamedTuple):
 def second_moments(
     model: LinearFilter, begun: Array, rows: SortedRows, keys: int, unit: float, scale: Array
 ) -> tuple[Array, Array]:
-    """Return the packed sums of E[x x'] given all rows: over the states that transitions start from, and over those
-    that were measured, each of these divided by the row's `scale` (N,) of the measurement noise.
+    """Return the packed sums of E[x x'] given all rows, over two sets of states.
+
+    These are the states that transitions start from, and the measured states, each divided by the row's `scale`
+    (N,) of the measurement noise.
     """
     none = np.zeros(keys, np.int64)
     _, outputs, smoothed = smooth(model, KeyStates(begun, none, none.copy(), np.zeros(keys)), rows, unit)
@@ -66,18 +68,18 @@ def second_moments(
     )
     both = pack(P + np.array([smoothed.mean[i] * smoothed.mean[j] for i in range(n) for j in range(n)]))
     good = outputs.flag == 0
-    went = good.copy()  # a transition led to it: all good rows of a key but the first
+    went = good.copy()  # rows after a transition: all good rows of a key but the first
     went[np.flatnonzero(good)[np.diff(rows.key[good], prepend=-1) > 0]] = False
     starts = both[:, np.flatnonzero(went) - 1]  # a flagged row repeats the last good one
     measured = good & ~np.isnan(rows.y).all(axis=0)
     return starts.sum(axis=1), (both[:, measured] / scale[measured]).sum(axis=1)
 
 
-def regressed(told: Regression, entries: Sequence[Parameter], slots: Slots) -> Array:
-    """Return by how much the matrix changes, (rows, columns), where only `entries` may and each within its bounds."""
-    weight = np.linalg.pinv(told.noise, hermitian=True)
-    A = np.array([[weight[i, k] * told.S[j, c] for _, k, c in slots] for _, i, j in slots])
-    slope = np.array([told.gradient[i, j] for _, i, j in slots])
+def regressed(regression: Regression, entries: Sequence[Parameter], slots: Slots) -> Array:
+    """Return the change of the matrix, (rows, columns): only in `entries`, and each within its bounds."""
+    weight = np.linalg.pinv(regression.noise, hermitian=True)
+    A = np.array([[weight[i, k] * regression.S[j, c] for _, k, c in slots] for _, i, j in slots])
+    slope = np.array([regression.gradient[i, j] for _, i, j in slots])
     value = np.array([p.value[0] for p in entries], float)
     bounds = [_inside(p) for p in entries]
     low, high = (np.array(a) - value for a in zip(*bounds, strict=True))
@@ -88,7 +90,7 @@ def regressed(told: Regression, entries: Sequence[Parameter], slots: Slots) -> A
     found = lsq_linear(
         (axes * root).T, axes.T @ (unit * slope) / root, (low / unit, high / unit), method="bvls"
     )
-    change = np.zeros_like(told.gradient)
+    change = np.zeros_like(regression.gradient)
     for (_, i, j), step in zip(slots, np.clip(found.x * unit, low, high), strict=True):
         change[i, j] = step
     return change
@@ -101,7 +103,7 @@ def of_letter(names: Sequence[str], letter: str) -> list[tuple[str, int, int]]:
 
 
 def _inside(p: Parameter) -> tuple[float, float]:
-    """Return the bounds, a little closer together so that a free number is left between them and a value."""
+    """Return the bounds, moved inwards a little, so that a value between them has a finite free number."""
     low, high = p.bounds or (None, None)
     if low is not None and high is not None:
         margin = INSIDE * (high - low)

@@ -1,10 +1,10 @@
-"""Expectation maximisation for the linear filter: noise, the distribution in which keys begin, entries of F and H.
+"""Expectation maximisation for the linear filter: noise, initial distribution, entries of F and H.
 
 The E-step needs the smoothed second moments of the noise, and the exact gradient of the log-likelihood holds them. By
 Fisher's identity it is the expected gradient of the complete data's log-likelihood: for N terms w ~ N(0, Q) whose
 smoothed squares sum to S, dL/dQ = (Q^-1 S Q^-1 - N Q^-1) / 2, so that the M-step's S / N is Q + (2 / N) Q (dL/dQ) Q.
-Irregular times and missing components need no care of their own: N may count terms that no row tells of, whose
-expectation is Q. Entries of F and H are in `kalman.learning.em_entries`.
+Irregular times and missing components need no special case: N may count terms without data, whose expectation
+is Q. Entries of F and H are in `kalman.learning.em_entries`.
 
 References: Dempster, Laird and Rubin (1977); Shumway and Stoffer (1982); Koopman (1993).
 """
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from kalman.learning.maximum_likelihood import Learning
 
 TOLERANCE = 1e-10
-"""Of the log-likelihood: a step that gains less is the last."""
+"""Relative gain in log-likelihood below which EM stops."""
 
 
 @dataclass(frozen=True)
 class ExpectationMaximisation:
-    """What a linear model learns by EM; a `kalman.learning.em.Learner`."""
+    """EM of a linear model; a `kalman.learning.em.Learner`."""
 
     model: "Learning"
     terms: Mapping[str, int]
-    """Of each parameter: how many squares of its noise a transition has."""
+    """For each parameter: the number of squares of its noise in a transition."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,8 +55,9 @@ class ExpectationMaximisation:
     def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
         """Return log-likelihood, a vector, and the number of rows, summed over keys.
 
-        The vector is the derivative by the packed entries; where entries of F or H are learned, that by all entries of
-        these matrices and the second moments of the states; then how many transitions, measurements and keys there are.
+        The vector is the derivative by the packed entries; where entries of F or H are learned, the derivative by all
+        entries of these matrices and the second moments of the states; then the numbers of transitions, measurements
+        and keys.
         """
         value, slopes, used_rows = self.model.value_and_slopes(theta, rows, keys, unit, self._all_entries)
         moments: list[Any] = []
@@ -73,7 +74,7 @@ class ExpectationMaximisation:
         return value, np.array([*slopes, *moments, *counts], float), int(used_rows.sum())
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
-        """Return the theta to which EM comes from the written parameters; the log-likelihood never falls."""
+        """Return the theta of EM from the written parameters; the log-likelihood never falls."""
         return climb(evaluate, self.maximise, self.model.start, max_iterations, TOLERANCE)
 
     def maximise(self, theta: Array, vector: Array) -> Array:
@@ -82,15 +83,15 @@ class ExpectationMaximisation:
         entries = [float(a) for a in self.model.entries(theta)]
         counts = {"R": measured, "initial.mean": begun, "initial.covariance": begun}
         result: list[float] = []
-        told: dict[str, tuple[list[float], list[float]]] = {}
+        learned: dict[str, tuple[list[float], list[float]]] = {}
         for p in self.model.learned:
             width = len(p.value)
-            told[p.name] = entries[:width], slopes[:width]
+            learned[p.name] = entries[:width], slopes[:width]
             entries, slopes = entries[width:], slopes[width:]
-        P = self._beginning(told)
-        moved_entries, more_squares = self._regressions(told, slopes)
+        P = self._beginning(learned)
+        moved_entries, more_squares = self._regressions(learned, slopes)
         for p in self.model.learned:
-            value, slope = told[p.name]
+            value, slope = learned[p.name]
             count = max(1.0, float(counts.get(p.name, self.terms.get(p.name, 1) * transitions)))
             if p.name in moved_entries:
                 new = [moved_entries[p.name]]
@@ -101,8 +102,8 @@ class ExpectationMaximisation:
                 moved = Q + 2.0 / count * Q @ _symmetric_slope(slope) @ Q
                 if p.name in more_squares:
                     moved = moved + more_squares[p.name] / count
-                if p.name == "initial.covariance" and "initial.mean" in told:
-                    step = P @ told["initial.mean"][1] / count
+                if p.name == "initial.covariance" and "initial.mean" in learned:
+                    step = P @ learned["initial.mean"][1] / count
                     moved = moved - np.outer(step, step)
                 new = [a if b != 0.0 else 0.0 for a, b in zip(lower(moved.tolist()), p.value, strict=True)]
             else:
@@ -111,7 +112,7 @@ class ExpectationMaximisation:
         return np.array(result)
 
     def _shape(self, matrix: str) -> tuple[int, int] | None:
-        """Return the size of F or H where entries of it are learned."""
+        """Return the shape of F or H where entries of it are learned, else None."""
         n = len(self.model.filter.states)
         found = any(letter == matrix for letter, _, _ in self.model.entries_of_matrices)
         return (n if matrix == "F" else self.model.filter.measurements, n) if found else None
@@ -125,11 +126,11 @@ class ExpectationMaximisation:
         )
 
     def _regressions(
-        self, told: Mapping[str, tuple[list[float], list[float]]], rest: list[float]
+        self, learned: Mapping[str, tuple[list[float], list[float]]], rest: list[float]
     ) -> tuple[dict[str, float], dict[str, Array]]:
-        """Return the new entries of F and H by name, and what they change in the sums of squares of Q and R.
+        """Return the new entries of F and H by name, and the changes in the sums of squares of Q and R.
 
-        rest: what an evaluation's vector has after the derivatives by what is learned.
+        rest: the part of an evaluation's vector after the derivatives by learned parameters.
         """
         n = len(self.model.filter.states)
         shapes = [(matrix, shape) for matrix in "FH" if (shape := self._shape(matrix))]
@@ -143,23 +144,23 @@ class ExpectationMaximisation:
         for (matrix, _), gradient in zip(shapes, gradients, strict=True):
             moments, rest = np.array(symmetric(rest[: packed_size(n)])), rest[packed_size(n) :]
             noise = "Q" if matrix == "F" else "R"
-            covariance = told[noise][0] if noise in told else _written(self.model, noise)
+            covariance = learned[noise][0] if noise in learned else _written(self.model, noise)
             known = Regression(np.array(symmetric(covariance)), gradient, moments)
             free = [p for p in self.model.learned if of_letter([p.name], matrix)]
-            now = [p._replace(value=(told[p.name][0][0],)) for p in free]
+            now = [p._replace(value=(learned[p.name][0][0],)) for p in free]
             slots = of_letter([p.name for p in free], matrix)
             change = regressed(known, now, slots)
             new |= {
-                p.name: told[p.name][0][0] + float(change[i, j])
+                p.name: learned[p.name][0][0] + float(change[i, j])
                 for p, (_, i, j) in zip(now, slots, strict=True)
             }
             squares[noise] = known.squares(change)
         return new, squares
 
-    def _beginning(self, told: Mapping[str, tuple[list[float], list[float]]]) -> Array:
-        """Return the covariance in which keys begin."""
-        if "initial.covariance" in told:
-            return np.array(symmetric(told["initial.covariance"][0]))
+    def _beginning(self, learned: Mapping[str, tuple[list[float], list[float]]]) -> Array:
+        """Return the initial covariance of keys."""
+        if "initial.covariance" in learned:
+            return np.array(symmetric(learned["initial.covariance"][0]))
         n = len(self.model.filter.states)
         return np.array(symmetric(self.model.filter.covariance)).reshape(n, n)
 
@@ -173,12 +174,12 @@ class ExpectationMaximisation:
 
 
 def expectation_maximisation(model: "Learning") -> ExpectationMaximisation:
-    """Return what learns by EM what the model wants learned. Raises ModelError where EM has no closed form."""
+    """Return the EM learner of a model. Raises ModelError where EM has no closed form."""
     if model.scope != "pooled":
         raise ModelError(
             "learn.method", "em learns for all keys together only", "write pooled, or method: mle"
         )
-    fields = {wish.name: wish.field for wish in learn_requests(model.definition)}
+    fields = {request.name: request.field for request in learn_requests(model.definition)}
     terms = {p.name: _terms(model, p) for p in model.learned}
     for name, count in terms.items():
         problem = _regression_problem(model, name)
@@ -192,7 +193,7 @@ def expectation_maximisation(model: "Learning") -> ExpectationMaximisation:
 
 
 def _terms(model: "Learning", parameter: Parameter) -> int:
-    """Return how many squares of its noise a transition has, 0 where a parameter is nothing that EM learns."""
+    """Return the number of squares of a parameter's noise in a transition, 0 where EM cannot learn it."""
     if parameter.name in ("R", "initial.mean", "initial.covariance"):
         return 1
     if parameter.name == "Q" and parameter.kind == "covariance":
@@ -205,7 +206,7 @@ def _terms(model: "Learning", parameter: Parameter) -> int:
 
 
 def _regression_problem(model: "Learning", name: str) -> str | None:
-    """Say why an entry of F or H has no regression; None where it has, or is no entry."""
+    """Return why an entry of F or H has no regression; None where it has one, or for other parameters."""
     found = of_letter([name], "F") + of_letter([name], "H")
     if not found:
         return None
@@ -218,7 +219,7 @@ def _regression_problem(model: "Learning", name: str) -> str | None:
     if _written(model, noise)[i * (i + 3) // 2] == 0.0:
         return f"em regresses {name} on noise, and {noise}[{i}][{i}] is zero"
     if model.filter.diffuse:
-        return f"em for {name} needs to know where keys begin, and initial.diffuse says that nobody does"
+        return f"em for {name} needs a proper initial distribution, and initial.diffuse gives none"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The information that rows hold about a linear filter's parameters, for every key."""
+"""The Fisher information of rows about a linear filter's parameters, for every key."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -25,11 +25,11 @@ def information(
 ) -> Array:
     """Return the information (p(p+1)/2, keys), packed, about p variables, summed over each key's rows.
 
-    starts: the state (size, keys) in which keys begin, at theta and then with each variable moved by its step, of
-    `steps` (p,); inputs: what the control ends with (e, p + 1) in each case.
+    starts: the initial states (size, keys), at theta and then with each variable moved by its step of `steps` (p,);
+    inputs: the last control columns (e, p + 1) in each case.
 
     Each innovation v ~ N(0, S) adds dv dv' / S + dS dS' / (2 S^2), differences in place of derivatives; its expectation
-    is Fisher's information, and it is never negative. Flagged rows add nothing, nor does what ends a diffuse start.
+    is Fisher's information, and it is never negative. Flagged rows and diffuse components add nothing.
 
     References: Engle and Watson (1981); Harvey (1989), section 3.4.5.
     """
@@ -52,14 +52,14 @@ def information(
             np.concatenate([np.tile(u[:, part], copies), own]),
         )
         before = values[:, :, :k].reshape(len(values), -1)
-        _, said = model.step(values[:, 0, :k], Rows(dt, first, y[:, part], many.u[:, :k]))
-        good = said.flag == flags.WELL
+        _, step = model.step(values[:, 0, :k], Rows(dt, first, y[:, part], many.u[:, :k]))
+        good = step.flag == flags.WELL
         after, v, S = (a.reshape(-1, copies, k) for a in _moved(model, before, many))
         with np.errstate(all="ignore"):
             dv = (v[:, 1:] - v[:, :1]) / (steps[:, None] * np.sqrt(S[:, :1]))
             dS = (S[:, 1:] - S[:, :1]) / (steps[:, None] * S[:, :1] * np.sqrt(2.0))
-            told = (dv[:, i] * dv[:, j] + dS[:, i] * dS[:, j]).sum(axis=0)
-        total[:, :k] += np.where(good, told, 0.0)
+            added = (dv[:, i] * dv[:, j] + dS[:, i] * dS[:, j]).sum(axis=0)
+        total[:, :k] += np.where(good, added, 0.0)
         values[:, :, :k] = np.where(good, after, values[:, :, :k])
         event_time[:k] = np.where(good, time[part], event_time[:k])
         begun[:k] |= good
@@ -69,7 +69,7 @@ def information(
 
 
 def _moved(model: LinearFilter, state: Array, rows: Rows) -> tuple[Array, Array, Array]:
-    """Return the state after the rows, and v and S (m, K) of each scalar; 0 and 1 where there is none."""
+    """Return the state after the rows, and v and S (m, K) of each scalar; 0 and 1 where it is missing."""
     size, m = len(state), model.measurements
     result = np.empty((size + 2 * m, state.shape[1]))
     for start in range(0, state.shape[1], BLOCK):
@@ -80,14 +80,14 @@ def _moved(model: LinearFilter, state: Array, rows: Rows) -> tuple[Array, Array,
         program = _program(model, presents[0] is not None, case, model.is_diffuse(state[:, here]))
         masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
         buffers = np.empty((program.buffers, here.stop - here.start))
-        with np.errstate(all="ignore"):  # flagged rows can go wrong, and they are left out
+        with np.errstate(all="ignore"):  # flagged rows can fail, and are left out
             program([*state[:, here], part.dt, *part.u, *part.y, *masks], buffers, result[:, here])
     return result[:size], result[size : size + m], result[size + m :]
 
 
 @lru_cache(maxsize=64)
 def _program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step with its innovations as a straight line; the cases are those of `kalman.filters.linear.step_program`."""
+    """Return one step with its innovations as a program; the cases are those of `linear.step_program`."""
     step = traced(model, Tape(), missing, first, diffuse)
     v, S = [], []
     for scalar in step.updated.scalars:

@@ -1,9 +1,9 @@
 """Maximum likelihood for groups of keys: each group has parameters of its own, all groups are searched together.
 
 A group's log-likelihood is the sum over its keys, so that one evaluation of all keys, each at its group's theta, is one
-of every group. Each group is searched by scoring (`kalman.learning.scoring`) from the pooled maximum on, and all that still
-search are evaluated at once. A group's theta has a normal prior around the pooled one: a group with few rows stays
-near it.
+of every group. Each group is searched by scoring (`kalman.learning.scoring`) from the pooled maximum, and all
+unfinished searches are evaluated at once. A group's theta has a normal prior around the pooled one, so a group with
+few rows stays near it.
 """
 
 import math
@@ -22,12 +22,12 @@ from kalman.run import SortedRows
 from kalman.types import Array
 
 DEVIATION = 1.0
-"""Of the prior, in each free number that has no unit: a variance within a factor e^2 either way, at 95 %."""
+"""Standard deviation of the prior in free numbers without unit: a variance within a factor e^2 either way, at 95 %."""
 
 Sums = tuple[Array, Array, np.ndarray]
-"""Log-likelihood (J,), a vector (s, J), rows used (J,) of J groups; of several buckets: their sums."""
+"""Log-likelihood (J,), a vector (s, J), rows used (J,) of J groups; over several buckets: their sums."""
 GroupEvaluate = Callable[[Array, np.ndarray], Sums]
-"""Gives the sums of the groups `which` (J,) at theta (p, J)."""
+"""Returns the sums of the groups `which` (J,) at theta (p, J)."""
 
 
 class GroupFit(NamedTuple):
@@ -36,7 +36,7 @@ class GroupFit(NamedTuple):
     theta          (p, G) free numbers
     parameters     of each group by name, as `kalman.build` takes them; errors: their standard errors, None if not known
     log_likelihood (G,) without the prior; used (G,) rows; converged (G,) bool
-    iterations     of the group that took most
+    iterations     the largest number of any group
     """
 
     theta: Array
@@ -50,35 +50,35 @@ class GroupFit(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupLearning:
-    """What a linear model learns for each group of keys."""
+    """Maximum likelihood of a linear model for each group of keys."""
 
     model: Learning
 
     def evaluate(self, theta: Array, group: np.ndarray, rows: SortedRows, keys: int, unit: float) -> Sums:
-        """Return the sums of J groups at theta (p, J) over the rows of keys, of which `group` (keys,) says the group.
+        """Return the sums of J groups at theta (p, J) over rows of keys; `group` (keys,) is each key's group.
 
         The vector is the gradient and the packed information, as in `Learning.evaluate`; sums are exactly rounded.
         """
         model, groups = self.model, theta.shape[1]
         add = _adder(group, groups)
         own = theta[:, group]
-        said = score(model.each, model.own_names, rows, keys, unit, model.begun(own, keys))
-        parts = [said.gradient]
-        parts += [said.mean] if "initial.mean" in model.names else []
-        parts += [said.covariance] if "initial.covariance" in model.names else []
+        scored = score(model.each, model.own_names, rows, keys, unit, model.begun(own, keys))
+        parts = [scored.gradient]
+        parts += [scored.mean] if "initial.mean" in model.names else []
+        parts += [scored.covariance] if "initial.covariance" in model.names else []
         slopes = [add(row) for part in parts for row in part]
         gradient = model.pulled(list(theta), slopes)
         starts = [
             model.begun(own + step[:, None], keys) for step in (0.0 * theta[:, 0], *STEP * np.eye(len(theta)))
         ]
         steps = np.full(len(theta), STEP)
-        told = information(model.each, rows, keys, unit, starts, steps, np.empty((0, len(starts))))
-        vector = np.array([*gradient, *(add(row) for row in told)])
-        used = np.bincount(group, said.used, minlength=groups).astype(np.int64)
-        return add(said.log_likelihood), vector, used
+        packed = information(model.each, rows, keys, unit, starts, steps, np.empty((0, len(starts))))
+        vector = np.array([*gradient, *(add(row) for row in packed)])
+        used = np.bincount(group, scored.used, minlength=groups).astype(np.int64)
+        return add(scored.log_likelihood), vector, used
 
     def fit(self, evaluate: GroupEvaluate, pooled: Array, groups: int, max_iterations: int) -> GroupFit:
-        """Return the modes of the groups' posteriors, all found from the pooled theta (p,) on."""
+        """Return the modes of the groups' posteriors, searched from the pooled theta (p,)."""
         pooled = np.asarray(pooled, float)
         p = len(pooled)
         narrow = np.where(np.isfinite(self.model.limits), DEVIATION**-2.0, 0.0)
@@ -130,7 +130,7 @@ def _together(
     found: list[Maximum],
     points: Callable[[Array, np.ndarray], Sequence[Point]],
 ) -> None:
-    """Run searches, evaluating what all of them ask for at once, and put their ends into `found`."""
+    """Run searches, evaluating the points of all of them at once, and put their maxima into `found`."""
     answers: dict[int, Point | None] = dict.fromkeys(searches)
     while answers:
         asked: dict[int, Array] = {}
@@ -146,7 +146,7 @@ def _together(
 
 
 def _adder(group: np.ndarray, groups: int) -> Callable[[Array], Array]:
-    """Return what adds values (keys,) up by group, (groups,), exactly rounded."""
+    """Return a function that sums values (keys,) by group, (groups,), exactly rounded."""
     order = np.argsort(group, kind="stable")
     ends = np.searchsorted(group[order], np.arange(groups + 1)).tolist()
 
@@ -158,6 +158,6 @@ def _adder(group: np.ndarray, groups: int) -> Callable[[Array], Array]:
 
 
 def group_learning(model: Any) -> GroupLearning:
-    """Return what learns for groups of keys what `kalman.learning.learners.learnable` says is to be learned."""
+    """Return the learner by group of keys of a learner from `kalman.learning.learners.learnable`."""
     assert isinstance(model, Learning)
     return GroupLearning(model)

@@ -1,4 +1,4 @@
-"""Which learner a model definition asks for."""
+"""The learner of a model definition."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = {
     **dict.fromkeys(FAMILIES, mixture_learner),
     **dict.fromkeys(SEVERAL, mode_learner),
 }
-"""What learns for each kind of filter; the others learn by the exact gradient of the linear one."""
+"""Learners by kind of filter; the other kinds learn by the linear filter's exact gradient."""
 
 
 def learnable(definition: Mapping[str, Any]) -> Learner:
-    """Return what a definition's `learn.parameters` asks for. Raises ModelError."""
+    """Return the learner of a definition's `learn.parameters`. Raises ModelError."""
     method = (definition.get("learn") or {}).get("method") or "mle"
     if method not in ("mle", "em"):
         raise ModelError("learn.method", f"{method!r} is not known", "choose mle or em")

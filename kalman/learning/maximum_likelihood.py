@@ -1,7 +1,8 @@
-"""Maximum likelihood for the parameters that a model names: pooled over all keys, or for each key.
+"""Maximum likelihood of a linear model's parameters, pooled over all keys or for each key.
 
 The log-likelihood is the filter's own, its gradient exact (`kalman.learning.score`), its variables unconstrained
-(`kalman.learning.constraints`). The pooled maximum is found by scoring (`kalman.learning.scoring`), each key's by quasi-Newton steps.
+(`kalman.learning.constraints`). The pooled maximum is found by scoring (`kalman.learning.scoring`), each key's by
+quasi-Newton steps.
 """
 
 import math
@@ -15,10 +16,9 @@ import numpy as np
 from kalman.building.registry import build
 from kalman.filters.linear import LinearFilter
 from kalman.learning import constraints
-from kalman.learning.bfgs import maximise_each
 from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample
 from kalman.learning.fisher_information import information
-from kalman.learning.lbfgs import fit
+from kalman.learning.optimisers import fit, maximise_each
 from kalman.learning.score import score
 from kalman.learning.scoring import Point, covariance, finite, maximise
 from kalman.linalg.packing import symmetric
@@ -30,18 +30,18 @@ from kalman.run import SortedRows
 from kalman.types import Array, ModelError
 
 STEP = 1e-5
-"""By how much a free number is moved to see what the innovations tell about it."""
+"""Step of a free number for the differences of the information."""
 
 
 @dataclass(frozen=True)
 class Learning:
-    """What a linear model learns by maximum likelihood, seen as free numbers theta (p,); a `kalman.learning.em.Learner`."""
+    """Maximum likelihood of a linear model in free numbers theta (p,); a `kalman.learning.em.Learner`."""
 
     definition: Mapping[str, Any]
     names: tuple[str, ...]
     scope: str
     begin: Mapping[str, Any]
-    """Values to begin with in place of the written ones."""
+    """Initial values in place of the written ones."""
 
     @cached_property
     def filter(self) -> LinearFilter:
@@ -50,7 +50,7 @@ class Learning:
 
     @cached_property
     def own_names(self) -> tuple[str, ...]:
-        """Names of what is learned of the structure and R; the state of `each` holds it."""
+        """Names of the learned parameters of the structure and R; the state of `each` holds them."""
         return tuple(name for name in self.names if not is_chosen(name))
 
     @cached_property
@@ -65,7 +65,7 @@ class Learning:
 
     @cached_property
     def each(self) -> LinearFilter:
-        """The model with its learned parameters in the state, one filter for whatever values are tried.
+        """The model with its learned parameters in the state, one filter for all values of the search.
 
         Entries of F and H come from the last columns of the control.
         """
@@ -75,10 +75,10 @@ class Learning:
 
     @cached_property
     def learned(self) -> tuple[Parameter, ...]:
-        """The parameters that are learned, with what keeps them valid: a structure's and R, then the chosen ones."""
-        wishes = {wish.name: wish for wish in learned_entries.learn_requests(self.definition)}
+        """The learned parameters with their constraints: the structure's and R, then entries and initial."""
+        requests = {request.name: request for request in learned_entries.learn_requests(self.definition)}
         own = [
-            learned_entries.kept_to(p, wishes[p.name])
+            learned_entries.kept_to(p, requests[p.name])
             for p in self.filter.parameters
             if p.name in self.own_names
         ]
@@ -120,7 +120,7 @@ class Learning:
         return value, np.array(self.pulled(theta.tolist(), slopes), float), int(used.sum())
 
     def with_inputs(self, theta: Array, rows: SortedRows) -> SortedRows:
-        """Return the rows as `each` takes them at theta."""
+        """Return the rows as input of `each` at theta."""
         inputs = np.repeat(self._inputs(theta)[:, None], len(rows.key), axis=1)
         return rows._replace(u=np.concatenate([rows.u, inputs]))
 
@@ -134,7 +134,7 @@ class Learning:
     ) -> tuple[float, list[float], np.ndarray]:
         """Return log-likelihood, its derivatives by the packed entries of what is learned, each key's rows (keys,).
 
-        more: entries of F and H by which the last derivatives are.
+        more: further entries of F and H, whose derivatives come last.
         """
         begun = self.begun(theta, keys)
         entries = (*self.entries_of_matrices, *more)
@@ -158,8 +158,8 @@ class Learning:
         states = [self.begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
         inputs = np.stack([self._inputs(one) for one in moved], axis=1)
         steps = np.full(len(theta), STEP)
-        told = information(self.each, rows, keys, unit, states, steps, inputs) if states else []
-        sums = [math.fsum(row) for row in np.asarray(told).tolist()]
+        packed = information(self.each, rows, keys, unit, states, steps, inputs) if states else []
+        sums = [math.fsum(row) for row in np.asarray(packed).tolist()]
         return value, np.array([*gradient, *sums]), used
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
@@ -182,7 +182,7 @@ class Learning:
 
     @property
     def limits(self) -> Array:
-        """How far one step may go in each free number: freely where it has a unit, else by a factor e^2."""
+        """Largest step in each free number: unlimited where it has a unit, else a factor e^2."""
         kinds = [p.kind for p in self.learned for _ in constraints.free_entries(p)]
         return np.array([np.inf if kind in ("real", "vector") else 2.0 for kind in kinds])
 
@@ -193,7 +193,7 @@ class Learning:
             free = list(theta[span])
             slopes = np.array([constraints.pull_back(p, free, list(row)) for row in np.eye(len(p.value))])
             spread = covariance[span, span]
-            with np.errstate(invalid="ignore"):  # 0 * inf, of an entry that does not move
+            with np.errstate(invalid="ignore"):  # 0 * inf of a fixed entry
                 variances = [sum(a * a * spread[i, i] for i, a in enumerate(row) if a) for row in slopes]
                 own = np.einsum("ki,ij,kj->k", slopes, np.where(np.isinf(spread), 0.0, spread), slopes)
             errors = np.sqrt(np.where(np.isinf(variances), np.inf, np.maximum(own, 0.0)))
@@ -201,7 +201,7 @@ class Learning:
         return result
 
     def begun(self, theta: Array, keys: int) -> Array:
-        """Return the states (size, keys) of keys that have no row yet, at theta (p,), or (p, keys) for each key's."""
+        """Return the states (size, keys) of keys without rows at theta (p,), or (p, keys) for each key's own."""
         state = self.each.initial(keys)
         for place, values in self._values(theta):
             if place in self.each.places:
@@ -209,11 +209,11 @@ class Learning:
         return state
 
     def _inputs(self, theta: Array) -> Array:
-        """Return what the control ends with at theta: the entries of F and H."""
+        """Return the last control columns at theta: the entries of F and H."""
         return np.array([a for place, values in self._values(theta) if place == "" for a in values], float)
 
     def _values(self, theta: Array) -> list[tuple[str, list[Any]]]:
-        """Return what is learned at theta, in order, and the field of the state where it is; "" for the control."""
+        """Return the learned values at theta, in order, each with its field of the state; "" for the control."""
         entries = iter(self.entries(theta))
         own = [next(entries) for p in self.learned if p.name in self.own_names for _ in p.value]
         others = [(p.name, [next(entries) for _ in p.value]) for p in self._chosen]
@@ -226,7 +226,7 @@ class Learning:
         ]
 
     def pulled(self, theta: Any, slopes: Any) -> list[Any]:
-        """Return the derivatives by the free numbers, given those by the packed entries of what is learned."""
+        """Return the derivatives by the free numbers, given those by the packed entries."""
         result: list[Any] = []
         at = 0
         for p, span in zip(self.learned, self._spans, strict=True):
@@ -249,7 +249,7 @@ class Learning:
 
         A key's theta has a normal prior around the pooled one, with this standard deviation in each free
         number (1.0: a variance within a factor e^2 either way, at 95 %), and the result is the mode of the
-        posterior. So a key without rows gets the pooled value, one with few rows stays near it.
+        posterior. A key without rows gets the pooled value, one with few rows stays near it.
         """
         middle = np.repeat(np.asarray(pooled, float)[:, None], keys, axis=1)
 
@@ -271,14 +271,18 @@ class Learning:
 
 
 def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
-    """Return what is learned for a linear filter. Raises ModelError."""
+    """Return the learner of a linear filter. Raises ModelError."""
     model = _linear({**definition, "learn": None})
     own, scope = learn_request(definition, model.parameters)
     names = (*own, *(p.name for p in learned_entries.parameters(definition)))
-    wishes = {wish.name: wish for wish in learned_entries.learn_requests(definition) if wish.form is not None}
-    formed = [learned_entries.kept_to(p, wishes[p.name]) for p in model.parameters if p.name in wishes]
+    requests = {
+        request.name: request
+        for request in learned_entries.learn_requests(definition)
+        if request.form is not None
+    }
+    formed = [learned_entries.kept_to(p, requests[p.name]) for p in model.parameters if p.name in requests]
     result = Learning(definition, names, scope, {p.name: natural(p) for p in formed})
-    _ = result.start  # what cannot be learned is said now, not on the cluster
+    _ = result.start  # raises here, before the cluster is used
     return result
 
 

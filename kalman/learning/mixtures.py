@@ -1,6 +1,6 @@
-"""Learn a mixture from history: several starts, of which rows that were held out choose one, and batch EM from there.
+"""Learn a mixture from history: several starts, one chosen by held-out likelihood, and batch EM from there.
 
-For single keys it is batch EM too, each key drawn towards the pooled mixture.
+Single keys learn by batch EM too, each shrunk towards the pooled mixture.
 References: Biernacki, Celeux and Govaert (2003) for short runs before a long one; Smyth (2000) for held-out likelihood.
 """
 
@@ -22,7 +22,7 @@ from kalman.types import Array, ModelError
 SHORT = 15
 """Iterations from each start before one is chosen."""
 STRENGTH = 20.0
-"""Rows that the pooled mixture counts for beside a key's own."""
+"""Weight of the pooled mixture in rows, beside a key's own rows."""
 KEY_ITERATIONS = 50
 
 
@@ -30,9 +30,8 @@ KEY_ITERATIONS = 50
 class MixtureLearner:
     """Batch EM of a mixture. theta is `Components.flat`, (c,).
 
-    `evaluate` also takes several such thetas after a first number (1 + starts * c,): then some rows are held out
-    (every n-th of a bucket, n being that number), and the vector has for each theta first their log-likelihood and
-    number.
+    `evaluate` also takes several such thetas after a number n, (1 + starts * c,): then every n-th row of a bucket is
+    held out, and the vector has for each theta first the log-likelihood and number of held-out rows.
     """
 
     definition: Mapping[str, Any]
@@ -76,7 +75,7 @@ class MixtureLearner:
         return max(values), np.concatenate(vectors), len(kept.key)
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int, tolerance: float = 1e-11) -> Fit:
-        """Return the mixture that batch EM ends at; where none is written, from the best of several starts.
+        """Return the mixture at which batch EM ends; where none is written, from the best of several starts.
 
         Raises ModelError where no row can be learned from.
         """
@@ -92,10 +91,7 @@ class MixtureLearner:
         return found if asked.start else found._replace(theta=ordered(asked, found.theta), held_out=held_out)
 
     def _chosen(self, evaluate: Evaluate, starts: Array) -> tuple[Array, float | None]:
-        """Return what a short run makes of the starts (S, c): the one under which the rows held out are likeliest.
-
-        And the log-likelihood of such a row.
-        """
+        """Return the best of the starts (S, c) after a short run, and its log-likelihood per held-out row."""
         asked = self._asked
         if len(starts) == 1 and asked.count == 1:
             return starts[0], None
@@ -113,7 +109,7 @@ class MixtureLearner:
         return starts[int(np.argmax(scores))], float(scores.max())
 
     def _trial(self, evaluate: Evaluate, every: int, starts: Array) -> tuple[Array, Array]:
-        """Return for each start (S,) log-likelihood and number of the rows held out (S, 2), and the others' sums."""
+        """Return log-likelihood and number of held-out rows (S, 2) for each start, and the other rows' sums."""
         _, vector, _ = evaluate(np.concatenate([[every], starts.ravel()]))
         table = vector.reshape(len(starts), -1)
         return table[:, :2], table[:, 2:]
@@ -128,7 +124,7 @@ class MixtureLearner:
         return Sums(first[0], first[1], weights, means, spreads)
 
     def parameters(self, theta: Array) -> dict[str, Any]:
-        """Return the whole mixture by name, what was not learned too, as `kalman.build` takes it."""
+        """Return the whole mixture by name, fixed parameters included, as `kalman.build` takes it."""
         mixture = split(self._asked, [float(a) for a in theta])
         family = self._asked.family
         found: dict[str, Any] = {"weights": mixture.weights, family.mean: mixture.means}
@@ -139,7 +135,7 @@ class MixtureLearner:
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, pooled: Array) -> KeyFit:
         """Return each key's own mixture, the mode of a posterior in which the pooled one counts as `STRENGTH` rows.
 
-        So a key without rows gets the pooled mixture, one with few rows stays near it. Components keep their order.
+        A key without rows gets the pooled mixture, one with few rows stays near it. Components keep their order.
         """
         asked = self._asked
         rows = usable(asked, rows)
@@ -156,9 +152,9 @@ class MixtureLearner:
 
 
 def mixture_learner(definition: Mapping[str, Any]) -> MixtureLearner:
-    """Return what a definition's `learn` asks for. Raises ModelError."""
+    """Return the learner of a mixture definition. Raises ModelError."""
     result = MixtureLearner(definition)
-    _ = result.names  # what is wrong is said now, not on the cluster
+    _ = result.names  # raises here, before the cluster is used
     return result
 
 

@@ -1,7 +1,7 @@
-"""Maximum likelihood for an IMM or MMAE: the modes' parameters, how they change, and how likely each is at the start.
+"""Maximum likelihood for an IMM or MMAE: parameters of the modes, transition and initial probabilities.
 
-The log-likelihood is the filter's own, of the mixture that it predicts. Its gradient is by central differences, each a
-pass over the rows: several models have no adjoint of their own here.
+The log-likelihood is the filter's own, of the predicted mixture. Its gradient is by central differences, each a pass
+over the rows, since multiple models have no adjoint here.
 """
 
 import math
@@ -16,7 +16,7 @@ from kalman.building.registry import build
 from kalman.filters.multiple_models import MultipleModels
 from kalman.learning import constraints
 from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample
-from kalman.learning.lbfgs import fit
+from kalman.learning.optimisers import fit
 from kalman.models import learned_entries
 from kalman.models.columns import used
 from kalman.models.definition import natural
@@ -25,13 +25,13 @@ from kalman.run import SortedRows, initial_states, run
 from kalman.types import Array, ModelError
 
 STEP = 1e-4
-"""How far a free number is moved, each way, for a difference: its error is near 1e-8 of the slope."""
+"""Step of a free number, each way, for a difference; the relative error of the slope is about 1e-8."""
 
 
 class Chances(NamedTuple):
-    """Rows of probabilities that are learned together; those that are zero stay zero.
+    """Rows of probabilities that are learned together; zeros stay zero.
 
-    The free numbers are the logarithms of a row's others in units of its greatest.
+    The free numbers are the logarithms of a row's probabilities relative to its greatest.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Chances(NamedTuple):
 
     @property
     def free(self) -> list[tuple[int, int]]:
-        """Which entries have a free number."""
+        """The entries that have a free number."""
         return [
             (i, j)
             for i, row in enumerate(self.rows)
@@ -62,7 +62,7 @@ class Chances(NamedTuple):
 
 @dataclass(frozen=True)
 class ModeLearning:
-    """What several models learn for all keys together; a `kalman.learning.em.Learner`."""
+    """Maximum likelihood of multiple models, pooled over all keys; a `kalman.learning.em.Learner`."""
 
     definition: Mapping[str, Any]
     names: tuple[str, ...]
@@ -105,8 +105,10 @@ class ModeLearning:
         value, count = self._value(theta, rows, keys, unit)
         gradient = []
         for step in STEP * np.eye(len(theta)):
-            ahead, behind = (self._value(theta + sign * step, rows, keys, unit)[0] for sign in (1.0, -1.0))
-            gradient.append((ahead - behind) / (2.0 * STEP))
+            forward, backward = (
+                self._value(theta + sign * step, rows, keys, unit)[0] for sign in (1.0, -1.0)
+            )
+            gradient.append((forward - backward) / (2.0 * STEP))
         return value, np.array(gradient), count
 
     def _value(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[float, int]:
@@ -124,34 +126,34 @@ class ModeLearning:
 
 
 def mode_learner(definition: Mapping[str, Any]) -> ModeLearning:
-    """Return what an IMM or MMAE learns. Raises ModelError."""
+    """Return the learner of an IMM or MMAE. Raises ModelError."""
     learn = definition.get("learn") or {}
     if (learn.get("scope") or "pooled") != "pooled" or learn.get("by"):
         raise ModelError("learn.scope", "modes are learned for all keys together", "write pooled")
     if learn.get("prior"):
-        raise ModelError("learn.prior", "where keys begin is not learned with modes", "remove it")
+        raise ModelError("learn.prior", "the initial distribution is not learned with modes", "remove it")
     if learn.get("method") == "em":
         raise ModelError("learn.method", "modes are learned by maximum likelihood", "write mle, or remove it")
     model = build(definition)
     assert isinstance(model, MultipleModels)
     known = _known(model)
-    wishes = learned_entries.learn_requests(definition)
-    for wish in wishes:
-        part = known.get(wish.name)
+    requests = learned_entries.learn_requests(definition)
+    for request in requests:
+        part = known.get(request.name)
         if part is None:
             remedy = f"choose from {', '.join(known)}"
-            raise ModelError(wish.field, f"the modes have no parameter {wish.name!r}", remedy)
-        if wish.form is not None or wish.bounds is not None:
-            raise ModelError(wish.field, "modes have neither forms nor bounds", "write the name alone")
+            raise ModelError(request.field, f"the modes have no parameter {request.name!r}", remedy)
+        if request.form is not None or request.bounds is not None:
+            raise ModelError(request.field, "modes have neither forms nor bounds", "write the name alone")
         if isinstance(part, Parameter) and used(part.value):
-            raise ModelError(wish.field, f"{wish.name} comes from a column", "learn others")
-    result = ModeLearning(definition, tuple(wish.name for wish in wishes))
-    _ = result.start  # what cannot be learned is said now, not on the cluster
+            raise ModelError(request.field, f"{request.name} comes from a column", "learn others")
+    result = ModeLearning(definition, tuple(request.name for request in requests))
+    _ = result.start  # raises here, before the cluster is used
     return result
 
 
 def _known(model: MultipleModels) -> dict[str, Parameter | Chances]:
-    """Return what can be learned by name: `R` for all modes where theirs are the same, `<mode>.R` for one of them."""
+    """Return the learnable parameters by name: `R` where all modes share it, `<mode>.R` of one mode."""
     found: dict[str, Parameter | Chances] = {}
     each: list[dict[str, Parameter]] = [
         {p.name: p for p in getattr(mode, "parameters", ())} for mode in model.modes

@@ -42,7 +42,7 @@ def score(
 ) -> Score:
     """Return the score of keys.
 
-    names: the parameters to differentiate by, in the model's order. begun: the states (size, K) in which keys begin,
+    names: the parameters to differentiate by, in the model's order. begun: the initial states (size, K),
     by default the model's. entries: "F" or "H", row and column, of those to differentiate by.
     """
     plan = rounds(rows.key)
@@ -58,19 +58,19 @@ def score(
             np.where(first, 0, time[part] - event_time[prefix]) / unit, first, y[:, part], u[:, part]
         )
         before = values[:, prefix].copy()
-        after, said = model.step(before, taken)
-        good = said.flag == flags.WELL
+        after, step = model.step(before, taken)
+        good = step.flag == flags.WELL
         history.append((prefix, before, taken, good))
         values[:, prefix] = after
         event_time[prefix] = np.where(good, time[part], event_time[prefix])
         count[prefix] += good
-        total[prefix] += np.where(good, said.log_likelihood, 0.0)
+        total[prefix] += np.where(good, step.log_likelihood, 0.0)
     gradient = np.zeros((_width(model, names) + len(entries), here))
     # the adjoint: by mean, packed covariance and packed diffuse part
     n, p = model.places["mean"].stop, model.places["covariance"].stop
     depth = p + (p - n if model.diffuse else 0)
     adjoint = np.zeros((depth, here))
-    with np.errstate(all="ignore"):  # only flagged rows can go wrong, and they are left out
+    with np.errstate(all="ignore"):  # only flagged rows can fail, and are left out
         for prefix, before, taken, good in reversed(history):
             for begin in range(0, prefix.stop, BLOCK):
                 block = slice(begin, min(begin + BLOCK, prefix.stop))
@@ -140,7 +140,7 @@ def _program(
     first: bool | None,
     diffuse: bool,
 ) -> Program:
-    """Return one step backwards as a straight line; the cases are those of `kalman.filters.linear.step_program`.
+    """Return one step backwards as a program; the cases are those of `kalman.filters.linear.step_program`.
 
     Outputs: the adjoint by mean, packed covariance and packed diffuse part; then by the parameters.
     """

@@ -1,8 +1,8 @@
-"""Maximise a log-likelihood of which an evaluation is dear, in few of them: scoring, with quasi-Newton corrections.
+"""Scoring with quasi-Newton corrections: maximise a log-likelihood in few, expensive evaluations.
 
-Each evaluation brings the information J with it (`kalman.learning.fisher_information`), which says how the variables are scaled and
-how they depend on each other: what an optimiser that sees gradients alone has to find out by evaluations. Where the
-model is not quite right, J is not quite the curvature; the last steps' changes of the gradient correct it.
+Each evaluation includes the information J (`kalman.learning.fisher_information`), the scale and dependence of the
+variables, which an optimiser with gradients alone has to find by further evaluations. Under a misspecified model J
+differs from the curvature; the gradient changes of the last steps correct it.
 """
 
 from collections.abc import Callable, Generator
@@ -13,17 +13,17 @@ import numpy as np
 from kalman.types import Array
 
 TOLERANCE = 1e-10
-"""Gain in log-likelihood that is worth no further evaluation; what can be told from chance is about one half."""
+"""Gain in log-likelihood below which the search stops; a significant gain is about one half."""
 ROUNDING = 1e-13
-"""The same as a share of the log-likelihood: below it the sums' rounding begins to rule."""
+"""The same relative to the log-likelihood: below it rounding of the sums dominates."""
 SMALL = 1e-5
-"""A gain that means nothing, less than a hundredth of a standard error: no variable need go far for it."""
+"""An insignificant gain, less than a hundredth of a standard error, not worth a long step."""
 PAIRS = 6
-"""Steps whose change of the gradient corrects the information; older ones tell of a place far away."""
+"""Number of last steps whose gradient changes correct the information."""
 
 
 class Point(NamedTuple):
-    """What is known at theta (p,): log-likelihood, gradient (p,), J (p, p), rows used."""
+    """An evaluation at theta (p,): log-likelihood, gradient (p,), J (p, p), rows used."""
 
     theta: Array
     value: float
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 class Maximum(NamedTuple):
-    """The best point, how many steps led to it, and whether it is the maximum."""
+    """The best point, the number of steps, and whether the search converged."""
 
     point: Point
     iterations: int
@@ -41,7 +41,7 @@ class Maximum(NamedTuple):
 
 
 def finite(point: Point) -> bool:
-    """Tell whether all that is known of the point are numbers."""
+    """Tell whether value, gradient and information are finite."""
     return bool(
         np.isfinite(point.value)
         and np.isfinite(point.gradient).all()
@@ -50,7 +50,7 @@ def finite(point: Point) -> bool:
 
 
 Search = Generator[Array, Point, Maximum]
-"""Asks for the point at a theta, is sent it, and returns the maximum: so that many can be evaluated together."""
+"""Yields a theta, is sent its point, and returns the maximum; so many searches can be evaluated together."""
 
 
 def maximise(
@@ -119,7 +119,7 @@ def _along(point: Point, step: Array, used: int) -> Generator[Array, Point, tupl
             length *= 0.25
             continue
         if length * slope < 1e-9 * max(1.0, abs(point.value)):
-            break  # rounding hides what there is to gain
+            break  # rounding hides any gain
         # the parabola through the value and slope here and the value there
         top = slope * length**2 / (2.0 * (slope * length - gain))
         length = float(np.clip(top, 0.1 * length, 0.5 * length))
@@ -127,14 +127,16 @@ def _along(point: Point, step: Array, used: int) -> Generator[Array, Point, tupl
 
 
 def covariance(information: Array) -> Array:
-    """Return the inverse of the information (p, p); infinite variances where it tells nothing or is singular."""
+    """Return the inverse of the information (p, p); infinite variances where it is zero or singular."""
     diagonal = np.diag(information)
     scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
     unit = information / np.outer(scale, scale)
     values, vectors = np.linalg.eigh(unit)
-    told = values > 1e-12
-    inverse = (vectors[:, told] / values[told]) @ vectors[:, told].T / np.outer(scale, scale)
-    lost = (vectors[:, ~told] ** 2).sum(axis=1) > 1e-6
+    informative = values > 1e-12
+    inverse = (
+        (vectors[:, informative] / values[informative]) @ vectors[:, informative].T / np.outer(scale, scale)
+    )
+    lost = (vectors[:, ~informative] ** 2).sum(axis=1) > 1e-6
     inverse[lost, lost] = np.inf
     return inverse
 

@@ -1,1 +1,1 @@
-"""Arrays of small matrices with keys on the last axis: packing, factorisations, and programs of straight-line arithmetic."""
+"""Small matrices of many keys, the keys on the last axis: packing, factorisations, straight-line programs."""

@@ -1,7 +1,7 @@
 """Lower triangular factors of covariances, on entries: P = L L', L packed by rows, its diagonal not negative.
 
-Everything is done by square roots and rotations of the entries themselves, each key by itself. A direction without
-any variance is a column of zeros, and nothing is divided by it.
+All operations are square roots and rotations of entries, each key by itself. A direction without variance is a
+column of zeros, by which nothing is divided.
 """
 
 import math
@@ -14,7 +14,7 @@ from kalman.linalg.entries import Entry, Matrix, Vector, dot, is_zero, minus, pl
 from kalman.linalg.packing import order_of, packed_index
 
 LOST = 1e-9
-"""A pivot below minus this part of its variance is no rounding: the matrix is not positive semidefinite."""
+"""A pivot below minus this fraction of its variance is not rounding: the matrix is not positive semidefinite."""
 
 
 class Factored(NamedTuple):
@@ -179,7 +179,7 @@ def apply(L: Vector, x: Vector) -> list[Entry]:
 
 
 def root(a: Entry) -> Entry:
-    """Return the square root, and 0 of what is below zero."""
+    """Return the square root, 0 for negative numbers."""
     if isinstance(a, float):
         return math.sqrt(a) if a > 0.0 else 0.0
     return np.sqrt(np.maximum(a, 0.0))

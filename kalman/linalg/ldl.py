@@ -9,7 +9,7 @@ from kalman.linalg.entries import Entry, Matrix, Vector, minus, times
 from kalman.linalg.packing import order_of, packed_index
 
 NOTHING = 1e-13
-"""A pivot below this part of its variance is the rounding of zero."""
+"""A pivot below this fraction of its variance is a rounded zero."""
 
 
 class Factor(NamedTuple):

@@ -1,9 +1,9 @@
-"""Run the same entry arithmetic on millions of keys as one straight line of NumPy calls.
+"""Compile entry arithmetic to a straight-line program of NumPy calls over many keys.
 
-The recursions are written once, on entries. Called with a `Symbol` in place of each array they do nothing but
-note which operations they ask for; the notes, with the temporaries in a few reused buffers, are a function
-that does the same operations in the same order without the bookkeeping between them. It gives the same bits,
-four times faster over 100 keys and twice over 100,000 (measured in docs/decisions/0002).
+The recursions are written once, on entries. Called with a `Symbol` in place of each array they only record their
+operations on a `Tape`; the program runs the recorded operations in the same order, with the temporaries in a few
+reused buffers and without the bookkeeping in between. It gives the same bits, four times faster over 100 keys and
+twice over 100,000 (measured in docs/decisions/0002).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,13 +16,13 @@ Operation = tuple[str, tuple[Any, ...], "Symbol"]
 
 
 class Tape:
-    """The operations asked for so far, each: name in NumPy, operands, result."""
+    """The recorded operations, each: name in NumPy, operands, result."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
 
     def symbol(self, boolean: bool = False) -> Any:
-        """Return an input: to the recursions it is an array, to the type checker anything."""
+        """Return an input, which the recursions take as an array; typed Any."""
         return Symbol(self, boolean)
 
     def symbols(self, count: int, boolean: bool = False) -> list[Any]:
@@ -42,16 +42,16 @@ class Tape:
 
 
 def called(function: Callable[..., Any], count: int, operands: Sequence[Any]) -> list[Any]:
-    """Return the rows of function(*operands), of shape (count, K): now, or noted where an operand is a symbol.
+    """Return the rows of function(*operands), of shape (count, K): now, or recorded where an operand is a symbol.
 
-    For what a straight line cannot say, such as loops whose length depends on the numbers.
+    For functions that are not straight-line, such as loops whose length depends on the numbers.
     """
     tape = next((a.tape for a in operands if isinstance(a, Symbol)), None)
     return list(function(*operands)) if tape is None else tape.call(function, count, operands)
 
 
 class Symbol(NDArrayOperatorsMixin):
-    """Stands for an array (K,) that is not known yet."""
+    """A placeholder of an array (K,) that is not known yet."""
 
     def __init__(self, tape: Tape, boolean: bool = False) -> None:
         self.tape = tape
@@ -77,10 +77,10 @@ COMPARISONS = {"greater", "greater_equal", "less", "less_equal", "equal", "not_e
 
 
 class Program:
-    """A straight line of NumPy calls from inputs to rows of an output array."""
+    """A straight-line program of NumPy calls from inputs to rows of an output array."""
 
     def __init__(self, tape: Tape, inputs: Sequence[Symbol], outputs: Sequence[Any]) -> None:
-        """Write the line. `outputs` may be symbols, inputs among them, or numbers."""
+        """Compile the program. `outputs` may be symbols, inputs among them, or numbers."""
         names: dict[int, str] = {id(symbol): f"i{k}" for k, symbol in enumerate(inputs)}
         arguments = list(names.values())
         last = {
@@ -135,7 +135,7 @@ class Program:
         named = {name for name, _, _ in tape.operations} - {"call", "item"}
         scope: dict[str, Any] = {name: getattr(np, name) for name in named} | functions
         scope.update(inf=np.inf, nan=np.nan)
-        # made of operation names, our own variable names and numbers, nothing else
+        # the source holds operation names, generated variable names and numbers only
         exec(compile(self.source, "<straight line>", "exec"), scope)
         self._line = scope["line"]
 
@@ -149,7 +149,7 @@ class Program:
         return needed
 
     def __call__(self, inputs: Sequence[Any], buffers: np.ndarray, outputs: Iterable[np.ndarray]) -> None:
-        """Run it. inputs in the order given at the start; buffers (self.buffers, K); outputs rows (K,)."""
+        """Run the program. inputs in the order of compilation; buffers (self.buffers, K); outputs rows (K,)."""
         self._line(*inputs, *buffers, *outputs)
 
 

@@ -1,5 +1,5 @@
 """Mixtures of Gaussian, Poisson or Bernoulli components: the density of independent rows, learned online and in batch.
 
-`families` says what one component is, `components` what they are together; `online` is the filter, `batch` and
-`learner` are EM over many rows, `building` reads definitions.
+`families` holds the densities of one component, `components` their mixture; `online` is the filter, `batch` is EM over
+many rows, `building` reads definitions.
 """

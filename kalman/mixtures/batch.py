@@ -1,7 +1,7 @@
-"""Batch EM: what rows add up to under a mixture, and the mixture that follows from the sums.
+"""Batch EM: the sufficient statistics of rows under a mixture, and the mixture of the M step.
 
-The sums are those of r, r d and r d d', with d the distance from the component's present mean: so they can be added
-over keys and buckets, and nothing is lost to cancellation where the means are far from zero.
+The statistics are the sums of r, r d and r d d', with d the distance from the component's current mean: they are
+additive over keys and buckets, without cancellation where the means are far from zero.
 
 References: Dempster, Laird and Rubin (1977); Bishop (2006), section 9.3; Ghahramani and Jordan (1994) for missing
 components; Gauvain and Lee (1994) for the prior of a key's own mixture.
@@ -22,7 +22,7 @@ from kalman.types import Array
 
 
 class Sums(NamedTuple):
-    """What rows add up to, each (..., K) for K keys, or without that axis for all together.
+    """Sums over rows, each (..., K) for K keys, or without that axis for all keys together.
 
     log_likelihood; rows; weights (k,) sums of r; means (k * m,) of r d; spreads (k * p,) of r (d d' + spread)
     """
@@ -35,7 +35,7 @@ class Sums(NamedTuple):
 
 
 def usable(asked: Request, rows: SortedRows) -> SortedRows:
-    """Return the rows that the mixture can learn from: something is measured, and it is possible."""
+    """Return the rows that the mixture can learn from: with a measurement, and in the family's support."""
     y = rows.y
     good = ~np.isnan(y).all(axis=0) & ~np.isinf(y).any(axis=0) & ~asked.family.outside(y)
     if good.all():
@@ -45,7 +45,7 @@ def usable(asked: Request, rows: SortedRows) -> SortedRows:
 
 
 def sums(asked: Request, theta: Array, rows: SortedRows, keys: int) -> Sums:
-    """Return what each key's usable rows add up to, for components theta (c,), or (c, keys) for each key's own.
+    """Return the sums over each key's usable rows, for components theta (c,), or (c, keys) for each key's own.
 
     A row at which the mixture's log-likelihood is not finite is left out.
     """
@@ -86,7 +86,7 @@ def pooled(one: Sums) -> Sums:
 
 
 def maximised(asked: Request, theta: Array, found: Sums, least: Sequence[float]) -> Array:
-    """Return the components (c,) or (c, K) after one M step from theta; what is not to be learned stays."""
+    """Return the components (c,) or (c, K) after one M step from theta; fixed parameters stay."""
     mixture, m = split(asked, list(theta)), asked.m
     p = asked.family.spreads(m)
     learns_means, learns_spreads = asked.family.mean in asked.learn, asked.family.spread in asked.learn
@@ -114,7 +114,7 @@ def maximised(asked: Request, theta: Array, found: Sums, least: Sequence[float])
 
 
 def with_prior(asked: Request, theta: Array, found: Sums, prior: Array, strength: float) -> Sums:
-    """Return the sums at theta (c, K) with `strength` rows more that are as the mixture `prior` (c,) says.
+    """Return the sums at theta (c, K) with `strength` further rows distributed as the mixture `prior` (c,).
 
     The M step then gives the mode of the posterior under the conjugate prior.
     """
@@ -135,7 +135,7 @@ def with_prior(asked: Request, theta: Array, found: Sums, prior: Array, strength
 
 
 def ordered(asked: Request, theta: Array) -> Array:
-    """Return the components (c,) by their means, the least first."""
+    """Return the components (c,) in ascending order of their means."""
     weights, means, spreads = split(asked, theta.tolist())
     order = sorted(range(asked.count), key=lambda k: cast(list[float], means[k]))
     together = Components([weights[k] for k in order], [means[k] for k in order], [spreads[k] for k in order])

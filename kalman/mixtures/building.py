@@ -1,4 +1,4 @@
-"""From a model definition to a mixture, its components written, learned, or still to be learned."""
+"""Build a mixture from a model definition, its components written, learned, or still to be learned."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,19 +15,19 @@ from kalman.models.structures import Parameter
 from kalman.types import ModelError
 
 MOST = 50
-"""Components that a mixture may have."""
+"""Maximum number of components."""
 OFFSET = 20.0
-"""Steps that the start counts for: of a key's first rows each moves the mixture by about a sixth."""
+"""Weight of the start in steps: each of a key's first rows moves the mixture by about a sixth."""
 FLOORS = {"gaussian_mixture": 1e-6, "poisson_mixture": 1e-9, "bernoulli_mixture": 1e-9}
 
 
 class Request(NamedTuple):
-    """What a definition says of its mixture.
+    """The mixture of a definition.
 
     start   the components, or () where they are to be learned
-    least   what keeps them from degenerating, () without a start; floor: what it is made of
+    floor   factor of the lower bounds that keep components from degenerating
     learn   names of the parameters to learn; scope: pooled or key
-    starts  how many starts learning tries; holdout: the part of the rows by which it chooses among them
+    starts  number of starts of the learning; holdout: fraction of the rows by which one of them is chosen
     """
 
     family: Family
@@ -86,7 +86,7 @@ def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilte
 
 
 def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Request:
-    """Return what a definition says of its mixture, with learned parameters in place of written ones."""
+    """Return the mixture of a definition, with learned parameters in place of written ones."""
     kind = given["filter"]
     family = FAMILIES[kind]
     for section in ("process", "observation", "initial"):
@@ -127,7 +127,7 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
 
 
 def least(asked: Request, start: Any) -> tuple[float, ...]:
-    """Return what keeps components from degenerating, where they start as `start` (flat) says."""
+    """Return the lower bounds that keep components from degenerating, for the start `start` (flat)."""
     mixture = split(asked, start)
     m = asked.m
     _, covariance = predictive(asked.family, mixture)
@@ -136,7 +136,7 @@ def least(asked: Request, start: Any) -> tuple[float, ...]:
 
 
 def split(asked: Request, flat: Any) -> Components:
-    """Return components from their numbers in a row."""
+    """Return components from their flat numbers."""
     return components(flat, asked.count, asked.m, asked.family.spreads(asked.m))
 
 
@@ -168,7 +168,7 @@ def _count(options: Mapping[str, Any], written: Mapping[str, Any]) -> int:
 def _start(
     family: Family, count: int, m: int, written: Mapping[str, Any], learned: Mapping[str, Any]
 ) -> tuple[float, ...]:
-    """Return the components as numbers in a row, () where what they are is left to learning."""
+    """Return the flat components, () where they are to be learned."""
     if family.mean not in written:
         left = [name for name in (family.spread, "weights") if name in written]
         if left:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
-from kalman.filters.program_filter import Line, LineFilter
+from kalman.filters.program_filter import ProgramFilter, ProgramStep
 from kalman.filters.update import Present
 from kalman.linalg.entries import Entry, Vector, plus
 from kalman.linalg.packing import unpack
@@ -32,13 +32,13 @@ from kalman.types import Array, ModelError
 
 
 @dataclass(frozen=True)
-class MixtureFilter(LineFilter):
+class MixtureFilter(ProgramFilter):
     """A mixture of `count` components, moved by gamma_t = max((t + offset)^-decay, minimum) at its t-th step.
 
     A step takes `batch` rows. A row in which nothing is measured changes nothing and does not count.
 
-    least   (m,) what keeps components from degenerating, see `Family.bounded`
-    start   the components before the first row (`Components.flat`), () where they are still to be learned
+    least   (m,) lower bounds that keep components from degenerating, see `Family.bounded`
+    start   the components before the first row (`Components.flat`), () where they are to be learned
     """
 
     states: tuple[str, ...]
@@ -69,7 +69,7 @@ class MixtureFilter(LineFilter):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """Whose the row is: the probability of each component, given the row and the mixture before it."""
+        """The probability of each component given the row and the mixture before it."""
         return {"responsibilities": self.count}
 
     @property
@@ -77,11 +77,11 @@ class MixtureFilter(LineFilter):
         return self.count * (1 + self.measurements + self.family.spreads(self.measurements))
 
     def components(self, flat: Sequence[Any]) -> Components:
-        """Return the components that these entries are."""
+        """Return the components of these flat entries."""
         return components(flat, self.count, self.measurements, self.family.spreads(self.measurements))
 
     def initial(self, keys: int) -> Array:
-        """Return the state (size, keys) of keys that have no row yet. Raises ModelError where nothing is learned."""
+        """Return the state (size, keys) of keys that have no row yet. Raises ModelError before learning."""
         if not self.start:
             raise ModelError(
                 f"mixture.{self.family.mean}",
@@ -92,8 +92,8 @@ class MixtureFilter(LineFilter):
         state[: self._width] = np.array(self.start)[:, None]
         return state
 
-    def line(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> Line:
-        """Return what a row does: it is divided among the components as they are, and they are moved."""
+    def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
+        """Return the result of one row: the E step under the mixture before it, and a step of the components."""
         mixture, rows = self.components(state), state[self._width]
         judged = judge(self.family, mixture, y, presents)
         alone = row(judged)
@@ -115,14 +115,14 @@ class MixtureFilter(LineFilter):
         if some is not None:
             whole = [np.where(some, a, b) for a, b in zip(whole, state, strict=True)]
         score = nis(self.family, mixture, y, presents)
-        return Line(whole, judged.log_likelihood, score, {"responsibilities": judged.responsibilities})
+        return ProgramStep(whole, judged.log_likelihood, score, {"responsibilities": judged.responsibilities})
 
     def _moved(self, mixture: Components, towards: Components, step: Entry) -> Components:
         gamma: Entry = np.maximum(np.power(plus(step, self.offset), -self.decay), self.minimum)
         return bounded(self.family, averaged(mixture, towards, gamma), self.least)
 
     def codes(self, y: Array) -> npt.NDArray[np.uint8]:
-        """Flag measurements that no component can give."""
+        """Return flags of measurements outside the family's support."""
         outside = self.family.outside(y)
         return np.where(outside, flags.OUT_OF_SUPPORT, flags.WELL).astype(np.uint8)
 
@@ -146,7 +146,7 @@ class MixtureFilter(LineFilter):
         return mean, unpack(covariance), {name: state[place] for name, place in self.places.items()}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
         return np.concatenate([np.asarray(extras[name], float) for name in self.fields])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:

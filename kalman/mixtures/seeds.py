@@ -1,4 +1,4 @@
-"""Where batch EM starts: clusters of a sample of the rows, a different choice for each start, always the same ones.
+"""Starts of batch EM: clusters of a sample of the rows, by a fixed random seed for each start.
 
 Reference: Arthur and Vassilvitskii (2007), k-means++.
 """
@@ -17,7 +17,7 @@ ROUNDS = 5
 def seeds(asked: Request, y: Array, starts: int) -> Array:
     """Return `starts` mixtures (starts, c) for a sample y (m, N) of usable rows, N at least 1.
 
-    A measurement that is missing is taken to be the mean of those that are not.
+    A missing measurement is replaced by the mean of the others.
     """
     filled, variance = _filled(y)
     scale = np.sqrt(filled) if asked.family.mean == "rates" else filled
@@ -35,7 +35,7 @@ def _seed(asked: Request, y: Array, variance: Array, points: Array, start: int) 
     for k in range(asked.count):
         here = y[:, labels == k]
         number = here.shape[1]
-        # one row more, at the mean of all: no cluster is empty, no probability 0 or 1
+        # one further row at the overall mean: no cluster is empty, no probability 0 or 1
         means.append(((here.sum(axis=1) + overall) / (number + 1.0)).tolist())
         weights.append((number + 1.0) / (y.shape[1] + asked.count))
         away = here - np.array(means[k])[:, None]
@@ -63,7 +63,7 @@ def _clusters(points: Array, count: int, rng: np.random.Generator) -> Array:
 
 
 def _filled(y: Array) -> tuple[Array, Array]:
-    """Return y without gaps, and each measurement's variance, which is not zero."""
+    """Return y with missing values filled, and each measurement's variance, which is above zero."""
     there = ~np.isnan(y)
     number = np.maximum(there.sum(axis=1), 1)
     mean = np.where(there, y, 0.0).sum(axis=1) / number

@@ -1,4 +1,4 @@
-"""Checks of what a person wrote in a model definition, each ending in a ModelError that names the field."""
+"""Checks of the values in a model definition; each raises a ModelError that names the field."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -87,7 +87,7 @@ def covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
 
 
 def known(field: str, value: Any, allowed: Iterable[str]) -> None:
-    """Raise unless `value` is a mapping with only the allowed keys."""
+    """Raise ModelError unless `value` is a mapping with only the allowed keys."""
     allowed = sorted(allowed)
     if not isinstance(value, Mapping):
         raise ModelError(
@@ -99,7 +99,7 @@ def known(field: str, value: Any, allowed: Iterable[str]) -> None:
 
 
 def needed(field: str, value: Mapping[str, Any], key: str) -> Any:
-    """Return value[key], or raise that it is missing."""
+    """Return value[key]. Raises ModelError where it is missing."""
     if key not in value:
         raise ModelError(f"{field}.{key}", "is missing", f"add {key} under {field}")
     return value[key]

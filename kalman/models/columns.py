@@ -1,7 +1,7 @@
-"""Entries of a model's matrices that come from a column: on each row, the value there.
+"""Entries of a model's matrices that come from a control column, with its value on each row.
 
-A definition writes the name of one of its control columns where a number could be. Once read, such an entry is
-a `Column`; for the arithmetic it becomes that control's row (K,).
+A definition writes the name of a control column in place of a number. Once read, such an entry is a `Column`;
+for the arithmetic it becomes that control's row (K,).
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ def matrix(
 def covariance(field: str, value: Any, size: int, names: Sequence[str]) -> tuple[Cell, ...]:
     """Return the packed lower triangle of a covariance matrix of cells. Raises ModelError.
 
-    What comes from columns is judged row by row, by `psd`.
+    Entries from columns are checked row by row, by `psd`.
     """
     if size == 1 and isinstance(value, str):
         value = [[value]]

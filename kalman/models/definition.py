@@ -1,4 +1,4 @@
-"""Read the parts that the definitions of several kinds of filters share; each mistake is named by its field."""
+"""Read the parts that definitions of several kinds of filters share. Errors name the field."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +14,7 @@ Definition = Mapping[str, Any]
 
 
 class Parametric(Protocol):
-    """A process, as far as its parameters go."""
+    """Anything with a process's parameters."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]: ...
@@ -75,10 +75,10 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
     if (scope == "group") != bool(learn.get("by")):
         remedy = "write both, such as scope: group, by: [region]"
         raise ModelError("learn.by", "goes with scope: group, and the other way round", remedy)
-    asked = [wish for wish in learn_requests(definition) if not is_chosen(wish.name)]
-    wanted = [wish.name for wish in asked]
+    asked = [request for request in learn_requests(definition) if not is_chosen(request.name)]
+    wanted = [request.name for request in asked]
     known = [parameter.name for parameter in parameters]
-    for name, field in zip(wanted, [wish.field for wish in asked], strict=True):
+    for name, field in zip(wanted, [request.field for request in asked], strict=True):
         if name not in known:
             raise ModelError(
                 field,
@@ -86,7 +86,7 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
                 f"choose from {', '.join(known)}",
             )
     varying = {parameter.name for parameter in parameters if columns.used(parameter.value)}
-    for name, field in zip(wanted, [wish.field for wish in asked], strict=True):
+    for name, field in zip(wanted, [request.field for request in asked], strict=True):
         if name in varying:
             raise ModelError(
                 field,
@@ -129,7 +129,7 @@ def names(field: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
 
 
 class Observation(NamedTuple):
-    """How a definition says that the state is measured: H, packed R, offset (() for none), what scales R."""
+    """The observation of a definition: H, packed R, offset (() for none), the scale of R."""
 
     H: columns.Cells
     R: tuple[columns.Cell, ...]
@@ -140,7 +140,7 @@ class Observation(NamedTuple):
 def observation(
     definition: Any, process: structures.Structure, measurements: int, controls: Sequence[str]
 ) -> Observation:
-    """Return how the state is measured; entries may come from the controls."""
+    """Return the observation; entries may come from the controls."""
     if isinstance(definition, Mapping) and definition.get("h") is not None:
         raise ModelError(
             "observation.h",

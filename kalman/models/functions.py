@@ -1,7 +1,7 @@
-"""A model's own functions: how the state moves, x' = f(x, dt, u) + w, and how it is seen, y = h(x) + v.
+"""A model's own functions: the process x' = f(x, dt, u) + w, and the observation y = h(x) + v.
 
-x is (n, K), dt (K,), u (c, K): each function works on K keys at once, each by itself. What they give is checked
-when the model is built, at the initial mean.
+x is (n, K), dt (K,), u (c, K): each function works on K keys at once, each by itself. Their results are checked at
+the initial mean when the model is built; Jacobians that a model does not give are taken by differences.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from kalman.linalg.entries import Entry
-from kalman.linalg.jacobian import numerical, numerical_steps
 from kalman.linalg.packing import packed_index
 from kalman.models import checks, columns
 from kalman.models.columns import Cell, Column, resolve
@@ -20,10 +19,13 @@ from kalman.models.named import Named, find
 from kalman.models.structure import Parameter
 from kalman.types import Array, ModelError
 
+STEP = 2.0**-10
+"""The step as a fraction of the scale: near eps^(1/5), where truncation and rounding of four points balance."""
+
 
 @dataclass(frozen=True)
 class FunctionProcess:
-    """x' = f(x, dt, u) + w, w ~ N(0, Q): once a row, dt being the time since the row before.
+    """x' = f(x, dt, u) + w, w ~ N(0, Q): once a row, dt being the time since the previous row.
 
     Q (packed) is the noise of each row, or q gives it for each dt as (n, n, K); `scale` multiplies it.
     """
@@ -92,7 +94,7 @@ class FunctionObservation:
 
 
 def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tuple[int, ...]) -> Array:
-    """Return what a function gives as float64 (*shape, K). Raises ValueError where it has another shape."""
+    """Return a function's result as float64 (*shape, K). Raises ValueError where it has another shape."""
     result = np.asarray(function(*arguments))
     keys = arguments[0].shape[-1]
     if shape == (1,) and result.shape == (keys,):
@@ -102,6 +104,35 @@ def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tu
     if result.dtype.kind not in "fiu":
         raise ValueError(f"it gives {result.dtype}, not numbers")
     return np.asarray(result, np.float64)
+
+
+def numerical_steps(n: int) -> int:
+    """Return the number of points at which `numerical` calls a function of n states."""
+    return 4 * n
+
+
+def numerical(function: Callable[[Array], Array], x: Array, spread: Array, rows: int) -> Array:
+    """Return the Jacobian (rows, n, K) at x (n, K) of a function from (n, 4 n K) to (rows, 4 n K).
+
+    Central differences of fourth order. The steps are fractions of the standard deviations `spread` (n, K), the
+    scale on which a first-order filter linearises the function, bounded by the size of x.
+
+    References: Abramowitz and Stegun (1964), 25.3.6.
+    """
+    n, keys = x.shape
+    size = np.abs(x)
+    scale = np.clip(spread, 0.01 * size, np.maximum(size, 1.0))
+    step = STEP * np.where(scale > 0.0, scale, 1.0)
+    points = np.repeat(x[:, None, :], 4 * n, axis=1)
+    wide = np.empty((n, keys))
+    for j in range(n):
+        upper, lower = x[j] + step[j], x[j] - step[j]
+        points[j, 4 * j], points[j, 4 * j + 1] = upper, lower
+        points[j, 4 * j + 2], points[j, 4 * j + 3] = x[j] + 2.0 * step[j], x[j] - 2.0 * step[j]
+        wide[j] = upper - lower  # as it came out after rounding
+    found = function(points.reshape(n, 4 * n * keys)).reshape(rows, n, 4, keys)
+    near, far = found[:, :, 0] - found[:, :, 1], found[:, :, 2] - found[:, :, 3]
+    return (8.0 * near - far) / (6.0 * wide)
 
 
 def parse_process(
@@ -142,7 +173,7 @@ def _named(section: str, definition: Mapping[str, Any], key: str, folder: str | 
 def check_process(
     process: FunctionProcess, mean: tuple[float, ...], spread: tuple[float, ...], controls: int
 ) -> None:
-    """Try a process at the initial mean, (n,), and a little beside it. Raises ModelError."""
+    """Check a process at the initial mean, (n,), and near it. Raises ModelError."""
     x, sigma = _places(mean, spread)
     dt = np.array([1.0, 0.5, 1.0])
     u = np.zeros((controls, 3))
@@ -162,7 +193,7 @@ def check_process(
 def check_observation(
     observation: FunctionObservation, mean: tuple[float, ...], spread: tuple[float, ...]
 ) -> None:
-    """Try an observation at the initial mean, (n,), and a little beside it. Raises ModelError."""
+    """Check an observation at the initial mean, (n,), and near it. Raises ModelError."""
     x, sigma = _places(mean, spread)
     m, n = observation.size, observation.states
     _check("observation.h", observation.h, (x,), (m,))
@@ -180,7 +211,7 @@ def deviations(covariance: tuple[float, ...], n: int) -> tuple[float, ...]:
 
 
 def _places(mean: tuple[float, ...], spread: tuple[float, ...]) -> tuple[Array, Array]:
-    """Return where functions are tried, (n, 3), the initial mean first, and the standard deviations there."""
+    """Return the points of the checks, (n, 3), the initial mean first, and the standard deviations there."""
     m, sigma = np.array(mean)[:, None], np.array(spread)[:, None]
     offsets = np.array([[0.0, 0.1, -0.07]]) * (1.0 + 0.1 * np.arange(len(m)))[:, None]
     small = np.minimum(sigma, np.maximum(np.abs(m), 1.0))
@@ -188,7 +219,7 @@ def _places(mean: tuple[float, ...], spread: tuple[float, ...]) -> tuple[Array, 
 
 
 def _check(field: str, function: Named, arguments: tuple[Array, ...], shape: tuple[int, ...]) -> None:
-    """Check shape and finiteness, that each key is worked on by itself, and that the arguments are kept."""
+    """Check shape, finiteness, independence of keys, and that the arguments are unchanged."""
     copies = tuple(a.copy() for a in arguments)
     keys = arguments[0].shape[-1]
     try:

@@ -1,8 +1,8 @@
-"""What was learned for groups of keys, as learned parameters hold it beside the pooled values, under `groups`:
+"""Parameters learned by group of keys, which learned parameters hold beside the pooled values, under `groups`:
 
-by          names of the key columns that make the groups
+by          names of the key columns that define the groups
 values      of each group: the texts of those columns
-parameters  of each group: what was learned for it, by name
+parameters  of each group: its learned parameters, by name
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Build = Callable[[Mapping[str, Any], Mapping[str, Any] | None], Filter]
 
 
 def pooled(definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of all keys together. Raises ModelError where the model learns for no such groups."""
+    """Return the pooled parameters. Raises ModelError where the model does not learn by these groups."""
     found = parameters.get(GROUPS)
     if found is None:
         return parameters
@@ -29,9 +29,9 @@ def pooled(definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Mapp
 
 
 def begin_states(build: Build, definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Array:
-    """Return the states (size, G + 1) in which keys of each group begin, and last that of keys of no known group.
+    """Return the initial states (size, G + 1) of the keys of each group, and last that of keys of no known group.
 
-    build: `kalman.build`. Raises ModelError where a group's parameters are not those of the model.
+    build: `kalman.build`. Raises ModelError where a group's parameters do not fit the model.
     """
     rest = pooled(definition, parameters)
     own = parameters[GROUPS]["parameters"] if GROUPS in parameters else []

@@ -1,4 +1,4 @@
-"""What moves a state or shifts a measurement from outside: B u, offsets, and scales of the noise."""
+"""Inputs of a process and of a measurement: B u, offsets, and scales of the noise."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

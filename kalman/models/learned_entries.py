@@ -1,7 +1,7 @@
-"""What can be learned besides a structure's parameters and R: entries of F and H, and the initial distribution.
+"""Learning of entries of F and H and of the initial distribution, beside a structure's parameters and R.
 
-They are written into the definition where they are known, so that a filter with them is one like any other; while they
-are searched, F and H take them from columns of the control.
+Learned values are written into the definition before the filter is built; during the search, F and H take them from
+further control columns.
 """
 
 import copy
@@ -17,13 +17,13 @@ ENTRY = re.compile(r"([FH])\[(\d+)\]\[(\d+)\]")
 INITIAL = ("initial.mean", "initial.covariance")
 PRIOR = {"name": "initial.mean"}, {"name": "initial.covariance"}
 LINKED = 1e-2
-"""The correlation with which what is zero begins where a full matrix is asked for."""
+"""Initial correlation of zero entries where a full matrix is requested."""
 
 
 class LearnRequest(NamedTuple):
-    """One item of `learn.parameters`: the field it stands in, a name, and what its values are kept to.
+    """One item of `learn.parameters`: its field, the parameter's name, and constraints of its value.
 
-    form    of a covariance: full, diagonal, or None for the zeros as they are written
+    form    of a covariance: full, diagonal, or None to keep the written zeros
     bounds  of a number: lowest and highest, None for none
     """
 
@@ -34,17 +34,17 @@ class LearnRequest(NamedTuple):
 
 
 def learn_requests(definition: Mapping[str, Any]) -> list[LearnRequest]:
-    """Return what a definition wants to learn. Raises ModelError."""
+    """Return the learn requests of a definition. Raises ModelError."""
     learn = definition.get("learn") or {}
     items = learn.get("parameters") or ()
     if not isinstance(items, (list, tuple)):
         raise ModelError("learn.parameters", f"{items!r} is not a list", "list names of parameters")
-    found = [_wish(f"learn.parameters[{i}]", item) for i, item in enumerate(items)]
+    found = [_request(f"learn.parameters[{i}]", item) for i, item in enumerate(items)]
     if learn.get("prior"):
         found += [LearnRequest("learn.prior", one["name"]) for one in PRIOR]
-    for i, wish in enumerate(found):
-        if wish.name in [other.name for other in found[:i]]:
-            raise ModelError(wish.field, f"{wish.name} is named twice", "name each once")
+    for i, request in enumerate(found):
+        if request.name in [other.name for other in found[:i]]:
+            raise ModelError(request.field, f"{request.name} is named twice", "name each once")
     return found
 
 
@@ -54,8 +54,10 @@ def is_chosen(name: Any) -> bool:
 
 
 def parameters(definition: Mapping[str, Any]) -> list[Parameter]:
-    """Return the chosen ones that are wanted: entries first, as they are written. Raises ModelError."""
-    found = [_parameter(definition, wish) for wish in learn_requests(definition) if is_chosen(wish.name)]
+    """Return the requested entries of F and H, then the initial distribution, as written. Raises ModelError."""
+    found = [
+        _parameter(definition, request) for request in learn_requests(definition) if is_chosen(request.name)
+    ]
     scope = (definition.get("learn") or {}).get("scope")
     for p in found:
         if scope == "key" or (scope == "group" and p.name not in INITIAL):
@@ -65,25 +67,25 @@ def parameters(definition: Mapping[str, Any]) -> list[Parameter]:
     return sorted(found, key=lambda p: (p.name in INITIAL, p.name == INITIAL[1]))
 
 
-def kept_to(parameter: Parameter, wish: LearnRequest) -> Parameter:
-    """Return a parameter with the form and the bounds that are wished for. Raises ModelError."""
-    if wish.form is not None:
+def kept_to(parameter: Parameter, request: LearnRequest) -> Parameter:
+    """Return a parameter with the requested form and bounds. Raises ModelError."""
+    if request.form is not None:
         if parameter.kind != "covariance":
-            raise ModelError(f"{wish.field}.form", f"{wish.name} is not a covariance", "remove it")
-        return parameter._replace(value=_formed(wish.form, parameter.value))
-    if wish.bounds is None:
+            raise ModelError(f"{request.field}.form", f"{request.name} is not a covariance", "remove it")
+        return parameter._replace(value=_formed(request.form, parameter.value))
+    if request.bounds is None:
         return parameter
     if parameter.kind not in ("real", "positive"):
-        raise ModelError(f"{wish.field}.bounds", f"{wish.name} is not one number", "remove them")
-    low, high = wish.bounds
+        raise ModelError(f"{request.field}.bounds", f"{request.name} is not one number", "remove them")
+    low, high = request.bounds
     value = parameter.value[0]
     if not isinstance(value, float) or not (low is None or low < value) or not (high is None or value < high):
         raise ModelError(
-            f"{wish.field}.bounds",
-            f"{wish.name} is {value}, not between them",
+            f"{request.field}.bounds",
+            f"{request.name} is {value}, not between them",
             "start it within the bounds, or widen them",
         )
-    return parameter._replace(kind="bounded", bounds=wish.bounds)
+    return parameter._replace(kind="bounded", bounds=request.bounds)
 
 
 def substituted(
@@ -122,7 +124,7 @@ def as_columns(definition: Mapping[str, Any], names: Sequence[str]) -> Mapping[s
     return result
 
 
-def _wish(field: str, item: Any) -> LearnRequest:
+def _request(field: str, item: Any) -> LearnRequest:
     if isinstance(item, str):
         return LearnRequest(field, item)
     checks.known(field, item, ("name", "form", "bounds"))
@@ -144,29 +146,29 @@ def _wish(field: str, item: Any) -> LearnRequest:
     return LearnRequest(field, name, form, (low, high))
 
 
-def _parameter(definition: Mapping[str, Any], wish: LearnRequest) -> Parameter:
-    if wish.name not in INITIAL:
-        row, column = _place(definition, wish.field, wish.name)
+def _parameter(definition: Mapping[str, Any], request: LearnRequest) -> Parameter:
+    if request.name not in INITIAL:
+        row, column = _place(definition, request.field, request.name)
         if isinstance(row[column], str):
-            raise ModelError(wish.field, f"{wish.name} comes from a column", "learn others")
-        return kept_to(Parameter(wish.name, "real", (checks.number(wish.field, row[column]),)), wish)
+            raise ModelError(request.field, f"{request.name} comes from a column", "learn others")
+        return kept_to(Parameter(request.name, "real", (checks.number(request.field, row[column]),)), request)
     initial = definition.get("initial")
     if not isinstance(initial, Mapping) or initial.get("diffuse"):
         raise ModelError(
             "initial.diffuse",
-            "what a key begins with is to be learned",
+            "the initial distribution of keys is to be learned",
             "write a mean and a covariance to begin the search from",
         )
     n = len(definition.get("states") or ())
-    if wish.name == "initial.mean":
+    if request.name == "initial.mean":
         mean = checks.vector("initial.mean", checks.needed("initial", initial, "mean"), n)
-        return kept_to(Parameter(wish.name, "vector", mean), wish)
+        return kept_to(Parameter(request.name, "vector", mean), request)
     covariance = checks.covariance("initial.covariance", checks.needed("initial", initial, "covariance"), n)
-    return kept_to(Parameter(wish.name, "covariance", covariance), wish)
+    return kept_to(Parameter(request.name, "covariance", covariance), request)
 
 
 def _place(definition: Mapping[str, Any], field: str, name: str) -> tuple[Any, int]:
-    """Return the row of F or H in which an entry is, and where."""
+    """Return the row of F or H that holds an entry, and its column."""
     found = ENTRY.fullmatch(name)
     assert found is not None
     letter, i, j = found[1], int(found[2]), int(found[3])

@@ -1,6 +1,6 @@
-"""Functions that a model names as `module:function`: found, imported, and pickled as their name alone.
+"""Functions that a model names as `module:function`: found, imported, and pickled by name.
 
-A module is looked for on the Python path, then in the current folder, then in the folder of the spec.
+A module is searched on the Python path, then in the current folder, then in the folder of the spec.
 """
 
 import importlib
@@ -19,17 +19,17 @@ from typing import Any
 from kalman.types import ModelError
 
 _private: dict[tuple[str, int], ModuleType] = {}
-"""Modules loaded from files that a plain `import` would not find, by file and time of its last change."""
+"""Modules loaded from files that a plain `import` would not find, by file and modification time."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """A function by its name `module:function`; `folder` is one more place to look for the module."""
+    """A function by its name `module:function`; `folder` is a further place to search for the module."""
 
     name: str
     folder: str | None = None
 
-    def __reduce__(self) -> Any:  # without the function itself, which is found again where it is used
+    def __reduce__(self) -> Any:  # without the function itself, which is found again after unpickling
         return Named, (self.name, self.folder)
 
     @cached_property
@@ -60,7 +60,7 @@ def find(name: str, folder: str | None = None, field: str = "function") -> Calla
         ) from error
     except Exception as error:
         raise ModelError(
-            field, f"module {module_name} cannot be imported: {_said(error)}", "mend the module"
+            field, f"module {module_name} cannot be imported: {_first_line(error)}", "mend the module"
         ) from error
     for part in attribute.split("."):
         value = getattr(value, part, None)
@@ -90,14 +90,14 @@ def load(name: str, folder: str | None = None) -> ModuleType:
 
 
 def _load_file(name: str, file: str) -> ModuleType:
-    """Load a file without a place among the imported modules, where another of its name may be."""
+    """Load a file outside `sys.modules`, which may hold another module of its name."""
     key = (file, os.stat(file).st_mtime_ns)
     if key not in _private:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         before = sys.modules.get(name)
-        sys.modules[name] = module  # some of what runs in a module looks it up
+        sys.modules[name] = module  # code in the module may look itself up
         try:
             with _also_on_the_path([os.path.dirname(file)]):  # for the modules beside it
                 spec.loader.exec_module(module)
@@ -141,5 +141,5 @@ def _same_file(module: ModuleType, found: ModuleSpec) -> bool:
     return file is None or os.path.realpath(file) == os.path.realpath(str(found.origin))
 
 
-def _said(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,4 +1,4 @@
-"""What a process structure is: the nouns that every kind shares."""
+"""The protocol and the types that all process structures share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
@@ -19,7 +19,7 @@ class Transition(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter of the model: its value as packed entries, and what keeps it valid.
+    """A parameter of the model: its value as packed entries, and its kind, which determines its valid values.
 
     kind "positive", "real" and "bounded" are one number, the last between its `bounds` (None: without); "vector" is
     several; "covariance" is a packed lower triangle. A parameter with an entry from a column cannot be learned.
@@ -36,7 +36,7 @@ Values = Mapping[str, Sequence[Any]]
 
 
 class Structure(Protocol):
-    """What moves the state."""
+    """A model of how the state moves."""
 
     @property
     def size(self) -> int: ...
@@ -49,7 +49,7 @@ class Structure(Protocol):
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
-        """Build it from a model definition; `controls` are the names of u. Raises ModelError."""
+        """Return the structure of a model definition; `controls` are the names of u. Raises ModelError."""
         ...
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
@@ -61,12 +61,12 @@ class Structure(Protocol):
         ...
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
-        """Return entries that are zero or more where what the row's columns say of the noise is possible."""
+        """Return entries that are zero or more where the row's columns give a valid noise."""
         ...
 
 
 class Plain:
-    """What holds for most structures: no control, no column, no measurement matrix of their own."""
+    """Defaults of a structure: no control, no column, no measurement matrix of its own."""
 
     @property
     def controlled(self) -> bool:
@@ -99,12 +99,12 @@ def block_diagonal(parts: Sequence[Transition]) -> Transition:
 
 
 def quiet(n: int) -> Transition:
-    """Return the derivative of a transition of n states that does not move."""
+    """Return the zero derivative of a transition of n states."""
     return Transition([[0.0] * n for _ in range(n)], [0.0] * packed_size(n), [0.0] * n)
 
 
 def with_noise(Q: Sequence[Entry], size: int) -> Transition:
-    """Return a derivative that is of the noise alone."""
+    """Return a derivative of the noise alone."""
     return quiet(size)._replace(Q=list(Q))
 
 

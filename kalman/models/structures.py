@@ -1,8 +1,8 @@
 """Process structures: how the state moves in a time dt, in closed form.
 
-A structure gives F(dt), Q(dt) and the offset c(dt), their derivatives by its parameters, and the measurement
-matrix that goes with it. The kinds that use time are exact for any dt: moving a, then b, is moving a + b.
-To add one, write such a class and put it into STRUCTURES.
+A structure gives F(dt), Q(dt) and the offset c(dt), their derivatives by its parameters, and its measurement matrix.
+Kinds that use time are exact for any dt: moving by a, then by b, is moving by a + b. To add a kind, write such a class
+and enter it in STRUCTURES.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ class Explicit(Plain):
 
 @dataclass(frozen=True)
 class Sum:
-    """Independent parts side by side; by default the measurement is the sum of what each part shows.
+    """Independent parts side by side; by default the measurement is the sum of the parts' observations.
 
     A part's parameters are called `<name>.<parameter>`, its name being its kind unless it is given one.
     """

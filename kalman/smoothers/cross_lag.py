@@ -1,8 +1,8 @@
-"""Fixed-lag smoothing of any filter that says how its state and the next go together (`kalman.smoothers.rts`).
+"""Fixed-lag smoothing of any filter with a `prediction`.
 
-Beside the filter's state a key keeps, for each of its last `lag` rows, the state then, the prediction of the next one
-from it, and the gain between the two. A new row's state is taken back through them, which is fixed-interval smoothing
-of the rows so far: exact where the filter is, as good as its tangents or points elsewhere.
+Beside the filter's state a key keeps, for each of its last `lag` rows, that row's state, the prediction of the next
+state, and the gain between the two. A new row's state is smoothed back through them, which is fixed-interval smoothing
+of the rows so far: exact where the filter is, an approximation of the filter's own order elsewhere.
 
 References: as in `kalman.smoothers.rts`.
 """
@@ -15,8 +15,7 @@ import numpy as np
 
 from kalman import flags
 from kalman.filters.prediction import Prediction, Smoothable
-from kalman.filters.state_layout import BLOCK, StateLayout, Target, in_blocks
-from kalman.filters.wrapping import Wrapping
+from kalman.filters.state_layout import BLOCK, StateLayout, Target, Wrapping, in_blocks
 from kalman.linalg.packing import packed_size, unpack
 from kalman.smoothers.rts import Link, gain, smoothed
 from kalman.types import Array, Filter, Rows, Step
@@ -28,7 +27,7 @@ class SmoothableFilter(Filter, Smoothable, Protocol):
 
 @dataclass(frozen=True)
 class CrossLagFilter(Wrapping, StateLayout):
-    """A filter that also gives each row's state when `lag` more rows of its key have been applied."""
+    """A filter that also outputs each row's state given `lag` more rows of its key."""
 
     inner: SmoothableFilter
     lag: int
@@ -41,13 +40,13 @@ class CrossLagFilter(Wrapping, StateLayout):
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The filter's fields, then those of the rows kept, each entry's `lag` values together, the newest first."""
+        """The filter's fields, then those of the kept rows: `lag` values of each entry, the newest first."""
         lags = {f"lagged_{name}": (width * self.lag,) for name, width in self._kept.items()}
         return {**self.inner.fields, **lags}
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """The filter's; state of the row `lag` rows before, its row-major covariance, time units since then."""
+        """The filter's; state of the row `lag` rows ago, its row-major covariance, time units since that row."""
         n = len(self.states)
         return {**self.inner.outputs, "lagged_mean": n, "lagged_covariance": n * n, "lagged_age": 1}
 
@@ -70,12 +69,12 @@ class CrossLagFilter(Wrapping, StateLayout):
         return mean, covariance, {**extras, **lags}
 
     def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state of which `snapshot` gave these parts, bit for bit."""
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
         lags = [np.asarray(extras[f"lagged_{name}"], float) for name in self._kept]
         return np.concatenate([self.inner.restore(mean, covariance, extras), *lags])
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
-        """Return the state of keys of which mean (n, K) and full row-major covariance (n*n, K) are known."""
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""
         return self._with_nothing_kept(self.inner.from_moments(mean, covariance))
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
@@ -84,15 +83,15 @@ class CrossLagFilter(Wrapping, StateLayout):
         return np.concatenate([self.inner.with_parameters(state[:size], parameters), state[size:]])
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said."""
+        """Return the state (size, K) after one row for each key, and the rows' `Step`."""
         return in_blocks(state, rows, self.outputs, self._step_block, max(BLOCK // (self.lag + 1), 64))
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
         size, n = self.inner.size, len(self.states)
         before = state[:size]
-        target.state[:size], said = self.inner.step(before, rows)
-        target.log_likelihood[:], target.nis[:] = said.log_likelihood, said.nis
-        for name, values in said.extra.items():
+        target.state[:size], step = self.inner.step(before, rows)
+        target.log_likelihood[:], target.nis[:] = step.log_likelihood, step.nis
+        for name, values in step.extra.items():
             target.extra[name][:] = values
         kept = self._pushed(state[size:], before, rows)
         widths = list(self._kept.values())
@@ -104,7 +103,7 @@ class CrossLagFilter(Wrapping, StateLayout):
             link = Link(m, P, to, spread, [G[i * n : (i + 1) * n] for i in range(n)])
             mean, covariance = smoothed(link, mean, covariance)
         there = ages[-1] >= 0.0
-        well = said.flag == flags.WELL
+        well = step.flag == flags.WELL
         for name, values in (
             ("lagged_mean", np.array(mean)),
             ("lagged_covariance", unpack(np.array(covariance))),
@@ -113,15 +112,15 @@ class CrossLagFilter(Wrapping, StateLayout):
             target.extra[name][:] = np.where(there & well, values, np.nan)
         flat = kept.reshape(-1, state.shape[1])
         target.state[size:] = np.where(well, flat, state[size:])
-        target.flag[:] = said.flag
+        target.flag[:] = step.flag
         lost = well & ~(np.isfinite(flat).all(axis=0))
         if lost.any():
             codes = np.where(lost, flags.OVERFLOW, flags.WELL).astype(np.uint8)
             target.leave(state, codes)
-            target.flag[:] = np.where(lost, flags.OVERFLOW, said.flag)
+            target.flag[:] = np.where(lost, flags.OVERFLOW, step.flag)
 
     def _pushed(self, ring: Array, before: Array, rows: Rows) -> Array:
-        """Return what is kept (width, lag, K) after these rows: the states before them are the newest."""
+        """Return the kept rows (width, lag, K) after these rows; the states before them are the newest."""
         old = ring.reshape(-1, self.lag, ring.shape[1])
         first = rows.which_first()
         if first is True:

@@ -1,10 +1,10 @@
-"""Fixed-lag smoothing in the stream: each row's state once more when some more rows of its key have come.
+"""Fixed-lag smoothing of the linear filter: each row's state given `lag` more rows of its key.
 
 Beside the filter's state a key keeps its last `lag` rows: for the j-th row before the newest the mean and
-covariance of the state then, given all rows so far, and its covariance C_j with the state now. They are the
-blocks of the augmented state (x_k, x_{k-1}, ..., x_{k-lag}) that a row changes: a transition makes C_j into
-C_j F', and a scalar measurement of the state now, of innovation v and variance S, moves the state then by the
-gain C_j h / S. Nothing is approximated, however the time steps vary and whatever is missing.
+covariance of its state given all rows so far, and its covariance C_j with the current state. They are the blocks
+of the augmented state (x_k, x_{k-1}, ..., x_{k-lag}) that a row changes: a transition makes C_j into C_j F', and a
+scalar measurement of the current state, of innovation v and variance S, moves the kept state by the gain
+C_j h / S. This is exact for any time steps and any missing components.
 
 References: Biswas and Mahalanabis (1972); Anderson and Moore (1979), section 7.3; the exact diffuse start as in
 Durbin and Koopman (2012), section 5.2, with the augmented state's factor of P_inf.
@@ -21,9 +21,8 @@ from kalman.filters.diffuse import covariance as outer
 from kalman.filters.diffuse import determine, measure
 from kalman.filters.linear import LinearFilter
 from kalman.filters.prediction import Smoothable
-from kalman.filters.state_layout import BLOCK, StateLayout, Target, in_blocks
+from kalman.filters.state_layout import BLOCK, StateLayout, Target, Wrapping, in_blocks
 from kalman.filters.update import Scalar, presence, update
-from kalman.filters.wrapping import Wrapping
 from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
 from kalman.linalg.packing import packed_index, packed_size, symmetric, unpack
 from kalman.models import checks
@@ -32,14 +31,14 @@ from kalman.smoothers.cross_lag import checked
 from kalman.types import Array, Filter, ModelError, Rows, Step
 
 LONGEST = 500
-"""Rows that a key may keep at most."""
+"""Maximum number of rows that a key keeps."""
 
 
 class Lags(NamedTuple):
-    """The rows that K keys keep, the newest first; each entry is an array (lag, K).
+    """The kept rows of K keys, the newest first; each entry is an array (lag, K).
 
-    m (n), V packed (p), C (n x n) with the state now, A (n x q) or None: as in `kalman.filters.linear.Parts`;
-    age (lag, K) time units since that row, below zero where there is none yet
+    m (n), V packed (p), C (n x n) with the current state, A (n x q) or None: as in `kalman.filters.linear.Parts`;
+    age (lag, K) time units since that row, below zero where there is no row yet
     """
 
     m: Vector
@@ -51,14 +50,14 @@ class Lags(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedLagFilter(Wrapping, StateLayout):
-    """A linear filter that also gives each row's state when `lag` more rows of its key have been applied."""
+    """A linear filter that also outputs each row's state given `lag` more rows of its key."""
 
     inner: LinearFilter
     lag: int
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The linear filter's fields, then those of the rows kept, each entry's `lag` values together."""
+        """The linear filter's fields, then those of the kept rows: `lag` values of each entry."""
         n, q = len(self.states), len(self.inner.diffuse) // len(self.states)
         kept = {"means": n, "covariances": packed_size(n), "crosses": n * n, "diffuses": n * q, "ages": 1}
         lags = {f"lagged_{name}": (width * self.lag,) for name, width in kept.items() if width}
@@ -66,7 +65,7 @@ class FixedLagFilter(Wrapping, StateLayout):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """State of the row `lag` rows before, its row-major covariance, time units since then."""
+        """State of the row `lag` rows ago, its row-major covariance, time units since that row."""
         n = len(self.states)
         return {"lagged_mean": n, "lagged_covariance": n * n, "lagged_age": 1}
 
@@ -82,13 +81,13 @@ class FixedLagFilter(Wrapping, StateLayout):
         return self.inner.moments(state[: self.inner.size])
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said."""
+        """Return the state (size, K) after one row for each key, and the rows' `Step`."""
         return in_blocks(state, rows, self.outputs, self._step_block, max(BLOCK // (self.lag + 1), 64))
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
         size = self.inner.size
-        target.state[:size], said = self.inner.step(state[:size], rows)
-        target.log_likelihood[:], target.nis[:] = said.log_likelihood, said.nis
+        target.state[:size], step = self.inner.step(state[:size], rows)
+        target.log_likelihood[:], target.nis[:] = step.log_likelihood, step.nis
         lags = self._advanced(state, rows)
         kept = [*lags.m, *lags.V, *(entry for row in lags.C for entry in row)]
         if self.inner.diffuse:
@@ -102,12 +101,12 @@ class FixedLagFilter(Wrapping, StateLayout):
         target.extra["lagged_covariance"][:] = np.where(there, unpack(covariance), np.nan)
         target.extra["lagged_age"][:] = np.where(there, lags.age[-1], np.nan)
         finite = np.isfinite(target.state[size:]).all(axis=0)
-        if said.flag.any() or not finite.all():
+        if step.flag.any() or not finite.all():
             overflow = np.where(finite, flags.WELL, flags.OVERFLOW).astype(np.uint8)
-            target.leave(state, np.where(said.flag == flags.WELL, overflow, said.flag))
+            target.leave(state, np.where(step.flag == flags.WELL, overflow, step.flag))
 
     def _advanced(self, state: Array, rows: Rows) -> Lags:
-        """Return the rows kept after these rows; the rows' own states are the first among those before them."""
+        """Return the kept rows after these rows."""
         linear, first, presents = self.inner, rows.which_first(), presence(rows.y)
         lags = self._kept(state)
         parts = linear.split(list(state[: linear.size]), lags.A is not None)
@@ -115,11 +114,11 @@ class FixedLagFilter(Wrapping, StateLayout):
         if first is not True:
             F = linear.process.transition(rows.dt, list(rows.u), parts.values).F
             moved = _moved(_pushed(lags, parts.m, parts.P, parts.A), F, rows.dt)
-            lags = moved if first is False else _chosen(first, lags, moved)
+            lags = moved if first is False else _choose_lags(first, lags, moved)
         seen = linear.observed(list(rows.u), prior.values)
         updated = update(*prior[:3], seen.H, seen.R, seen.centred(list(rows.y)), presents)
         for scalar, h, r in zip(updated.scalars, updated.noise.G, updated.noise.d, strict=True):
-            lags = _told(lags, scalar, h, r)
+            lags = _after_scalar(lags, scalar, h, r)
         V = list(lags.V)
         for k in (packed_index(i, i) for i in range(len(self.states))):
             V[k] = np.maximum(V[k], 0.0)
@@ -180,13 +179,13 @@ def _pushed(lags: Lags, m: Vector, P: Vector, A: Matrix | None) -> Lags:
 
 
 def _moved(lags: Lags, F: Matrix, dt: Array) -> Lags:
-    """Return the rows kept after a transition of the state now."""
+    """Return the kept rows after a transition of the current state."""
     C = [[np.broadcast_to(dot(f, row), lags.age.shape) for f in F] for row in lags.C]
     return lags._replace(C=C, age=np.where(lags.age >= 0.0, lags.age + dt, lags.age))
 
 
-def _chosen(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
-    """Return `yes` for the keys at their first row, which have nothing to keep yet, else `no`."""
+def _choose_lags(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
+    """Return `yes` for the keys at their first row, which keep no rows yet, else `no`."""
 
     def choose(a: Any, b: Any) -> Array:
         return np.where(first, a, b)
@@ -200,15 +199,15 @@ def _chosen(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
     )
 
 
-def _told(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
-    """Return the rows kept after one scalar measurement of the state now."""
+def _after_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
+    """Return the kept rows after one scalar measurement of the current state."""
     v, M, S, K, diffuse = scalar.weighing
     n = len(M)
-    told = over(1.0, S)
+    precision = over(1.0, S)
     if scalar.present is not None:
-        told = np.where(scalar.present, told, 0.0)
-    g = [dot(h, row) for row in lags.C]  # the covariance of the state then with the measurement
-    gain = [times(a, told) for a in g]
+        precision = np.where(scalar.present, precision, 0.0)
+    g = [dot(h, row) for row in lags.C]  # the covariance of the kept state with the measurement
+    gain = [times(a, precision) for a in g]
     V = [minus(a, b) for a, b in zip(lags.V, _products(gain, g), strict=True)]
     C = [
         [minus(c, times(a, k)) for c, k in zip(row, K, strict=True)] for row, a in zip(lags.C, g, strict=True)
@@ -218,7 +217,7 @@ def _told(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
         # the gain is A_j b / F_inf, b = A' h, and the update Joseph's, of which the other case is a short form
         b = measure(scalar.A, h)[0]
         proper = plus(dot(h, M), r)
-        infinite = [np.where(diffuse, times(dot(b, row), told), 0.0) for row in A]
+        infinite = [np.where(diffuse, times(dot(b, row), precision), 0.0) for row in A]
         for i in range(n):
             left = minus(g[i], times(infinite[i], proper))
             for j in range(n):

@@ -1,10 +1,10 @@
-"""Fixed-interval smoothing of the linear filter: what later rows say of a state, taken back row by row.
+"""Fixed-interval smoothing of the linear filter by a backward pass of two moments.
 
-Two moments carry it, r (n) and N (n x n): a state of mean m and covariance P given the rows up to its own has
-mean m + P r and covariance P - P N P given all. No P, Q or R is inverted, so that each may be singular. While
-a part P_inf = A A' of the covariance is infinite, r and N are expanded in the powers of 1 / kappa of the prior
+The moments of all later rows are r (n) and N (n x n): a state of mean m and covariance P given the rows up to its own
+has mean m + P r and covariance P - P N P given all. No P, Q or R is inverted, so each may be singular. While a part
+P_inf = A A' of the covariance is infinite, r and N are expanded in the powers of 1 / kappa of the prior
 P + kappa P_inf, kappa -> infinity: r = r0 + r1 / kappa, N = N0 + N1 / kappa + N2 / kappa^2. Where a measurement
-determines a diffuse state that it hardly sees, by a share c of what it sees of all, digits are lost with c^4.
+determines a diffuse state that it hardly sees, by a share c of all that it sees, digits are lost with c^4.
 
 References: Bryson and Frazier (1963); de Jong (1989); Durbin and Koopman (2012), sections 4.4 (r and N), 5.3
 (the exact diffuse start) and 6.4 (one scalar after another); Koopman and Durbin (2003).
@@ -27,11 +27,11 @@ from kalman.linalg.program import Program, Tape
 from kalman.types import Array, Rows
 
 UNDETERMINED = 1e-6
-"""A part of a diffuse state smaller than this is the rounding of one that later rows determine."""
+"""A smaller remainder of a diffuse state is the rounding of a state that later rows determine."""
 
 
 class Later(NamedTuple):
-    """What later rows say of a state: r0 (n), N0 (packed), and r1, N1, N2 while something is diffuse."""
+    """The moments of all later rows about a state: r0 (n), N0 (packed), and r1, N1, N2 while something is diffuse."""
 
     r0: Vector
     N0: Vector
@@ -42,15 +42,15 @@ class Later(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentSmoother:
-    """The smoother of a linear filter. What it carries back is (depth, K), zeros at a key's last row.
+    """The smoother of a linear filter. It carries `Later` back as an array (depth, K), zeros at a key's last row.
 
-    States may have more rows after those of the model: they are not looked at.
+    States may have more rows after those of the model, which are ignored.
     """
 
     model: LinearFilter
 
     def begin(self, values: Array) -> Array:
-        """Return what is known of the future after the last row of keys in these states: nothing."""
+        """Return the moments after the last row of keys in these states: zeros."""
         n = len(self.model.states)
         p = packed_size(n)
         return np.zeros((2 * n + 3 * p if self.model.diffuse else n + p, values.shape[1]))
@@ -77,7 +77,7 @@ class MomentSmoother:
         return {}
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return what the rows and all later ones say of the states (size, K) before the rows."""
+        """Return the moments before the rows, about the states (size, K) before them."""
         result = np.empty(later.shape)
         for start in range(0, before.shape[1], BLOCK):
             block = slice(start, start + BLOCK)
@@ -130,40 +130,40 @@ def smoothed(m: Vector, P: Vector, A: Matrix | None, later: Later) -> tuple[list
 
 
 def before_update(later: Later, scalars: list[Scalar], G: Matrix, d: Vector) -> Later:
-    """Return what is known before the scalar updates z = G x + noise of variances d, with them."""
+    """Return the moments before the scalar updates z = G x + noise of variances d."""
     for scalar, h, r in reversed(list(zip(scalars, G, d, strict=True))):
         later = _before_scalar(later, scalar, h, r)
     return later
 
 
 def _before_scalar(later: Later, scalar: Scalar, h: Vector, r: Entry) -> Later:
-    """Return what is known before one scalar update.
+    """Return the moments before one scalar update.
 
     With L = I - K h: r = h v / S + L' r and N = h h' / S + L' N L, in the powers of 1 / kappa. K and v are
     zero for a key that lacks the component.
     """
     r0, N0, r1, N1, N2 = later
     _, _, A, (v, M, S, K, diffuse), has = scalar
-    told = over(1.0, S) if has is None else np.where(has, over(1.0, S), 0.0)
-    u = times(v, told)
+    precision = over(1.0, S) if has is None else np.where(has, over(1.0, S), 0.0)
+    u = times(v, precision)
     g = apply(symmetric(N0), K)
     s = dot(K, g)
     if A is None:
         r0 = [plus(a, times(b, minus(u, dot(K, r0)))) for a, b in zip(r0, h, strict=True)]
-        return Later(r0, _seen(N0, h, g, plus(s, told)), r1, N1, N2)
+        return Later(r0, _seen(N0, h, g, plus(s, precision)), r1, N1, N2)
     improper: Entry = 0.0 if diffuse is None else np.where(diffuse, 1.0, 0.0)
     proper = minus(1.0, improper)
     # where diffuse, K and S are K_inf and F_inf; K1 is the gain's next term, F the proper variance
     F = plus(dot(h, M), r)
-    K1 = [times(improper, times(minus(a, times(k, F)), told)) for a, k in zip(M, K, strict=True)]
+    K1 = [times(improper, times(minus(a, times(k, F)), precision)) for a, k in zip(M, K, strict=True)]
     g1, g2 = apply(symmetric(N1), K), apply(symmetric(N2), K)
     e0, e1 = apply(symmetric(N0), K1), apply(symmetric(N1), K1)
     by_r1 = minus(minus(times(improper, u), dot(K, r1)), dot(K1, r0))
     by_r0 = minus(times(proper, u), dot(K, r0))
-    c0 = plus(s, times(proper, told))
-    c1 = plus(plus(dot(K, g1), times(improper, told)), 2.0 * dot(K, e0))
+    c0 = plus(s, times(proper, precision))
+    c1 = plus(plus(dot(K, g1), times(improper, precision)), 2.0 * dot(K, e0))
     c2 = plus(
-        minus(dot(K, g2), times(improper, times(F, times(told, told)))),
+        minus(dot(K, g2), times(improper, times(F, times(precision, precision)))),
         plus(2.0 * dot(K, e1), dot(K1, e0)),
     )
     return Later(
@@ -187,7 +187,7 @@ def _seen(N: Vector, h: Vector, g: Vector, c: Entry) -> list[Entry]:
 
 
 def before_prediction(later: Later, F: Matrix, predicted: np.ndarray | None) -> Later:
-    """Return what is known before a transition F; `predicted` is (K,) bool, None when every key was."""
+    """Return the moments before a transition F; predicted (K,) bool: which keys were, None for all."""
     turned = [list(column) for column in zip(*F, strict=True)]
     moved = Later(
         *(apply(turned, part) if k in (0, 2) else congruence(turned, part) for k, part in enumerate(later))
@@ -226,7 +226,7 @@ def _run(program: Program, inputs: list[Any], outputs: Array) -> None:
 
 @lru_cache(maxsize=64)
 def _smoothed_program(model: LinearFilter, diffuse: bool) -> Program:
-    """Return `smoothed` as a straight line. Inputs: state, later. Outputs: mean, packed covariance."""
+    """Return `smoothed` as a program. Inputs: state, later. Outputs: mean, packed covariance."""
     tape = Tape()
     state, later = tape.symbols(model.size), tape.symbols(_depth(model))
     parts = model.split(state, diffuse)
@@ -236,7 +236,7 @@ def _smoothed_program(model: LinearFilter, diffuse: bool) -> Program:
 
 @lru_cache(maxsize=64)
 def _back_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step back as a straight line; the cases are those of `kalman.filters.linear.step_program`."""
+    """Return one step back as a program; the cases are those of `kalman.filters.linear.step_program`."""
     tape = Tape()
     symbols = tape.symbols(_depth(model))
     step = traced(model, tape, missing, first, diffuse)

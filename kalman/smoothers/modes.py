@@ -1,10 +1,10 @@
 """Fixed-interval smoothing of several models: every row's state and mode given all rows of its key.
 
-Forwards the IMM tells of each mode j after a row: how likely it is, mu_j, and a state N(m_j, P_j). Backwards there is
-for each mode what all later rows say of its state, a function l_j(x) proportional to their likelihood. A pair of modes,
-j at a row and k at the next, is as likely as mu_j p_jk times the integral of N(x; m_j, P_j) l_k(x), where l_k has been
-taken back over the next row in mode k; its state is the product of the two. The pairs of one j are then merged to one
-Gaussian, as the filter merges its pairs, and what that is beside N(m_j, P_j) is l_j of this row.
+The forward pass of the IMM gives for each mode j after a row its probability mu_j and a state N(m_j, P_j). The backward
+pass carries for each mode a function l_j(x) proportional to the likelihood of all later rows given the state x. A pair
+of modes, j at a row and k at the next, has a probability proportional to mu_j p_jk times the integral of
+N(x; m_j, P_j) l_k(x), with l_k taken back over the next row in mode k; its state is the product of the two. The pairs
+of one j are merged to one Gaussian, as the filter merges its pairs, and l_j of this row is its ratio to N(m_j, P_j).
 
 A function l is carried as two moments r (n) and N (n x n) about some N(m, P): given it too, the state has mean m + P r
 and covariance P - P N P. Nothing is inverted that a known state or a mode without noise makes singular, and a future
@@ -31,18 +31,18 @@ from kalman.smoothers.rts import CrossSmoother
 from kalman.types import Array, ModelError, Rows
 
 
-class Told(NamedTuple):
-    """What later rows say of K keys' states in one mode: r (K, n), N (K, n, n)."""
+class BackwardMoments(NamedTuple):
+    """The moments of later rows about K keys' states in one mode: r (K, n), N (K, n, n)."""
 
     r: Array
     N: Array
 
 
-class Back(Protocol):
-    """Takes what later rows say of one mode's states back over a row."""
+class BackwardStep(Protocol):
+    """A function that takes the moments of later rows back over a row in one mode."""
 
-    def __call__(self, before: Array, after: Array, rows: Rows, told: Told) -> Told:
-        """Return what the rows and all later ones say of the states before them; `told`: of those after them."""
+    def __call__(self, before: Array, after: Array, rows: Rows, moments: BackwardMoments) -> BackwardMoments:
+        """Return the moments about the states before the rows, given those about the states after them."""
         ...
 
 
@@ -53,8 +53,8 @@ class ModeSmoother:
     model: MultipleModels
 
     @cached_property
-    def _backs(self) -> list[Back]:
-        return [_back_of(f"modes[{j}]", mode) for j, mode in enumerate(self.model.modes)]
+    def _backward_steps(self) -> list[BackwardStep]:
+        return [_backward_step(f"modes[{j}]", mode) for j, mode in enumerate(self.model.modes)]
 
     @property
     def _depth(self) -> int:
@@ -62,7 +62,7 @@ class ModeSmoother:
         return n + packed_size(n)
 
     def begin(self, values: Array) -> Array:
-        """Return what is carried at the end: the modes as the filter left them, and nothing of any later row."""
+        """Return the array after the last rows: the filter's log-probabilities, and zero moments."""
         M, keys = len(self.model.modes), values.shape[1]
         logs = values[self.model.places["log_probabilities"]]
         return np.concatenate([logs, np.zeros((M * self._depth, keys))])
@@ -78,10 +78,10 @@ class ModeSmoother:
         return {"mode_probabilities": np.exp(later[: len(self.model.modes)])}
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return what is carried before the rows, when `later` is after them and `before` the states then."""
+        """Return the array before the rows, given `later` after them and the states `before` them."""
         if rows.first.all():
             return later
-        with np.errstate(all="ignore"):  # flagged rows and first ones can go wrong, and they are left out
+        with np.errstate(all="ignore"):  # flagged and first rows can fail, and are left out
             earlier = self._earlier(before, rows, later)
         return np.where(rows.first, later, earlier)
 
@@ -93,25 +93,27 @@ class ModeSmoother:
         logs = before[model.places["log_probabilities"]]
         transition = np.eye(M) if model.transition is None else np.array(model.transition)
         chances = np.full((M, M, before.shape[1]), -np.inf)  # of mode j now and k at the next row
-        pairs: dict[tuple[int, int], Told] = {}
-        for k, (part, back) in enumerate(zip(model.parts, self._backs, strict=True)):
-            told = self._told(later, k)
-            told = told._replace(N=_possible(told.N, self._gaussian(after, k)[1]))
-            told = back(mixed[part], after[part], rows, told)
+        pairs: dict[tuple[int, int], BackwardMoments] = {}
+        for k, (part, backward_step) in enumerate(zip(model.parts, self._backward_steps, strict=True)):
+            moments = self._moments(later, k)
+            moments = moments._replace(N=_possible(moments.N, self._gaussian(after, k)[1]))
+            moments = backward_step(mixed[part], after[part], rows, moments)
             origin = self._gaussian(mixed, k)
             leading = np.flatnonzero(transition[:, k])
             if not len(leading):  # the floor alone has kept it
                 continue
             scores = np.empty((len(leading), before.shape[1]))
             for at, j in enumerate(leading.tolist()):
-                pairs[j, k], evidence = _about(told, origin, filtered[j])
+                pairs[j, k], evidence = _about(moments, origin, filtered[j])
                 scores[at] = logs[j] + np.log(transition[j, k]) + evidence
             scores = _floored(scores, logs[leading], float(np.log(model.floor)))
             chances[leading, k] = later[k] + scores - np.logaddexp.reduce(scores, axis=0)
         return self._merged_pairs(chances, pairs, logs)
 
-    def _merged_pairs(self, chances: Array, pairs: dict[tuple[int, int], Told], logs: Array) -> Array:
-        """Return what is carried, of how likely each pair is and what later rows say in it."""
+    def _merged_pairs(
+        self, chances: Array, pairs: dict[tuple[int, int], BackwardMoments], logs: Array
+    ) -> Array:
+        """Return the array to carry, from each pair's log-probability and moments."""
         M = len(self.model.modes)
         total = np.logaddexp.reduce(chances, axis=1)
         total = total - np.logaddexp.reduce(total, axis=0)
@@ -120,11 +122,11 @@ class ModeSmoother:
             some = [k for k in range(M) if (j, k) in pairs]
             weights = np.exp(chances[j, some] - np.logaddexp.reduce(chances[j, some], axis=0))
             weights = np.where(np.isfinite(weights), weights, 1.0 / len(some))
-            told = [pairs[j, k] for k in some]
-            r = _sum(weights, [one.r for one in told])
-            N = _sum(weights, [one.N - _square(one.r - r) for one in told])
+            moments = [pairs[j, k] for k in some]
+            r = _sum(weights, [one.r for one in moments])
+            N = _sum(weights, [one.N - _square(one.r - r) for one in moments])
             parts += [r.T, pack(_rows(N))]
-        # a probability that has come to zero stays what the filter said: its logarithm must not be lost
+        # a probability of zero keeps the filter's value, so that its logarithm is finite
         return np.concatenate([np.where(np.isfinite(total), total, logs), *parts])
 
     def _gaussian(self, state: Array, j: int) -> tuple[Array, Array]:
@@ -132,24 +134,24 @@ class ModeSmoother:
         n, part = len(self.model.states), state[self.model.parts[j]]
         return part[:n].T, _matrices(part[n : n + packed_size(n)], n)
 
-    def _told(self, later: Array, j: int) -> Told:
+    def _moments(self, later: Array, j: int) -> BackwardMoments:
         n, at = len(self.model.states), len(self.model.modes) + j * self._depth
         part = later[at : at + self._depth]
-        return Told(part[:n].T, _matrices(part[n:], n))
+        return BackwardMoments(part[:n].T, _matrices(part[n:], n))
 
     def _given_all(self, after: Array, later: Array) -> tuple[list[Array], list[Array]]:
         """Return each mode's mean and covariance given all rows."""
         means, covariances = [], []
         for j in range(len(self.model.modes)):
             m, P = self._gaussian(after, j)
-            r, N = self._told(later, j)
+            r, N = self._moments(later, j)
             means.append(m + _apply(P, r))
             covariances.append(_left(P, N))
         return means, covariances
 
 
 def mode_smoother(model: MultipleModels) -> ModeSmoother:
-    """Return what smooths an IMM or an MMAE. Raises ModelError."""
+    """Return the smoother of an IMM or MMAE. Raises ModelError."""
     if model.window is not None:
         raise ModelError(
             "mmae.window",
@@ -158,18 +160,18 @@ def mode_smoother(model: MultipleModels) -> ModeSmoother:
         )
     smoother = ModeSmoother(model)
     for j, mode in enumerate(model.modes):
-        _back_of(f"modes[{j}]", mode)
+        _backward_step(f"modes[{j}]", mode)
     return smoother
 
 
-def _back_of(field: str, mode: object) -> Back:
-    """Return what takes one mode back over a row, which is not its first. Raises ModelError."""
+def _backward_step(field: str, mode: object) -> BackwardStep:
+    """Return the backward step of one mode over a row that is not its first. Raises ModelError."""
     if isinstance(mode, LinearFilter):
         smoother = MomentSmoother(mode)
 
-        def by_moments(before: Array, after: Array, rows: Rows, told: Told) -> Told:
+        def by_moments(before: Array, after: Array, rows: Rows, moments: BackwardMoments) -> BackwardMoments:
             n = len(mode.states)
-            later = np.concatenate([told.r.T, pack(_rows(told.N))])
+            later = np.concatenate([moments.r.T, pack(_rows(moments.N))])
             earlier = smoother.back(before, rows._replace(first=np.zeros(len(rows.dt), bool)), later)
             return _sound(earlier[:n].T, _matrices(earlier[n:], n))
 
@@ -178,12 +180,12 @@ def _back_of(field: str, mode: object) -> Back:
         raise ModelError(f"{field}.filter", "its states cannot be smoothed", "choose another filter or form")
     cross = CrossSmoother(mode)
 
-    def by_states(before: Array, after: Array, rows: Rows, told: Told) -> Told:
+    def by_states(before: Array, after: Array, rows: Rows, moments: BackwardMoments) -> BackwardMoments:
         """By the smoothed states themselves, whose covariances must not be singular."""
         m, P = mode.moments(after)
         n = len(m)
         full = _matrices(P, n)
-        mean, covariance = m.T + _apply(full, told.r), _left(full, told.N)
+        mean, covariance = m.T + _apply(full, moments.r), _left(full, moments.N)
         later = np.concatenate([mean.T, pack(_rows(covariance))])
         earlier = cross.back(before, rows._replace(first=np.zeros(len(rows.dt), bool)), later)
         m, P = mode.moments(before)
@@ -195,13 +197,15 @@ def _back_of(field: str, mode: object) -> Back:
     return by_states
 
 
-def _about(told: Told, origin: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Told, Array]:
-    """Return what is told about one Gaussian, `origin`, as told about another, and log of how likely that makes it.
+def _about(
+    moments: BackwardMoments, origin: tuple[Array, Array], other: tuple[Array, Array]
+) -> tuple[BackwardMoments, Array]:
+    """Return moments about one Gaussian, `origin`, as moments about another, and its log-evidence.
 
     The integral of the other times l, in units of that of the origin times l. With D = I + N (P' - P) it is
     |D|^(-1/2) exp(d'r - d'N d / 2 + g'(P' - P) D^-1 g / 2), where d = m' - m and g = r - N d.
     """
-    r, N = told
+    r, N = moments
     d, wider = other[0] - origin[0], other[1] - origin[1]
     D = np.eye(r.shape[1]) + N @ wider
     gap = _apply(N, d)
@@ -211,13 +215,15 @@ def _about(told: Told, origin: tuple[Array, Array], other: tuple[Array, Array]) 
     evidence = _dot(d, r) - 0.5 * _dot(d, gap) + 0.5 * _dot(_apply(wider, r - gap), g)
     inside = np.linalg.solve(D, N)
     evidence = evidence - 0.5 * np.where(sign > 0, size, 0.0)
-    return Told(g, 0.5 * (inside + inside.swapaxes(1, 2))), np.where(np.isfinite(evidence), evidence, 0.0)
+    return BackwardMoments(g, 0.5 * (inside + inside.swapaxes(1, 2))), np.where(
+        np.isfinite(evidence), evidence, 0.0
+    )
 
 
 def _floored(scores: Array, logs: Array, floor: float) -> Array:
-    """Return log-scores (M, K), where one whose mode the filter has at the floor does not rise above it.
+    """Return log-scores (M, K) in which modes at the filter's floor do not rise above the floor.
 
-    Such a mode may be far less likely than the floor says, by more than later rows speak for it. Where all are there,
+    Such a mode may be less likely than the floor by more than later rows favour it. Where all modes are at the floor,
     scores stay.
     """
     low = logs <= floor
@@ -250,10 +256,10 @@ def _spectrum(N: Array, P: Array) -> Spectrum:
 
 
 def _possible(N: Array, P: Array) -> Array:
-    """Return N, told of states of covariance P, with the shares that a likelihood can have: from 0 to 1.
+    """Return N about states of covariance P, its shares clipped to those that a likelihood can have, 0 to 1.
 
-    A merge of pairs that are far apart can be wider than the filter's state. That is right to say of this state, but no
-    likelihood is so, and the state before cannot be told of it.
+    A merge of distant pairs can be wider than the filter's state. That holds for this state, but it is no likelihood,
+    and must not be taken further back.
     """
     found = _spectrum(N, P)
     change: Any = np.clip(found.values, 0.0, 1.0) - found.values
@@ -264,7 +270,7 @@ def _possible(N: Array, P: Array) -> Array:
 
 
 def _left(P: Array, N: Array) -> Array:
-    """Return P - P N P, which rounding does not make less than nothing."""
+    """Return P - P N P, kept positive semidefinite."""
     found = _spectrum(N, P)
     over: Any = (found.values > 1.0).any(axis=1)
     if not over.any():
@@ -273,10 +279,10 @@ def _left(P: Array, N: Array) -> Array:
     return np.where(over[:, None, None], kept, P - P @ N @ P)
 
 
-def _sound(r: Array, N: Array) -> Told:
-    """Return them, or nothing told where a mode that failed leaves no number."""
+def _sound(r: Array, N: Array) -> BackwardMoments:
+    """Return the moments, zeros where a failed mode leaves no finite number."""
     good: Any = np.isfinite(r).all(axis=1) & np.isfinite(N).all(axis=(1, 2))
-    return Told(np.where(good[:, None], r, 0.0), np.where(good[:, None, None], N, 0.0))
+    return BackwardMoments(np.where(good[:, None], r, 0.0), np.where(good[:, None, None], N, 0.0))
 
 
 def _merged(weights: Array, means: list[Array], covariances: list[Array]) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Fixed-interval smoothing of any filter that says how its state and the next go together.
+"""Fixed-interval smoothing of any filter with a `prediction` (Rauch, Tung and Striebel).
 
 References: Rauch, Tung and Striebel (1965); for non-linear models Särkkä (2008), equations 26-28.
 """
@@ -17,12 +17,12 @@ from kalman.types import Array, Rows
 
 @dataclass(frozen=True)
 class CrossSmoother:
-    """The smoother of a filter with a `prediction`. What it carries back is the next state, smoothed."""
+    """The smoother of a filter with a `prediction`. It carries back the next state, smoothed."""
 
     model: Smoothable
 
     def begin(self, values: Array) -> Array:
-        """Return the last states, which are smoothed as they are."""
+        """Return the moments of the last states, which are smoothed already."""
         return np.concatenate(self.model.moments(values))
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
@@ -57,7 +57,7 @@ class Link(NamedTuple):
 
 
 def gain(prediction: Prediction) -> list[list[Entry]]:
-    """Return G = cov(x before, x now) cov(x now)^-1."""
+    """Return G = cov(previous x, x) cov(x)^-1."""
     factors = factor(list(prediction.covariance))
     return [solve(factors, list(row)) for row in prediction.cross]
 

@@ -1,4 +1,4 @@
-"""Fixed-interval smoothing: every row's state given all rows of its key, those after it too."""
+"""Fixed-interval smoothing: every row's state given all rows of its key."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -10,7 +10,7 @@ from kalman.filters.linear import LinearFilter
 from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.prediction import Smoothable
 from kalman.filters.rounded import unrounded
-from kalman.run import KeyStates, Outputs, SortedRows, Taken, among, late_rows, rounds, run, spread
+from kalman.run import KeyStates, Outputs, Round, SortedRows, among, late_rows, rounds, run, spread
 from kalman.smoothers.fixed_lag import FixedLagFilter
 from kalman.smoothers.linear import MomentSmoother
 from kalman.smoothers.modes import mode_smoother
@@ -21,8 +21,8 @@ from kalman.types import Array, Filter, ModelError, Rows
 class Smoothed(NamedTuple):
     """State given all rows of its key, for each of N rows: mean (n, N), packed covariance (p, N).
 
-    extra: name -> (d, N), what else is known given all rows. NaN where the row is late. A flagged row has that of its
-    key's last good row, whose state it repeats.
+    extra: name -> (d, N), further outputs given all rows. NaN where the row is late. A flagged row repeats its key's
+    last good row.
     """
 
     mean: Array
@@ -31,10 +31,10 @@ class Smoothed(NamedTuple):
 
 
 class Smoother(Protocol):
-    """Takes what later rows say of K keys' states back, a row at a time, as an array (depth, K)."""
+    """A backward pass over the rows of K keys, which carries an array (depth, K) from row to row."""
 
     def begin(self, values: Array) -> Array:
-        """Return what is carried at the end, where the keys are in these states (size, K)."""
+        """Return the array to start from, after the last rows, at these states (size, K)."""
         ...
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
@@ -42,16 +42,16 @@ class Smoother(Protocol):
         ...
 
     def extra(self, later: Array) -> dict[str, Array]:
-        """Return what else `later` says of the states after a row, name -> (d, K)."""
+        """Return further outputs for the states after a row, name -> (d, K)."""
         ...
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return what is carried before the rows, when `later` is after them and `before` the states then."""
+        """Return the array before the rows, given `later` after them and the states `before` them."""
         ...
 
 
 def smoother(model: Filter) -> Smoother:
-    """Return what smooths a filter's states. Raises ModelError where the filter cannot be smoothed."""
+    """Return the smoother of a filter. Raises ModelError where the filter cannot be smoothed."""
     model = unrounded(model)
     if isinstance(model, LinearFilter):
         return MomentSmoother(model)
@@ -70,9 +70,9 @@ def smooth(
     states: KeyStates,
     rows: SortedRows,
     unit: float,
-    look: Callable[[Taken], None] | None = None,
+    on_round: Callable[[Round], None] | None = None,
 ) -> tuple[KeyStates, Outputs, Smoothed]:
-    """Return what `run` returns, and each row's state given all of these rows of its key; `look` as in `run`.
+    """Return the results of `run`, and each row's state given all rows of its key; `on_round` as in `run`.
 
     Exact for the linear filter, whatever the time steps, control, missing components and diffuse start;
     approximate as the filter itself is for the others. Takes memory for one state a row.
@@ -86,15 +86,15 @@ def smooth(
     if late.any():
         kept = np.flatnonzero(~late)
         part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
-        states, outputs, smoothed = smooth(model, states, part, unit, look)
+        states, outputs, smoothed = smooth(model, states, part, unit, on_round)
         mean, covariance = (among(array, kept, len(late)) for array in smoothed[:2])
         extra = {name: among(array, kept, len(late)) for name, array in smoothed.extra.items()}
         return states, spread(outputs, kept, late), Smoothed(mean, covariance, extra)
-    history: list[Taken] = []
+    history: list[Round] = []
 
-    def keep(taken: Taken) -> None:
-        if look is not None:
-            look(taken)
+    def keep(taken: Round) -> None:
+        if on_round is not None:
+            on_round(taken)
         history.append(taken._replace(before=taken.before.copy()))
 
     plan = rounds(rows.key)

@@ -72,7 +72,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "value", "field", "problem"), WRONG)
-def test_what_is_wrong_is_named(path, value, field, problem):
+def test_an_error_names_the_field(path, value, field, problem):
     definition = copy.deepcopy(GOOD)
     *parents, last = path.split(".")
     place = definition

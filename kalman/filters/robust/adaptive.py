@@ -1,14 +1,14 @@
 """Noise covariances that follow the innovations, key by key: R, Q, or the variances of a named structure.
 
-Each row says what its noise was. The noise e ~ N(0, X) has, given the innovation, a mean and a covariance,
-and so the second moment E[e e' | y]; the covariance moves towards it by a fixed rate,
-X' = (1 - rate) X + rate E[e e' | y]. That is a mean of positive semidefinite matrices, and stays one. At the
-true covariances it stays on average where it is, whatever F and H are. A component that is missing says no
-more of its noise than its correlation with the others does.
+Each row gives an estimate of its noise. Given the innovation, the noise e ~ N(0, X) has a mean and a covariance,
+and so a second moment E[e e' | y]; the covariance moves towards it at a fixed rate,
+X' = (1 - rate) X + rate E[e e' | y], a mean of positive semidefinite matrices and so positive semidefinite. At the
+true covariances X is unchanged on average, whatever F and H are. A missing component informs about its noise
+only through its correlation with the others.
 
 For R it is the residual-based estimate e e' + H P H' with exponential weights. For Q, whose usual estimate
 K v v' K' is unbiased only in a steady state with F = I, it is a step of online EM on the filtered moments.
-What is adapted are the key's own parameters, which its state carries.
+The adapted parameters are the key's own, in its state.
 
 References: Mohamed and Schwarz (1999); Akhlaghi, Zhou and Huang (2017); Cappe and Moulines (2009).
 """
@@ -39,9 +39,9 @@ class Scaled(NamedTuple):
 
 
 class Adaptive(NamedTuple):
-    """What was asked for. A rate of 0.02 moves 2 % of the way a row, a memory of about 50 rows.
+    """The section `adaptive` of a definition. A rate of 0.02 moves 2 % of the way a row, a memory of 50 rows.
 
-    R, Q rates, None when fixed; whole: Q itself is the parameter; scaled: what else makes up Q.
+    R, Q: rates, None when fixed; whole: Q itself is the parameter; scaled: the parameters that scale parts of Q.
     """
 
     R: float | None = None
@@ -97,14 +97,14 @@ def _check_pattern(field: str, packed: Sequence[Cell]) -> None:
     """Refuse columns, and zeros that a covariance could not keep while the entries around them move."""
     if columns.used(packed):
         raise ModelError(
-            field, "it comes from a column, and so cannot be adapted", "write numbers, or remove adaptive"
+            field, "it comes from a column, so it cannot be adapted", "write numbers, or remove adaptive"
         )
     full = np.array(symmetric(packed))
     if np.linalg.eigvalsh((full != 0.0).astype(float)).min() < -1e-9:
         raise ModelError(
             field,
-            "its zeros do not part it into blocks, so that it cannot be adapted",
-            "write zeros only between groups of components that have nothing to do with each other",
+            "its zeros do not separate it into blocks, so it cannot be adapted",
+            "write zeros only between independent groups of components",
         )
 
 
@@ -167,7 +167,7 @@ def moved(X: Vector, scale: Vector, noise: Updated, rate: float, still: Present)
 
 
 def sound(X: Vector) -> list[Entry]:
-    """Return X (packed) without what rounding took below zero; the same bits where it is well definite."""
+    """Return X (packed) made positive semidefinite where rounding broke it; the same bits elsewhere."""
     n = order_of(len(X))
     if n == 1:
         return list(X)
@@ -182,12 +182,12 @@ def sound(X: Vector) -> list[Entry]:
 
 
 def given(X: Vector, H: Matrix, rest: Vector, v: Vector, presents: Sequence[Present]) -> Updated:
-    """Return the noise e ~ N(0, X) given the innovation v = H e + what else is in it, of covariance `rest`."""
+    """Return the noise e ~ N(0, X) given the innovation v = H e + an independent part of covariance `rest`."""
     return update([0.0] * len(symmetric(X)), X, None, H, rest, v, presents)
 
 
 def growth(part: Vector, rank: int, seen: Matrix, surplus: Surplus, rate: float) -> Entry:
-    """Return by what a parameter is multiplied that scales this part of Q (packed)."""
+    """Return the factor by which to change a parameter that scales this part of Q (packed)."""
     return plus(1.0, times(rate / rank, surplus.form(seen, part)))
 
 

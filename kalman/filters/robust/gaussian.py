@@ -1,15 +1,14 @@
-"""Robust updates, fading memory and adaptive noise for the extended, unscented and cubature filters, and for the
-linear one in another form.
+"""Robust updates, fading memory and adaptive noise for all Gaussian filters but the linear covariance form.
 
-The update is the plain filter's with another R (`kalman.filters.robust.updates`). What the linear filter reads off H is here the
-tangent, or what the points have in its place: the innovation's covariance without the noise is that of the measurement
-as the filter predicts it, and adaptive Q sees the state through the regression of the measurement on it.
+The update is the plain filter's with another R (`kalman.filters.robust.updates`). In place of H it uses the Jacobian,
+or with sigma points the regression of the measurement on the state; the innovation's covariance without noise is that
+of the predicted measurement.
 
-References: as in `kalman.filters.robust.updates` and `kalman.filters.robust.adaptive`; for points Karlgaard and Schaub (2007), and Arasaratnam,
-Haykin and Elliott (2007), equations 28-36, for the regression.
+References: as in `kalman.filters.robust.updates` and `kalman.filters.robust.adaptive`; for points Karlgaard and Schaub
+(2007); for the regression Arasaratnam, Haykin and Elliott (2007), equations 28-36.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any
@@ -17,11 +16,20 @@ from typing import Any
 import numpy as np
 
 from kalman import flags
-from kalman.filters import gaussian_programs as lines
-from kalman.filters.gaussian import GaussianFilter, run_line
+from kalman.filters import gaussian_programs as programs
+from kalman.filters.gaussian import GaussianFilter, run_program
 from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
-from kalman.filters.robust.step import RowView, adapted, gated, options_of, own_places, put, shown
+from kalman.filters.robust.step import (
+    RowView,
+    adapted,
+    gated,
+    masked_weights,
+    noise_scores,
+    options_of,
+    own_places,
+    put,
+)
 from kalman.filters.robust.updates import Robust
 from kalman.filters.state_layout import Target
 from kalman.filters.update import presence
@@ -37,8 +45,8 @@ from kalman.types import Array, Rows
 class RobustGaussianFilter(GaussianFilter):
     """A Gaussian filter whose update is robust, whose memory fades, or whose noise is adapted.
 
-    `own` has what is adapted too; learned: names of those of them that `with_parameters` gives.
-    The state is the plain filter's, with `gate` (2): rows gated so far, and rows gated since the last that was not.
+    `own` includes the adapted parameters; learned: names of the own parameters that `with_parameters` sets.
+    The state is the plain filter's, then `gate` (2): number of gated rows, and of gated rows since the last accepted.
     """
 
     robust: Robust = Robust()
@@ -47,7 +55,7 @@ class RobustGaussianFilter(GaussianFilter):
 
     @property
     def fading(self) -> float:
-        """What the standard deviations that are carried on are multiplied by."""
+        """Factor of the predicted standard deviations, before process noise."""
         return self.robust.fading
 
     @property
@@ -57,12 +65,12 @@ class RobustGaussianFilter(GaussianFilter):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """With Student-t or Huber noise the weight that each component had; NaN where it was missing."""
+        """With Student-t or Huber noise each component's weight; NaN where it is missing."""
         return {"weights": self.measurements} if self.robust.noise else {}
 
     @cached_property
     def own_places(self) -> dict[str, slice]:
-        """Where each of the key's own parameters is in its state."""
+        """The place of each of the key's own parameters in its state."""
         start = self.places["parameters"].start if self.own else 0
         return own_places(self.parameters, self.own, start)
 
@@ -79,7 +87,7 @@ class RobustGaussianFilter(GaussianFilter):
         return state
 
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
-        """Do one block; a gated row's key is flagged, its counters go on, and all else of its state is as before."""
+        """Do one block; a gated row's key is flagged, and only the counters of its state change."""
         prior, moved, sound = self._prior(state, rows, rows.which_first())
         seen, place, sound_there = self._seen(prior)
         presents = presence(rows.y)
@@ -87,59 +95,63 @@ class RobustGaussianFilter(GaussianFilter):
         checks = np.empty((4, state.shape[1]))
         own = state[self.gaussian_size :]
         inputs = [*place, *own, rows.dt, rows.first, *rows.u, *seen, *rows.y, *masks]
-        said = target.extra.get("weights", ())
-        outputs = [*target.state, target.log_likelihood, target.nis, *checks, *said]
-        run_line(update_line(self, presents[0] is not None), inputs, outputs)
-        total, innovation, sound_here, kept_out = checks
+        result = target.extra.get("weights", ())
+        outputs = [*target.state, target.log_likelihood, target.nis, *checks, *result]
+        run_program(update_program(self, presents[0] is not None), inputs, outputs)
+        total, innovation, sound_here, is_gated = checks
         sound = np.minimum(np.minimum(sound, sound_there), sound_here)
         well = np.isfinite(total).all() and (innovation > 0.0).all() and (sound >= 0.0).all()
-        if well and not kept_out.any():
+        if well and not is_gated.any():
             return
         codes = self._codes(rows, moved, seen, sound, innovation, total)
         nis, counters = target.nis.copy(), target.state[self.size - 2 :].copy()
-        outside = (kept_out > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
+        outside = (is_gated > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
         target.leave(state, np.where(outside, flags.GATED, codes).astype(np.uint8))
         if outside.any():
             target.nis[outside] = nis[outside]
             target.state[self.size - 2 :, outside] = counters[:, outside]
 
 
-@lru_cache(maxsize=64)
-def update_line(model: RobustGaussianFilter, missing: bool) -> Program:
-    """Write the line of `kalman.filters.gaussian_programs.update_line`, which takes dt and the keys at their first row after the
-    key's own, with robust update and adaptive noise.
+def _total(log_likelihood: Entry, state: Sequence[Any]) -> Any:
+    """Return a sum that is finite when log-likelihood and state are."""
+    total: Any = log_likelihood
+    for entry in state:
+        total = plus(total, entry)
+    return total
 
-    Outputs: the whole state, log-likelihood, NIS, a number that is finite when all is well, the least variance of an
-    innovation, whether there is a covariance, 1 where the row was gated, the weights.
+
+@lru_cache(maxsize=64)
+def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
+    """Return `kalman.filters.gaussian_programs.update_program` with robust update and adaptive noise.
+
+    After the key's own parameters it takes dt and which keys are at their first row. Outputs: the whole state,
+    log-likelihood, NIS, a number that is finite when all is well, the least variance of an innovation, `sound`,
+    1 where the row was gated, the weights.
     """
     tape = Tape()
     n, count, options = len(model.states), model.measurements, model.robust
     place, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
     dt, first = tape.symbol(), tape.symbol(boolean=True)
-    u, seen, y = tape.symbols(model.controls), tape.symbols(lines.seen_width(model)), tape.symbols(count)
+    u, seen, y = tape.symbols(model.controls), tape.symbols(programs.seen_width(model)), tape.symbols(count)
     masks: list[Any] = tape.symbols(count, boolean=True) if missing else []
     presents = masks or [None] * count
     state = [*place, *own]
-    values = lines.values_of(model, state)
-    here = lines.sight(model, place, values, u, seen, y, presents)
+    values = programs.values_of(model, state)
+    here = programs.observe_row(model, place, values, u, seen, y, presents)
     v, R, C = here.e, here.R, here.C()
     innovation = updates.whiten(v, [plus(c, r) for c, r in zip(C, R, strict=True)], presents)
-    w: list[Entry] = []
-    weighed, nearer = R, innovation
+    w, weighed, nearer = list[Entry](), R, innovation
     if options.noise is not None:
         w = updates.weights(options.noise, v, C, R, presents)
         weighed = updates.weighted(R, w)
         nearer = updates.whiten(v, [plus(c, r) for c, r in zip(C, weighed, strict=True)], presents)
-    said = here.update(weighed)
-    log_likelihood, nis = said.log_likelihood, said.nis
+    result = here.update(weighed)
+    log_likelihood, nis = result.log_likelihood, result.nis
     if options.noise is not None:
-        log_likelihood = updates.log_density(options.noise, innovation, presents)
-        nis = updates.total(updates.squares(innovation))
-        if missing:
-            nis = np.where(np.greater(updates.count(presents), 0.0), nis, np.nan)
-    after: list[Any] = [*(plus(a, b) for a, b in zip(place[:n], said.change, strict=True)), *said.S, *own]
+        log_likelihood, nis = noise_scores(options.noise, innovation, presents)
+    after: list[Any] = [*(plus(a, b) for a, b in zip(place[:n], result.change, strict=True)), *result.S, *own]
     if model.adaptive.names:
-        look = RowView(v, C, here.H, weighed, w, presents, None, first)
+        view = RowView(v, C, here.H, weighed, w, presents, None, first)
 
         def noise() -> Vector:
             if not isinstance(model.process, FunctionProcess):
@@ -147,20 +159,27 @@ def update_line(model: RobustGaussianFilter, missing: bool) -> Program:
             (scale,) = resolve([model.process.scale], u)
             return [times(scale, q) for q in resolve(values["Q"], u)]
 
-        moves = adapted(model.adaptive, model, values, look, nearer, noise, dt, u)
+        moves = adapted(model.adaptive, model, values, view, nearer, noise, dt, u)
         for name, entries in moves.items():
             put(after, model.own_places[name], entries)
-    total: Any = log_likelihood
-    for entry in after:
-        total = plus(total, entry)
+    total = _total(log_likelihood, after)
     outside: Any = 0.0
     if options.gate is not None:
-        kept_out, after[model.places["gate"]] = gated(
+        is_gated, after[model.places["gate"]] = gated(
             options.gate, after[model.places["gate"]], nis, presents, None
         )
-        outside = np.where(kept_out, 1.0, 0.0)
-    sound = cholesky.every([said.sound, *lines.noise_guards(model, values, u)])
-    outputs = [*after, log_likelihood, nis, total, said.innovation, sound, outside, *shown(w, presents)]
+        outside = np.where(is_gated, 1.0, 0.0)
+    sound = cholesky.every([result.sound, *programs.noise_guards(model, values, u)])
+    outputs = [
+        *after,
+        log_likelihood,
+        nis,
+        total,
+        result.innovation,
+        sound,
+        outside,
+        *masked_weights(w, presents),
+    ]
     return Program(tape, [*place, *own, dt, first, *u, *seen, *y, *masks], outputs)
 
 

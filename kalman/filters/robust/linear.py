@@ -1,6 +1,6 @@
 """The linear filter with robust updates, fading memory and adaptive noise, over many keys.
 
-It stands beside `LinearFilter`, whose step stays as short as it was, and is made of the same recursions.
+A class beside `LinearFilter`, so that the plain step stays short; both use the same recursions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,29 @@ from kalman.filters.prediction import Prediction
 from kalman.filters.recursions import choose
 from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
-from kalman.filters.robust.step import RowView, adapted, gated, options_of, own_places, put, shown
-from kalman.filters.robust.updates import Robust
+from kalman.filters.robust.step import (
+    RowView,
+    adapted,
+    gated,
+    masked_weights,
+    noise_scores,
+    options_of,
+    own_places,
+    put,
+)
+from kalman.filters.robust.updates import Innovation, Robust
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import Scalar, presence, update
 from kalman.linalg.entries import Entry, Vector, dot, minus, times
 from kalman.linalg.packing import packed_index, symmetric
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.models import definition as definitions
+from kalman.models.structure import Values
 from kalman.types import Array, ModelError, Rows, Step
 
 
-class Worked(NamedTuple):
-    """One step as it was worked out, in entries; gated is None where nothing can be."""
+class StepEntries(NamedTuple):
+    """The results of one step, in entries; gated is None where the filter has no gate."""
 
     after: list[Entry]
     log_likelihood: Entry
@@ -44,9 +54,9 @@ class Worked(NamedTuple):
 class RobustLinearFilter(StateLayout):
     """A linear model whose update is robust, whose memory fades, or whose noise is adapted.
 
-    base: the linear filter, with what is adapted among the parameters that each key has for itself;
-    learned: names of those of them that `with_parameters` gives.
-    The state is the base's, with `gate` (2): rows gated so far, and rows gated since the last that was not.
+    base: the linear filter, whose own parameters of each key include the adapted ones; learned: names of the own
+    parameters that `with_parameters` sets.
+    The state is the base's, then `gate` (2): number of gated rows, and of gated rows since the last accepted one.
     """
 
     base: LinearFilter
@@ -76,7 +86,7 @@ class RobustLinearFilter(StateLayout):
 
     @property
     def outputs(self) -> Mapping[str, int]:
-        """With Student-t or Huber noise the weight that each component had; NaN where it was missing."""
+        """With Student-t or Huber noise each component's weight; NaN where it is missing."""
         return {"weights": self.measurements} if self.robust.noise else {}
 
     def initial(self, keys: int) -> Array:
@@ -95,9 +105,13 @@ class RobustLinearFilter(StateLayout):
         """Return mean (n, K) and packed lower covariance; what is still diffuse has infinite entries."""
         return self.base.moments(state)
 
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
+        """Return mean (m, K) and packed covariance of a measurement of these states (size, K), as the base does."""
+        return self.base.measured(state[: self.base.size], u)
+
     @cached_property
     def _own(self) -> dict[str, slice]:
-        """Where each of the key's own parameters is in its state."""
+        """The place of each of the key's own parameters in its state."""
         start = self.places["parameters"].start if self.base.own else 0
         return own_places(self.base.parameters, self.base.own, start)
 
@@ -105,10 +119,10 @@ class RobustLinearFilter(StateLayout):
         return range(self._own[name].start, self._own[name].stop)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
-        """Return the state (size, K) after one row for each key, and what the rows said.
+        """Return the state (size, K) after one row for each key, and the rows' `Step`.
 
-        A gated row's key is flagged, its counters go on, and all else of its state is as before; its NIS says
-        how far off the row was, its log-likelihood is NaN.
+        A gated row's key is flagged, its counters are updated, and the rest of its state is unchanged; the row's
+        NIS is kept, its log-likelihood is NaN.
         """
         return in_blocks(state, rows, self.outputs, self._step_block)
 
@@ -120,14 +134,14 @@ class RobustLinearFilter(StateLayout):
         program = step_program(self, presents[0] is not None, case, diffuse)
         masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
         checks = np.empty((3, keys))
-        said = target.extra.get("weights", ())
-        outputs = [*target.state, target.log_likelihood, target.nis, *checks, *said]
+        weights = target.extra.get("weights", ())
+        outputs = [*target.state, target.log_likelihood, target.nis, *checks, *weights]
         program([*state, rows.dt, *rows.u, *rows.y, *masks], np.empty((program.buffers, keys)), outputs)
         total, lowest, gated = checks
         if np.isfinite(total).all() and not (lowest < 0.0).any() and not gated.any():
             return
-        worked = self.worked(list(state), rows.dt, list(rows.u), list(rows.y), first, presents, diffuse)
-        codes = self.base._judge(target.state, total, worked.prior.P, worked.scalars, rows, worked.guard)
+        step = self.step_entries(list(state), rows.dt, list(rows.u), list(rows.y), first, presents, diffuse)
+        codes = self.base._judge(target.state, total, step.prior.P, step.scalars, rows, step.guard)
         nis = target.nis.copy()
         outside = (gated > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
         counters = target.state[self.base.size :].copy()
@@ -135,7 +149,7 @@ class RobustLinearFilter(StateLayout):
         target.nis[outside] = nis[outside]
         target.state[self.base.size :, outside] = counters[:, outside]
 
-    def worked(
+    def step_entries(
         self,
         state: Sequence[Entry],
         dt: Array,
@@ -144,67 +158,76 @@ class RobustLinearFilter(StateLayout):
         first: Any,
         presents: Sequence[Any],
         diffuse: bool,
-    ) -> Worked:
-        """Return one step, worked out in entries.
+    ) -> StepEntries:
+        """Return one step.
 
-        A key that is diffuse before the row takes it as the plain filter does: there is nothing yet that
-        could tell an outlier.
+        A key that is diffuse before the row takes it as the plain filter does: nothing is predicted yet from
+        which an outlier could differ.
         """
         base, options = self.base, self.robust
         parts = base.split(state[: base.size], diffuse)
         prior = self._predicted(parts, dt, u, first)
         m, P, A, values = prior
         H, R, offset = base.observed(u, values)
-        undetermined = None
-        if parts.A is not None:
-            held = [np.not_equal(a, 0.0) for a in state[base.places["diffuse"]]]
-            undetermined = held[0]
-            for a in held[1:]:
-                undetermined = undetermined | a
+        undetermined = self._undetermined(state) if diffuse else None
         y = [minus(a, b) for a, b in zip(y, offset, strict=True)]
         mean, C = updates.measured(m, P, H)
         v = [a - b for a, b in zip(y, mean, strict=True)]
-        innovation = updates.whiten(v, [a + r for a, r in zip(C, R, strict=True)], presents)
+        innovation = weighed_innovation = updates.whiten(v, _sums(C, R), presents)
         w: list[Entry] = []
-        weighed = R
-        nearer = innovation
+        weighed_R = R
         if options.noise is not None:
             w = updates.weights(options.noise, v, C, R, presents)
             if undetermined is not None:
                 w = choose(undetermined, [1.0] * len(w), w)
-            weighed = updates.weighted(R, w)
-            nearer = updates.whiten(v, [a + r for a, r in zip(C, weighed, strict=True)], presents)
-        updated = update(m, P, A, H, weighed, y, presents)
-        log_likelihood, nis = updated.log_likelihood, updated.nis
+            weighed_R = updates.weighted(R, w)
+            weighed_innovation = updates.whiten(v, _sums(C, weighed_R), presents)
+        updated = update(m, P, A, H, weighed_R, y, presents)
+        scores: list[Entry] = [updated.log_likelihood, updated.nis]
         if options.noise is not None:
-            score = updates.log_density(options.noise, innovation, presents)
-            plain = updates.total(updates.squares(innovation))
-            if presents[0] is not None:
-                plain = np.where(np.greater(updates.count(presents), 0.0), plain, np.nan)
-            if undetermined is None:
-                log_likelihood, nis = score, plain
-            else:
-                log_likelihood, nis = choose(undetermined, [log_likelihood, nis], [score, plain])
+            scored = noise_scores(options.noise, innovation, presents)
+            scores = scored if undetermined is None else choose(undetermined, scores, scored)
+        log_likelihood, nis = scores
         after = [*updated.m, *updated.P, *state[base.places["covariance"].stop :]]
         if updated.A is not None:
             after[base.places["diffuse"]] = [entry for row in updated.A for entry in row]
         if self.adaptive.names:
-            look = RowView(v, C, lambda: H, weighed, w, presents, undetermined, first)
-
-            def noise() -> Vector:
-                return base.process.transition(dt, u, values).Q
-
-            moves = adapted(self.adaptive, base, values, look, nearer, noise, dt, u)
-            for name, entries in moves.items():
-                put(after, self._own[name], entries)
-        kept_out = None
+            view = RowView(v, C, lambda: H, weighed_R, w, presents, undetermined, first)
+            self._adapt(after, view, values, weighed_innovation, dt, u)
+        is_gated = None
         if options.gate is not None:
             counters = state[self.places["gate"]]
-            kept_out, counters = gated(options.gate, counters, nis, presents, undetermined)
-            after = [*choose(kept_out, state[: base.size], after[: base.size]), *counters]
-        guard = base.guard(u, values, first)
-        weights = shown(w, presents)
-        return Worked(after, log_likelihood, nis, kept_out, weights, prior, updated.scalars, guard)
+            is_gated, counters = gated(options.gate, counters, nis, presents, undetermined)
+            after = [*choose(is_gated, state[: base.size], after[: base.size]), *counters]
+        return StepEntries(
+            after,
+            log_likelihood,
+            nis,
+            is_gated,
+            masked_weights(w, presents),
+            prior,
+            updated.scalars,
+            base.guard(u, values, first),
+        )
+
+    def _adapt(
+        self, after: list[Entry], view: RowView, values: Values, innovation: Innovation, dt: Array, u: Vector
+    ) -> None:
+        """Write the adapted noise into the state after a row; innovation: with R as weighed."""
+
+        def Q() -> Vector:
+            return self.base.process.transition(dt, u, values).Q
+
+        for name, entries in adapted(self.adaptive, self.base, values, view, innovation, Q, dt, u).items():
+            put(after, self._own[name], entries)
+
+    def _undetermined(self, state: Sequence[Entry]) -> Any:
+        """Return which keys (K,) bool are still diffuse."""
+        nonzero = [np.not_equal(a, 0.0) for a in state[self.base.places["diffuse"]]]
+        found = nonzero[0]
+        for a in nonzero[1:]:
+            found = found | a
+        return found
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
         """Return the prediction from the states (size, K) before the rows, for the smoother.
@@ -238,9 +261,13 @@ class RobustLinearFilter(StateLayout):
         return prior if first is False else prior._replace(P=choose(first, parts.P, prior.P))
 
 
+def _sums(C: Vector, R: Vector) -> list[Entry]:
+    return [c + r for c, r in zip(C, R, strict=True)]
+
+
 @lru_cache(maxsize=64)
 def step_program(model: RobustLinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
-    """Return one step as a straight line; the cases are those of `kalman.filters.linear.step_program`.
+    """Return one step as a program; the cases are those of `kalman.filters.linear.step_program`.
 
     Outputs: the state's rows, log-likelihood, NIS, a number that is finite when all is well, the lowest
     variance, 1 where the row was gated, the weights.
@@ -251,21 +278,21 @@ def step_program(model: RobustLinearFilter, missing: bool, first: bool | None, d
     dt = tape.symbol()
     is_first: Any = tape.symbol(boolean=True) if first is None else first
     presents: list[Any] = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
-    worked = model.worked(state, dt, u, y, is_first, presents, diffuse)
-    total = worked.log_likelihood
-    if worked.gated is not None:
-        total = np.where(worked.gated, 0.0, total)
-    for entry in worked.after[: base.size]:
+    step = model.step_entries(state, dt, u, y, is_first, presents, diffuse)
+    total = step.log_likelihood
+    if step.gated is not None:
+        total = np.where(step.gated, 0.0, total)
+    for entry in step.after[: base.size]:
         total = total + entry
-    covariance = worked.after[base.places["covariance"]]
+    covariance = step.after[base.places["covariance"]]
     lowest = covariance[0]
     for i in range(1, len(model.states)):
         lowest = np.minimum(lowest, covariance[packed_index(i, i)])
-    if worked.guard is not None:
-        lowest = np.where(np.greater_equal(worked.guard, 0.0) & np.isfinite(worked.guard), lowest, -1.0)
-    gated = 0.0 if worked.gated is None else np.where(worked.gated, 1.0, 0.0)
+    if step.guard is not None:
+        lowest = np.where(np.greater_equal(step.guard, 0.0) & np.isfinite(step.guard), lowest, -1.0)
+    gated = 0.0 if step.gated is None else np.where(step.gated, 1.0, 0.0)
     masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
-    outputs = [*worked.after, worked.log_likelihood, worked.nis, total, lowest, gated, *worked.weights]
+    outputs = [*step.after, step.log_likelihood, step.nis, total, lowest, gated, *step.weights]
     return Program(tape, [*state, dt, *u, *y, *masks], outputs)
 
 

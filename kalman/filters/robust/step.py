@@ -1,4 +1,4 @@
-"""What the robust and adaptive filters share: the gate's bookkeeping, and how the noise follows an innovation."""
+"""Parts of a robust step, shared by the linear and Gaussian filters: gating, scores, and adapting the noise."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -8,7 +8,7 @@ import numpy as np
 from kalman.filters.recursions import choose
 from kalman.filters.robust import adaptive, updates
 from kalman.filters.robust.adaptive import Adaptive
-from kalman.filters.robust.updates import Gate, Huber, Innovation, Robust
+from kalman.filters.robust.updates import Gate, Huber, Innovation, Noise, Robust
 from kalman.linalg.entries import Entry, Matrix, Vector, minus, plus, times
 from kalman.linalg.packing import packed_index
 from kalman.models.columns import Cell
@@ -17,7 +17,7 @@ from kalman.types import Array, ModelError
 
 
 class RowView(NamedTuple):
-    """What a row showed: innovation v, its covariance C + R with R as weighed by w (empty: not), H, and masks.
+    """A row's innovation v, its covariance C + R with R as weighed by w (empty: not), H, and masks.
 
     undetermined, first: which keys (K,) bool are still diffuse, are at their first row; None or False: none, True: all
     """
@@ -33,7 +33,7 @@ class RowView(NamedTuple):
 
 
 class Noisy(Protocol):
-    """What a model says of its noise."""
+    """The parts of a model that determine its noise."""
 
     @property
     def states(self) -> tuple[str, ...]: ...
@@ -46,7 +46,7 @@ class Noisy(Protocol):
 
 
 def own_places(parameters: Sequence[Parameter], own: Sequence[str], start: int) -> dict[str, slice]:
-    """Return where each of a key's own parameters is in its state, of which they begin at `start`."""
+    """Return the places of a key's own parameters in its state, where they begin at `start`."""
     found: dict[str, slice] = {}
     for p in parameters:
         if p.name in own:
@@ -58,7 +58,7 @@ def own_places(parameters: Sequence[Parameter], own: Sequence[str], start: int) 
 def gated(
     gate: Gate, counters: Sequence[Entry], nis: Entry, presents: Sequence[Any], undetermined: Any
 ) -> tuple[Any, list[Entry]]:
-    """Return which keys' rows the gate keeps out, and its counters (2) after the row."""
+    """Return which keys' rows are gated, and the counters (2) after the row."""
     total, run = counters
     observed = updates.count(presents)
     outside = updates.beyond(gate, nis, observed)
@@ -71,8 +71,16 @@ def gated(
     return outside, [np.where(outside, total + 1.0, total), np.where(outside, run + 1.0, quiet)]
 
 
-def shown(weights: Vector, presents: Sequence[Any]) -> list[Entry]:
-    """Return weights as they are put out, NaN where a component is missing."""
+def noise_scores(noise: Noise, innovation: Innovation, presents: Sequence[Any]) -> list[Entry]:
+    """Return the log-likelihood of an innovation under heavy-tailed noise, and its NIS; NaN without a measurement."""
+    nis = updates.total(updates.squares(innovation))
+    if presents[0] is not None:
+        nis = np.where(np.greater(updates.count(presents), 0.0), nis, np.nan)
+    return [updates.log_density(noise, innovation, presents), nis]
+
+
+def masked_weights(weights: Vector, presents: Sequence[Any]) -> list[Entry]:
+    """Return the weights, NaN where a component is missing."""
     return [a if has is None else np.where(has, a, np.nan) for a, has in zip(weights, presents, strict=False)]
 
 
@@ -80,17 +88,17 @@ def adapted(
     options: Adaptive,
     model: Noisy,
     values: Values,
-    look: RowView,
+    view: RowView,
     innovation: Innovation,
     Q: Callable[[], Vector],
     dt: Array,
     u: Vector,
 ) -> dict[str, list[Entry]]:
-    """Return the covariances that a key has for itself, moved the way the innovation says.
+    """Return the key's own covariances by name, moved towards the row's estimate of the noise.
 
-    innovation: with R as weighed; Q: of this row's prediction, where it is itself what is adapted.
+    innovation: with R as weighed; Q: of this row's prediction, used where Q itself is adapted.
     """
-    v, C, H, R, w, presents, undetermined, first = look
+    v, C, H, R, w, presents, undetermined, first = view
     found: dict[str, list[Entry]] = {}
     if options.R is not None:
         m = len(v)

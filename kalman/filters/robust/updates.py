@@ -1,8 +1,8 @@
-"""Measurement updates that an outlier cannot lead astray: gating, Student-t and Huber noise, fading memory.
+"""Measurement updates that are robust to outliers: gating, Student-t and Huber noise, fading memory.
 
-All of them look at the same three things, as entries: the innovation v = y - E[y], the covariance C of the
-predicted measurement without its noise, and the noise R. What they answer is another R, with which the usual
-update is done: so they serve every filter that has v, C and R, and its update stays one piece of code.
+All use three inputs, as entries: the innovation v = y - E[y], the covariance C of the predicted measurement
+without its noise, and the noise R. They return another R for the usual update, so they serve every filter that
+has v, C and R.
 """
 
 import math
@@ -21,7 +21,7 @@ from kalman.types import ModelError
 
 
 class Gate(NamedTuple):
-    """A row whose NIS is beyond its threshold is not applied.
+    """A row whose NIS exceeds its threshold is not applied.
 
     thresholds of 1, 2, ... m observed components; after `limit` gated rows in a row the next is let in.
     """
@@ -38,17 +38,20 @@ class StudentT(NamedTuple):
 
 
 class Huber(NamedTuple):
-    """Noise that is Gaussian up to `threshold` standard deviations and has Laplace's tails beyond."""
+    """Measurement noise that is Gaussian up to `threshold` standard deviations and has Laplace's tails beyond."""
 
     threshold: float
     iterations: int
 
 
+Noise = StudentT | Huber
+
+
 class Robust(NamedTuple):
-    """What was asked for. fading: alpha, the predicted covariance is alpha^2 F P F' + Q."""
+    """The section `robust` of a definition. fading: alpha, the predicted covariance is alpha^2 F P F' + Q."""
 
     gate: Gate | None = None
-    noise: StudentT | Huber | None = None
+    noise: Noise | None = None
     fading: float = 1.0
 
 
@@ -66,11 +69,11 @@ def parse(definition: Any, measurements: int) -> Robust:
         return Robust()
     checks.known("robust", definition, ("gate", "student_t", "huber", "fading"))
     if definition.get("student_t") is not None and definition.get("huber") is not None:
-        raise ModelError("robust.huber", "there is student_t too", "keep one of them")
+        raise ModelError("robust.huber", "student_t is given too", "keep one of them")
     fading = checks.number("robust.fading", definition.get("fading", 1.0))
     if fading < 1.0:
         raise ModelError("robust.fading", f"{fading!r} is below 1", "write 1 (no fading) or a little more")
-    noise: StudentT | Huber | None = None
+    noise: Noise | None = None
     if (section := definition.get("student_t")) is not None:
         checks.known("robust.student_t", section, ("degrees", "iterations"))
         degrees = checks.positive(
@@ -129,7 +132,7 @@ def squares(innovation: Innovation) -> list[Entry]:
 
 
 class Surplus(NamedTuple):
-    """By how much v v' is larger than S, weighed: S^-1 v v' S^-1 - S^-1 = (W' p)(W' p)' - W' diag(q) W."""
+    """The weighed excess of v v' over S: S^-1 v v' S^-1 - S^-1 = (W' p)(W' p)' - W' diag(q) W."""
 
     p: list[Entry]
     q: list[Entry]
@@ -169,9 +172,7 @@ def beyond(gate: Gate, nis: Entry, observed: Entry) -> Any:
     return np.greater(nis, _by_count(gate.thresholds, observed))
 
 
-def weights(
-    noise: StudentT | Huber, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]
-) -> list[Entry]:
+def weights(noise: Noise, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
     """Return a weight in (0, 1+] for each component: the update is done with R_ij / sqrt(w_i w_j)."""
     return (_student_t if isinstance(noise, StudentT) else _huber)(noise, v, C, R, presents)  # type: ignore[arg-type]
 
@@ -186,7 +187,7 @@ def weighted(R: Vector, w: Vector) -> list[Entry]:
     ]
 
 
-def log_density(noise: StudentT | Huber, innovation: Innovation, presents: Sequence[Present]) -> Entry:
+def log_density(noise: Noise, innovation: Innovation, presents: Sequence[Present]) -> Entry:
     """Return the log-density of the innovation, heavy in the tails as the noise is, with the scale S = C + R.
 
     Student-t: the multivariate t of scale S. Huber: his least favourable density for each of the independent

@@ -159,7 +159,7 @@ def test_simulated_keys_are_as_consistent_as_they_should_be(n):
     assert 0.03 < after.outside()[np.tile(np.arange(length), keys) > 20].mean() < 0.07
 
 
-def test_running_consistency_is_the_weighted_sum_and_goes_on_from_its_state():
+def test_running_consistency_is_the_weighted_sum_and_resumes_from_its_state():
     rng = np.random.default_rng(2)
     key = np.repeat([0, 1, 2], [7, 3, 5])
     nis = rng.chisquare(2, 15)

@@ -5,7 +5,7 @@ import pytest
 
 import kalman
 from kalman.evaluation.forecast import forecast, interval, variances
-from kalman.filters.measuring import measured
+from kalman.filters.prediction import measured
 from tests.kalman.filters.test_linear import NILE, nile_model
 from tests.kalman.smoothers.test_smoothing import joint
 from tests.kalman.support.models import random_definition, random_rows, same
@@ -78,7 +78,7 @@ def test_joint_gaussian_over_random_models(kind, diffuse):
                 )
 
 
-def test_what_nothing_is_known_of_has_an_infinite_variance():
+def test_an_undetermined_state_has_an_infinite_variance():
     """After one row of a trend the level is known and the slope is not: nor is anything to come."""
     definition = {
         "states": ["level", "slope"],
@@ -117,7 +117,7 @@ def test_two_steps_are_one_and_other_keys_change_no_bit():
     same(list(forecast(lagged, states._replace(values=wide), np.full((1, 40), 3.0))), list(once))
 
 
-def test_what_cannot_be_forecast_is_said():
+def test_errors_of_forecasts():
     definition = random_definition(np.random.default_rng(0), "explicit", 2, 1, 1)
     model = kalman.build(definition)
     with pytest.raises(kalman.ModelError, match="control"):

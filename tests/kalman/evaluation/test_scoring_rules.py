@@ -23,7 +23,7 @@ def test_crps_of_a_forecast_without_spread_is_the_absolute_error() -> None:
     np.testing.assert_allclose(crps(mean, np.full(2, 1e-30), y), [2.5, 0.0], atol=1e-14)
 
 
-def test_scores_take_the_unit_of_what_is_measured() -> None:
+def test_scores_have_the_unit_of_the_measurement() -> None:
     mean, variance, y = np.array([1.0]), np.array([4.0]), np.array([2.0])
     np.testing.assert_allclose(
         crps(1e3 * mean, 1e6 * variance, 1e3 * y), 1e3 * crps(mean, variance, y), rtol=1e-14

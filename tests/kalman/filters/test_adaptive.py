@@ -200,7 +200,7 @@ def test_a_missing_component_leaves_its_entries():
     assert states.values[2:, 0].tolist() == [2.0, 0.0, 1.0]
 
 
-def test_what_is_not_predicted_and_what_is_undetermined_says_nothing():
+def test_unpredicted_and_undetermined_rows_adapt_no_noise():
     definition = walk([[2.0, 0.0], [0.0, 1.0]], 0.5, adaptive={"R": 0.1, "Q": 0.1})
     states, _ = run_one(definition, [[3.0, 1.0]])
     assert states.values[2, 0] == 0.5, "no process noise comes before the first row"
@@ -297,7 +297,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("sections", "field", "problem"), WRONG)
-def test_what_is_wrong_is_named(sections, field, problem):
+def test_an_error_names_the_field(sections, field, problem):
     with pytest.raises(kalman.ModelError, match=problem) as error:
         kalman.build(walk([[2.0, 0.0], [0.0, 1.0]], 0.5, **sections))
     assert error.value.field == field
@@ -317,5 +317,5 @@ def test_zeros_that_cannot_be_kept_are_refused():
             states, _ = run_one(definition, rng.normal(size=(5, 3)))
             assert (states.values[5:, 0] == 0).tolist() == [b == 0 for b in np.array(R)[np.tril_indices(3)]]
         else:
-            with pytest.raises(kalman.ModelError, match="do not part it into blocks"):
+            with pytest.raises(kalman.ModelError, match="do not separate it into blocks"):
                 kalman.build(definition)

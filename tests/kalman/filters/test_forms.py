@@ -7,7 +7,7 @@ import pytest
 
 import kalman
 from kalman import flags
-from kalman.filters.measuring import measured
+from kalman.filters.prediction import measured
 from kalman.linalg import cholesky
 from tests.kalman.support.models import SIZES, random_covariance, random_definition, random_rows
 from tests.kalman.support.oracles import UNIT, full, run_one
@@ -175,7 +175,7 @@ def test_a_singular_covariance_has_a_factor():
 @pytest.mark.parametrize(
     ("filter_kind", "form"), [pair for pair in FORMS if pair != ("linear", "covariance")]
 )
-def test_entries_from_columns_and_what_is_expected_of_measurements(filter_kind, form):
+def test_entries_from_columns_and_predicted_measurements(filter_kind, form):
     """H, R, Q, an offset and scales of the noise from columns, on every row; then what a measurement would be."""
     rng = np.random.default_rng(8)
     definition = {
@@ -220,7 +220,7 @@ def test_entries_from_columns_and_what_is_expected_of_measurements(filter_kind, 
 
 
 @pytest.mark.parametrize(("kind", "form"), [pair for pair in FORMS if pair[0] != "linear"])
-def test_what_is_expected_of_a_measurement(kind, form):
+def test_the_predicted_measurement_is_that_of_the_innovation(kind, form):
     """The innovation that a row then has, and its variance, are those that were expected."""
     definition = {
         "filter": kind,

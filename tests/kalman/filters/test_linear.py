@@ -222,7 +222,7 @@ def test_partly_diffuse():
     np.testing.assert_allclose(outputs.covariance[:, 0], [2.0, 0.0, 0.25])
 
 
-def test_a_diffuse_start_by_rows_that_hardly_tell_the_states_apart():
+def test_a_diffuse_start_by_rows_that_hardly_distinguish_the_states():
     """Carbon dioxide, a week a row, trend and yearly seasons: the first six rows are a stretch of almost a line.
 
     The variances begin at 1e11 for a noise of 0.06. About 1e-5 is lost, here and by statsmodels; a filter that loses

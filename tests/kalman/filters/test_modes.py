@@ -430,7 +430,7 @@ WRONG = [
     ({"transition": None}, "transition", "missing"),
     ({"transition": [[0.9, 0.2], [0.1, 0.9]]}, "transition[0]", "not probabilities"),
     ({"transition": [[1.0]]}, "transition", "2 x 2"),
-    ({"imm": {"floor": 0.6}}, "imm.floor", "nothing to tell"),
+    ({"imm": {"floor": 0.6}}, "imm.floor", "no room"),
     ({"imm": {"window": 3}}, "imm.window", "not known"),
     ({"filter": "mmae"}, "transition", "stay as they are"),
     ({"filter": "mmae", "transition": None, "mmae": {"window": 0}}, "mmae.window", "whole number"),
@@ -447,7 +447,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("sections", "field", "problem"), WRONG)
-def test_what_is_wrong_is_named(sections, field, problem):
+def test_an_error_names_the_field(sections, field, problem):
     with pytest.raises(kalman.ModelError, match=problem) as error:
         kalman.build(walk(**sections))
     assert error.value.field == field

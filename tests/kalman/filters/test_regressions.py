@@ -133,7 +133,7 @@ def test_delta_is_a_ridge():
     )
 
 
-def test_what_is_not_determined_is_said():
+def test_undetermined_coefficients_have_infinite_variances():
     """A regressor that repeats another, and one that is always zero, leave the others as they are."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=20) * 1e3
@@ -273,7 +273,7 @@ def test_a_bad_row_is_flagged_alone(kind, bad, code):
         (definition("lms", 2, lms={"step": 1.0}) | {"measurement": ["y", "z"]}, "observation.H"),
     ],
 )
-def test_what_is_wrong_is_named(given, field):
+def test_an_error_names_the_field(given, field):
     with pytest.raises(kalman.ModelError) as error:
         kalman.build(given)
     assert error.value.field.startswith(field)

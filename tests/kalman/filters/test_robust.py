@@ -307,7 +307,7 @@ WRONG = [
     ({"gate": {"threshold": 9.0, "limit": 0}}, "robust.gate.limit", "whole number"),
     ({"student_t": {}}, "robust.student_t.degrees", "missing"),
     ({"student_t": {"degrees": 0}}, "robust.student_t.degrees", "above zero"),
-    ({"huber": {}, "student_t": {"degrees": 4}}, "robust.huber", "there is student_t too"),
+    ({"huber": {}, "student_t": {"degrees": 4}}, "robust.huber", "student_t is given too"),
     ({"huber": {"threshold": -1}}, "robust.huber.threshold", "above zero"),
     ({"fading": 0.9}, "robust.fading", "below 1"),
     ({"gating": {}}, "robust.gating", "not known"),
@@ -315,7 +315,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "field", "problem"), WRONG)
-def test_what_is_wrong_is_named(options, field, problem):
+def test_an_error_names_the_field(options, field, problem):
     with pytest.raises(kalman.ModelError, match=problem) as error:
         kalman.build(level(robust=options))
     assert error.value.field == field

@@ -293,7 +293,7 @@ def test_it_is_smoothed_and_may_be_a_mode(kind):
         ({"adaptive": {"R": 2.0}}, "adaptive.R"),
     ],
 )
-def test_what_makes_no_sense_is_said(change, field):
+def test_an_invalid_model_is_refused(change, field):
     definition = {**random_nonlinear(np.random.default_rng(1), "unscented", 2, 2, 0), **change}
     with pytest.raises(kalman.ModelError) as error:
         kalman.build(definition)

@@ -68,7 +68,7 @@ def test_laws(change):
     laws.a_bad_row_hurts_its_own_key_alone(model, rows, 12, np.inf, flags.NON_FINITE)
 
 
-def test_what_is_beyond_float32_is_an_overflow_and_leaves_the_state():
+def test_a_state_beyond_float32_is_an_overflow_and_leaves_the_state():
     definition = {
         "states": ["level"],
         "measurement": ["y"],
@@ -87,7 +87,7 @@ def test_what_is_beyond_float32_is_an_overflow_and_leaves_the_state():
 
 
 @pytest.mark.parametrize("kind", ["linear", "unscented", "imm", "rls", "poisson_mixture"])
-def test_every_kind_can_be_rounded_and_goes_on_with_what_it_has(kind):
+def test_every_kind_can_be_rounded_and_continues_from_the_rounded_state(kind):
     rng = np.random.default_rng(6)
     if kind == "unscented":
         definition = random_nonlinear(rng, kind, 2, 2, 0)

@@ -83,7 +83,7 @@ def test_one_step_is_the_textbook_one():
     assert stepped["initial.covariance"][0][0] == pytest.approx(V[0], rel=1e-9)
 
 
-def test_what_has_no_closed_form_is_said():
+def test_a_parameter_without_a_closed_form_is_refused():
     definition = random_definition(np.random.default_rng(1), "ornstein_uhlenbeck", 1, 1)
     definition["learn"] = {"parameters": ["R", "rate"], "method": "em"}
     with pytest.raises(kalman.ModelError, match="learn.method: mle") as error:
@@ -238,12 +238,12 @@ def test_scaled_noise_and_flagged_rows():
 WITHOUT_REGRESSION = [
     ({"process": {"kind": "explicit", "F": [[1.0]], "Q": [[0.0]]}}, "F[0][0]", "is zero"),
     ({"observation": {"H": [[1.0]], "R": [["u"]]}, "control": ["u"]}, "H[0][0]", "comes from columns"),
-    ({"initial": {"diffuse": True}}, "F[0][0]", "needs to know where keys begin"),
+    ({"initial": {"diffuse": True}}, "F[0][0]", "needs a proper initial distribution"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "name", "problem"), WITHOUT_REGRESSION)
-def test_entries_without_a_regression_are_said(changes, name, problem):
+def test_entries_without_a_regression_are_refused(changes, name, problem):
     definition = {
         **level({"parameters": [name], "method": "em"}),
         "process": {"kind": "explicit", "F": [[1.0]], "Q": [[1.0]]},

@@ -65,7 +65,7 @@ def test_groups_add_up_their_keys_to_the_bit(kind):
         np.testing.assert_allclose(vector[p:, g], expected[1][p:], rtol=1e-7, atol=1e-8)
 
 
-def test_each_group_gets_what_it_would_alone():
+def test_each_group_learns_as_it_would_alone():
     rng = np.random.default_rng(21)
     keys = 30
     rows, _, _ = simulated(rng, keys, 60)
@@ -116,7 +116,7 @@ def test_groups_do_not_see_each_other_and_a_bad_one_stays_at_the_pooled_values()
     np.testing.assert_allclose(alone.theta, found.theta[:, some], rtol=1e-12)
 
 
-def test_keys_begin_with_what_their_group_has_learned():
+def test_keys_begin_with_the_parameters_of_their_group():
     definition = {
         **level({"parameters": ["R", "initial.mean", "initial.covariance"], **BY_GROUP}, 1.0, 2.0),
         "initial": {"mean": [0.0], "covariance": [[1.0]]},
@@ -144,7 +144,7 @@ def test_keys_begin_with_what_their_group_has_learned():
         ({"parameters": ["R"], "scope": "tribe"}, "learn.scope"),
     ],
 )
-def test_what_a_group_cannot_learn_is_said(learn, field):
+def test_an_invalid_learn_request_of_groups_is_refused(learn, field):
     definition = level(learn)
     definition["observation"]["H"] = [[1.0]]
     with pytest.raises(kalman.ModelError) as error:

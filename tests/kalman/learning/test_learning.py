@@ -123,7 +123,7 @@ def test_zeros_stay_zero_and_correlations_are_learned():
         ([[1, 1], [1, 1]], "singular"),
     ],
 )
-def test_what_cannot_be_learned_is_said(Q, problem):
+def test_a_parameter_that_cannot_be_learned_is_refused(Q, problem):
     definition = random_definition(np.random.default_rng(1), "explicit", 2, 1)
     definition["process"]["Q"] = Q
     definition["learn"] = {"parameters": ["Q"]}

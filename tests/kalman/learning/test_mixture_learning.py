@@ -176,7 +176,7 @@ def test_a_step_is_the_textbooks_and_never_loses(kind):
         assert len(values) > 2 and np.diff(values).min() > -1e-9 * abs(values[-1])
 
 
-def test_what_is_not_named_stays():
+def test_other_parameters_stay():
     """Known rates and unknown weights; known weights and unknown rates; variances about means that are known."""
     for kind, names, kept in (
         ("poisson_mixture", ["weights"], "rates"),
@@ -301,7 +301,7 @@ def test_each_key_is_drawn_towards_the_pooled_mixture():
     same(state[:4], found.theta)
 
 
-def test_online_em_comes_to_what_batch_em_finds():
+def test_online_em_converges_to_batch_em():
     """Keys of one mixture, begun wrong: their online estimates approach those of batch EM over the same rows."""
     rng = np.random.default_rng(8)
     keys, length = 60, 1500

@@ -124,7 +124,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("names", "changes", "field", "problem"), WRONG)
-def test_what_cannot_be_learned_is_said(names, changes, field, problem):
+def test_a_parameter_that_cannot_be_learned_is_refused(names, changes, field, problem):
     with pytest.raises(kalman.ModelError, match=problem) as error:
         learners.learnable(walk(learn={"parameters": names, **changes}))
     assert error.value.field == field

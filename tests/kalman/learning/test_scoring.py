@@ -144,7 +144,7 @@ def test_evaluation_does_not_depend_on_the_order_of_keys_and_adds_up():
     np.testing.assert_allclose(sum(part[1] for part in parts), whole[1], rtol=1e-12)
 
 
-def test_what_says_nothing_has_no_error():
+def test_a_parameter_without_information_has_an_infinite_error():
     found = scoring.covariance(np.array([[4.0, 0.0], [0.0, 0.0]]))
     np.testing.assert_array_equal(found, [[0.25, 0.0], [0.0, np.inf]])
     learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 2.0))

@@ -171,7 +171,7 @@ def test_laws(kind, batch):
         ("bernoulli_mixture", -1.0),
     ],
 )
-def test_what_no_component_can_give_is_flagged_alone(kind, bad):
+def test_a_measurement_outside_the_support_is_flagged_alone(kind, bad):
     rng = np.random.default_rng(2)
     given = definition(rng, kind, 2, 2)
     rows, model = rows_for(rng, given, 20, 12), built(given)
@@ -286,7 +286,7 @@ def test_nis_is_one_a_component_on_average():
         assert said.nis.mean() == pytest.approx(2.0, rel=0.03)
 
 
-def test_gaussian_densities_integrate_over_what_is_missing():
+def test_gaussian_densities_integrate_over_missing_components():
     """A row without its second component has the density of the first alone, and expects the second by regression."""
     C = [[2.0, 1.2], [1.2, 1.0]]
     flat = [1.0, 1.0, -1.0, 2.0, 1.2, 1.0]
@@ -334,13 +334,13 @@ POISSON = {"filter": "poisson_mixture", "measurement": ["y"], "mixture": {"rates
         ),
     ],
 )
-def test_what_is_wrong_is_named(change, field):
+def test_an_error_names_the_field(change, field):
     with pytest.raises(kalman.ModelError) as error:
         kalman.build({**POISSON, **change})
     assert error.value.field == field
 
 
-def test_what_is_not_learned_yet_cannot_begin():
+def test_a_mixture_without_components_cannot_begin():
     given = {**POISSON, "mixture": {"components": 2}, "learn": {"parameters": ["weights", "rates"]}}
     with pytest.raises(kalman.ModelError, match=r"mixture\.rates.*pretrain"):
         built(given).initial(1)

@@ -131,7 +131,7 @@ def test_a_row_with_an_impossible_input_is_flagged_alone(name, value, code):
     same(list(states), list(expected))
 
 
-def test_on_a_first_row_only_what_the_measurement_needs_counts():
+def test_a_first_row_needs_only_the_controls_of_the_measurement():
     rng = np.random.default_rng(6)
     model = definition(rng)
     model["observation"]["noise_scale"] = 1.0
@@ -218,7 +218,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "value", "field", "problem"), WRONG)
-def test_what_is_wrong_is_named(path, value, field, problem):
+def test_an_error_names_the_field(path, value, field, problem):
     model = copy.deepcopy(definition(np.random.default_rng(0)))
     *parents, last = path.split(".")
     place = model

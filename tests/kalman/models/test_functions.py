@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.linalg.jacobian import numerical
+from kalman.models.functions import numerical
 from kalman.models.named import Named, find
 from tests.kalman.support.oracles import run_one
 
@@ -100,7 +100,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "value", "problem"), WRONG)
-def test_what_is_wrong_is_named(folder, path, value, problem):
+def test_an_error_names_the_field(folder, path, value, problem):
     definition = {**copy.deepcopy(GOOD), "folder": folder}
     *parents, last = path.split(".")
     place = definition

@@ -149,7 +149,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("parameters", "changes", "field", "problem"), WRONG)
-def test_what_cannot_be_is_said(parameters, changes, field, problem):
+def test_an_invalid_learn_request_is_refused(parameters, changes, field, problem):
     definition = random_definition(np.random.default_rng(1), "explicit", 2, 1) | changes
     definition["learn"] = {"parameters": parameters}
     with pytest.raises(kalman.ModelError, match=problem) as error:

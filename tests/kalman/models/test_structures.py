@@ -200,7 +200,7 @@ def test_continuous_takes_control_and_entries_from_columns():
         np.testing.assert_allclose(outputs.mean[:, k], x, rtol=1e-9, atol=1e-9 * np.abs(x).max())
 
 
-def test_what_is_wrong_is_named():
+def test_an_error_names_the_field():
     for definition, field in (
         ({"kind": "seasonal_dummy", "period": 1, "variance": 1.0}, "process.period"),
         ({"kind": "seasonal_trigonometric", "period": 0.0, "variance": 1.0}, "process.period"),

@@ -107,7 +107,7 @@ def test_smoothing_forecasts_and_diagnostics_see_the_filter_beneath():
         ({"robust": {"huber": {}}, "initial": {"diffuse": True}}, "initial.diffuse"),
     ],
 )
-def test_what_cannot_be_smoothed_is_said(change, field):
+def test_a_filter_that_cannot_be_smoothed_is_refused(change, field):
     definition = random_definition(np.random.default_rng(1), "explicit", 2, 1)
     with pytest.raises(kalman.ModelError) as error:
         kalman.build({**definition, **change, "smoothing": {"lag": 2}})

@@ -122,7 +122,7 @@ def test_cuts_and_company_change_no_bit(kind, diffuse):
     same(pickle.loads(pickle.dumps(model)).initial(3), model.initial(3))
 
 
-def test_a_flagged_row_gives_nothing_and_leaves_what_is_kept():
+def test_a_flagged_row_gives_no_output_and_leaves_the_kept_rows():
     definition = {**nile_model({"diffuse": True}), "smoothing": {"lag": 2}}
     model = kalman.build(definition)
     y = np.array([[1.0, 3.0, np.inf, 4.0, 1e200, 6.0]])

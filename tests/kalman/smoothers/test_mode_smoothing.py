@@ -95,7 +95,7 @@ def test_with_a_state_that_is_known_it_is_kims_smoother():
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_future_without_measurements_tells_nothing(count):
+def test_a_future_without_measurements_changes_nothing(count):
     rng = np.random.default_rng(count)
     definition = random_modes(rng, "local_linear_trend", count, 2, 2, 0)
     y = rng.normal(size=(10, 2))
@@ -368,7 +368,7 @@ def test_it_comes_close_to_all_sequences_of_modes(what):
 
 
 @pytest.mark.parametrize("size", [10.0, 100.0, 1e4])
-def test_a_mode_at_the_floor_does_not_come_back_for_having_been_left_behind(size):
+def test_a_mode_at_the_floor_does_not_rise_above_it(size):
     """A spike: the quiet mode, out of the question there, has a state that suits the rows after it well."""
     definition = walk()
     definition["initial"]["mode_probabilities"] = [0.5, 0.5]

@@ -140,7 +140,7 @@ def test_a_gated_row_is_smoothed_as_if_it_had_not_been():
     np.testing.assert_array_equal(smoothed.mean[:, 4], smoothed.mean[:, 3])
 
 
-def test_what_cannot_be_smoothed_or_forecast_is_said():
+def test_a_filter_that_cannot_be_smoothed_or_forecast_is_refused():
     definition = {"filter": "rls", "states": ["b"], "measurement": ["z"], "control": ["x"]}
     model = kalman.build({**definition, "observation": {"H": [["x"]]}})
     rows = kalman.SortedRows(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones((1, 1)), np.ones((1, 1)))
@@ -148,5 +148,5 @@ def test_what_cannot_be_smoothed_or_forecast_is_said():
     with pytest.raises(kalman.ModelError, match="cannot be smoothed"):
         smooth(model, start, rows, UNIT)
     for use in (innovations, lambda *args: forecast(model, start, np.ones((1, 1)), np.ones((1, 1, 1)))):
-        with pytest.raises(kalman.ModelError, match="does not say what it expects to measure"):
+        with pytest.raises(kalman.ModelError, match="does not predict its measurements"):
             use(model, start, rows, UNIT)
