@@ -17,11 +17,6 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.observability.verb_profile import VerbProfiler
-from jobs.specs.loading import load_spec
-from jobs.streaming.exporting import export
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import describe
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
@@ -44,8 +39,12 @@ def run(
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
     """
     from jobs.lineage.generations import live, named
+    from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
+    from jobs.streaming.exporting import export
+    from jobs.warehouse.delta import Warehouse
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models)
@@ -62,6 +61,8 @@ def run(
 
 
 def _report(manifest: Manifest, made: bool, seconds: float) -> Report:
+    from jobs.warehouse.positions import describe
+
     where = describe(manifest.position)
     if manifest.generation is not None:
         where += f", the end of micro-batch {manifest.batch_id} of {manifest.generation}"

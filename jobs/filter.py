@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 from typer import Option
 
 from jobs.core.command import Model, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
-from jobs.encoding import arrow
-from jobs.ingestion.csv_parquet import read
-from jobs.ingestion.parsing import ParsedRows, parse
-from jobs.offline.filtering import Estimates, filter_rows, write
-from jobs.offline.key_inputs import join_file
-from jobs.offline.result_files import check_target
-from jobs.specs.model_spec import ModelSpec
-from jobs.state.kernel import load_checked_spec
+
+if TYPE_CHECKING:
+    from jobs.ingestion.parsing import ParsedRows
+    from jobs.offline.filtering import Estimates
+    from jobs.specs.model_spec import ModelSpec
 
 
 @command
@@ -49,6 +45,14 @@ def run(
     Raises:
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
+    from jobs.encoding import arrow
+    from jobs.ingestion.csv_parquet import read
+    from jobs.ingestion.parsing import parse
+    from jobs.offline.filtering import filter_rows, write
+    from jobs.offline.key_inputs import join_file
+    from jobs.offline.result_files import check_target
+    from jobs.state.kernel import load_checked_spec
+
     start = perf_counter()
     spec = load_checked_spec(model, settings.models)
     source_path, target = Path(input), Path(output)
@@ -70,6 +74,8 @@ def run(
 def _report(
     spec: ModelSpec, input: str, output: str, rows: ParsedRows, estimates: Estimates, seconds: float
 ) -> Report:
+    import numpy as np
+
     applied = estimates.applied
     rejected = Counter(str(reason) for reason in rows.reason[~applied])
     flagged = Counter(str(flag) for flag in estimates.flag[applied] if flag is not None)

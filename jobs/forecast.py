@@ -16,11 +16,6 @@ from jobs.core.command import Model, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
-from jobs.ingestion.csv_parquet import read
-from jobs.ingestion.parsing import parse
-from jobs.offline.forecasting import forecast_keys, parse_horizon, write_forecasts
-from jobs.offline.result_files import check_target
-from jobs.state.kernel import load_checked_spec
 
 _UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000), ("ms", 1_000))
 
@@ -47,6 +42,12 @@ def run(
     Raises:
         UserError: the model, the input, the output or the times cannot be used; no output is left then.
     """
+    from jobs.ingestion.csv_parquet import read
+    from jobs.ingestion.parsing import parse
+    from jobs.offline.forecasting import forecast_keys, parse_horizon, write_forecasts
+    from jobs.offline.result_files import check_target
+    from jobs.state.kernel import load_checked_spec
+
     start = perf_counter()
     spec = load_checked_spec(model, settings.models)
     source_path, target = Path(input), Path(output)

@@ -5,7 +5,7 @@ Landing is idempotent, and a retry after a crash completes the missing commits (
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -15,12 +15,10 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
-from jobs.ingestion import folder_watch, topics
-from jobs.ingestion.landing import SMALL_BYTES, Landed, file_schema, file_size, find_files, land, prepare
-from jobs.specs.loading import load_spec
-from jobs.specs.model_spec import ModelSpec
-from jobs.specs.sections import PRETRAINED
-from jobs.warehouse.delta import Warehouse
+
+if TYPE_CHECKING:
+    from jobs.ingestion.landing import Landed
+    from jobs.specs.model_spec import ModelSpec
 
 
 @command
@@ -51,8 +49,12 @@ def run(
     Raises:
         UserError: a file cannot be read or lacks a column; nothing has been landed then.
     """
+    from jobs.ingestion import folder_watch, topics
+    from jobs.ingestion.landing import SMALL_BYTES, file_schema, file_size, find_files, land, prepare
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
+    from jobs.warehouse.delta import Warehouse
 
     spec = load_spec(model, settings.models)
     seconds = trigger_seconds(trigger)
@@ -77,6 +79,8 @@ def run(
 
 
 def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
+    from jobs.specs.sections import PRETRAINED
+
     new = [one for one in landed if one.version is not None]
     rows = sum(one.rows for one in new)
     reasons: dict[str, int] = {}

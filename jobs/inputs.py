@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import pyarrow as pa
 from typer import Option
 
 from jobs.core.command import Model, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.ingestion.checking import key_types_of, typed_key
-from jobs.ingestion.csv_parquet import read_schema
-from jobs.offline.key_inputs import read_inputs
-from jobs.specs.model_spec import ModelSpec
-from jobs.state.kernel import load_checked_spec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
+
+if TYPE_CHECKING:
+    from jobs.specs.model_spec import ModelSpec
+    from jobs.warehouse.delta import Warehouse
 
 
 @command
@@ -36,8 +31,15 @@ def run(
     Raises:
         UserError: the spec has no inputs, or the file cannot be used; the table is then as it was.
     """
+    import numpy as np
+    import pyarrow as pa
+
+    from jobs.ingestion.checking import typed_key
     from jobs.key_inputs.table import home_of
+    from jobs.offline.key_inputs import read_inputs
     from jobs.spark.session import spark_session
+    from jobs.state.kernel import load_checked_spec
+    from jobs.warehouse.delta import Warehouse
 
     started = time.monotonic()
     spec = load_checked_spec(model, settings.models)
@@ -75,6 +77,10 @@ def run(
 
 def _key_types(warehouse: Warehouse, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
     """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
+    from jobs.ingestion.checking import key_types_of
+    from jobs.ingestion.csv_parquet import read_schema
+    from jobs.warehouse.tables import measurements
+
     table = measurements(spec.name)
     if warehouse.exists(table):
         have = warehouse.read(table).schema

@@ -19,9 +19,6 @@ from jobs.core.command import Model, command
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.operations.maintenance import Maintenance
-from jobs.specs.loading import load_spec
-from jobs.warehouse.delta import Warehouse
 
 
 @command
@@ -44,8 +41,11 @@ def run(
     Raises:
         UserError: another command has just changed the model's generations, or a table cannot be changed.
     """
+    from jobs.operations.maintenance import Maintenance
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
+    from jobs.warehouse.delta import Warehouse
 
     started = time.monotonic()
     spec = load_spec(model, settings.models)

@@ -16,10 +16,6 @@ from jobs.core.command import Model, Profile, command
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.migration.apply import change_table, rekeying_lines
-from jobs.migration.migrating import migrate, source_snapshot
-from jobs.observability.verb_profile import VerbProfiler
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
@@ -44,9 +40,12 @@ def run(
     Raises:
         UserError: no such snapshot or version, no migration between the versions, or keys whose states would be wrong.
     """
+    from jobs.migration.migrating import migrate, source_snapshot
+    from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
+    from jobs.warehouse.delta import Warehouse
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -67,6 +66,8 @@ def _report(
     is_new: bool,
     seconds: float,
 ) -> Report:
+    from jobs.migration.apply import change_table, rekeying_lines
+
     lines = [f"{source.snapshot_id} (version {source.model_version}) to version {target}"]
     if change:
         lines += [f"  {line}" for line in change_table(change)]

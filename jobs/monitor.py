@@ -13,10 +13,6 @@ from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
-from jobs.downstream.monitor import MonitorQueries
-from jobs.downstream.queries import MONITOR
-from jobs.downstream.runner import exclusive_run
-from jobs.specs.loading import load_spec
 
 
 @command
@@ -26,6 +22,11 @@ def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> R
     Raises:
         UserError: the spec has no such section, nothing is live, another monitor runs, or a query failed.
     """
+    from jobs.downstream.monitor import MonitorQueries
+    from jobs.downstream.queries import MONITOR
+    from jobs.downstream.runner import exclusive_run
+    from jobs.specs.loading import load_spec
+
     began = time.monotonic()
     spec, seconds = load_spec(model, settings.models), trigger_seconds(trigger)
     if spec.monitor is None:

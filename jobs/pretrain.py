@@ -18,19 +18,10 @@ from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
-from jobs.observability.verb_profile import VerbProfiler
-from jobs.specs import sections
-from jobs.specs.model_spec import ModelSpec
-from jobs.state.kernel import load_checked_spec
-from jobs.training import new_keys
-from jobs.training.pretraining import snapshot_at
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import Cut, check_version, cut_at, describe, parse_time
-from jobs.warehouse.tables import need_measurements
-from kalman.models.groups import GROUPS
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
+    from jobs.specs.model_spec import ModelSpec
     from jobs.training.learning import Learned
     from jobs.training.new_keys import Offer
 
@@ -62,9 +53,17 @@ def run(
     Raises:
         UserError: no measurements, no such version, nothing to learn from.
     """
+    from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
+    from jobs.specs import sections
+    from jobs.state.kernel import load_checked_spec
+    from jobs.training import new_keys
     from jobs.training.learning import Window
+    from jobs.training.pretraining import snapshot_at
+    from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time
+    from jobs.warehouse.tables import need_measurements
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -95,6 +94,8 @@ def run(
 
 
 def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
+    from jobs.training import new_keys
+
     return Report(
         [*new_keys.lines(offers), f"{seconds:.1f} s"],
         {
@@ -117,6 +118,8 @@ def _report(
     offers: list[Offer],
     seconds: float,
 ) -> Report:
+    from jobs.training import new_keys
+
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
     lines = [
         *_snapshot_lines(manifest, waiting),
@@ -151,6 +154,8 @@ def _report(
 
 
 def _snapshot_lines(manifest: Manifest, waiting: int) -> list[str]:
+    from jobs.warehouse.positions import describe
+
     place = describe(manifest.position)
     if manifest.cut is not None:
         place += f", before {manifest.cut:%Y-%m-%d %H:%M} UTC (history only: a stream cannot start from it)"
@@ -164,6 +169,8 @@ def _snapshot_lines(manifest: Manifest, waiting: int) -> list[str]:
 
 
 def _learned_lines(learned: Learned) -> list[str]:
+    from kalman.models.groups import GROUPS
+
     values = ", ".join(
         f"{name} = {json.dumps(_rounded(value, 6))}" + _error(learned, name)
         for name, value in learned.parameters.items()

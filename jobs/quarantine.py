@@ -11,13 +11,10 @@ from jobs.core.command import Actions, Model, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
-from jobs.specs.loading import load_spec
-from jobs.warehouse import quarantine
-from jobs.warehouse.delta import Warehouse, utc
-from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
 
 if TYPE_CHECKING:
     from jobs.ingestion.quarantine_replay import Outcome
+    from jobs.warehouse.quarantine import Choice
 
 ACTIONS = ("list", "show", "replay", "discard")
 
@@ -61,6 +58,10 @@ def act(
     )
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
+    from jobs.warehouse import quarantine
+    from jobs.warehouse.delta import Warehouse, utc
+    from jobs.warehouse.quarantine import TABLE, Choice
 
     spec = load_spec(model, settings.models)
     choice = choice or Choice()
@@ -91,6 +92,8 @@ def act(
 
 
 def _list(model: str, data: list[dict[str, Any]]) -> Report:
+    from jobs.warehouse.quarantine import HELD, REPLAYING
+
     if not data:
         return Report([f"nothing of {model} is in quarantine"], {"model": model, "rows": 0, "reasons": []})
     held, interrupted = (sum(one[name] for one in data) for name in (HELD, REPLAYING))
@@ -106,6 +109,8 @@ def _table(model: str, data: list[dict[str, Any]], notes: list[str]) -> Any:
     from rich import box
     from rich.console import Group
     from rich.table import Table
+
+    from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING
 
     table = Table(title=f"quarantine of {model}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("reason", HELD, REPLAYED, DISCARDED, "first", "last"):

@@ -16,14 +16,10 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.specs.loading import load_spec
-from jobs.upgrades.comparison.decision import comparison_lines
-from jobs.upgrades.comparison.report import compare
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
+    from jobs.warehouse.delta import Warehouse
 
 
 @command
@@ -46,6 +42,10 @@ def run(
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
+    from jobs.upgrades.comparison.decision import comparison_lines
+    from jobs.upgrades.comparison.report import compare
+    from jobs.warehouse.delta import Warehouse
 
     started = time.monotonic()
     spec = load_spec(model, settings.models)
@@ -81,6 +81,7 @@ def _pair(
     warehouse: Warehouse, model: str, generation: str | None, against: str | None
 ) -> tuple[Generation, Generation]:
     from jobs.lineage import generations
+    from jobs.warehouse.tables import estimates
 
     known = generations.all_of(warehouse, model)
     if not known or not warehouse.exists(estimates(model)):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from jobs.core.command import Model, Monitor, Skill, command, target_of
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.specs.loading import load_spec
-from jobs.supervision.driver_log import DriverLog
-from jobs.supervision.driver_status import log_name
 
 
 @command
 def run(settings: Settings, model: Model, monitor: Monitor = False, skill: Skill = False) -> Report:
     """Release a stream that `stop` holds or Airflow has given up: it may be started again. Idempotent."""
+    from jobs.specs.loading import load_spec
+    from jobs.supervision.driver_log import DriverLog
+    from jobs.supervision.driver_status import log_name
+
     what = target_of(monitor, skill)
     name = load_spec(model, settings.models).name
     log = DriverLog.at(settings.warehouse, log_name(what, name))

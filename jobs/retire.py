@@ -9,8 +9,6 @@ from typer import Option
 from jobs.core.command import Model, command
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.specs.loading import load_spec
-from jobs.warehouse.delta import Warehouse
 
 
 @command
@@ -29,6 +27,8 @@ def run(
     from jobs.lineage import promotion
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
+    from jobs.warehouse.delta import Warehouse
 
     name = load_spec(model, settings.models).name
     warehouse = Warehouse(spark_session(settings, f"retire {name}", short_command_conf()), settings.warehouse)

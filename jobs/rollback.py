@@ -11,14 +11,11 @@ from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.specs.loading import load_spec
-from jobs.specs.model_spec import ModelSpec
-from jobs.state.kernel import load_checked_spec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import describe
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
+    from jobs.specs.model_spec import ModelSpec
+    from jobs.warehouse.delta import Warehouse
 
 
 @command
@@ -47,6 +44,9 @@ def run(
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
+    from jobs.state.kernel import load_checked_spec
+    from jobs.warehouse.delta import Warehouse
 
     if dry_run and not last_state:
         raise UserError("--dry-run is for --last-state: without it no state changes")
@@ -62,6 +62,7 @@ def run(
 
 def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) -> Report:
     from jobs.lineage import generations, promotion
+    from jobs.warehouse.positions import describe
 
     live, retired = promotion.roll_back(warehouse, spec.name, to)
     lines = [
@@ -79,6 +80,7 @@ def _with_the_last_state(
 ) -> Report:
     from jobs.migration.apply import change_table
     from jobs.upgrades.reverse_migration import reverse_migration
+    from jobs.warehouse.positions import describe
 
     with Progress(f"rollback {spec.name}", None, quiet=settings.quiet) as progress:
         done = reverse_migration(warehouse, spec, to, dry_run, progress.note)

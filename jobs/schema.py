@@ -7,17 +7,20 @@ import json
 from jobs.core.command import command
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.specs.loading import schema
 
 
 def text() -> str:
     """Return the content of docs/model.schema.json."""
+    from jobs.specs.loading import schema
+
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 @command
 def run(settings: Settings) -> Report:
     """Print the JSON schema of model specs."""
+    from jobs.specs.loading import schema
+
     return Report(lines=text().splitlines(), data=schema())
 
 

@@ -13,10 +13,6 @@ from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
-from jobs.downstream.forecast_skill import ForecastScorer
-from jobs.downstream.queries import SKILL
-from jobs.downstream.runner import exclusive_run
-from jobs.state.kernel import load_checked_spec
 
 
 @command
@@ -28,6 +24,10 @@ def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> R
             or the query failed.
     """
     from jobs.downstream.forecast_pairs import check_spec
+    from jobs.downstream.forecast_skill import ForecastScorer
+    from jobs.downstream.queries import SKILL
+    from jobs.downstream.runner import exclusive_run
+    from jobs.state.kernel import load_checked_spec
 
     began = time.monotonic()
     spec, seconds = load_checked_spec(model, settings.models), trigger_seconds(trigger)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -12,13 +12,9 @@ from jobs.core.errors import UserError
 from jobs.core.report import Report, show_again
 from jobs.core.settings import Settings
 from jobs.core.times import duration_us
-from jobs.downstream.status import downstream_table
-from jobs.operations.alarms import alarms
-from jobs.operations.model_status import ENDED, model_status
-from jobs.specs.loading import load_spec, spec_files
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import KAFKA, describe
-from jobs.warehouse.quarantine import held_by_model
+
+if TYPE_CHECKING:
+    from jobs.warehouse.delta import Warehouse
 
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
@@ -44,6 +40,7 @@ def run(
     """
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.warehouse.delta import Warehouse
 
     after = None if alarm_after is None else _duration(alarm_after)
     spark = spark_session(settings, "status", short_command_conf())
@@ -64,7 +61,11 @@ def _duration(text: str) -> float:
 
 def _report(settings: Settings, warehouse: Warehouse, model: str | None, after: float | None) -> Report:
     from jobs.lineage import generations
+    from jobs.operations.alarms import alarms
+    from jobs.operations.model_status import model_status
     from jobs.snapshots import manifests as snapshot_manifests
+    from jobs.specs.loading import load_spec
+    from jobs.warehouse.quarantine import held_by_model
 
     names = [load_spec(model, settings.models).name] if model else _spec_names(settings)
     manifests, lineages = snapshot_manifests.all_of(warehouse), generations.all_of(warehouse)
@@ -91,6 +92,8 @@ def _report(settings: Settings, warehouse: Warehouse, model: str | None, after: 
 
 
 def _spec_names(settings: Settings) -> list[str]:
+    from jobs.specs.loading import spec_files
+
     try:
         return [path.stem for path in spec_files(settings.models)]
     except UserError:
@@ -101,6 +104,9 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
     from rich import box
     from rich.console import Group
     from rich.table import Table
+
+    from jobs.downstream.status import downstream_table
+    from jobs.operations.model_status import ENDED
 
     table = Table(title=f"warehouse {root}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in (
@@ -146,6 +152,8 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
 
 def _position(lineage: dict[str, Any], newest: int | None) -> str:
     """Return a generation's position, with the newest one where it is known."""
+    from jobs.warehouse.positions import KAFKA, describe
+
     if lineage["position"]["source"] == KAFKA:
         return describe(lineage["position"])
     return f"{lineage['version']} of {newest}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -13,11 +13,10 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.times import duration_us
-from jobs.specs.loading import load_spec
-from jobs.supervision.driver_identity import machine
-from jobs.supervision.driver_log import DriverLog, Hold
-from jobs.supervision.driver_status import DriverStatus, driver_status, log_name, resume_command
-from jobs.supervision.stopping import end_driver, is_there
+
+if TYPE_CHECKING:
+    from jobs.supervision.driver_log import DriverLog
+    from jobs.supervision.driver_status import DriverStatus
 
 
 @command
@@ -39,6 +38,12 @@ def run(
     Raises:
         UserError: the driver has not stopped in time, or gives no sign of life.
     """
+    from jobs.specs.loading import load_spec
+    from jobs.supervision.driver_identity import machine
+    from jobs.supervision.driver_log import DriverLog, Hold
+    from jobs.supervision.driver_status import driver_status, log_name
+    from jobs.supervision.stopping import end_driver, is_there
+
     what = target_of(monitor, skill)
     name = load_spec(model, settings.models).name
     longest = _duration("--wait", wait)
@@ -53,6 +58,8 @@ def run(
 
 
 def _report(name: str, what: str, was: DriverStatus, log: DriverLog) -> Report:
+    from jobs.supervision.driver_status import resume_command
+
     held = log.hold()
     lines = [f"the {what} of {name} has stopped" if was.driven else f"the {what} of {name} had no driver"]
     if held is not None:

@@ -17,12 +17,6 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
-from jobs.state.kernel import load_checked_spec
-from jobs.streaming import several
-from jobs.streaming.driver import Driver
-from jobs.streaming.profiler import profiling
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import need_measurements
 
 
 @command
@@ -60,6 +54,12 @@ def run(
     from jobs.lineage.leases import stream_lock
     from jobs.spark.conf import stream_conf
     from jobs.spark.session import spark_session
+    from jobs.state.kernel import load_checked_spec
+    from jobs.streaming import several
+    from jobs.streaming.driver import Driver
+    from jobs.streaming.profiler import profiling
+    from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.tables import need_measurements
 
     if len(model) > 1:
         if adopt is not None or generation is not None:

@@ -16,12 +16,6 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.lineage import generations
-from jobs.state.kernel import load_checked_spec
-from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
-from jobs.upgrades.modes import MODES
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import need_measurements
 
 
 @command
@@ -58,8 +52,14 @@ def run(
         UserError: no live generation, no migration between the versions, a driver in the way, a new version that is
             worse.
     """
+    from jobs.lineage import generations
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import spark_session
+    from jobs.state.kernel import load_checked_spec
+    from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
+    from jobs.upgrades.modes import MODES
+    from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.tables import need_measurements
 
     started = time.monotonic()
     if mode not in MODES:

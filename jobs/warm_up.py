@@ -16,15 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkContext
-
-from jobs import ingest, pretrain, status, stream
 from jobs.core.errors import RUN_FAILED, UserError, first_line, show
 from jobs.core.settings import Settings
-from jobs.spark.class_archive import ARCHIVE, QUIET, archive_path, class_path
-from jobs.spark.conf import spark_conf
-from jobs.spark.jars import jar_paths
-from jobs.spark.session import spark_session
 
 _SECONDS = 600.0
 
@@ -51,6 +44,9 @@ def record() -> bool:
     Raises:
         UserError: Spark's jars are missing, or the run that loads the classes failed.
     """
+    from jobs.spark.class_archive import ARCHIVE, archive_path
+    from jobs.spark.jars import jar_paths
+
     jar_paths()
     target = archive_path()
     if target.is_file():
@@ -82,6 +78,13 @@ def record() -> bool:
 
 def _run(scratch: Path) -> None:
     """Run a tiny model through the verbs in this process, and end Java, which then writes the archive."""
+    from pyspark import SparkContext
+
+    from jobs import ingest, pretrain, status, stream
+    from jobs.spark.class_archive import ARCHIVE, QUIET, class_path
+    from jobs.spark.conf import spark_conf
+    from jobs.spark.session import spark_session
+
     models = scratch / "models"
     models.mkdir()
     (models / "warm_up.yaml").write_text(_MODEL, encoding="utf-8")
@@ -111,6 +114,8 @@ def _run(scratch: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Write the archive if it does not exist. If it cannot be written, print why and succeed all the same."""
+    from jobs.spark.class_archive import archive_path
+
     if arguments[:1] == ["run"]:
         try:
             _run(Path(arguments[1]))
