@@ -32,30 +32,16 @@ def act(
 ) -> Report:
     """Do one of `ACTIONS` with a model's rejected rows.
 
-    Args:
-        settings: of the command.
-        action: `list` sums up, `show` shows rows, `replay` lands those that fit now, `discard` puts rows away.
-        model: name or path of its spec.
-        choice: which rows.
-        limit: rows that `show` shows at most.
-        output: file of JSON lines to which `show` writes all the rows: id, reason and payload.
-        edited: such a file with mended payloads; `replay` lands these rows, and no others.
-        everything: discard all rows, if no condition is given.
+    `list` counts, `show` shows rows, `replay` lands those that fit now, `discard` marks rows. The options are those of
+    the actions; `everything` discards all rows if no condition is given.
 
     Raises:
         UserError: no such rows, or a file that cannot be read.
     """
     from pyspark.sql import functions as F
 
+    from jobs.ingestion import quarantine_rows as table_rows
     from jobs.ingestion.quarantine_replay import replay
-    from jobs.ingestion.quarantine_rows import (
-        count_by_reason,
-        discard,
-        export_rows,
-        read_edited,
-        sorted_rows,
-        with_payloads,
-    )
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
@@ -63,11 +49,10 @@ def act(
     from jobs.warehouse.delta import Warehouse, utc
     from jobs.warehouse.quarantine import TABLE, Choice
 
-    spec = load_spec(model, settings.models)
-    choice = choice or Choice()
+    spec, choice = load_spec(model, settings.models), choice or Choice()
     if action == "discard" and choice.all and not everything:
         raise UserError("name the rows to discard: --reason, --since or --id, or --all for every held row")
-    payloads = None if edited is None else read_edited(edited)
+    payloads = None if edited is None else table_rows.read_edited(edited)
     spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     if not quarantine.ready(warehouse):
@@ -75,18 +60,20 @@ def act(
     chosen = (F.col("model") == spec.name) & choice.condition()
     rows = warehouse.read(TABLE).filter(chosen)
     if action == "list":
-        return _list(spec.name, count_by_reason(rows))
+        return _list(spec.name, table_rows.count_by_reason(rows))
     held = rows.filter(F.col("status").isNull())
     if action == "show" and output is not None:
         path = Path(output).expanduser()
-        return _exported(spec.name, export_rows(sorted_rows(held), path), path)
+        return _exported(spec.name, table_rows.export_rows(table_rows.sorted_rows(held), path), path)
     if action == "show":
         return _show(
-            spec.name, [utc(row.asDict()) for row in sorted_rows(held).limit(limit).collect()], limit
+            spec.name,
+            [utc(row.asDict()) for row in table_rows.sorted_rows(held).limit(limit).collect()],
+            limit,
         )
     if action == "discard":
-        return _discarded(spec.name, discard(warehouse, chosen & F.col("status").isNull()))
-    held = held if payloads is None else with_payloads(warehouse, held, payloads)
+        return _discarded(spec.name, table_rows.discard(warehouse, chosen & F.col("status").isNull()))
+    held = held if payloads is None else table_rows.with_payloads(warehouse, held, payloads)
     columns = ("id", "payload", "source", "generation", "batch_id")
     return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)))
 

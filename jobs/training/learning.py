@@ -18,7 +18,7 @@ from jobs.state.distinct import each_bucket
 from jobs.state.key_groups import group_keys
 from jobs.training.batch_filter import Batch, Begin
 from jobs.training.group_learning import LearnedGroups, learn_groups
-from kalman.learning.em import Evaluation, Learner
+from kalman.learning.em import Evaluation, Fit, Learner
 from kalman.learning.learners import learnable
 from kalman.run import SortedRows
 from kalman.types import Filter
@@ -119,19 +119,23 @@ def learn_pooled(
             groups = learn_groups(
                 rows, layout, problem, by, batch, result.theta, learn.max_iterations, on_progress
             )
-        return Learned(
-            {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)},
-            result.log_likelihood,
-            result.iterations,
-            result.converged,
-            int(count),
-            result.theta,
-            result.held_out,
-            result.errors,
-            groups,
-        )
+        return _learned(problem, result, groups, int(count))
     finally:
         rows.unpersist()
+
+
+def _learned(problem: Learner, result: Fit, groups: LearnedGroups | None, rows: int) -> Learned:
+    return Learned(
+        {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)},
+        result.log_likelihood,
+        result.iterations,
+        result.converged,
+        rows,
+        result.theta,
+        result.held_out,
+        result.errors,
+        groups,
+    )
 
 
 def each_key_learner(
