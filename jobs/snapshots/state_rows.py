@@ -15,11 +15,12 @@ from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, i
 from jobs.encoding.packet_kinds import ROW_PACKETS
 from jobs.encoding.packets import Layout, Records
 from jobs.encoding.routing import Routing, bucket_of
-from jobs.warehouse.delta import Warehouse
 from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from jobs.warehouse.delta import Warehouse
 
 STATE_ROWS = (
     "state_index bigint, event_time bigint, mean array<double>, covariance array<double>, log_likelihood double, "

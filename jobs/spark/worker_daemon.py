@@ -24,8 +24,9 @@ MODULES = (
     "kalman",
     "jobs.encoding.estimates",
     "jobs.training.batch_filter",
-    "jobs.snapshots.store",
+    "jobs.snapshots.state_rows",
     "jobs.streaming.operators.event_time_processor",
+    "jobs.streaming.operators.wrappers",
 )
 """The modules that a worker of the stream or of a batch pass needs; they import the others."""
 

@@ -102,9 +102,9 @@ class _Stream:
 
     def work(self) -> None:
         spark = self.driver.warehouse.spark
-        # The pool belongs to the thread; Spark passes it on to the thread of the query that this one starts.
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.model)
         try:
+            # The pool belongs to the thread; Spark passes it on to the thread of the query that this one starts.
+            spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.model)
             with profiling(spark, self.profile):
                 self.report = self.driver.drive()
         except Exception as problem:

@@ -150,13 +150,9 @@ class LocalFiles:
         return True
 
     def remove_tree(self, name: str) -> bool:
-        try:
-            shutil.rmtree(self.root / name)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
+        # A file that another process deletes meanwhile must not leave the rest behind.
+        shutil.rmtree(self.root / name, ignore_errors=True)
+        return not (self.root / name).exists()
 
     def names(self, folder: str) -> list[str]:
         try:

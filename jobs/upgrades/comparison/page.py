@@ -9,7 +9,9 @@ from jobs.upgrades.comparison.content import Content
 
 try:
     from jobs.upgrades.comparison import figures
-except ImportError:  # matplotlib is optional
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "matplotlib":  # which is optional
+        raise
     figures = None
 
 
