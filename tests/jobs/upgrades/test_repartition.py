@@ -154,7 +154,7 @@ def test_a_running_stream_is_repartitioned_in_shadow(tmp_path: Path, monkeypatch
     assert (done["generation"], done["promoted"], done["partitions"]) == ("walk-g0002", True, 3)
     assert done["comparison"]["unequal_rows"] == 0
     assert driver.finish() == RUN_FAILED, driver.said()
-    assert "it was retired, or taken over" in driver.said()
+    assert "the generation was retired, or another driver took it over" in driver.said()
     pipeline.land(days[4])
     assert pipeline.stream().data["generation"] == "walk-g0002"
     assert_bit_equal(live(pipeline), since(pipeline.batch(), days[1]))
