@@ -40,7 +40,7 @@ def act(
     """
     from pyspark.sql import functions as F
 
-    from jobs.ingestion import quarantine_rows as table_rows
+    from jobs.ingestion import quarantine_rows
     from jobs.ingestion.quarantine_replay import replay
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -52,7 +52,7 @@ def act(
     spec, choice = load_spec(model, settings.models), choice or Choice()
     if action == "discard" and choice.all and not everything:
         raise UserError("name the rows to discard: --reason, --since or --id, or --all for every held row")
-    payloads = None if edited is None else table_rows.read_edited(edited)
+    payloads = None if edited is None else quarantine_rows.read_edited(edited)
     spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     if not quarantine.ready(warehouse):
@@ -60,20 +60,22 @@ def act(
     chosen = (F.col("model") == spec.name) & choice.condition()
     rows = warehouse.read(TABLE).filter(chosen)
     if action == "list":
-        return _list(spec.name, table_rows.count_by_reason(rows))
+        return _list(spec.name, quarantine_rows.count_by_reason(rows))
     held = rows.filter(F.col("status").isNull())
     if action == "show" and output is not None:
         path = Path(output).expanduser()
-        return _exported(spec.name, table_rows.export_rows(table_rows.sorted_rows(held), path), path)
+        return _exported(
+            spec.name, quarantine_rows.export_rows(quarantine_rows.sorted_rows(held), path), path
+        )
     if action == "show":
         return _show(
             spec.name,
-            [utc(row.asDict()) for row in table_rows.sorted_rows(held).limit(limit).collect()],
+            [utc(row.asDict()) for row in quarantine_rows.sorted_rows(held).limit(limit).collect()],
             limit,
         )
     if action == "discard":
-        return _discarded(spec.name, table_rows.discard(warehouse, chosen & F.col("status").isNull()))
-    held = held if payloads is None else table_rows.with_payloads(warehouse, held, payloads)
+        return _discarded(spec.name, quarantine_rows.discard(warehouse, chosen & F.col("status").isNull()))
+    held = held if payloads is None else quarantine_rows.with_payloads(warehouse, held, payloads)
     columns = ("id", "payload", "source", "generation", "batch_id")
     return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)))
 

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import (
 from jobs.core.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
 from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
-from kalman_dags.submit import CONNECTION, KalmanHook, _folder_of, application, spark_environment
+from kalman_dags.submit import CONNECTION, KalmanHook, application, package_folder, spark_environment
 
 
 class KalmanOperator(SparkSubmitOperator):
@@ -57,7 +57,7 @@ class KalmanOperator(SparkSubmitOperator):
             application=application(verb),
             conf={**spark_conf(), **ui, **(conf or {})},
             env_vars=spark_environment(),
-            spark_binary=str(_folder_of("pyspark") / "bin" / "spark-submit"),
+            spark_binary=str(package_folder("pyspark") / "bin" / "spark-submit"),
             conn_id=CONNECTION,
             name=f"kalman-{verb}",
             **kwargs,

@@ -111,7 +111,7 @@ class KalmanHook(SparkSubmitHook):
 
 def application(verb: str) -> str:
     """Return the path of the program that runs a verb."""
-    return str(_folder_of("jobs") / f"{verb}.py")
+    return str(package_folder("jobs") / f"{verb}.py")
 
 
 def spark_environment() -> dict[str, str]:
@@ -120,7 +120,7 @@ def spark_environment() -> dict[str, str]:
         # Workers and driver are the interpreter that Airflow runs in, and Spark is the one beside it.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_HOME": str(_folder_of("pyspark")),
+        "SPARK_HOME": str(package_folder("pyspark")),
         "KALMAN_WAREHOUSE": place("KALMAN_WAREHOUSE", "warehouse"),
         "KALMAN_MODELS": place("KALMAN_MODELS", "models"),
     }
@@ -141,7 +141,7 @@ def _need_kubernetes_provider() -> None:
         ) from None
 
 
-def _folder_of(package: str) -> Path:
+def package_folder(package: str) -> Path:
     """Return the folder of `package` without importing it."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:

@@ -28,7 +28,7 @@ def export(
     generation: Generation,
     folder: str | None,
     batch: int | None = None,
-    told: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest, bool]:
     """Return the snapshot of a generation's state at the end of a micro-batch, and whether this call made it.
 
@@ -53,7 +53,7 @@ def export(
     found = find_whole(warehouse, identity)
     if found is not None:
         return found, False
-    told(f"reading the state of micro-batch {batch}")
+    on_progress(f"reading the state of micro-batch {batch}")
     made = replace(
         origin,
         snapshot_id=identity,

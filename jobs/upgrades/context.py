@@ -118,7 +118,7 @@ def migrated(context: UpgradeContext) -> tuple[Manifest | None, dict[str, Any]]:
     """Export the live state and migrate it; return the snapshot (in a dry run one of an earlier attempt, else None),
     and how the states change."""
     note = context.progress.note
-    source, _ = export(context.warehouse, context.live, context.spec.folder, told=note)
+    source, _ = export(context.warehouse, context.live, context.spec.folder, on_progress=note)
     manifest, change, _ = migrate(
         context.warehouse, source, context.spec, context.spec.version, context.dry_run, note
     )

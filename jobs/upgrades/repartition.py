@@ -109,7 +109,7 @@ def _shadow(context: UpgradeContext, layout: Layout) -> Generation:
 def _relayout(context: UpgradeContext, layout: Layout, status: str) -> Generation:
     """Return a new generation in a layout, from an export of the live generation."""
     warehouse, live = context.warehouse, context.live
-    manifest, _ = export(warehouse, live, layout.spec.folder, told=context.progress.note)
+    manifest, _ = export(warehouse, live, layout.spec.folder, on_progress=context.progress.note)
     return start_point.begin(warehouse, layout.spec, manifest, status, layout.partitions, live)
 
 

@@ -97,7 +97,7 @@ def _snapshot(
     """Export the live state and migrate it back; return the snapshot (in a dry run None, or an earlier attempt's), and
     how the states change."""
     with _alternative_named(path.live, path.target):
-        source, _ = export(warehouse, path.live, path.steps[-1].new.folder, told=on_progress)
+        source, _ = export(warehouse, path.live, path.steps[-1].new.folder, on_progress=on_progress)
         manifest, change, _ = migrate_along(
             warehouse, source, path.steps, path.parameters, dry_run, on_progress
         )
