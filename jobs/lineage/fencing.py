@@ -5,8 +5,9 @@ the lease before a commit is not enough, as it may freeze between the two. So th
 
 - A commit's transaction is numbered by epoch, then micro-batch. Delta skips a transaction whose number does not
   exceed the last one of its name, and refuses one whose name another has used meanwhile.
-- A driver that takes over from one that may still run first makes an empty commit of its own epoch to each table. From
-  then on every commit of the older epoch is skipped or refused, wherever its driver was stopped.
+- While any earlier driver may still run, which is so until it records its end, a driver first makes an empty commit to
+  each table, numbered after the last such driver's. From then on every commit of that epoch and of those before it is
+  skipped or refused, wherever its driver was stopped. Delta skips the empty commit where a later driver has written.
 - A skipped commit is not mistaken for a written one: after its commits, and before its micro-batch counts as done, a
   driver checks if a later epoch has begun, and stops if so.
 
@@ -17,19 +18,19 @@ began, and for that one the table is queried.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta.exceptions import ConcurrentTransactionException
 from pyspark.sql import functions as F
 
-from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.leases import Lease
 from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
 _BATCHES = 2**32
 """How many micro-batches an epoch has numbers for."""
@@ -66,12 +67,7 @@ class Fence:
         Raises:
             UserError: a later driver holds it.
         """
-        generation = self.lease.generation
-        if self.lease.overtaken():
-            raise UserError(
-                f"generation {generation.generation} is no longer this driver's: another has taken it over",
-                RUN_FAILED,
-            )
+        self.lease.check()
 
     def append(
         self,
@@ -100,26 +96,48 @@ class Fence:
         assert self._last.get(name) != batch_id, (
             f"two appends of micro-batch {batch_id} under one name, {name}"
         )
-        self._raise_fence(rows, table, name, options)
+        self._raise_fence(rows.schema, table, name, options)
         self._last[name] = batch_id
-        if batch_id == self.pending and self._there(table, batch_id, part):
-            return
+        if batch_id == self.pending:
+            written = self._mine & (F.col("batch_id") == batch_id)
+            if self._there(table, written if part is None else written & F.expr(part.condition)):
+                return
         number = self.lease.generation.epoch * _BATCHES + batch_id
         self.warehouse.append(rows, table, (name, number), options)
         self.check()
 
-    def begin(self, rows: DataFrame, table: str, options: Mapping[str, str] | None = None) -> None:
-        """Append a generation's first rows to a table, before its micro-batches upsert others.
+    def begin(
+        self, rows: Callable[[], DataFrame], table: str, options: Mapping[str, str] | None = None
+    ) -> None:
+        """Append the generation's first rows to a table, unless it has some, before micro-batches upsert others.
 
         Raises:
             UserError: the lease is lost.
         """
         self.check()
-        name = f"{self._name(table, None)}/begin"
-        self._raise_fence(rows, table, name, options)
-        self._last[name] = -1
-        self.warehouse.append(rows, table, (name, self.lease.generation.epoch * _BATCHES), options)
+        name = self._fence_upserts(table)
+        if self._there(table, self._mine):
+            return
+        number = self.lease.generation.epoch * _BATCHES
+        self.warehouse.append(rows(), table, (name, number), options)
         self.check()
+
+    def forget(self, table: str) -> None:
+        """Delete the generation's rows from a table that this driver does not upsert, if it exists.
+
+        No earlier driver can add to them afterwards, and this one, if it is frozen, cannot delete those of a later one.
+
+        Raises:
+            UserError: the lease is lost.
+        """
+        if not self.warehouse.exists(table):
+            return
+        self.check()
+        self._fence_upserts(table)
+        if self._there(table, self._mine):
+            number = self.lease.generation.epoch * _BATCHES
+            self.warehouse.delete(table, self._mine, transaction=(self._name(table, None), number))
+            self.check()
 
     def upsert(
         self, rows: DataFrame, table: str, batch_id: int, key: str, options: Mapping[str, str] | None = None
@@ -133,7 +151,7 @@ class Fence:
         """
         self.check()
         name = self._name(table, None)
-        self._raise_fence(rows, table, name, options)
+        self._raise_fence(rows.schema, table, name, options)
         self._last[name] = batch_id
         # A constant, so that rows of other generations are not read and their drivers' commits do not conflict.
         mine = f"t.generation = '{self.lease.generation.generation}' AND t.`{key}` = s.`{key}`"
@@ -144,12 +162,28 @@ class Fence:
     def _name(self, table: str, part: Part | None) -> str:
         return f"{self.lease.generation.generation}/{table}/{part.name if part else 'rows'}/by-epoch"
 
-    def _raise_fence(self, rows: DataFrame, table: str, name: str, options: Mapping[str, str] | None) -> None:
-        """Keep the previous driver from writing under a name, if it may still run; once per name."""
+    @property
+    def _mine(self) -> Column:
+        return F.col("generation") == self.lease.generation.generation
+
+    def _fence_upserts(self, table: str) -> str:
+        """Keep earlier drivers from upserting rows, and from beginning with them; return the name of the latter."""
+        rows, begun = self._name(table, None), f"{self._name(table, None)}/begin"
+        if self.lease.taken_over:
+            schema = self.warehouse.read(table).schema
+            for name in (rows, begun):
+                self._raise_fence(schema, table, name, None)
+                self._last[name] = -1
+        return begun
+
+    def _raise_fence(
+        self, schema: StructType, table: str, name: str, options: Mapping[str, str] | None
+    ) -> None:
+        """Keep earlier drivers that may still run from writing under a name; once per name."""
         if not self.lease.taken_over or name in self._last:
             return
-        nothing = self.warehouse.spark.createDataFrame([], rows.schema)
-        number = self.lease.generation.epoch * _BATCHES - 1
+        nothing = self.warehouse.spark.createDataFrame([], schema)
+        number = (self.lease.suspect + 1) * _BATCHES - 1
         for left in reversed(range(_TRIES)):
             try:
                 self.warehouse.append(nothing, table, (name, number), options)
@@ -158,10 +192,5 @@ class Fence:
                 if left == 0:
                     raise
 
-    def _there(self, table: str, batch_id: int, part: Part | None) -> bool:
-        if not self.warehouse.exists(table):
-            return False
-        mine = F.col("generation") == self.lease.generation.generation
-        if part is not None:
-            mine = mine & F.expr(part.condition)
-        return not self.warehouse.read(table).filter(mine & (F.col("batch_id") == batch_id)).isEmpty()
+    def _there(self, table: str, condition: Column) -> bool:
+        return self.warehouse.exists(table) and not self.warehouse.read(table).filter(condition).isEmpty()

@@ -21,7 +21,7 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from jobs.core import clock
-from jobs.core.errors import UserError
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.compatibility import refuse_half_written
 from jobs.lineage.generations import (
     LIVE,
@@ -46,21 +46,38 @@ class Lease:
     """A driver's hold on a generation.
 
     record: the driver's entry in the log of drivers.
-    taken_over: the previous driver did not release the lease, and may still run somewhere.
+    suspect: the latest earlier epoch whose driver may still run somewhere; 0 if there is none.
     lost: set once another driver is found to hold the lease.
     """
 
     generation: Generation
     log: DriverLog
     record: DriverRecord
-    taken_over: bool
+    suspect: int
     lost: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def taken_over(self) -> bool:
+        """Tell if an earlier driver may still run: it did not release the lease."""
+        return self.suspect > 0
 
     def overtaken(self) -> bool:
         """Tell if a later driver holds the generation."""
         if self.log.overtaken(self.record.generation, self.record.epoch):
             self.lost.set()
         return self.lost.is_set()
+
+    def check(self) -> None:
+        """Check that this driver still holds the lease: cheap enough for every micro-batch.
+
+        Raises:
+            UserError: a later driver holds it.
+        """
+        if self.overtaken():
+            raise UserError(
+                f"generation {self.generation.generation} is no longer this driver's: another has taken it over",
+                RUN_FAILED,
+            )
 
 
 def acquire(
@@ -107,23 +124,33 @@ def acquire(
         )
     launch = os.environ.get(LAUNCH_VARIABLE)
     renew = clock.now()
+    suspect = _suspect(generation, before)
     record = DriverRecord(
-        now.model, now.generation, now.epoch, now.status, owner, log.next_time(), renew, launch, rules=rules
+        now.model,
+        now.generation,
+        now.epoch,
+        now.status,
+        owner,
+        log.next_time(),
+        renew,
+        launch,
+        rules=rules,
+        suspect=suspect,
     )
     log.write(record)
     log.prune(now.generation)
-    return Lease(now, log, record, _may_still_write(generation, before))
+    return Lease(now, log, record, suspect)
 
 
-def _may_still_write(generation: Generation, before: DriverRecord | None) -> bool:
-    """Tell if the previous driver may wake up and write: it recorded no end and ran on another machine.
+def _suspect(generation: Generation, before: DriverRecord | None) -> int:
+    """Return the latest epoch so far whose driver may wake up and write, as it recorded no end; 0 if there is none.
 
-    A driver of this machine is known to be gone, as its process was looked for.
+    Each record names the one that its driver knew, so that it is not forgotten behind drivers that ended. That no
+    process of a driver is found on this machine does not count: another container may have the same name.
     """
-    if before is not None and before.epoch == generation.epoch:
-        return before.ended_at is None and not before.owner.here
-    holder = DriverIdentity.parse(generation.owner)
-    return holder is not None and not holder.here
+    if before is None or before.epoch != generation.epoch or before.ended_at is None:
+        return generation.epoch
+    return before.epoch - 1 if before.suspect is None else before.suspect
 
 
 def refuse_if_driven(generation: Generation) -> None:

@@ -29,15 +29,15 @@ from jobs.streaming.operators.event_time_processor import EventTimeProcessor
 from jobs.streaming.operators.processor import FilterProcessor
 from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, pack_messages
 from jobs.streaming.profiler import profiler
-from jobs.streaming.sinks import latest_states
 from jobs.streaming.sinks.archive import ended_states
+from jobs.streaming.sinks.latest_states import Latest
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter, Totals
 from jobs.streaming.sinks.publishing import Publisher, sinks_of
 from jobs.streaming.state_reader import states_at
 from jobs.warehouse import measurements_table
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
+from jobs.warehouse.tables import latest, measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.sinks import Sinks
     from jobs.state.event_time_policy import EventTimePolicy
-    from jobs.streaming.sinks.latest_states import Latest
 
 
 def start_query(
@@ -254,11 +253,11 @@ def _latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
         return states_at(warehouse, generation, context.manifest, context.committed, context.spec.folder)
 
     if not sinks.latest:
-        latest_states.forget(warehouse, generation.model, generation.generation)
+        fence.forget(latest(generation.model))  # nothing would update its rows
         return None
-    latest = latest_states.Latest(fence, context.runtime.estimates, scattered=context.event_time is not None)
-    latest.begin(states)
-    return latest
+    sink = Latest(fence, context.runtime.estimates, scattered=context.event_time is not None)
+    sink.begin(states)
+    return sink
 
 
 def _publisher(

@@ -66,7 +66,8 @@ class DriverRecord(Record):
     """One driver of a generation, from the moment that it had the lease.
 
     beat_at: its last sign of life; how: it ended (`STOPPED`, ...); rules: the fields of the spec that decided what
-    became of rows (`jobs.lineage.compatibility.row_rules`), or `QUERIES`.
+    became of rows (`jobs.lineage.compatibility.row_rules`), or `QUERIES`; suspect: the latest earlier epoch whose
+    driver had recorded no end when this one began (`jobs.lineage.leases`), 0 if none, None in records that do not say.
     """
 
     model: str
@@ -81,6 +82,7 @@ class DriverRecord(Record):
     how: str | None = None
     error: str | None = None
     rules: dict[str, Any] | None = None
+    suspect: int | None = None
 
     @property
     def name(self) -> str:

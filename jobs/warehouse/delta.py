@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -133,14 +133,22 @@ class Warehouse:
         with self.lock(table), of_transaction(session, *transaction):
             merge.execute()
 
-    def delete(self, table: str, rows: Column, dry: bool = False) -> int:
-        """Delete rows of a table, if it exists, in one commit; return their number. With `dry`, only count them."""
+    def delete(
+        self, table: str, rows: Column, dry: bool = False, transaction: tuple[str, int] | None = None
+    ) -> int:
+        """Delete rows of a table, if it exists, in one commit; return their number. With `dry`, only count them.
+
+        With a `transaction` (application, number), Delta skips the commit if the application has a later number.
+        """
         if not self.exists(table):
             return 0
         count = self.read(table).filter(rows).count()
         if count and not dry:
-            with self.lock(table):
-                DeltaTable.forPath(self.spark, self.path(table)).delete(rows)
+            # A session of its own, as other threads may write in the usual one.
+            session = self.spark if transaction is None else self.spark.newSession()
+            named = nullcontext() if transaction is None else of_transaction(session, *transaction)
+            with self.lock(table), named:
+                DeltaTable.forPath(session, self.path(table)).delete(rows)
         return count
 
     @contextmanager

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.encoding.estimates import EstimateFormat, last_of_keys, unpack_estimates
@@ -19,7 +18,6 @@ from jobs.encoding.keys import columns_of
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import marked
-from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import latest
 
 if TYPE_CHECKING:
@@ -55,12 +53,11 @@ class Latest:
             states: returns the states after the last committed micro-batch, as rows of a snapshot.
         """
         warehouse = self.fence.warehouse
-        if not _has_rows(warehouse, self.table, self._generation.generation):
-            rows = self._seeds(states())
-            if not warehouse.exists(self.table):
-                columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in rows.schema.fields)
-                warehouse.create(self.table, columns, partition_by=("generation",))
-            self.fence.begin(rows, self.table, _MERGED)
+        if not warehouse.exists(self.table):
+            fields = self._seeds(states()).schema.fields
+            columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in fields)
+            warehouse.create(self.table, columns, partition_by=("generation",))
+        self.fence.begin(lambda: self._seeds(states()), self.table, _MERGED)
 
     def write(self, packets: DataFrame, batch_id: int) -> None:
         """Replace the rows of a micro-batch's keys by their last ones. Idempotent."""
@@ -103,18 +100,3 @@ class Latest:
             *(F.lit(None).cast("array<double>").alias(name) for name, _ in fmt.extra),
         )
         return marked(rows, self._generation, -1)
-
-
-def forget(warehouse: Warehouse, model: str, generation: str) -> None:
-    """Delete a generation's rows, which no stream updates any more."""
-    table = latest(model)
-    if _has_rows(warehouse, table, generation):
-        with warehouse.lock(table):
-            target = DeltaTable.forPath(warehouse.spark, warehouse.path(table))
-            target.delete(F.col("generation") == generation)
-
-
-def _has_rows(warehouse: Warehouse, table: str, generation: str) -> bool:
-    if not warehouse.exists(table):
-        return False
-    return not warehouse.read(table).filter(F.col("generation") == generation).isEmpty()
