@@ -35,6 +35,7 @@ from jobs.encoding.routing import Routing
 from jobs.encoding.rows import RowFormat, row_packer, select_columns, times_of, unpack_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
+from jobs.streaming.sinks.published_batch import numbered
 from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import hadoop_files
@@ -265,7 +266,8 @@ class Alerts:
             )
             if self.monitor.kafka is not None:
                 topic = KafkaSink(self.monitor.kafka.topic)
-                naming_the_sink(topic.name, batch_id, lambda: topic.write(rows, "", batch_id))
+                messages = numbered(rows).withColumn("query", F.lit(self.application))
+                naming_the_sink(topic.name, batch_id, lambda: topic.send(messages))
         finally:
             events.unpersist()
         self.raised += counts.get(True, 0)

@@ -132,6 +132,14 @@ class Checkpoint:
             return sum(offsets_of(_of_topic(offset)).values())
         return int(offset["reservoirVersion"]) - 1 if int(offset["index"]) <= _BASE_INDEX else None
 
+    def plan(self, batch: int) -> str | None:
+        """Return what Spark wrote when it planned a micro-batch; None if it has been removed since.
+
+        It has the time and the offsets, so a micro-batch that runs again has the same plan, and no other has.
+        """
+        name = f"offsets/{batch}"
+        return self._read(name) if self._files.exists(name) else None
+
     def offset(self, batch: int) -> dict[str, Any]:
         """Return the source's offset at the end of a micro-batch.
 

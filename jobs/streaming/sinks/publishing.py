@@ -2,11 +2,14 @@
 
 Each live estimate (`jobs.lineage.live`) is published by its own generation. A shadow publishes nothing; once live, it
 first publishes what it estimated as a shadow. A small file per sink records the last published micro-batch. The file is
-written after the sink, so a driver killed between the two publishes a micro-batch twice, and never skips one.
+written after the sink, so a driver killed between the two publishes a micro-batch twice, and never skips one. Files are
+there once all the same (`file_folders`), and by `generation`, `batch_id` and `ordinal` a reader of the others knows a
+row that comes again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -22,6 +25,9 @@ from jobs.spark.kafka import bounds, spark_options
 from jobs.spark.queries import cause_of
 from jobs.spark.user_functions import files_of
 from jobs.specs.sinks import Sinks
+from jobs.streaming.sinks.file_folders import FileSink
+from jobs.streaming.sinks.published_batch import JSON_TIME, MicroBatch, numbered
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
 from jobs.warehouse.tables import estimates
@@ -31,18 +37,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FOLDER = "_published"
-JSON_TIME = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 
 class Sink(Protocol):
-    """A sink for rows of the estimates table."""
+    """A sink for rows of the estimates table, which have a column `ordinal` besides: their place in the micro-batch."""
 
     @property
     def name(self) -> str:
         """Return the name of the sink in errors, and in the file of its progress."""
         ...
 
-    def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
+    def write(self, rows: DataFrame, batch: MicroBatch) -> None:
         """Write a micro-batch's rows."""
         ...
 
@@ -57,34 +62,18 @@ class KafkaSink:
     def name(self) -> str:
         return f"kafka:{self.topic}"
 
-    def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
+    def write(self, rows: DataFrame, batch: MicroBatch) -> None:
         """Send a message for each row; the rows of a key keep their order."""
+        self.send(rows)
+
+    def send(self, rows: DataFrame) -> None:
+        """Send a message for each row with a column `key`."""
         value = F.to_json(F.struct("*"), {"timestampFormat": JSON_TIME})
         messages = rows.select(F.col("key").alias("key"), value.alias("value"))
         writer = messages.write.format("kafka").option("topic", self.topic)
         for name, option in spark_options().items():
             writer = writer.option(name, option)
         writer.save()
-
-
-@dataclass(frozen=True)
-class FileSink:
-    """Files in Hive-style folders, `generation=.../batch_id=...`; a repeated micro-batch overwrites its folder."""
-
-    path: str
-    format: str
-
-    @property
-    def name(self) -> str:
-        return f"files:{self.path}"
-
-    def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
-        """Write a micro-batch's files. After a kill they lack `_SUCCESS`, and the next attempt overwrites them."""
-        place = f"{self.path.rstrip('/')}/generation={generation}/batch_id={batch_id}"
-        writer = rows.drop("generation", "batch_id").write.mode("overwrite").format(self.format)
-        if self.format == "json":
-            writer = writer.option("timestampFormat", JSON_TIME)
-        writer.save(place)
 
 
 @dataclass(frozen=True)
@@ -98,9 +87,9 @@ class FunctionSink:
     def name(self) -> str:
         return self.called
 
-    def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
+    def write(self, rows: DataFrame, batch: MicroBatch) -> None:
         """Call the function."""
-        self.function(rows, generation, batch_id)
+        self.function(rows, batch.generation, batch.batch_id)
 
 
 def sinks_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sink]:
@@ -117,7 +106,9 @@ def sinks_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sin
     if sinks.files is not None:
         given = sinks.files.folder
         absolute = given.startswith("/") or "://" in given
-        found.append(FileSink(given if absolute else warehouse.path(given), sinks.files.format))
+        found.append(
+            FileSink(warehouse.spark, given if absolute else warehouse.path(given), sinks.files.format)
+        )
     for name in sinks.functions:
         found.append(FunctionSink(name, find(name, folder, "sinks.functions")))
     for file in files_of(sinks.functions, folder):
@@ -148,6 +139,7 @@ class Publisher:
         mine = {_file(sink): sink for sink in self.sinks}
         for name in files.names(""):
             if name not in mine:  # if the spec names the sink again later, it is new
+                self.lease.check()
                 files.remove(name)
         for name, sink in mine.items():
             kept = files.read(name)
@@ -180,28 +172,41 @@ class Publisher:
     def _live(self) -> bool:
         return self.lease.record.status == LIVE
 
-    def _write(self, sink: Sink, rows: DataFrame, batch_id: int) -> None:
-        sink.write(rows, self.lease.generation.generation, batch_id)
+    def _write(self, sink: Sink, rows: DataFrame, batch_id: int, how: str = "as estimated") -> None:
+        generation = self.lease.generation
+
+        def plan() -> str:
+            planned = Checkpoint(self.warehouse, generation.checkpoint).plan(batch_id)
+            return hashlib.sha256(f"{how} {planned}".encode()).hexdigest()[:12]
+
+        sink.write(numbered(rows), MicroBatch(generation.generation, batch_id, plan, generation.epoch))
 
     def _catch_up(self, sink: Sink, to: int) -> None:
         """Publish the estimates of committed micro-batches that a sink lacks: those of the generation as a shadow."""
         done = self._published[sink.name]
-        table = estimates(self.lease.generation.model)
+        generation = self.lease.generation
+        table = estimates(generation.model)
         if done >= to or not self.warehouse.exists(table):
             return
-        mine = F.col("generation") == self.lease.generation.generation
+        mine = F.col("generation") == generation.generation
         rows = self.warehouse.read(table).filter(
             mine & (F.col("batch_id") > done) & (F.col("batch_id") <= to)
         )
         for batch in sorted(row["batch_id"] for row in rows.select("batch_id").distinct().collect()):
             part = rows.filter(F.col("batch_id") == batch)
-            # The table's files have no order, and the rows of a key are published in theirs.
-            part = part.repartition("key").sortWithinPartitions("key", "event_time")
-            naming_the_sink(sink.name, batch, lambda p=part, b=batch: self._write(sink, p, b))
+            # The table's files have no order, and the rows of a key are published in theirs. The number of partitions
+            # and the order by all columns are the same each time, so that each row has the same ordinal.
+            part = part.repartition(generation.partitions, "key")
+            others = (name for name in part.columns if name not in ("key", "event_time"))
+            part = part.sortWithinPartitions("key", "event_time", *others)
+            naming_the_sink(
+                sink.name, batch, lambda p=part, b=batch: self._write(sink, p, b, "from the table")
+            )
             self._note(sink, batch)
         self._published[sink.name] = to
 
     def _note(self, sink: Sink, batch_id: int) -> None:
+        self.lease.check()  # a driver that was frozen would set the progress of a later one back
         self._published[sink.name] = batch_id
         self._files.write(_file(sink), json.dumps({"sink": sink.name, "batch_id": batch_id}).encode())
 

@@ -14,7 +14,7 @@ from jobs.encoding.keys import columns_of, integer_keys
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat, ids_of
 from jobs.state import duplicates
-from jobs.streaming.sinks.publishing import JSON_TIME
+from jobs.streaming.sinks.published_batch import JSON_TIME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.core.errors import UserError
+from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence
 from jobs.lineage.leases import Lease
 from jobs.supervision.driver_identity import machine
 from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.delta import Warehouse
+from tests.conftest import ROOT
 from tests.jobs.lineage.test_fencing import acquired, put, values, warehouse
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+from tests.jobs.support.processes import Driver
 
 pytestmark = pytest.mark.spark
 
@@ -51,9 +58,9 @@ class Freezing(Warehouse):
         self._maybe("upsert", *arguments)
         super().upsert(*arguments, **options)
 
-    def delete(self, *arguments: Any, **options: Any) -> int:
-        self._maybe("delete", *arguments)
-        return super().delete(*arguments, **options)
+    def lock(self, name: str) -> Any:
+        self._maybe("lock", name)
+        return super().lock(name)
 
 
 class Sleeper:
@@ -200,10 +207,80 @@ def test_a_frozen_driver_forgets_no_latest_states_of_a_later_one(warehouse: Ware
     begun(warehouse, first, k1=1)
     leases.release(warehouse, first, "stopped")
     second = acquired(warehouse, "b")
-    old = Sleeper(warehouse, "delete", lambda slow: Fence(slow, second, None).forget("latest/m"))
+    old = Sleeper(warehouse, "lock", lambda slow: Fence(slow, second, None).forget("latest/m"))
     third = acquired(warehouse, "c")
     begun(warehouse, third, k1=100)  # they exist
     Fence(warehouse, third, None).upsert(some(warehouse.spark, 0, k1=2), "latest/m", 0, "key")
     old.wake()
-    assert isinstance(old.error, UserError) and "another has taken it over" in str(old.error)
     assert latest_of(warehouse) == [("k1", 2, 0)]
+    assert isinstance(old.error, UserError) and "another has taken it over" in str(old.error)
+
+
+FREEZES = """
+import os, signal, sys
+from pathlib import Path
+
+if "jobs.cli" in sys.orig_argv and "FREEZE" in os.environ:
+    from contextlib import nullcontext
+
+    from jobs.lineage import leases
+    from jobs.warehouse.delta import Warehouse
+
+    append, flag = Warehouse.append, Path(os.environ["FREEZE"])
+
+    def freezing(self, frame, table, transaction=None, options=None):
+        if transaction is not None and table == "estimates/walk" and transaction[1] % 2**32 == 1 and not flag.exists():
+            flag.touch()
+            os.killpg(0, signal.SIGSTOP)
+        append(self, frame, table, transaction, options)
+
+    Warehouse.append = freezing
+    leases.stream_lock = lambda *_, **__: nullcontext()  # as if the drivers ran on different machines
+"""
+"""Started with each driver: it stops its whole process group, Spark's too, right before a commit of micro-batch 1."""
+
+
+@pytest.mark.slow
+def test_real_drivers_one_frozen_one_ended_one_frozen_at_the_worst_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = random_rows(4)
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(frames[0])
+    pipeline.pretrain()
+    pipeline.land(*frames[1:])
+    (tmp_path / "sitecustomize.py").write_text(FREEZES)
+    monkeypatch.setenv("KALMAN_LEASE_SECONDS", "6")
+
+    def driver(host: str) -> tuple[Driver, Path]:
+        flag = tmp_path / f"frozen-{host}-{time.monotonic_ns()}"
+        path = os.pathsep.join([str(tmp_path), str(ROOT)])
+        given = {"KALMAN_HOST": host, "PYTHONPATH": path, "FREEZE": str(flag)}
+        return Driver(pipeline, "stream", "--model", "walk", **given), flag
+
+    def started(host: str) -> tuple[Driver, Path]:
+        """Start a driver; a lease of another machine expires while it starts, else it is refused and retries."""
+        log = DriverLog.at(pipeline.settings.warehouse, "walk")
+        before = len(log.history("walk-g0001"))
+        while True:
+            one, flag = driver(host)
+            while one.process.poll() is None and len(log.history("walk-g0001")) == before:
+                time.sleep(0.1)
+            if one.process.poll() != ALREADY_RUNNING:
+                return one, flag
+
+    old, frozen = driver("one")
+    old.wait_for(frozen.exists)
+    pipeline.write_spec(random_walk_spec(sinks={"functions": ["absent:take"]}))
+    between, _ = started("two")
+    assert between.finish() != 0 and "absent" in between.said()
+    pipeline.write_spec(random_walk_spec())
+    new, at_commit = started("three")
+    new.wait_for(at_commit.exists)  # it has found that micro-batch 1 is not there
+    os.killpg(old.process.pid, signal.SIGCONT)
+    assert old.finish() == RUN_FAILED, old.said()
+    os.killpg(new.process.pid, signal.SIGCONT)
+    assert new.finish() == 0, new.said()
+    ends = [one.how for one in DriverLog.at(pipeline.settings.warehouse, "walk").history("walk-g0001")]
+    assert ends == ["lost", "failed", "caught up"]
+    assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), frames[1]))

@@ -23,6 +23,7 @@ from jobs.encoding.packets import Records
 from jobs.lineage.leases import Lease
 from jobs.lineage.live import live_latest
 from jobs.specs.sinks import Sinks
+from jobs.streaming.sinks.published_batch import MicroBatch
 from jobs.streaming.sinks.publishing import Publisher, sinks_of
 from jobs.warehouse.delta import Warehouse
 from tests.jobs.support.pipeline import (
@@ -193,10 +194,13 @@ class Recording:
 
     def __init__(self) -> None:
         self.got: list[tuple[int, list[int]]] = []
+        self.places: list[tuple[int, dict[int, int]]] = []
 
-    def write(self, rows: DataFrame, generation: str, batch_id: int) -> None:
-        assert generation == "g"
-        self.got.append((batch_id, sorted(row["value"] for row in rows.collect())))
+    def write(self, rows: DataFrame, batch: MicroBatch) -> None:
+        found = rows.collect()
+        assert batch.generation == "g" and len({row["ordinal"] for row in found}) == len(found)
+        self.got.append((batch.batch_id, sorted(row["value"] for row in found)))
+        self.places.append((batch.batch_id, {row["ordinal"]: row["value"] for row in found}))
 
 
 @pytest.mark.spark
@@ -205,7 +209,8 @@ def test_a_promoted_generation_publishes_what_it_estimated_as_a_shadow(
 ) -> None:
     warehouse, sink = Warehouse(spark, str(tmp_path)), Recording()
     drive = SimpleNamespace(status="shadow")
-    lease = cast(Lease, SimpleNamespace(generation=SimpleNamespace(generation="g", model="m"), record=drive))
+    one = SimpleNamespace(generation="g", model="m", checkpoint="c", partitions=2, epoch=1)
+    lease = cast(Lease, SimpleNamespace(generation=one, record=drive, check=lambda: None))
 
     def begun(committed: int | None) -> Publisher:
         made = Publisher(warehouse, lease, [sink])
@@ -232,6 +237,12 @@ def test_a_promoted_generation_publishes_what_it_estimated_as_a_shadow(
     batch(4)  # estimated and committed, but killed before it was published
     begun(4)
     assert sink.got[3:] == [(4, [40, 41])]
+    before = dict(sink.places)
+    (note,) = Path(tmp_path, "_published", "g").iterdir()
+    note.write_text(json.dumps({"sink": "recording", "batch_id": -1}))
+    sink.got, sink.places = sink.got[:4], []
+    begun(1)  # as after a kill before the note: the same rows again, with the same ordinals
+    assert sink.places == [(0, before[0]), (1, before[1])]
     Publisher(warehouse, lease, []).begin(4)  # the spec no longer names the sink
     batch(5)
     begun(5)  # the spec names it again: it is a new sink
