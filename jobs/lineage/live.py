@@ -46,7 +46,7 @@ def live_estimates(warehouse: Warehouse, model: str) -> DataFrame:
 
 
 def is_live(warehouse: Warehouse, model: str) -> Column:
-    """Return the condition for live rows of the estimates table."""
+    """Return the condition for live rows of the estimates table, and of files and messages that come from it."""
     condition = F.lit(False)
     for generation, last_batch in live_lineage(warehouse, model):
         mine = F.col("generation") == generation
