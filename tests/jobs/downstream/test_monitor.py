@@ -172,6 +172,9 @@ def test_alerts_are_sent_to_a_topic_at_least_once(feed: Feed, tmp_path: Path) ->
     monitor.run(pipeline.settings, "rack")
     assert seen(pipeline) == once
     assert sent() == [one for one in once for _ in range(2)]
+    values = [json.loads(value) for value in feed.read("alarms")["value"]]
+    known = {(one["query"], one["batch_id"], one["ordinal"]): one for one in values}
+    assert 2 * len(known) == len(values) and all(one in known.values() for one in values)
 
 
 @pytest.mark.spark
