@@ -22,7 +22,9 @@ from jobs.snapshots.waiting_rows import verified
 from jobs.spark.conf import codegen_for
 from jobs.spark.job_labels import labelled
 from jobs.spark.user_functions import ship, ship_named
+from jobs.warehouse.commit_ids import in_table
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import measurements
 from kalman.models.groups import GROUPS, begin_states
 
 if TYPE_CHECKING:
@@ -227,7 +229,7 @@ def _kept(spec: ModelSpec, learned: dict[str, Any]) -> dict[str, Any]:
 
 
 def source_snapshot(warehouse: Warehouse, model: str, snapshot: str | None, target: int) -> Manifest:
-    """Return the named snapshot, or the newest one of an earlier version that a stream could start from.
+    """Return the named snapshot, or the newest one of an earlier version that a stream could start from now.
 
     Raises:
         UserError: there is none.
@@ -237,10 +239,15 @@ def source_snapshot(warehouse: Warehouse, model: str, snapshot: str | None, targ
         if found is None or found.model != model:
             raise UserError(f"model {model} has no snapshot {snapshot}")
         return found
+    table = measurements(model)
+    known = warehouse.table_id(table) if warehouse.exists(table) else None
     startable = [
         one
         for one in all_of(warehouse, model)
-        if one.status == GOOD and one.cut is None and one.model_version < target
+        if one.status == GOOD
+        and one.cut is None
+        and one.model_version < target
+        and (known is None or one.position.get("id", known) == known and in_table(warehouse, one.position))
     ]
     if not startable:
         raise UserError(

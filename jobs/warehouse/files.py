@@ -1,9 +1,10 @@
 """Small files and folders of the warehouse: the only module that calls Hadoop's file system.
 
 A file is written as a whole or not at all, and outlives a loss of power once `write` returns: first its content is on
-the disk, then its name. Appended content, removals and renamed folders may be undone by one. A local warehouse is read and written through the operating system. In any
-other warehouse, a Spark driver goes through Hadoop's file system (`hadoop_files`), and a process without Spark through
-fsspec (`files_of`), which needs the package of that store (gcsfs, adlfs).
+the disk, then its name. Appended content, removals and renamed folders may be undone by one. A local warehouse is read
+and written through the operating system. In any other warehouse, a Spark driver goes through Hadoop's file system
+(`hadoop_files`), and a process without Spark through fsspec (`files_of`), which needs the package of that store (gcsfs,
+adlfs).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _FSSPEC_NAMES = {"abfss": "abfs"}
 """fsspec's name of a store by Hadoop's."""
+_BLOCK = 16_384
+"""How many bytes are read at a time to find the end of a line."""
 
 
 class Files(Protocol):
@@ -52,6 +55,10 @@ class Files(Protocol):
 
 class WarehouseFiles(Files, Protocol):
     """A folder of the warehouse, whose files and folders can also be renamed and removed as a whole."""
+
+    def first_line(self, name: str) -> bytes | None:
+        """Return a file's first line, or None if the file does not exist; the rest is not read."""
+        ...
 
     def exists(self, name: str) -> bool:
         """Tell if a file or folder exists."""
@@ -130,6 +137,13 @@ class LocalFiles:
     def read(self, name: str) -> bytes | None:
         try:
             return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def first_line(self, name: str) -> bytes | None:
+        try:
+            with open(self.root / name, "rb") as file:
+                return file.readline()
         except FileNotFoundError:
             return None
 
@@ -244,6 +258,18 @@ class HadoopFiles:
             return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
         finally:
             stream.close()
+
+    def first_line(self, name: str) -> bytes | None:
+        path = self._path(name)
+        if not self._files.exists(path):
+            return None
+        stream, line = self._files.open(path), b""
+        try:
+            while b"\n" not in line and (more := bytes(stream.readNBytes(_BLOCK))):
+                line += more
+        finally:
+            stream.close()
+        return line.split(b"\n", 1)[0]
 
     def write(self, name: str, content: bytes) -> None:
         path = self._path(name)
