@@ -14,6 +14,7 @@ from jobs.ingestion.topics import land
 from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.generations import LIVE
 from jobs.lineage.start_point import origin
+from jobs.migration.apply import left_out_lines
 from jobs.snapshots.manifests import find
 from jobs.snapshots.state_rows import STATE_ROWS
 from jobs.snapshots.store import write
@@ -50,9 +51,10 @@ def stop_start(context: UpgradeContext) -> Outcome:
         return migration_preview(context)
     with context.exclusive(STOP_START):
         refuse_other_keys(context)
-        manifest, _ = migrated(context)
+        manifest, change = migrated(context)
         assert manifest is not None
-        return _replace(context, manifest)
+        lines, data = _replace(context, manifest)
+        return [*lines, *left_out_lines(change)], {**data, "left_out": change.get("left_out", 0)}
 
 
 def retrain(context: UpgradeContext) -> Outcome:
