@@ -17,7 +17,7 @@ from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import driver_status, log_name
 from jobs.supervision.stopping import request_stop
 from kalman_dags import dag_defaults, specs
-from kalman_dags.submit import place
+from kalman_dags.submit import warehouse
 
 
 def stop_paused(ti: Any) -> None:
@@ -25,7 +25,7 @@ def stop_paused(ti: Any) -> None:
     for verb, model in kept_running():
         if not ti.get_dag(dag_defaults.dag_id(f"{verb}_forever", model)).is_paused:
             continue
-        log = DriverLog.at(place("KALMAN_WAREHOUSE", "warehouse"), log_name(verb, model))
+        log = DriverLog.at(warehouse(), log_name(verb, model))
         sight = driver_status(log)
         if sight.driven and sight.launch is not None:
             request_stop(log, sight, "its DAG is paused")

@@ -78,7 +78,7 @@ def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) 
 def _with_the_last_state(
     settings: Settings, warehouse: Warehouse, spec: ModelSpec, to: str | None, dry_run: bool
 ) -> Report:
-    from jobs.migration.apply import change_table
+    from jobs.migration.apply import change_table, left_out_lines
     from jobs.upgrades.reverse_migration import reverse_migration
     from jobs.warehouse.positions import describe
 
@@ -92,6 +92,7 @@ def _with_the_last_state(
         "dry_run": done.dry,
     }
     table = [f"  {line}" for line in change_table(done.change)] if done.change else []
+    table += left_out_lines(done.change)
     if done.dry:
         first = f"the state of {live.generation} (version {live.model_version})"
         change = [f"migrated back before: snapshot {done.snapshot}"] if done.snapshot else table

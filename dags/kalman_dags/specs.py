@@ -13,7 +13,7 @@ from jobs.specs.loading import load_spec, spec_files
 from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.specs.problems import Problem
 from kalman_dags.dag_defaults import log
-from kalman_dags.submit import place
+from kalman_dags.submit import models
 
 DRIVEN = ("stream", "monitor", "skill")
 """Verbs that one driver at a time does, and that may run for ever."""
@@ -21,7 +21,7 @@ DRIVEN = ("stream", "monitor", "skill")
 
 def models_folder() -> Path:
     """Return the folder of the model specs: KALMAN_MODELS, else `models` beside `dags`."""
-    return Path(place("KALMAN_MODELS", "models"))
+    return Path(models())
 
 
 def load_specs() -> Iterator[ModelSpec]:

@@ -16,6 +16,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from jobs.core.errors import UserError
+from jobs.core.roots import warehouse_root
 from jobs.core.settings import DEFAULT_MASTER
 
 CONNECTION = "spark_default"
@@ -26,10 +27,18 @@ ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds `dags/`: relative settings start here, as a worker's own folder means nothing."""
 
 
-def place(name: str, folder: str) -> str:
-    """Return the absolute path, or the URI, in the variable `name`, else `folder` beside `dags/`."""
-    value = os.environ.get(name) or folder
-    return value if ":/" in value else str(ROOT / Path(value).expanduser())
+def warehouse() -> str:
+    """Return the root of the warehouse, as its verbs have it; by default a folder beside `dags/`.
+
+    Raises:
+        UserError: KALMAN_WAREHOUSE names a place where no warehouse can be.
+    """
+    return warehouse_root(os.environ.get("KALMAN_WAREHOUSE") or "warehouse", ROOT)
+
+
+def models() -> str:
+    """Return the folder of the model specs, by default one beside `dags/`."""
+    return str(ROOT / Path(os.environ.get("KALMAN_MODELS") or "models").expanduser())
 
 
 class KalmanHook(SparkSubmitHook):
@@ -121,8 +130,8 @@ def spark_environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_HOME": str(package_folder("pyspark")),
-        "KALMAN_WAREHOUSE": place("KALMAN_WAREHOUSE", "warehouse"),
-        "KALMAN_MODELS": place("KALMAN_MODELS", "models"),
+        "KALMAN_WAREHOUSE": warehouse(),
+        "KALMAN_MODELS": models(),
     }
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.core.errors import UserError
+from jobs.core.roots import warehouse_root
 
 # 4: a failed task is retried, as on a cluster; plain local[*] fails at the first lost Python worker.
 DEFAULT_MASTER = "local[*,4]"
@@ -19,7 +18,7 @@ class Settings:
     """The global options of one command.
 
     Attributes:
-        warehouse: root of the tables; an absolute local path, or a URI such as `hdfs://name/dir` as given.
+        warehouse: root of the tables (`jobs.core.roots`): an absolute local path, or a URI such as `hdfs://name/dir`.
         models: folder of the model specs.
         master: Spark's master URL.
         jars: folder of Spark's jars, which `make setup` fills.
@@ -50,11 +49,11 @@ class Settings:
         """Build settings from flags, then the environment (KALMAN_WAREHOUSE, ...), then defaults.
 
         Raises:
-            UserError: the warehouse is in a store where its tables would not be safe.
+            UserError: the warehouse is not understood, or in a store where its tables would not be safe.
         """
         env = os.environ
         return cls(
-            warehouse=_root(warehouse or env.get("KALMAN_WAREHOUSE") or "warehouse"),
+            warehouse=warehouse_root(warehouse or env.get("KALMAN_WAREHOUSE") or "warehouse"),
             models=Path(models or env.get("KALMAN_MODELS") or "models").expanduser().absolute(),
             master=master or env.get("KALMAN_MASTER") or DEFAULT_MASTER,
             jars=Path(
@@ -64,14 +63,3 @@ class Settings:
             quiet=quiet,
             debug=debug,
         )
-
-
-def _root(text: str) -> str:
-    if re.match(r"^s3[an]?:/", text, re.IGNORECASE):
-        raise UserError(
-            f"a warehouse in S3 is not supported ({text}): Delta on S3 lets two processes overwrite each other's "
-            "commits; use a folder that all machines share, or HDFS"
-        )
-    if re.match(r"^[A-Za-z][A-Za-z0-9+.-]*:/", text):
-        return text.rstrip("/")
-    return str(Path(text).expanduser().absolute())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.roots import local_path
 from jobs.encoding.keys import KeyKind
 from jobs.encoding.rows import RowFormat
 from jobs.key_inputs.join import PROPERTY, Join
@@ -20,7 +21,7 @@ from jobs.key_inputs.table import InputsTable, Version
 from jobs.lineage.generations import Generation
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import LocalFiles, local_path
+from jobs.warehouse.files import LocalFiles
 
 KEPT = 100
 """Number of micro-batches whose pins are kept: as many as Spark keeps the state of."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
+from jobs.core.roots import local_path
 from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, sub_kind, text_of
 from jobs.encoding.packets import Records
 from jobs.key_inputs.join import inputs_layout
@@ -60,9 +60,8 @@ class InputsTable:
 
     def _written(self, number: int) -> int:
         """Return when a version was written, in ns, which differs if the table is recreated; 0 if it is not local."""
-        if not self._home.local:
-            return 0
-        return Path(self._home.path(self._table), "_delta_log", f"{number:020d}.json").stat().st_mtime_ns
+        folder = local_path(self._home.path(self._table))
+        return 0 if folder is None else (folder / "_delta_log" / f"{number:020d}.json").stat().st_mtime_ns
 
     def load(self, kind: KeyKind, version: int) -> Records:
         """Return a version as records (`join.inputs_layout`), ordered by route.

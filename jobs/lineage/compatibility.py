@@ -8,6 +8,7 @@ the stream continues as it was built; or it is refused. `RULES` has the rules by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -19,7 +20,9 @@ from jobs.lineage.generations import position_of
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
 from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.commit_ids import commit_id
 from jobs.warehouse.positions import DELTA, describe
+from jobs.warehouse.reached_commits import ReachedCommits
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -108,7 +111,7 @@ class BuiltWith(NamedTuple):
     name: the generation or snapshot, for messages; position: up to which the state reflects the source's rows; keys:
     number of keys at its start; table: id of its measurements table, None if unknown; partitions and blocks: of a
     generation; settings: those in its checkpoint; takes_keys: it imports newly pretrained keys, None before that is
-    fixed.
+    fixed; commits: ids of commits of the measurements that the state reflects, by version, as far as they are known.
     """
 
     name: str
@@ -121,15 +124,24 @@ class BuiltWith(NamedTuple):
     blocks: int | None = None
     settings: Mapping[str, str] = {}
     takes_keys: bool | None = None
+    commits: Mapping[int, str] = {}
+
+
+def _unknown_commit(version: int) -> str | None:
+    return None
 
 
 class Deployed(NamedTuple):
-    """The deployed spec, the id and latest version of the measurements table, and the session's settings."""
+    """The deployed spec, the id and latest version of the measurements table, and the session's settings.
+
+    commit_of: the id of the commit that a version of the measurements is now, None if the table's log lacks it.
+    """
 
     spec: ModelSpec
     table: str | None = None
     latest_version: int | None = None
     settings: Mapping[str, str] = {}
+    commit_of: Callable[[int], str | None] = _unknown_commit
 
 
 class Finding(NamedTuple):
@@ -239,7 +251,22 @@ def generation_built_with(
         blocks=generation.blocks,
         settings=settings,
         takes_keys=None if sources is None else sources > 1,
+        commits=_reached(warehouse, generation),
     )
+
+
+def _reached(warehouse: Warehouse, generation: Generation) -> dict[int, str]:
+    """Return the commits of the measurements that a generation is known to have read, by version."""
+    if generation.topic is not None:
+        return {}
+    found = _stored_commit(generation.start_position)
+    table = measurements(generation.model)
+    newest = ReachedCommits(warehouse, generation.checkpoint, table).newest()
+    return found if newest is None else {**found, newest.version: newest.commit}
+
+
+def _stored_commit(position: Mapping[str, Any]) -> dict[int, str]:
+    return {int(position["version"]): position["commit"]} if "commit" in position else {}
 
 
 def snapshot_built_with(manifest: Manifest) -> BuiltWith:
@@ -251,6 +278,7 @@ def snapshot_built_with(manifest: Manifest) -> BuiltWith:
         position=manifest.position,
         keys=manifest.key_count,
         table=manifest.position.get("id"),
+        commits=_stored_commit(manifest.position),
     )
 
 
@@ -264,7 +292,35 @@ def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] 
                 settings[name] = str(warehouse.spark.conf.get(name))
             except PySparkException:  # unknown to this version of Spark
                 continue
-    return Deployed(spec, warehouse.table_id(table), warehouse.latest_version(table), settings)
+    latest = warehouse.latest_version(table)
+    return Deployed(spec, warehouse.table_id(table), latest, settings, partial(commit_id, warehouse, table))
+
+
+def refuse_other_measurements(warehouse: Warehouse, generation: Generation, manifest: Manifest) -> None:
+    """Refuse a generation, begun from a snapshot, whose rows are not those of the measurements table any more.
+
+    Raises:
+        UserError: the table was recreated, or put back from a backup.
+    """
+    if generation.topic is not None or not warehouse.exists(measurements(generation.model)):
+        return
+    spec = manifest.model_spec()
+    built_with = generation_built_with(warehouse, generation, manifest, None)
+    for finding in _table(built_with, deployment(warehouse, spec)):
+        raise UserError(f"{spec.name}: {finding.text}")
+
+
+def position_with_commit(
+    warehouse: Warehouse, generation: Generation, position: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a position that a generation has reached with the id of its commit, as far as that is known.
+
+    The generation's measurements are those of the table (`refuse_other_measurements`): then so is every earlier commit.
+    """
+    if generation.topic is not None or max(_reached(warehouse, generation), default=-1) < position["version"]:
+        return position
+    commit = commit_id(warehouse, position["table"], position["version"])
+    return position if commit is None else {**position, "commit": commit}
 
 
 def _fields(spec: ModelSpec) -> dict[str, Any]:
@@ -364,13 +420,27 @@ def _table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
             f"{deployed.table} now, {built_with.table} then). Restore the old table, or start anew: `pretrain`, and "
             f"`stream --model {name} --adopt` the new snapshot",
         )
-    elif deployed.latest_version is not None and deployed.latest_version < built_with.position["version"]:
+        return
+    reached = max([int(built_with.position["version"]), *built_with.commits])
+    if deployed.latest_version is not None and deployed.latest_version < reached:
         yield Finding(
             REFUSED,
-            f"{built_with.name} has reached {describe(built_with.position)}, and the table ends with version "
+            f"{built_with.name} has reached measurements version {reached}, and the table ends with version "
             f"{deployed.latest_version}: it was restored to an older state. Restore the newer one, or start anew: "
             f"`pretrain`, and `stream --model {name} --adopt` the new snapshot",
         )
+        return
+    for version, commit in sorted(built_with.commits.items()):
+        now = deployed.commit_of(version)
+        if now not in (None, commit):
+            yield Finding(
+                REFUSED,
+                f"{built_with.name} has read version {version} of the measurements when it was another commit "
+                f"({commit} then, {now} now): the table was put back from a backup and has grown again, so rows "
+                f"landed since are in no state. Put back the table that was read, or start anew: `pretrain`, and "
+                f"`stream --model {name} --adopt` the new snapshot",
+            )
+            return
 
 
 def _layout(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:

@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import functions as F
 
 from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.roots import local_path
 from jobs.lineage.compatibility import refuse_half_written
 from jobs.lineage.generations import (
     LIVE,
@@ -254,10 +254,11 @@ def stream_lock(
     Raises:
         UserError: another process holds the lock.
     """
-    if "://" in root:
+    local = local_path(root)
+    if local is None:
         yield
         return
-    folder = Path(root, "_locks")
+    folder = local / "_locks"
     folder.mkdir(parents=True, exist_ok=True)
     name = f"stream-{generation or model}" if what == "stream" else f"stream-{what}-{model}"
     with open(folder / f"{name}.lock", "a+") as handle:

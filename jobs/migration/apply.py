@@ -1,4 +1,7 @@
-"""Migrate the rows of a snapshot on Spark, and measure how the states change."""
+"""Migrate the rows of a snapshot on Spark, and measure how the states change.
+
+A key whose state is not a number has nothing to migrate. It is left out, and starts anew with its next row.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,29 @@ if TYPE_CHECKING:
 
 SHOWN_KEYS = 5
 """How many keys with an invalid state a message names."""
+NO_NUMBER = "state: the key's state is not a number"
+"""Why a key is left out, as the quarantine has it."""
 
 _CHANGE = (
-    "keys bigint, wrong bigint, wrong_keys array<string>, "
+    "keys bigint, wrong bigint, wrong_keys array<string>, left_out bigint, left_out_keys array<string>, "
     "old array<double>, new array<double>, kept array<double>"
 )
 
 
+_CHANGED = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("keys", "wrong")),
+        ("wrong_keys", pa.list_(pa.string())),
+        ("left_out", pa.int64()),
+        ("left_out_keys", pa.list_(pa.string())),
+        *((name, pa.list_(pa.float64())) for name in ("old", "new", "kept")),
+    ]
+)
+"""The same columns in Arrow's types."""
+
+
 def apply_migration(rows: DataFrame, migration: Migration) -> DataFrame:
-    """Return the rows of a snapshot with the new version's states, in the same columns."""
+    """Return the rows of a snapshot with the new version's states, in the same columns, without keys left out."""
     states = _prepared(rows, migration).mapInArrow(_migrator(migration), f"key string, {STATE_ROWS}")
     return typed_states(states)
 
@@ -41,9 +58,10 @@ def apply_migration(rows: DataFrame, migration: Migration) -> DataFrame:
 def change_of(rows: DataFrame, migration: Migration) -> dict[str, Any]:
     """Return how a migration changes the states of a snapshot, without writing.
 
-    keys, wrong and wrong_keys (some): all keys, and those whose state would be invalid; before and after: of each state
-    the average mean and variance over all keys, and of one that keeps its name also the largest change of its mean and
-    the number of keys in which it changes.
+    left_out and left_out_keys (some): the keys whose state is not a number; keys, wrong and wrong_keys (some): all
+    others, and those whose state would be invalid; before and after: of each state the average mean and variance over
+    `keys`, and of one that keeps its name also the largest change of its mean and the number of keys in which it
+    changes.
     """
     old, new = migration.source.states, migration.target.states
     parts = _prepared(rows, migration).mapInArrow(_measurer(migration), _CHANGE).collect()
@@ -71,6 +89,8 @@ def change_of(rows: DataFrame, migration: Migration) -> dict[str, Any]:
         "keys": keys,
         "wrong": sum(part["wrong"] for part in parts),
         "wrong_keys": [key for part in parts for key in part["wrong_keys"]][:SHOWN_KEYS],
+        "left_out": sum(part["left_out"] for part in parts),
+        "left_out_keys": sorted(key for part in parts for key in part["left_out_keys"])[:SHOWN_KEYS],
         "before": averages(old, total["old"]),
         "after": after,
         "dropped": [name for name in old if name not in new],
@@ -84,11 +104,42 @@ def _prepared(rows: DataFrame, migration: Migration) -> DataFrame:
     return rows.select("key", F.unix_micros("event_time").alias("event_time"), *columns, *extras)
 
 
+def without_number(rows: DataFrame, migration: Migration) -> DataFrame:
+    """Return the rows of a snapshot that are left out: their key and, as JSON, the state."""
+    state = F.to_json(
+        F.struct(*(name for name in rows.columns if name not in ("snapshot_id", "model", "key")))
+    )
+    bad = _prepared(rows, migration).mapInArrow(_finder(migration), "key string")
+    return rows.withColumn("state", state).select("key", "state").join(bad, "key", "left_semi")
+
+
+def _finder(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                keys = batch.column("key").take(pa.array(_sorted_out(batch, migration)[1]))
+                yield pa.RecordBatch.from_arrays([keys], ["key"])
+
+    return find
+
+
+def _sorted_out(batch: pa.RecordBatch, migration: Migration) -> tuple[Any, Any]:
+    """Return the places of the rows whose state is all numbers, and those of the others."""
+    source = migration.source
+    arrays = state_arrays(batch, len(source.states), extras_widths(source))
+    # Not of the moments: those of some filters may be infinite.
+    finite = np.isfinite(source.restore(*arrays)).all(axis=0)
+    return np.flatnonzero(finite), np.flatnonzero(~finite)
+
+
 def _migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     n, widths = len(migration.source.states), extras_widths(migration.source)
 
     def migrate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            batch = batch.take(pa.array(_sorted_out(batch, migration)[0]))
             if batch.num_rows == 0:
                 continue
             after = migration.apply(*state_arrays(batch, n, widths))
@@ -110,30 +161,47 @@ def _migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iter
 
 def _measurer(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     old, new = migration.source.states, migration.target.states
-    shared = [(old.index(name), new.index(name)) for name in new if name in old]
     widths = extras_widths(migration.source)
+    nothing = {
+        "keys": [0],
+        "wrong": [0],
+        "wrong_keys": [[]],
+        "old": [[0.0] * (2 * len(old))],
+        "new": [[0.0] * (2 * len(new))],
+        "kept": [[0.0, 0.0] * len([name for name in new if name in old])],
+    }
 
     def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            mean, covariance, extras = state_arrays(batch, len(old), widths)
-            after = migration.apply(mean, covariance, extras)
-            moves = [np.abs(after.mean[j] - mean[i]) for i, j in shared]
-            kept = [number for move in moves for number in (float(move.max()), float(np.count_nonzero(move)))]
-            wrong = np.flatnonzero(after.wrong)
-            yield pa.RecordBatch.from_pydict(
-                {
-                    "keys": [batch.num_rows],
-                    "wrong": [len(wrong)],
-                    "wrong_keys": [batch.column("key").take(pa.array(wrong[:SHOWN_KEYS])).to_pylist()],
-                    "old": [_sums(mean, covariance)],
-                    "new": [_sums(after.mean, after.covariance)],
-                    "kept": [kept],
-                }
-            )
+            good, bad = _sorted_out(batch, migration)
+            left_out = {
+                "left_out": [len(bad)],
+                "left_out_keys": [batch.column("key").take(pa.array(bad[:SHOWN_KEYS])).to_pylist()],
+            }
+            batch = batch.take(pa.array(good))
+            found = _measured(batch, migration, widths) if len(good) else nothing
+            yield pa.RecordBatch.from_pydict({**found, **left_out}, _CHANGED)
 
     return measure
+
+
+def _measured(batch: pa.RecordBatch, migration: Migration, widths: dict[str, int]) -> dict[str, list[Any]]:
+    """Return the columns of `_CHANGE` for rows of which none is left out."""
+    old, new = migration.source.states, migration.target.states
+    mean, covariance, extras = state_arrays(batch, len(old), widths)
+    after = migration.apply(mean, covariance, extras)
+    moves = [np.abs(after.mean[new.index(name)] - mean[old.index(name)]) for name in new if name in old]
+    wrong = np.flatnonzero(after.wrong)
+    return {
+        "keys": [batch.num_rows],
+        "wrong": [len(wrong)],
+        "wrong_keys": [batch.column("key").take(pa.array(wrong[:SHOWN_KEYS])).to_pylist()],
+        "old": [_sums(mean, covariance)],
+        "new": [_sums(after.mean, after.covariance)],
+        "kept": [[number for move in moves for number in (float(move.max()), float(np.count_nonzero(move)))]],
+    }
 
 
 def _sums(mean: Any, covariance: Any) -> list[float]:
@@ -161,6 +229,18 @@ def change_table(change: dict[str, Any]) -> list[str]:
             )
         lines.append(f"{name:<20} {' '.join(cells)}  {changed}")
     return lines
+
+
+def left_out_lines(change: dict[str, Any]) -> list[str]:
+    """Return which keys a migration leaves out, as lines; none where it leaves out none."""
+    count = change.get("left_out")
+    if not count:
+        return []
+    some = ", ".join(change["left_out_keys"])
+    return [
+        f"left out {count:,} of {count + change['keys']:,} keys, whose state is not a number (such as {some}): each "
+        f"starts anew with its next row"
+    ]
 
 
 def rekeying_lines(change: dict[str, Any]) -> list[str]:

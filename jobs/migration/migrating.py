@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
-from jobs.migration.apply import apply_migration, change_of
+from jobs.migration.apply import NO_NUMBER, apply_migration, change_of, without_number
 from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
 from jobs.migration.state_map import build_migration, keeps_units, state_map_of
 from jobs.migration.versions import known_versions, path_between
@@ -22,7 +23,10 @@ from jobs.snapshots.waiting_rows import verified
 from jobs.spark.conf import codegen_for
 from jobs.spark.job_labels import labelled
 from jobs.spark.user_functions import ship, ship_named
+from jobs.warehouse.commit_ids import in_table
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.quarantine import keep
+from jobs.warehouse.tables import measurements
 from kalman.models.groups import GROUPS, begin_states
 
 if TYPE_CHECKING:
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.snapshots.waiting_rows import Held
     from jobs.specs.model_spec import ModelSpec
+
+MOST_LEFT_OUT = 0.5
+"""The share of keys without a number in their state up to which a migration leaves them out."""
 
 
 def migrate(
@@ -84,6 +91,7 @@ def migrate_along(
         rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
         with codegen_for(spark, source.key_count):
             change = change_of(rows, migration)
+    _refuse_without_numbers(change, source)
     _refuse_wrong_keys(change, spec.version)
     states = apply_migration(rows, migration)
     rekey = rekey_of(warehouse, steps, migration.target)
@@ -95,6 +103,8 @@ def migrate_along(
             states, change["rekeyed"] = _rekeyed(states, rekey, spec)
     if dry_run:
         return None, change, False
+    if change["left_out"]:
+        _quarantine(warehouse, source, identity, without_number(rows, migration), spec.version)
     on_progress(f"writing {change['keys']:,} keys")
     manifest = replace(
         source,
@@ -109,6 +119,35 @@ def migrate_along(
     )
     with labelled(spark, activity, "write the snapshot"):
         return write(warehouse, manifest, states, held), change, True
+
+
+def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:
+    """Refuse a snapshot of which too many keys would be left out: then not a key is at fault, but the model."""
+    count, keys = change["left_out"], change["left_out"] + change["keys"]
+    if count > MOST_LEFT_OUT * keys:
+        raise UserError(
+            f"the state of {count:,} of {keys:,} keys in snapshot {source.snapshot_id} is not a number (such as "
+            f"{', '.join(change['left_out_keys'])}), which is more than a migration leaves out: nothing was written. "
+            f"Find out what made them so, and pretrain from history instead (upgrade --mode retrain)",
+            RUN_FAILED,
+        )
+
+
+def _quarantine(
+    warehouse: Warehouse, source: Manifest, identity: str, left_out: DataFrame, target: int
+) -> None:
+    """Put the keys that are left out into quarantine with their states, once for a migrated snapshot."""
+    rows = left_out.select(
+        F.lit(source.model).alias("model"),
+        F.to_json(F.struct(F.struct("key", "state").alias("left_out"))).alias("payload"),
+        F.lit(f"{NO_NUMBER}; left out of the migration to version {target}").alias("reason"),
+        F.lit(f"snapshots/{source.snapshot_id}").alias("source"),
+        F.to_json(F.struct(F.lit(identity).alias("snapshot"), "key")).alias("position"),
+        F.lit(None).cast("bigint").alias("batch_id"),
+        F.lit(None).cast("string").alias("generation"),
+        F.current_timestamp().alias("quarantined_at"),
+    )
+    keep(warehouse, rows, (f"migrate-{identity}", 1))
 
 
 def _refuse_wrong_keys(change: dict[str, Any], target: int) -> None:
@@ -227,7 +266,7 @@ def _kept(spec: ModelSpec, learned: dict[str, Any]) -> dict[str, Any]:
 
 
 def source_snapshot(warehouse: Warehouse, model: str, snapshot: str | None, target: int) -> Manifest:
-    """Return the named snapshot, or the newest one of an earlier version that a stream could start from.
+    """Return the named snapshot, or the newest one of an earlier version that a stream could start from now.
 
     Raises:
         UserError: there is none.
@@ -237,10 +276,15 @@ def source_snapshot(warehouse: Warehouse, model: str, snapshot: str | None, targ
         if found is None or found.model != model:
             raise UserError(f"model {model} has no snapshot {snapshot}")
         return found
+    table = measurements(model)
+    known = warehouse.table_id(table) if warehouse.exists(table) else None
     startable = [
         one
         for one in all_of(warehouse, model)
-        if one.status == GOOD and one.cut is None and one.model_version < target
+        if one.status == GOOD
+        and one.cut is None
+        and one.model_version < target
+        and (known is None or one.position.get("id", known) == known and in_table(warehouse, one.position))
     ]
     if not startable:
         raise UserError(

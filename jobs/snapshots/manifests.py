@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.commit_ids import in_table
 from jobs.warehouse.delta import Warehouse, utc
 from jobs.warehouse.positions import DELTA, rank
 
@@ -93,7 +94,8 @@ def newest_startable(
 ) -> Manifest | None:
     """Return the furthest good snapshot, of those with this fingerprint, that a stream may start from, or None.
 
-    table: id of the measurements table, to exclude snapshots of a former table of the same name.
+    table: id of the measurements table, to exclude snapshots of a former table of the same name. A snapshot of commits
+    that the table has lost, put back from a backup, is excluded too.
     """
     fit = [
         one
@@ -104,7 +106,8 @@ def newest_startable(
         and one.position["source"] == source
         and (table is None or one.position.get("id", table) == table)
     ]
-    return max(fit, key=lambda one: (one.version, one.snapshots_version), default=None)
+    fit.sort(key=lambda one: (one.version, one.snapshots_version), reverse=True)
+    return next((one for one in fit if in_table(warehouse, one.position)), None)
 
 
 def row_of(manifest: Manifest) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.key_inputs.pins import version_of
+from jobs.lineage.compatibility import position_with_commit, refuse_other_measurements
 from jobs.lineage.damage import refuse_damaged
 from jobs.lineage.generations import REMOVED
 from jobs.lineage.start_point import origin as origin_of
@@ -37,12 +38,13 @@ def export(
     (`ModelSpec.folder`).
 
     Raises:
-        UserError: the generation is removed or damaged, or there is no such micro-batch.
+        UserError: the generation is removed or damaged, its measurements have changed, or there is no such micro-batch.
     """
     if generation.status == REMOVED:  # its checkpoint may be partly deleted
         raise UserError(f"generation {generation.generation} is removed, and its state with it")
     origin = origin_of(warehouse, generation)
     refuse_damaged(warehouse, generation)
+    refuse_other_measurements(warehouse, generation, origin)
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     if checkpoint.last_commit() is None:
         if batch is not None:
@@ -57,7 +59,9 @@ def export(
     made = replace(
         origin,
         snapshot_id=identity,
-        position=checkpoint.position(batch, generation.start_position),
+        position=position_with_commit(
+            warehouse, generation, checkpoint.position(batch, generation.start_position)
+        ),
         generation=generation.generation,
         batch_id=batch,
         cut=None,

@@ -37,6 +37,7 @@ from jobs.streaming.state_reader import states_at
 from jobs.warehouse import measurements_table
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reached_commits import ReachedCommits
 from jobs.warehouse.tables import latest, measurements
 
 if TYPE_CHECKING:
@@ -207,8 +208,17 @@ def sinks(
         publisher=_publisher(warehouse, lease, deployed, context.committed),
         pins=pins,
         ended=ended,
+        reached=_reached(context),
         corrects=spec.order.kind == "replay",
     )
+
+
+def _reached(context: QueryContext) -> ReachedCommits | None:
+    """Return the notes of the commits that the generation reads, or None if it reads a topic."""
+    generation = context.generation
+    if generation.topic is not None:
+        return None
+    return ReachedCommits(context.warehouse, generation.checkpoint, measurements(generation.model))
 
 
 def start(

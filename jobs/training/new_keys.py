@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
@@ -29,6 +29,7 @@ from jobs.snapshots.store import find_whole, verify, write
 from jobs.specs.sections import PRETRAINED
 from jobs.training.batch_filter import batch_of, bucket_rows, final_states
 from jobs.training.learning import Window, each_key_learner
+from jobs.training.table_source import Source, of_earlier_release
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import create_new_keys_table, is_history, latest_history_version
 from jobs.warehouse.positions import check_version, delta_position, to_datetime
@@ -92,8 +93,12 @@ def _offer(
     inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
     version = None if inputs is None else inputs.newest()
     made_of = [meaning, table, landed, spec.learn and spec.learn.model_dump(mode="json"), version]
-    digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
-    identity = f"{spec.name}-v{spec.version}-new-{landed}-{digest[:10]}"
+    of_table = Source.of(warehouse, table, landed)
+    identity, former = (
+        f"{spec.name}-v{spec.version}-new-{landed}-{_digest(parts)}"
+        for parts in ([*made_of, *of_table.ids], made_of)
+    )
+    identity = of_earlier_release(warehouse, former, of_table) or identity
     manifest = find_whole(warehouse, identity)
     if manifest is None:
         rows = warehouse.read(table, landed).filter(is_history()).select(*spec.columns)
@@ -111,7 +116,7 @@ def _offer(
         made = replace(
             base,
             snapshot_id=identity,
-            position=delta_position(table, landed, warehouse.table_id(table)),
+            position=delta_position(table, landed, *of_table.ids),
             # A snapshot with a cut is history only: no stream begins from it.
             cut=to_datetime(0 if newest is None else newest + 1),
             generation=None,
@@ -123,6 +128,10 @@ def _offer(
         )
         manifest = write(warehouse, made, states)
     return Offer(manifest, _append(warehouse, spec.name, manifest, meaning))
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
 
 
 def _begin(runtime: ModelRuntime) -> Begin | None:

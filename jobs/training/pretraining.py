@@ -22,6 +22,7 @@ from jobs.spark.job_labels import labelled
 from jobs.specs.model_spec import ModelSpec
 from jobs.training.batch_filter import batch_of, bucket_rows, final_states
 from jobs.training.learning import Window, each_key_learner, learn_pooled
+from jobs.training.table_source import Source, of_earlier_release
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import (
     Cut,
@@ -50,7 +51,10 @@ def snapshot_at(
     window = _window(spec, frame, window)
     inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
     version = None if inputs is None else inputs.newest()
-    identity = snapshot_id(spec, table, cut, window, version)
+    of_table = Source.of(warehouse, table, cut.version)
+    former = snapshot_id(spec, table, cut, window, version)
+    identity = of_earlier_release(warehouse, former, of_table)
+    identity = identity or snapshot_id(spec, table, cut, window, version, of_table)
     found = find_whole(warehouse, identity)
     if found is not None:
         return found, None, False
@@ -85,7 +89,8 @@ def snapshot_at(
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
         runtime.ship(spark)
         given = None if version is None else {**version._asdict(), "left_out": landed - count}
-        manifest = _manifest(warehouse, runtime, identity, table, cut, window, given)
+        position = cut.place or position_at(warehouse, spec, table, cut.version, of_table)
+        manifest = _manifest(runtime, identity, position, cut, window, given)
         states = final_states(packed, runtime.kernel, batch, _begin(runtime, learned, window))
         with labelled(spark, doing, "filter and write the snapshot"):
             return write(warehouse, manifest, states, held), learned, True
@@ -105,10 +110,9 @@ def _history(warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut) -> Dat
 
 
 def _manifest(
-    warehouse: Warehouse,
     runtime: ModelRuntime,
     identity: str,
-    table: str,
+    position: dict[str, Any],
     cut: Cut,
     window: Window,
     inputs: dict[str, Any] | None,
@@ -121,7 +125,7 @@ def _manifest(
         model_version=spec.version,
         fingerprint=spec.fingerprint(),
         parameters=dict(runtime.parameters),
-        position=cut.place or position_at(warehouse, spec, table, cut.version),
+        position=position,
         cut=to_datetime(cut.before),
         learn_from=None if spec.learn is None else to_datetime(window.first),
         learn_to=None if spec.learn is None else to_datetime(window.last),
@@ -158,10 +162,12 @@ def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame,
     )
 
 
-def position_at(warehouse: Warehouse, spec: ModelSpec, table: str, version: int) -> dict[str, Any]:
+def position_at(
+    warehouse: Warehouse, spec: ModelSpec, table: str, version: int, of_table: Source
+) -> dict[str, Any]:
     """Return the position in the model's source that corresponds to a version of the measurements."""
     if spec.source is None:
-        return delta_position(table, version, warehouse.table_id(table))
+        return delta_position(table, version, *of_table.ids)
     topic = spec.source.topic
     return topic_position(topic, landed_offsets(warehouse, table, topic, version) or {}, version)
 
@@ -174,14 +180,25 @@ def _before(place: dict[str, Any]) -> Column:
     return F.col("_partition").isNull() | before
 
 
-def snapshot_id(spec: ModelSpec, table: str, cut: Cut, window: Window, version: Version | None = None) -> str:
-    """Return the id of a snapshot: a digest of everything that decides its content."""
+def snapshot_id(
+    spec: ModelSpec,
+    table: str,
+    cut: Cut,
+    window: Window,
+    version: Version | None = None,
+    of_table: Source | None = None,
+) -> str:
+    """Return the id of a snapshot: a digest of everything that decides its content.
+
+    of_table: None for the id that earlier releases gave, which did not tell a table from its successor.
+    """
     inputs = {
         "fingerprint": spec.fingerprint(),
         "learn": spec.learn and spec.learn.model_dump(exclude=spec.learn.left_out),
         "table": table,
         "version": cut.version,
         "before": cut.before,
+        **({} if of_table is None else {"of": of_table.ids}),
         **({} if cut.place is None else {"place": cut.place}),
         "window": [window.first, window.last] if spec.learn else None,
         **({} if spec.inputs is None or version is None else _inputs_of(spec.inputs, version)),

@@ -15,6 +15,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations, promotion, start_point
 from jobs.lineage.generations import SHADOW, Generation
 from jobs.lineage.leases import stream_lock
+from jobs.migration.apply import left_out_lines
 from jobs.streaming.driver import Driver
 from jobs.upgrades.comparison.decision import comparison_lines
 from jobs.upgrades.comparison.report import compare
@@ -44,19 +45,22 @@ def blue_green(context: UpgradeContext) -> Outcome:
     refuse_other_keys(context, in_shadow=True)
     if context.dry_run:
         return migration_preview(context)
-    return prove(context, _shadow(context))
+    shadow, left_out = _shadow(context)
+    lines, data = prove(context, shadow)
+    return [*left_out, *lines], data
 
 
-def _shadow(context: UpgradeContext) -> Generation:
-    """Return the shadow of this upgrade: an earlier attempt's, or a new one."""
+def _shadow(context: UpgradeContext) -> tuple[Generation, list[str]]:
+    """Return the shadow of this upgrade, an earlier attempt's or a new one, and which keys have no state in it."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
     for one in generations.all_of(warehouse, spec.name):
         own = one.fingerprint == spec.fingerprint() and one.parent == live.generation
         if one.status == SHADOW and own:
-            return one
-    manifest, _ = migrated(context)
+            return one, []
+    manifest, change = migrated(context)
     assert manifest is not None
-    return start_point.begin(warehouse, spec, manifest, SHADOW, None, live)
+    shadow = start_point.begin(warehouse, spec, manifest, SHADOW, None, live)
+    return shadow, left_out_lines(change)
 
 
 def prove(context: UpgradeContext, shadow: Generation) -> Outcome:

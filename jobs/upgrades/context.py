@@ -11,7 +11,7 @@ from jobs.core.settings import Settings
 from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.generations import Generation
 from jobs.lineage.pausing import exclusive_stream
-from jobs.migration.apply import change_table, rekeying_lines
+from jobs.migration.apply import change_table, left_out_lines, rekeying_lines
 from jobs.migration.migrating import migrate
 from jobs.migration.versions import known_versions, path_between
 from jobs.specs.model_spec import ModelSpec
@@ -136,5 +136,6 @@ def migration_preview(context: UpgradeContext) -> Outcome:
         *lines,
         *(f"  {line}" for line in change_table(change)),
         *rekeying_lines(change),
+        *left_out_lines(change),
         "dry run: nothing was written but the export",
     ], {"dry_run": True, "change": change}

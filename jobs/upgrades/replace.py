@@ -5,13 +5,16 @@ The snapshot is found or written first; the new generation and the retirement of
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.ingestion.topics import land
-from jobs.lineage import generations, start_point
+from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.generations import LIVE
 from jobs.lineage.start_point import origin
+from jobs.migration.apply import left_out_lines
 from jobs.snapshots.manifests import find
 from jobs.snapshots.state_rows import STATE_ROWS
 from jobs.snapshots.store import write
@@ -29,11 +32,12 @@ from jobs.upgrades.context import (
     refuse_other_keys,
     refuse_other_source,
 )
-from jobs.warehouse.positions import Cut, describe
+from jobs.warehouse.positions import Cut, describe, rank
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
+    from jobs.specs.model_spec import ModelSpec
 
 
 def stop_start(context: UpgradeContext) -> Outcome:
@@ -47,9 +51,10 @@ def stop_start(context: UpgradeContext) -> Outcome:
         return migration_preview(context)
     with context.exclusive(STOP_START):
         refuse_other_keys(context)
-        manifest, _ = migrated(context)
+        manifest, change = migrated(context)
         assert manifest is not None
-        return _replace(context, manifest)
+        lines, data = _replace(context, manifest)
+        return [*lines, *left_out_lines(change)], {**data, "left_out": change.get("left_out", 0)}
 
 
 def retrain(context: UpgradeContext) -> Outcome:
@@ -103,6 +108,7 @@ def _pretrained_snapshot(context: UpgradeContext) -> Manifest:
     """Train the new version on history up to the live generation's position, so that it continues with the next row."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
     table = measurements(spec.name)
+    compatibility.refuse_other_measurements(warehouse, live, origin(warehouse, live))
     if live.topic is None:
         cut = Cut(generations.progress_rank(warehouse, live), None)
     else:
@@ -117,19 +123,21 @@ def _pretrained_snapshot(context: UpgradeContext) -> Manifest:
 def _empty_snapshot(context: UpgradeContext) -> Manifest:
     """Write a snapshot without any key at the live generation's position."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
-    version = generations.progress_rank(warehouse, live)
-    snapshot_id = f"{spec.name}-v{spec.version}-{version}-empty"
+    began_from = origin(warehouse, live)
+    compatibility.refuse_other_measurements(warehouse, live, began_from)
+    position = compatibility.position_with_commit(warehouse, live, generations.position_of(warehouse, live))
+    snapshot_id = _empty_id(spec, position)
     found = find(warehouse, snapshot_id)
     if found is not None:
         return found
     manifest = replace(
-        origin(warehouse, live),
+        began_from,
         snapshot_id=snapshot_id,
         model_version=spec.version,
         fingerprint=spec.fingerprint(),
         parameters={},
         spec=spec.model_dump_json(by_alias=True),
-        position=generations.position_of(warehouse, live),
+        position=position,
         cut=None,
         learn_from=None,
         learn_to=None,
@@ -142,3 +150,10 @@ def _empty_snapshot(context: UpgradeContext) -> Manifest:
         [], f"key string, {STATE_ROWS}".replace("event_time bigint", "event_time timestamp")
     )
     return write(warehouse, manifest, no_rows)
+
+
+def _empty_id(spec: ModelSpec, position: dict[str, Any]) -> str:
+    """Return the id of the snapshot without any key at a position."""
+    inputs = json.dumps([spec.fingerprint(), position], sort_keys=True)
+    digest = hashlib.sha256(inputs.encode()).hexdigest()
+    return f"{spec.name}-v{spec.version}-{rank(position)}-{digest[:10]}-empty"

@@ -73,6 +73,12 @@ class Checkpoint:
             return delta_position(start["table"], int(offset["reservoirVersion"]) - 1, offset["reservoirId"])
         return _of_topic(offset)
 
+    def touches(self, batch: int) -> int:
+        """Return the latest version of the measurements of which a micro-batch, or one before it, reads rows."""
+        offset = self.offset(batch)
+        version = int(offset["reservoirVersion"])
+        return version if int(offset["index"]) > _BASE_INDEX else version - 1
+
     def query_id(self) -> str | None:
         """Return the id that Spark gave the query, or None before its first start."""
         return json.loads(self._read("metadata"))["id"] if self._files.exists("metadata") else None

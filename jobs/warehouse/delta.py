@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
+from jobs.core.roots import local_path
 from jobs.warehouse.files import hadoop_files
 
 if TYPE_CHECKING:
@@ -158,10 +158,11 @@ class Warehouse:
         A local file system cannot refuse the second of two commits of one version that come at the very same moment;
         object stores and HDFS can, so there nothing is locked. The lock dies with its holder.
         """
-        if not self.local:
+        root = local_path(self.root)
+        if root is None:
             yield
             return
-        folder = Path(self.root, "_locks")
+        folder = root / "_locks"
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / (re.sub(r"[^A-Za-z0-9_.-]", "-", name) + ".lock"), "w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -170,7 +171,7 @@ class Warehouse:
     @property
     def local(self) -> bool:
         """Tell if the warehouse is a local folder."""
-        return "://" not in self.root
+        return local_path(self.root) is not None
 
 
 @contextmanager

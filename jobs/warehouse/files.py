@@ -1,12 +1,15 @@
 """Small files and folders of the warehouse: the only module that calls Hadoop's file system.
 
-A file is written as a whole or not at all. A local warehouse is read and written through the operating system. In any
-other warehouse, a Spark driver goes through Hadoop's file system (`hadoop_files`), and a process without Spark through
-fsspec (`files_of`), which needs the package of that store (s3fs, gcsfs, adlfs).
+A file is written as a whole or not at all, and outlives a loss of power once `write` returns: first its content is on
+the disk, then its name. Appended content, removals and renamed folders may be undone by one. A local warehouse is read
+and written through the operating system. In any other warehouse, a Spark driver goes through Hadoop's file system
+(`hadoop_files`), and a process without Spark through fsspec (`files_of`), which needs the package of that store (gcsfs,
+adlfs).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
@@ -15,17 +18,19 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import unquote, urlsplit
 
 import fsspec
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.roots import local_path
 
 if TYPE_CHECKING:
     from jobs.warehouse.delta import Warehouse
 
-_FSSPEC_NAMES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "abfs", "wasb": "abfs"}
+_FSSPEC_NAMES = {"abfss": "abfs"}
 """fsspec's name of a store by Hadoop's."""
+_BLOCK = 16_384
+"""How many bytes are read at a time to find the end of a line."""
 
 
 class Files(Protocol):
@@ -50,6 +55,10 @@ class Files(Protocol):
 
 class WarehouseFiles(Files, Protocol):
     """A folder of the warehouse, whose files and folders can also be renamed and removed as a whole."""
+
+    def first_line(self, name: str) -> bytes | None:
+        """Return a file's first line, or None if the file does not exist; the rest is not read."""
+        ...
 
     def exists(self, name: str) -> bool:
         """Tell if a file or folder exists."""
@@ -80,23 +89,43 @@ def hadoop_files(warehouse: Warehouse, folder: str) -> WarehouseFiles:
     return LocalFiles(local) if local is not None else HadoopFiles(warehouse, folder)
 
 
-def local_path(root: str) -> Path | None:
-    """Return the path of a local folder, or None for any other."""
-    if root.startswith("file:/"):
-        return Path(unquote(urlsplit(root).path))
-    return None if "://" in root else Path(root)
-
-
 @contextmanager
 def _draft(path: Path, content: bytes) -> Iterator[Path]:
-    """Lend a hidden file with the content beside `path`, for the caller to rename or link; it is removed at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Lend a hidden file with the content beside `path`, for the caller to rename or link; it is removed at the end.
+
+    Its content is on the disk before: else a loss of power could leave the new name with no content.
+    """
+    _make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_bytes(content)
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         yield draft
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, and put their names on the disk."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_names(folder.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    """Put the names in a folder on the disk, where its file system can."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of some network file systems
+            raise
+    finally:
+        os.close(handle)
 
 
 class LocalFiles:
@@ -111,10 +140,18 @@ class LocalFiles:
         except FileNotFoundError:
             return None
 
+    def first_line(self, name: str) -> bytes | None:
+        try:
+            with open(self.root / name, "rb") as file:
+                return file.readline()
+        except FileNotFoundError:
+            return None
+
     def write(self, name: str, content: bytes) -> None:
         path = self.root / name
         with _draft(path, content) as draft:
             os.replace(draft, path)
+            _sync_names(path.parent)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a file unless it exists, and tell if this call wrote it: of concurrent calls exactly one does."""
@@ -124,6 +161,7 @@ class LocalFiles:
                 os.link(draft, path)
             except FileExistsError:
                 return False
+            _sync_names(path.parent)
         return True
 
     def append(self, name: str, content: bytes) -> int:
@@ -221,12 +259,26 @@ class HadoopFiles:
         finally:
             stream.close()
 
+    def first_line(self, name: str) -> bytes | None:
+        path = self._path(name)
+        if not self._files.exists(path):
+            return None
+        stream, line = self._files.open(path), b""
+        try:
+            while b"\n" not in line and (more := bytes(stream.readNBytes(_BLOCK))):
+                line += more
+        finally:
+            stream.close()
+        return line.split(b"\n", 1)[0]
+
     def write(self, name: str, content: bytes) -> None:
         path = self._path(name)
         draft = self._path(f"{name.rpartition('/')[0]}/.{uuid.uuid4().hex}")
         stream = self._files.create(draft, True)
         try:
             stream.write(bytearray(content))
+            if stream.hasCapability("hsync"):
+                stream.hsync()
         finally:
             stream.close()
         if not self._files.rename(draft, path):  # HDFS does not rename onto a file

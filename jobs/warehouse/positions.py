@@ -109,10 +109,17 @@ def to_datetime(micros: int | None) -> datetime | None:
     return None if micros is None else EPOCH + timedelta(microseconds=micros)
 
 
-def delta_position(table: str, version: int, identity: str | None = None) -> dict[str, Any]:
-    """Return the position as stored in manifests; identity: the table's id, which differs if the table is recreated."""
+def delta_position(
+    table: str, version: int, identity: str | None = None, commit: str | None = None
+) -> dict[str, Any]:
+    """Return the position as stored in manifests.
+
+    identity: the table's id, which differs if the table is recreated; commit: the id of the version's commit
+    (`jobs.warehouse.commit_ids`), which differs if the table is put back from a backup and grows again.
+    """
+    known = {"id": identity, "commit": commit}
     position = {"source": DELTA, "table": table, "version": version}
-    return position if identity is None else {**position, "id": identity}
+    return position | {name: value for name, value in known.items() if value is not None}
 
 
 def topic_position(topic: str, offsets: Mapping[int, int], version: int | None = None) -> dict[str, Any]:

@@ -56,6 +56,9 @@ def test_a_release_s_state_is_taken_up(unpacked: Path) -> None:
         later = expected["event_time"] >= found["event_time"].min()
         assert_equal_up_to_rounding(found, expected.loc[later].reset_index(drop=True))
 
+    # The snapshot is found, though a release that named no commit made it.
+    again = pipeline.pretrain(to_version=first.position["version"]).data
+    assert (again["snapshot"], again["made"]) == (first.snapshot_id, False)
     assert pipeline.stream().data["batches"] == 2  # the checkpoint goes on
     same()
     began = pipeline.stream(adopt=exported.snapshot_id).data

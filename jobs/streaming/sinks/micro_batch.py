@@ -31,6 +31,7 @@ from jobs.streaming.sinks.latest_states import Latest
 from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
 from jobs.warehouse.quarantine import OPTIONS, TABLE, identified, refusal, too_many, topic_quarantine
+from jobs.warehouse.reached_commits import ReachedCommits
 from jobs.warehouse.tables import archive, estimates
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ class MicroBatchWriter:
     """Pins the version of the inputs table that a micro-batch uses, if the model has inputs."""
     ended: Callable[[DataFrame], DataFrame] | None
     """Turns packets of ended keys into rows, if keys end."""
+    reached: ReachedCommits | None
+    """Notes which commit of the measurements a micro-batch reaches, if they are the source."""
     corrects: bool
     """Estimates have a column that marks corrections of earlier ones."""
     totals: Totals = field(default_factory=Totals)
@@ -135,6 +138,8 @@ class MicroBatchWriter:
 
     def __call__(self, packets: DataFrame, batch_id: int) -> None:
         """Write a micro-batch. Idempotent."""
+        if self.reached is not None:
+            self.reached.take(batch_id)
         if self.pins is not None:
             self.pins.take(batch_id)
         packets = packets.persist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,16 @@ def test_allowed_changes_take_effect(change: dict[str, Any]) -> None:
     assert spec_to_run(spec(), new) == new
 
 
+def now_at(**commits: int) -> Callable[[int], str | None]:
+    """Return the commits of a table by version."""
+    return {version: commit for commit, version in commits.items()}.get
+
+
+def test_a_commit_that_the_state_or_the_log_does_not_name_is_no_difference() -> None:
+    assert differences(made(commits={5: "a", 7: "b"}), asked(commit_of=now_at(a=5))) == []
+    assert differences(made(), asked(commit_of=now_at(c=7))) == []
+
+
 @pytest.mark.parametrize(
     ("state", "now", "verdict", "text"),
     [
@@ -147,6 +158,14 @@ def test_allowed_changes_take_effect(change: dict[str, Any]) -> None:
         ),
         (made(), asked(table="t2"), REFUSED, r"recreated since walk-g0001.*table t2 now, t1 then.*`pretrain`"),
         (made(), asked(latest_version=6), REFUSED, "reached measurements version 7, and the table ends with version 6"),
+        (
+            made(commits={5: "a", 7: "b"}), asked(commit_of=now_at(a=5, c=7)), REFUSED,
+            r"walk-g0001 has read version 7 .*another commit \(b then, c now\).*put back from a backup.*--adopt",
+        ),
+        (
+            made(commits={9: "b"}), asked(latest_version=8), REFUSED,
+            "has reached measurements version 9, and the table ends with version 8",
+        ),
         (made(partitions=3), asked(), REFUSED, "has 2 state partitions and its row in `generations` says 3"),
         (
             made(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -168,15 +169,8 @@ def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
     pipeline.pretrain()
     pipeline.land(*frames[1:])
     monkeypatch.setenv("KALMAN_LEASE_SECONDS", "6")
-    # As a URI, so that no local lock decides, and with host names as if the drivers ran on two machines.
-    arguments = (
-        "stream",
-        "--model",
-        "walk",
-        "--warehouse",
-        f"file://{pipeline.settings.warehouse}",
-        "--trigger",
-    )
+    # With host names as if the drivers ran on two machines, which share no lock: the new one finds no lock files.
+    arguments = ("stream", "--model", "walk", "--trigger")
     log = DriverLog.at(pipeline.settings.warehouse, "walk")
     checkpoint = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001")
 
@@ -184,6 +178,7 @@ def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
     old = Driver(pipeline, *arguments, "0")
     old.wait_for(lambda: "1" in files(checkpoint / "offsets"))
     os.killpg(old.process.pid, signal.SIGSTOP)
+    shutil.rmtree(Path(pipeline.settings.warehouse, "_locks"))
     try:
         frozen_at = time.time()
         (before,) = log.history("walk-g0001")

@@ -1,0 +1,60 @@
+"""Which commit a version of a table is: a number says it only as long as the table is never put back from a backup.
+
+A table that was put back and has grown again has other commits under the same numbers, and still the same id. Delta
+gives each commit an id of its own, which is in the first line of its file in the log; a commit that another tool wrote
+without one is known by a digest of its file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import hadoop_files
+from jobs.warehouse.positions import DELTA
+
+
+class CommitMark(NamedTuple):
+    """What tells one commit from every other: its id; and when it was made, None if it does not say."""
+
+    id: str
+    at: datetime | None
+
+
+def commit_mark(warehouse: Warehouse, table: str, version: int) -> CommitMark | None:
+    """Return the mark of a version's commit, or None if the log does not have it: not yet, or no longer."""
+    files, name = hadoop_files(warehouse, f"{table}/_delta_log"), f"{version:020d}.json"
+    line = files.first_line(name)
+    if line is None:
+        return None
+    try:
+        info = json.loads(line).get("commitInfo") or {}
+    except ValueError:
+        info = {}
+    at = info.get("timestamp")
+    when = datetime.fromtimestamp(at / 1000, UTC) if isinstance(at, int) else None
+    if info.get("txnId"):
+        return CommitMark(str(info["txnId"]), when)
+    content = files.read(name)
+    return None if content is None else CommitMark(f"sha256:{hashlib.sha256(content).hexdigest()}", when)
+
+
+def commit_id(warehouse: Warehouse, table: str, version: int) -> str | None:
+    """Return the id of a version's commit, or None if the log does not have it."""
+    mark = commit_mark(warehouse, table, version)
+    return None if mark is None else mark.id
+
+
+def in_table(warehouse: Warehouse, position: Mapping[str, Any]) -> bool:
+    """Tell if the table has a position now, as far as both tell; a position in a topic counts."""
+    if position["source"] != DELTA:
+        return True
+    table, version = position["table"], int(position["version"])
+    if version > warehouse.latest_version(table):
+        return False
+    stored = position.get("commit")
+    return stored is None or commit_id(warehouse, table, version) in (None, stored)

@@ -1,0 +1,75 @@
+"""Note which commits of the measurements a generation's micro-batches have reached, in small files in its checkpoint.
+
+Spark's own files have a version's number and the table's id. Both stay the same when the table is put back from a
+backup and grows again, so the commit's own id is noted, before anything of the micro-batch is written. A note is never
+behind the state: an older note could be of a commit that the table had before and after.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.commit_ids import commit_id
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import hadoop_files
+
+FOLDER = "reached"
+KEPT = 2
+"""Notes that are kept: each is written once under its own name, so that no reader finds half of one."""
+
+
+class Reached(NamedTuple):
+    """The latest version of which a generation has read rows, and the id of its commit."""
+
+    version: int
+    commit: str
+
+
+class ReachedCommits:
+    """The notes of one generation."""
+
+    def __init__(self, warehouse: Warehouse, checkpoint: str, table: str) -> None:
+        """Open the notes beside a checkpoint, which is given by its path below the warehouse's root."""
+        self._warehouse, self._table = warehouse, table
+        self._checkpoint = Checkpoint(warehouse, checkpoint)
+        self._files = hadoop_files(warehouse, f"{checkpoint}/{FOLDER}")
+        self._last: Reached | None = None
+
+    def newest(self) -> Reached | None:
+        """Return the note of the latest version, or None before the first."""
+        names = self._names()
+        content = self._files.read(names[-1]) if names else None
+        return None if content is None else Reached(**json.loads(content))
+
+    def take(self, batch: int) -> None:
+        """Note the commit that a micro-batch reaches, unless an earlier one has.
+
+        Raises:
+            UserError: the commit that the micro-batch before had reached has been replaced since.
+        """
+        version = self._checkpoint.touches(batch)
+        last = self._last or self.newest()
+        if last is not None and last.version >= version:
+            return
+        if last is not None and commit_id(self._warehouse, self._table, last.version) not in (
+            None,
+            last.commit,
+        ):
+            raise UserError(
+                f"{self._table} was put back while the stream ran: version {last.version} is another commit now. "
+                f"Nothing of micro-batch {batch} was written",
+                RUN_FAILED,
+            )
+        commit = commit_id(self._warehouse, self._table, version)
+        if commit is None:
+            return
+        self._last = Reached(version, commit)
+        self._files.write(f"{version:020d}.json", json.dumps(self._last._asdict()).encode())
+        for name in self._names()[:-KEPT]:
+            self._files.remove(name)
+
+    def _names(self) -> list[str]:
+        return [name for name in self._files.names("") if name.endswith(".json")]
