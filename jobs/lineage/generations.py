@@ -17,7 +17,7 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.supervision.driver_status import LIVE
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse, utc
-from jobs.warehouse.positions import KAFKA, rank
+from jobs.warehouse.positions import KAFKA, rank, reached
 from jobs.warehouse.tables import GENERATIONS
 
 if TYPE_CHECKING:
@@ -111,6 +111,11 @@ def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generati
 def progress_rank(warehouse: Warehouse, generation: Generation) -> int:
     """Return the rank of a generation's position: a version of the measurements, or the sum of a topic's offsets."""
     return rank(position_of(warehouse, generation))
+
+
+def has_reached(warehouse: Warehouse, generation: Generation, other: Generation) -> bool:
+    """Tell if a generation reflects all rows that another one reflects."""
+    return reached(position_of(warehouse, generation), position_of(warehouse, other))
 
 
 def position_of(warehouse: Warehouse, generation: Generation) -> dict[str, Any]:

@@ -115,14 +115,24 @@ def delta_position(table: str, version: int, identity: str | None = None) -> dic
     return position if identity is None else {**position, "id": identity}
 
 
-def topic_position(topic: str, offsets: Mapping[int, int], version: int | None = None) -> dict[str, Any]:
-    """Return the position in a topic as stored in manifests; version: of the measurements landed up to it."""
+def topic_position(
+    topic: str, offsets: Mapping[int, int], version: int | None = None, topic_id: str | None = None
+) -> dict[str, Any]:
+    """Return the position in a topic as stored in manifests.
+
+    Args:
+        topic: its name.
+        offsets: of the next message, by partition.
+        version: of the measurements landed up to it.
+        topic_id: the topic's id, which differs if the topic is deleted and made anew.
+    """
     position: dict[str, Any] = {
         "source": KAFKA,
         "topic": topic,
         "offsets": {str(number): offset for number, offset in sorted(offsets.items())},
     }
-    return position if version is None else {**position, "measurements": version}
+    further = {"measurements": version, "topic_id": topic_id}
+    return {**position, **{name: value for name, value in further.items() if value is not None}}
 
 
 def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
@@ -130,8 +140,34 @@ def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
     return {int(number): int(offset) for number, offset in position["offsets"].items()}
 
 
+def reached(position: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Tell if a position reflects everything that another one reflects.
+
+    Positions in a topic are only partly ordered: each partition must be at or past the other's offset, and of two cuts
+    neither may have reached the other. Positions in different tables or topics, or in a topic before and after it was
+    made anew, have not reached each other; an id that is unknown matches any.
+    """
+    if any(position.get(name) != wanted.get(name) for name in ("source", "table", "topic")):
+        return False
+    if not all(same_if_known(position.get(name), wanted.get(name)) for name in ("id", "topic_id")):
+        return False
+    if position["source"] != KAFKA:
+        return int(position["version"]) >= int(wanted["version"])
+    have = offsets_of(position)
+    return all(have.get(number, 0) >= offset for number, offset in offsets_of(wanted).items())
+
+
+def same_if_known(one: str | None, other: str | None) -> bool:
+    """Tell if two ids are equal, or one of them is unknown."""
+    return one is None or other is None or one == other
+
+
 def rank(position: Mapping[str, Any]) -> int:
-    """Return a number that orders the positions in a source: the version, or the sum of all offsets."""
+    """Return a number that rises with a position in one source: the version, or the sum of all offsets.
+
+    Of two positions the one that has reached the other has the higher number, but a higher number alone does not tell
+    that it has: ask `reached`.
+    """
     return sum(offsets_of(position).values()) if position["source"] == KAFKA else int(position["version"])
 
 
