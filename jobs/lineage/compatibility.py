@@ -16,6 +16,7 @@ from jobs.core.errors import UserError
 from jobs.encoding.routing import blocks_for
 from jobs.lineage.damage import half_written
 from jobs.lineage.generations import position_of
+from jobs.spark.kafka import same_if_known, topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
 from jobs.warehouse.checkpoints import Checkpoint
@@ -124,12 +125,16 @@ class BuiltWith(NamedTuple):
 
 
 class Deployed(NamedTuple):
-    """The deployed spec, the id and latest version of the measurements table, and the session's settings."""
+    """The deployed spec, the id and latest version of the measurements table, and the session's settings.
+
+    topic_id: of the spec's topic; None if it has none, or if the id is unknown.
+    """
 
     spec: ModelSpec
     table: str | None = None
     latest_version: int | None = None
     settings: Mapping[str, str] = {}
+    topic_id: str | None = None
 
 
 class Finding(NamedTuple):
@@ -264,7 +269,8 @@ def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] 
                 settings[name] = str(warehouse.spark.conf.get(name))
             except PySparkException:  # unknown to this version of Spark
                 continue
-    return Deployed(spec, warehouse.table_id(table), warehouse.latest_version(table), settings)
+    source = None if spec.source is None else topic_id(warehouse.spark, spec.source.topic)
+    return Deployed(spec, warehouse.table_id(table), warehouse.latest_version(table), settings, source)
 
 
 def _fields(spec: ModelSpec) -> dict[str, Any]:
@@ -349,8 +355,18 @@ def _source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     other = (
         None if deployed.spec.version > built_with.spec.version else other_source(built_with, deployed.spec)
     )
+    known = built_with.position.get("topic_id")
     if other is not None:
         yield Finding(REFUSED, other)
+    elif not same_if_known(known, deployed.topic_id):
+        name = deployed.spec.name
+        yield Finding(
+            REFUSED,
+            f"{built_with.name} has reached {describe(built_with.position)}, and that topic was deleted and made anew "
+            f"since (its id is {deployed.topic_id} now, and was {known}), so these offsets mean other messages. Start "
+            f"anew: `ingest --model {name} --accept-loss`, `pretrain`, and `stream --model {name} --adopt` the new "
+            f"snapshot",
+        )
 
 
 def _table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:

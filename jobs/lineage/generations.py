@@ -261,6 +261,14 @@ def update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None
         DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).update(condition, values)
 
 
+def adopt_topic_id(warehouse: Warehouse, one: Generation, topic_id: str) -> Generation:
+    """Return a generation with the id of the topic that it reads, recorded in its row, where none was known."""
+    adopted = replace(one, start_position={**one.start_position, "topic_id": topic_id})
+    mine = F.col("generation") == one.generation
+    update(warehouse, mine, {"start_position": F.lit(json.dumps(adopted.start_position))})
+    return adopted
+
+
 def _columns(one: Generation) -> dict[str, Any]:
     fields = {name: getattr(one, name) for name in Generation.__dataclass_fields__}
     return {**fields, "start_position": json.dumps(one.start_position)}

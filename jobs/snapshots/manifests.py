@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from jobs.spark.kafka import same_if_known
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse, utc
 from jobs.warehouse.positions import DELTA, rank
@@ -89,11 +90,17 @@ def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
 
 
 def newest_startable(
-    warehouse: Warehouse, model: str, fingerprint: str, source: str = DELTA, table: str | None = None
+    warehouse: Warehouse,
+    model: str,
+    fingerprint: str,
+    source: str = DELTA,
+    table: str | None = None,
+    topic_id: str | None = None,
 ) -> Manifest | None:
     """Return the furthest good snapshot, of those with this fingerprint, that a stream may start from, or None.
 
-    table: id of the measurements table, to exclude snapshots of a former table of the same name.
+    table and topic_id: ids of the measurements table and of the topic, to exclude snapshots of a former table or topic
+    of the same name.
     """
     fit = [
         one
@@ -102,7 +109,8 @@ def newest_startable(
         and one.cut is None
         and one.fingerprint == fingerprint
         and one.position["source"] == source
-        and (table is None or one.position.get("id", table) == table)
+        and same_if_known(table, one.position.get("id"))
+        and same_if_known(topic_id, one.position.get("topic_id"))
     ]
     return max(fit, key=lambda one: (one.version, one.snapshots_version), default=None)
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.times import TimeParser
+from jobs.spark.kafka import same_if_known
 from jobs.warehouse.delta import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 DELTA, KAFKA = "delta", "kafka"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -157,11 +161,6 @@ def reached(position: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return all(have.get(number, 0) >= offset for number, offset in offsets_of(wanted).items())
 
 
-def same_if_known(one: str | None, other: str | None) -> bool:
-    """Tell if two ids are equal, or one of them is unknown."""
-    return one is None or other is None or one == other
-
-
 def rank(position: Mapping[str, Any]) -> int:
     """Return a number that rises with a position in one source: the version, or the sum of all offsets.
 
@@ -179,17 +178,41 @@ def describe(position: Mapping[str, Any]) -> str:
     return f"topic {position['topic']} at {offsets or 'its start'}"
 
 
-def landed_offsets(
+def landed_position(
     warehouse: Warehouse, table: str, topic: str, version: int | None = None
-) -> dict[int, int] | None:
-    """Return the offsets up to which a topic was landed at a version of the measurements, or None if it was not."""
-    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
-    rows = history.filter(F.col("userMetadata").contains('"offsets"'))
+) -> dict[str, Any] | None:
+    """Return the position up to which a topic was landed at a version of the measurements, or None if it was not."""
+    newest = newest_landing(warehouse, table, topic, version)
+    if newest is None:
+        return None
+    return topic_position(topic, offsets_of(newest), topic_id=newest.get("topic_id"))
+
+
+def newest_landing(
+    warehouse: Warehouse, table: str, topic: str, version: int | None = None
+) -> dict[str, Any] | None:
+    """Return the metadata of the last commit, up to a version, that landed a topic, or None if there is none."""
+    rows = _landings(warehouse, table, topic)
     if version is not None:
         rows = rows.filter(F.col("version") <= version)
-    rows = rows.filter(F.get_json_object("userMetadata", "$.topic") == topic)
     newest = rows.orderBy(F.desc("version")).select("userMetadata").first()
-    return None if newest is None else offsets_of(json.loads(newest["userMetadata"]))
+    return None if newest is None else json.loads(newest["userMetadata"])
+
+
+def first_topic_id(warehouse: Warehouse, table: str, topic: str) -> str | None:
+    """Return the first id that a topic was landed under, or None if no landing knows one.
+
+    It is that of messages without an id, too: an earlier release landed them from the topic whose id was recorded next.
+    """
+    known = _landings(warehouse, table, topic).filter(F.col("userMetadata").contains('"topic_id"'))
+    oldest = known.orderBy("version").select("userMetadata").first()
+    return None if oldest is None else json.loads(oldest["userMetadata"])["topic_id"]
+
+
+def _landings(warehouse: Warehouse, table: str, topic: str) -> DataFrame:
+    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
+    rows = history.filter(F.col("userMetadata").contains('"offsets"'))
+    return rows.filter(F.get_json_object("userMetadata", "$.topic") == topic)
 
 
 def _commit(version: int, operation: str, metadata: str | None) -> Commit:

@@ -130,6 +130,8 @@ class MicroBatchWriter:
     """Turns packets of ended keys into rows, if keys end."""
     corrects: bool
     """Estimates have a column that marks corrections of earlier ones."""
+    check_source: Callable[[], None]
+    """Raises if what was read is not what the generation reads: its topic was made anew."""
     totals: Totals = field(default_factory=Totals)
     profiler: NoProfiler = field(default_factory=profiler)
 
@@ -140,6 +142,7 @@ class MicroBatchWriter:
         packets = packets.persist()
         try:
             counts = self._counts(packets, batch_id)
+            self.check_source()  # now that all rows are read, and before anything is written
             self._check_limit(counts, batch_id)
             self._write(packets, counts.of, batch_id)
             self.fence.check()
