@@ -29,7 +29,7 @@ from jobs.upgrades.context import (
     refuse_other_keys,
     refuse_other_source,
 )
-from jobs.warehouse.positions import Cut, describe
+from jobs.warehouse.positions import Cut, describe, name_of
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def _pretrained_snapshot(context: UpgradeContext) -> Manifest:
 def _empty_snapshot(context: UpgradeContext) -> Manifest:
     """Write a snapshot without any key at the live generation's position."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
-    version = generations.progress_rank(warehouse, live)
-    snapshot_id = f"{spec.name}-v{spec.version}-{version}-empty"
+    position = generations.position_of(warehouse, live)
+    snapshot_id = f"{spec.name}-v{spec.version}-{name_of(position)}-empty"
     found = find(warehouse, snapshot_id)
     if found is not None:
         return found
@@ -129,7 +129,7 @@ def _empty_snapshot(context: UpgradeContext) -> Manifest:
         fingerprint=spec.fingerprint(),
         parameters={},
         spec=spec.model_dump_json(by_alias=True),
-        position=generations.position_of(warehouse, live),
+        position=position,
         cut=None,
         learn_from=None,
         learn_to=None,

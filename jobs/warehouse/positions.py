@@ -6,6 +6,7 @@ it is, for each partition, the offset of the first message that is not reflected
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -168,6 +169,14 @@ def rank(position: Mapping[str, Any]) -> int:
     that it has: ask `reached`.
     """
     return sum(offsets_of(position).values()) if position["source"] == KAFKA else int(position["version"])
+
+
+def name_of(position: Mapping[str, Any]) -> str:
+    """Return a name of a position for ids: the version, or the sum of all offsets and a digest of the cut."""
+    if position["source"] != KAFKA:
+        return str(position["version"])
+    cut = json.dumps([position.get("topic_id"), sorted(offsets_of(position).items())])
+    return f"{rank(position)}-{hashlib.sha256(cut.encode()).hexdigest()[:10]}"
 
 
 def describe(position: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.warehouse.positions import delta_position, rank, reached, topic_position
+from jobs.warehouse.positions import delta_position, name_of, rank, reached, topic_position
 
 TABLE = "measurements/walk"
 
@@ -39,3 +39,10 @@ def test_reached(position: dict[str, Any], wanted: dict[str, Any], expected: boo
     assert reached(position, wanted) is expected
     if expected and position["source"] == wanted["source"]:
         assert rank(position) >= rank(wanted)
+
+
+def test_two_cuts_of_the_same_sum_have_two_names() -> None:
+    cuts = [at(30, 10), at(10, 30), at(30, 10, topic_id="A"), at(30, 10, topic_id="B")]
+    assert len({name_of(one) for one in cuts}) == 4
+    assert name_of(at(30, 10)) == name_of(at(30, 10))
+    assert name_of(delta_position(TABLE, 7, "t1")) == "7"
