@@ -58,7 +58,8 @@ def source_of(spec: ModelSpec) -> Source:
 def start_of(warehouse: Warehouse, spec: ModelSpec) -> TopicStart:
     """Return where the landing continues; the first one begins at `source.start`, and records it.
 
-    The id of the topic is recorded, too, where the last landing did not know it.
+    The id of the topic is recorded, too, where the last landing did not know it, unless its offsets show that the topic
+    was made anew since.
     """
     source = source_of(spec)
     found = newest_landing(warehouse, measurements(spec.name), source.topic)
@@ -67,9 +68,9 @@ def start_of(warehouse: Warehouse, spec: ModelSpec) -> TopicStart:
     topic = read_topic(warehouse.spark, source.topic)
     if found is None:
         return _record(warehouse, spec, topic.id, _first_offsets(source, topic), _first_checkpoint(spec))
-    if topic.id is None:
-        return _start(spec, found)
     known = _start(spec, found)
+    if topic.id is None or not topic.reaches(known.offsets):
+        return known
     return _record(warehouse, spec, topic.id, known.offsets, known.checkpoint)
 
 
@@ -80,7 +81,8 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec) -> str | None:
         A sentence that says what is lost; None if nothing is, so that the landing continues.
     """
     source = source_of(spec)
-    found = newest_landing(warehouse, measurements(spec.name), source.topic)
+    table = measurements(spec.name)
+    found = newest_landing(warehouse, table, source.topic) if warehouse.exists(table) else None
     if found is None:
         return None
     landed, topic = _start(spec, found), read_topic(warehouse.spark, source.topic)
@@ -95,7 +97,7 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec) -> str | None:
     if not lost and not anew:
         return None
     begin = _first_offsets(source, topic) if anew else {**landed.offsets, **begin}
-    version = warehouse.latest_version(measurements(spec.name)) + 1
+    version = warehouse.latest_version(table) + 1
     _record(warehouse, spec, topic.id, begin, f"{_first_checkpoint(spec)}-{version}")
     where = ", ".join(f"{number}:{offset}" for number, offset in sorted(begin.items()))
     if anew:

@@ -48,7 +48,6 @@ from jobs.spark.kafka import (
     refuse_lost,
     refuse_recreated,
     starting,
-    topic_id,
 )
 from jobs.spark.queries import await_end, cause_of, with_trigger
 from jobs.spark.session import spark_session
@@ -144,12 +143,15 @@ def stream_of(warehouse: Warehouse, spec: ModelSpec, generation: Generation, typ
 def with_topic_id(warehouse: Warehouse, generation: Generation) -> Generation:
     """Return a generation whose position has its topic's id; one that an earlier release began adopts the present id.
 
-    Spark's checkpoint has no id, so it is kept in the generation's row.
+    Spark's checkpoint has no id, so it is kept in the generation's row. A topic is not adopted if its offsets show that
+    it was made anew.
     """
     if generation.topic is None or generation.start_position.get("topic_id") is not None:
         return generation
-    now = topic_id(warehouse.spark, generation.topic)
-    return generation if now is None else generations.adopt_topic_id(warehouse, generation, now)
+    topic = read_topic(warehouse.spark, generation.topic)
+    if topic.id is None or not topic.reaches(offsets_of(generations.position_of(warehouse, generation))):
+        return generation
+    return generations.adopt_topic_id(warehouse, generation, topic.id)
 
 
 @contextmanager
@@ -262,7 +264,6 @@ def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None, lossy
         warehouse = Warehouse(
             spark_session(settings, title, interpreted_conf(), kafka=True), settings.warehouse
         )
-        prepare(warehouse, spec)
         loss = accept_loss(warehouse, spec) if lossy else None
         with Progress(title, None, quiet=settings.quiet) as progress:
             landing = land(

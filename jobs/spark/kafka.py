@@ -54,6 +54,12 @@ class Topic(NamedTuple):
     id: str | None
     bounds: dict[int, Bounds]
 
+    def reaches(self, offsets: Mapping[int, int]) -> bool:
+        """Tell if it has all partitions and is as long as a position says; a topic that was made anew may not be."""
+        return all(
+            number in self.bounds and self.bounds[number].written >= at for number, at in offsets.items()
+        )
+
 
 def client_properties() -> dict[str, str]:
     """Return the properties of Kafka's clients.
