@@ -92,6 +92,7 @@ class Broker(Service):
             "log.retention.check.interval.ms": 500,
             "log.initial.task.delay.ms": 500,
             "log.segment.delete.delay.ms": 100,
+            "log.cleaner.backoff.ms": 500,
         }
 
     def _run(self, program: str, *arguments: str) -> None:

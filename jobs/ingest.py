@@ -43,6 +43,14 @@ def run(
             "running streams.",
         ),
     ] = False,
+    accept_loss: Annotated[
+        bool,
+        Option(
+            "--accept-loss",
+            help="Continue with what the topic has now, where it has lost messages that have not landed, or was made "
+            "anew.",
+        ),
+    ] = False,
 ) -> Report:
     """Land files, or a topic, in the model's measurements table; rows that do not fit go to quarantine.
 
@@ -60,8 +68,10 @@ def run(
     seconds = trigger_seconds(trigger)
     if history and (not input or seconds is not None):
         raise UserError("--history lands files once: give --input, and no --trigger")
+    if accept_loss and input:
+        raise UserError("--accept-loss is for a topic: leave out --input")
     if not input:
-        return topics.land_topic(settings, spec, seconds)
+        return topics.land_topic(settings, spec, seconds, accept_loss)
     if seconds is not None:
         return folder_watch.run(settings, spec, input, seconds)
     files = find_files(input)

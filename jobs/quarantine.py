@@ -76,7 +76,7 @@ def act(
     if action == "discard":
         return _discarded(spec.name, quarantine_rows.discard(warehouse, chosen & F.col("status").isNull()))
     held = held if payloads is None else quarantine_rows.with_payloads(warehouse, held, payloads)
-    columns = ("id", "payload", "source", "generation", "batch_id")
+    columns = ("id", "payload", "source", "position", "generation", "batch_id")
     return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)))
 
 
@@ -157,6 +157,10 @@ def _replayed(model: str, late: str, outcome: Outcome) -> Report:
         lines.append(
             f"{outcome.late:,} of them were late: copies are appended, and the stream checks them again{again}"
         )
+    if outcome.copies:
+        lines.append(
+            f"marked {plural(outcome.copies, 'further row')} as replayed: their messages have landed, each once"
+        )
     stay = sum(outcome.reasons.values())
     if stay:
         counts = "; ".join(f"{count:,} {reason}" for reason, count in sorted(outcome.reasons.items()))
@@ -167,6 +171,7 @@ def _replayed(model: str, late: str, outcome: Outcome) -> Report:
             "model": model,
             "landed": outcome.landed,
             "late": outcome.late,
+            "copies": outcome.copies,
             "landed_of_interrupted": outcome.completed,
             "stay": stay,
             "reasons": outcome.reasons,

@@ -11,7 +11,7 @@ from jobs.downstream.rule_operator import Alerts, buckets_of, start_rules
 from jobs.downstream.runner import LiveQueries
 from jobs.downstream.windows import Windows
 from jobs.encoding.keys import key_kind
-from jobs.spark.kafka import bounds
+from jobs.spark.kafka import read_topic
 from jobs.specs.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class MonitorQueries(LiveQueries):
         """Start a query for the windows and one for the rules."""
         spec, monitor, warehouse = self.spec, self.monitor, self.warehouse
         if monitor.kafka is not None:
-            bounds(warehouse.spark, monitor.kafka.topic)
+            read_topic(warehouse.spark, monitor.kafka.topic)
         queries = []
         for query in queries_of(spec, MONITOR):
             source = self.source()

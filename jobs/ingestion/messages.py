@@ -26,8 +26,8 @@ from jobs.ingestion.csv_parquet import Source as Columns
 from jobs.ingestion.json_rows import read_objects
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
-from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import OFFSET, PARTITION, PAYLOAD, POSITION, REASON
+from jobs.warehouse.measurements_table import OFFSET, PARTITION, KeyTypes
+from jobs.warehouse.quarantine import PAYLOAD, POSITION, REASON
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -51,8 +51,10 @@ def key_types(source: Source, names: list[str]) -> KeyTypes:
     return {name: "bigint" if name in whole else "string" for name in names}
 
 
-def checked_messages(messages: DataFrame, spec: ModelSpec, source: Source, types: KeyTypes) -> DataFrame:
-    """Turn messages (`key`, `value`, `partition`, `offset`) into accepted and rejected rows.
+def checked_messages(
+    messages: DataFrame, spec: ModelSpec, source: Source, types: KeyTypes, topic_id: str | None = None
+) -> DataFrame:
+    """Turn messages (`key`, `value`, `partition`, `offset`) of a topic into accepted and rejected rows.
 
     Returns:
         `_reason`, `_payload` and `_position` (null where accepted), the spec's columns, `_partition`, `_offset`.
@@ -65,7 +67,7 @@ def checked_messages(messages: DataFrame, spec: ModelSpec, source: Source, types
         kept = kept.filter(F.col("value").isNotNull())
     raw = kept.select("value", "key", "partition", "offset", *_cells(spec, source))
     schema = f"{REJECTED}, {typed_columns(spec, types)}, {PARTITION} int, {OFFSET} bigint"
-    check = MessageChecker(spec, source, types)
+    check = MessageChecker(spec, source, types, topic_id)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -83,6 +85,7 @@ class MessageChecker(NamedTuple):
     spec: ModelSpec
     source: Source
     types: KeyTypes
+    topic_id: str | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns of `checked_messages`."""
@@ -179,6 +182,8 @@ class MessageChecker(NamedTuple):
             "partition": batch.column("partition")[at].as_py(),
             "offset": batch.column("offset")[at].as_py(),
         }
+        if self.topic_id is not None:
+            place["topic_id"] = self.topic_id
         key = batch.column("key")[at].as_py()
         if key is not None:
             place["key"] = key.decode("utf-8", "backslashreplace")

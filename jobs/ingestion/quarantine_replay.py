@@ -5,6 +5,9 @@ Three commits, in this order:
 2. they are appended to the measurements, in a transaction named after the replay, so that a retry is idempotent;
 3. they are marked `replayed`.
 A crash before 1 changes nothing. After a later crash, the next replay of the model first repeats 2 and 3.
+
+A message of a topic has a row in quarantine for each reader that rejected it. One of them lands, and the others are
+marked with it; all are marked, and none lands, if the message has landed already.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from delta.tables import DeltaTable
@@ -21,6 +24,14 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.ingestion.checking import ROWS_A_FILE
+from jobs.ingestion.message_places import (
+    MESSAGE,
+    Landing,
+    identity,
+    is_message,
+    landed_among,
+    rejected_place,
+)
 from jobs.ingestion.rechecking import recheck
 from jobs.lineage import replayed_late_rows
 from jobs.specs.model_spec import ModelSpec
@@ -37,21 +48,35 @@ STALE = (
     "rejected by a generation whose state is no longer used; the current generations check the row themselves"
 )
 """Why a row is not replayed that an abandoned generation rejected."""
+AHEAD = "not landed yet: `ingest` will read this message, and check it with the current spec"
+"""Why a message is not replayed that a stream has rejected, and `ingest` has not read."""
 
 
 @dataclass
 class Outcome:
-    """Counts of a replay: rows landed, late ones among them, rows of an interrupted replay, rows still rejected."""
+    """Counts of a replay: rows landed, late ones among them, rows of an interrupted replay, rows still rejected.
+
+    copies: rows marked as replayed without landing, since their message has landed, or lands from another row.
+    """
 
     landed: int = 0
     late: int = 0
+    copies: int = 0
     completed: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     version: int | None = None
 
 
+class Done(NamedTuple):
+    """Counts of a completed replay: rows landed, late ones among them, rows marked with another that landed."""
+
+    landed: int
+    late: int
+    copies: int
+
+
 def replay(warehouse: Warehouse, spec: ModelSpec, rows: DataFrame) -> Outcome:
-    """Land the held rows (id, payload, source, generation, batch_id) that the current spec accepts.
+    """Land the held rows (id, payload, source, position, generation, batch_id) that the current spec accepts.
 
     Raises:
         UserError: the model has no measurements table, or the table lacks a column of the spec.
@@ -60,18 +85,21 @@ def replay(warehouse: Warehouse, spec: ModelSpec, rows: DataFrame) -> Outcome:
     key_types = _key_types(warehouse, spec, table)
     with warehouse.lock(f"replay-{spec.name}"):
         outcome = Outcome(completed=_complete_interrupted(warehouse, spec, key_types))
-        identity = uuid.uuid4().hex
-        checked = _rechecked(warehouse, spec, key_types, rows).persist()
+        replay_id = uuid.uuid4().hex
+        landing = Landing.of(warehouse, spec)
+        checked = _rechecked(warehouse, spec, key_types, rows, landing).persist()
         try:
-            for row in checked.groupBy("reason").count().collect():
-                if row["reason"] is not None:
-                    outcome.reasons[row["reason"]] = int(row["count"])
-            accepted = checked.filter("reason IS NULL").select("id", "landing").dropDuplicates(["id"])
-            if not accepted.isEmpty():
-                _mark_replaying(warehouse, accepted, identity)
+            claims = _claims(warehouse, spec, checked, landing).persist()
+            left = checked.join(claims.select(MESSAGE), MESSAGE, "left_anti")
+            for row in left.groupBy("reason").count().collect():
+                outcome.reasons[row["reason"]] = int(row["count"])
+            if not claims.isEmpty():
+                _mark_replaying(warehouse, spec, claims, landing, replay_id)
+            claims.unpersist()
         finally:
             checked.unpersist()
-        outcome.landed, outcome.late = _complete(warehouse, spec, key_types, identity)
+        done = _complete(warehouse, spec, key_types, replay_id)
+        outcome.landed, outcome.late, outcome.copies = done
     outcome.version = warehouse.latest_version(table) if outcome.landed or outcome.completed else None
     return outcome
 
@@ -83,20 +111,42 @@ def interrupted(warehouse: Warehouse, model: str) -> list[str]:
 
 
 def _complete_interrupted(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes) -> int:
-    return sum(_complete(warehouse, spec, key_types, one)[0] for one in interrupted(warehouse, spec.name))
+    return sum(_complete(warehouse, spec, key_types, one).landed for one in interrupted(warehouse, spec.name))
 
 
-def _rechecked(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: DataFrame) -> DataFrame:
-    """Return id, the row to land, and the reason why it cannot be replayed, null if it can."""
+def _rechecked(
+    warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: DataFrame, landing: Landing | None
+) -> DataFrame:
+    """Return `MESSAGE`, source, position, id, the row to land, and the reason why it cannot be replayed, or null."""
     chains = replayed_late_rows.lineages(warehouse, spec.name)
     current = replayed_late_rows.refused_by_all(chains, F.col("generation"), F.col("batch_id"))
     stale = _is_measurement() & ~current
-    checked = rows.select("id", "payload", stale.alias("stale")).mapInArrow(
-        _checker(spec, key_types), "id string, stale boolean, reason string, landing string"
-    )
+    ahead = F.lit(False) if landing is None else is_message() & ~landing.reached()
+    kept = "id string, source string, position string, message string, stale boolean, ahead boolean"
+    checked = rows.select(
+        *("id", "source", "position", "payload"),
+        identity(landing).alias("message"),
+        F.coalesce(stale, F.lit(False)).alias("stale"),
+        F.coalesce(ahead, F.lit(False)).alias("ahead"),
+    ).mapInArrow(_checker(spec, key_types), f"{kept}, reason string, landing string")
+    reason = F.when(F.col("stale"), F.lit(STALE)).when(F.col("ahead"), F.lit(AHEAD))
     return checked.select(
-        "id", "landing", F.when(F.col("stale"), F.lit(STALE)).otherwise(F.col("reason")).alias("reason")
+        *("id", "source", "position", "landing"),
+        F.col("message").alias(MESSAGE),
+        reason.otherwise(F.col("reason")).alias("reason"),
     )
+
+
+def _claims(warehouse: Warehouse, spec: ModelSpec, checked: DataFrame, landing: Landing | None) -> DataFrame:
+    """Return what a replay marks: each `MESSAGE`, and the row that lands it, null if it has landed already."""
+    accepted = checked.filter("reason IS NULL").select(MESSAGE, "id", "landing")
+    # Rows of an earlier release that agree in everything share an id; of a message, any accepted row will do.
+    chosen = accepted.groupBy(MESSAGE).agg(F.min(F.struct("id", "landing")).alias("row"))
+    if landing is None:
+        return chosen.select(MESSAGE, "row.id", "row.landing")
+    landed = landed_among(warehouse, spec, landing, checked).withColumn("known", F.lit(True))
+    row = F.when(F.col("known").isNull(), F.col("row")).alias("row")
+    return chosen.join(landed, MESSAGE, "full_outer").select(MESSAGE, row).select(MESSAGE, "row.*")
 
 
 def _is_measurement() -> Column:
@@ -107,85 +157,110 @@ def _is_measurement() -> Column:
 def _checker(
     spec: ModelSpec, key_types: KeyTypes
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    kept = ("id", "source", "position", "message", "stale", "ahead")
+
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             found = recheck(spec, key_types, batch.column("payload").to_pylist())
             yield pa.RecordBatch.from_arrays(
                 [
-                    batch.column("id"),
-                    batch.column("stale"),
+                    *(batch.column(name) for name in kept),
                     pa.array(found.reasons, pa.string()),
                     pa.array(found.landings, pa.string()),
                 ],
-                ["id", "stale", "reason", "landing"],
+                [*kept, "reason", "landing"],
             )
 
     return check
 
 
-def _mark_replaying(warehouse: Warehouse, accepted: DataFrame, identity: str) -> None:
-    """Mark the accepted rows that are still held as `replaying`, in one commit."""
-    target = DeltaTable.forPath(warehouse.spark, warehouse.path(TABLE)).alias("t")
-    merge = target.merge(accepted.alias("s"), "t.id = s.id").whenMatchedUpdate(
+def _mark_replaying(
+    warehouse: Warehouse, spec: ModelSpec, claims: DataFrame, landing: Landing | None, replay_id: str
+) -> None:
+    """Mark the held rows of the claimed messages as `replaying`, in one commit, and fix the row that each lands as."""
+    target = DeltaTable.forPath(warehouse.spark, warehouse.path(TABLE))
+    rows = target.toDF().filter(F.col("model") == spec.name)
+    held = rows.filter(F.col("status").isNull()).select("id", identity(landing).alias(MESSAGE))
+    wanted = held.join(claims.withColumnRenamed("id", "lands"), MESSAGE).select(
+        "id", F.when(F.col("id") == F.col("lands"), F.col("landing")).alias("landing")
+    )
+    merge = target.alias("t").merge(wanted.dropDuplicates(["id"]).alias("s"), "t.id = s.id")
+    merge = merge.whenMatchedUpdate(
         "t.status IS NULL",
-        {"status": F.lit(REPLAYING), "replay": F.lit(identity), "landing": F.col("s.landing")},
+        {"status": F.lit(REPLAYING), "replay": F.lit(replay_id), "landing": F.col("s.landing")},
     )
     with warehouse.lock(TABLE):
         merge.execute()
 
 
-def _complete(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, identity: str) -> tuple[int, int]:
-    """Do the second and third commit of a replay; return how many rows landed, and how many of them were late."""
-    chosen = (F.col("replay") == identity) & (F.col("status") == REPLAYING)
-    rows = warehouse.read(TABLE).filter(chosen)
-    late = _is_measurement()
-    landed = _land(warehouse, spec, key_types, rows.filter(~late), identity, copies=False)
-    copied = _land(warehouse, spec, key_types, rows.filter(late), identity, copies=True)
-    if landed + copied:
-        _mark_replayed(warehouse, identity)
-    return landed + copied, copied
+def _complete(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, replay_id: str) -> Done:
+    """Do the second and third commit of a replay."""
+    chosen = (F.col("replay") == replay_id) & (F.col("status") == REPLAYING)
+    marked = warehouse.read(TABLE).filter(chosen)
+    lands = F.col("landing").isNotNull()
+    copies = marked.filter(~lands).count()
+    rows, late = marked.filter(lands), _is_measurement()
+    copied = _land(warehouse, spec, key_types, rows.filter(late), replay_id, copies=True)
+    rows = _each_message_once(rows.filter(~late), Landing.of(warehouse, spec))
+    landed = _land(warehouse, spec, key_types, rows, replay_id, copies=False)
+    if landed + copied + copies:
+        _mark_replayed(warehouse, replay_id)
+    return Done(landed + copied, copied, copies)
 
 
-def _mark_replayed(warehouse: Warehouse, identity: str) -> None:
+def _each_message_once(rows: DataFrame, landing: Landing | None) -> DataFrame:
+    """Keep one row of each message: a replay of an earlier release, which was interrupted, has marked all of them."""
+    if landing is None:
+        return rows
+    messages = rows.filter(is_message()).withColumn(MESSAGE, identity(landing)).dropDuplicates([MESSAGE])
+    return rows.filter(~is_message()).unionByName(messages.drop(MESSAGE))
+
+
+def _mark_replayed(warehouse: Warehouse, replay_id: str) -> None:
     quarantine.update(
         warehouse,
-        (F.col("replay") == identity) & (F.col("status") == REPLAYING),
+        (F.col("replay") == replay_id) & (F.col("status") == REPLAYING),
         {"status": F.lit(REPLAYED), "resolved_at": F.current_timestamp()},
     )
 
 
 def _land(
-    warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: DataFrame, identity: str, copies: bool
+    warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: DataFrame, replay_id: str, copies: bool
 ) -> int:
     """Append a replay's rows to the measurements, once; return how many. copies: the rows are late ones."""
     columns = {name: "double" for name in spec.columns} | key_types | {spec.time: "bigint"}
     schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
-    origin = replayed_late_rows.origin(identity) if copies else F.lit(f"quarantine:{identity}")
-    parsed = rows.select(F.from_json("landing", schema).alias("row"), origin.alias("_origin"))
+    origin = replayed_late_rows.origin(replay_id) if copies else F.lit(f"quarantine:{replay_id}")
+    place = {} if copies or spec.source is None else rejected_place()
+    parsed = rows.select(
+        F.from_json("landing", schema).alias("row"),
+        origin.alias("_origin"),
+        *(F.when(is_message(), part).alias(name) for name, part in place.items()),
+    )
     time = F.col(f"row.`{spec.time}`")
     count, first, last = parsed.agg(F.count("*"), F.min(time), F.max(time)).collect()[0]
     if not count:
         return 0
     if copies:
-        replayed_late_rows.announce(warehouse, identity, spec.name, count)
+        replayed_late_rows.announce(warehouse, replay_id, spec.name, count)
     frame = parsed.select(
         *(
             (F.timestamp_micros(time) if name == spec.time else F.col(f"row.`{name}`")).alias(name)
             for name in spec.columns
         ),
-        "_origin",
+        *("_origin", *place),
         F.current_timestamp().alias("_landed_at"),
     )
     # A batch pass already has the originals, so the commit of copies records no time span (`positions.Commit`).
     span: dict[str, Any] = (
         {"min_time": None, "max_time": None} if copies else {"min_time": first, "max_time": last}
     )
-    detail = {"replay": identity, "late": copies, "rows": count, **span}
+    detail = {"replay": replay_id, "late": copies, "rows": count, **span}
     warehouse.append(
         frame.coalesce(max(1, count // ROWS_A_FILE)),
         need_measurements(warehouse, spec.name),
-        (f"replay-{identity}{'-late' if copies else ''}", 1),
-        {"userMetadata": json.dumps(detail)},
+        (f"replay-{replay_id}{'-late' if copies else ''}", 1),
+        {"userMetadata": json.dumps(detail), "mergeSchema": "true"},
     )
     return int(count)
 

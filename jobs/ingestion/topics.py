@@ -12,7 +12,8 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,21 +28,44 @@ from jobs.core.signals import stop_signal
 from jobs.ingestion.checking import ROWS_A_FILE, measurement_columns
 from jobs.ingestion.landing import count_rows
 from jobs.ingestion.messages import checked_messages, key_types
+from jobs.ingestion.topic_start import (
+    TopicStart,
+    accept_loss,
+    landing_detail,
+    source_of,
+    start_of,
+    way_out,
+)
+from jobs.lineage import generations
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
-from jobs.spark.kafka import Offsets, bounds, refuse_lost, spark_options, starting
+from jobs.spark.kafka import (
+    Topic,
+    TopicWatch,
+    read_topic,
+    reading_options,
+    refuse_lost,
+    refuse_recreated,
+    starting,
+)
 from jobs.spark.queries import await_end, cause_of, with_trigger
 from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
-from jobs.specs.source import Source
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
-from jobs.warehouse.positions import describe, landed_offsets, offsets_of
-from jobs.warehouse.quarantine import (
+from jobs.warehouse.measurements_table import (
+    MEASUREMENT_PROPERTIES,
     OFFSET,
     PARTITION,
+    PLACES,
+    TOPIC,
+    TOPIC_ID,
+    KeyTypes,
+    key_types_in,
+)
+from jobs.warehouse.positions import describe, offsets_of
+from jobs.warehouse.quarantine import (
     PAYLOAD,
     POSITION,
     REASON,
@@ -57,29 +81,12 @@ if TYPE_CHECKING:
 
     from jobs.lineage.generations import Generation
 
-PLACES = "_topic string, _partition int, _offset bigint"
-"""Columns of a topic's measurements: the origin of each."""
-
-
-def source_of(spec: ModelSpec) -> Source:
-    """Return the spec's source.
-
-    Raises:
-        UserError: the spec has no source, though a generation of the model reads a topic.
-    """
-    if spec.source is None:
-        raise UserError(
-            f"the stream of {spec.name} reads a topic, but its spec no longer has a `source`: restore it, or pretrain "
-            f"the changed spec and start with `stream --model {spec.name} --adopt SNAPSHOT`"
-        )
-    return spec.source
-
 
 def messages_after(
     warehouse: Warehouse,
     spec: ModelSpec,
     checkpoint: Checkpoint,
-    start: Offsets,
+    start: Mapping[str, Any],
     types: KeyTypes,
     reader: str,
 ) -> DataFrame:
@@ -89,44 +96,75 @@ def messages_after(
         warehouse: of the model.
         spec: of the model.
         checkpoint: of the query; its position counts, or `start` before its first micro-batch.
-        start: offset of the next message, by partition; a partition that is absent is read from its beginning.
+        start: a position in the topic; a partition that it does not name is read from its beginning.
         types: of the key columns.
         reader: name of the query, for errors.
 
     Raises:
-        UserError: messages after the position are no longer in the topic, or the brokers do not answer.
+        UserError: messages after the position are no longer in the topic, the topic was made anew, or the brokers do
+            not answer.
     """
     source = source_of(spec)
-    spark = warehouse.spark
-    have = bounds(spark, source.topic)
-    batch = checkpoint.last_commit()
-    needed = start
-    if batch is not None:
-        reached = checkpoint.position(batch, {})
-        if reached["topic"] != source.topic:
-            raise UserError(
-                f"{reader} has reached {describe(reached)}, but the spec now reads topic {source.topic}. Restore the "
-                f"topic, or give the model of the new topic another name"
-            )
-        needed = offsets_of(reached)
-    refuse_lost(source.topic, needed, have, reader)
-    stream = spark.readStream.format("kafka").option("subscribe", source.topic)
-    stream = stream.option("startingOffsets", starting(source.topic, start, have))
+    have = read_topic(warehouse.spark, source.topic)
+    _refuse_gap(spec, checkpoint, start, have, reader)
+    stream = warehouse.spark.readStream.format("kafka").option("subscribe", source.topic)
+    stream = stream.option("startingOffsets", starting(source.topic, offsets_of(start), have.bounds))
     stream = stream.option("failOnDataLoss", "true")
     # Waits a minute for a broker that restarts.
     stream = stream.option("fetchOffset.numRetries", 30).option("fetchOffset.retryIntervalMs", 2000)
     if source.max_offsets_per_batch is not None:
         stream = stream.option("maxOffsetsPerTrigger", source.max_offsets_per_batch)
-    for name, value in spark_options().items():
+    for name, value in reading_options().items():
         stream = stream.option(name, value)
-    return checked_messages(stream.load(), spec, source, types)
+    return checked_messages(stream.load(), spec, source, types, start.get("topic_id"))
+
+
+def _refuse_gap(
+    spec: ModelSpec, checkpoint: Checkpoint, start: Mapping[str, Any], have: Topic, reader: str
+) -> None:
+    """Refuse a topic that does not continue at the position of a query."""
+    batch = checkpoint.last_commit()
+    needed = start if batch is None else checkpoint.position(batch, start)
+    if needed["topic"] != have.name:
+        raise UserError(
+            f"{reader} has reached {describe(needed)}, but the spec now reads topic {have.name}. Restore the "
+            f"topic, or give the model of the new topic another name"
+        )
+    refuse_recreated(have.name, needed.get("topic_id"), have.id, way_out(spec))
+    refuse_lost(have, offsets_of(needed), reader, way_out(spec))
 
 
 def stream_of(warehouse: Warehouse, spec: ModelSpec, generation: Generation, types: KeyTypes) -> DataFrame:
     """Return the messages after a generation's snapshot as a stream of checked rows."""
-    checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    start = offsets_of(generation.start_position)
+    checkpoint, start = Checkpoint(warehouse, generation.checkpoint), generation.start_position
     return messages_after(warehouse, spec, checkpoint, start, types, f"the stream of {spec.name}")
+
+
+def with_topic_id(warehouse: Warehouse, generation: Generation) -> Generation:
+    """Return a generation whose position has its topic's id; one that an earlier release began adopts the present id.
+
+    Spark's checkpoint has no id, so it is kept in the generation's row. A topic is not adopted if its offsets show that
+    it was made anew.
+    """
+    if generation.topic is None or generation.start_position.get("topic_id") is not None:
+        return generation
+    topic = read_topic(warehouse.spark, generation.topic)
+    if topic.id is None or not topic.reaches(offsets_of(generations.position_of(warehouse, generation))):
+        return generation
+    return generations.adopt_topic_id(warehouse, generation, topic.id)
+
+
+@contextmanager
+def watched_topic(
+    warehouse: Warehouse, spec: ModelSpec, generation: Generation
+) -> Iterator[Callable[[], None]]:
+    """Lend a function that raises if a generation's topic has been made anew; for a table it does nothing."""
+    if generation.topic is None:
+        yield lambda: None
+        return
+    known = generation.start_position.get("topic_id")
+    with TopicWatch(warehouse.spark, generation.topic, known, way_out(spec)) as watch:
+        yield watch.check
 
 
 @dataclass
@@ -135,7 +173,8 @@ class Landing:
 
     warehouse: Warehouse
     spec: ModelSpec
-    checkpoint: Checkpoint
+    start: TopicStart
+    watch: TopicWatch
     on_progress: Callable[[Landing], None]
     batches: int = 0
     rows: int = 0
@@ -145,10 +184,12 @@ class Landing:
     def __call__(self, messages: DataFrame, batch_id: int) -> None:
         """Land a micro-batch. Idempotent."""
         spec, source = self.spec, source_of(self.spec)
-        app = f"ingest-{spec.name}-{self.checkpoint.query_id()}"
+        checkpoint = Checkpoint(self.warehouse, self.start.checkpoint)
+        app = f"ingest-{spec.name}-{checkpoint.query_id()}"
         messages = messages.persist()
         try:
             count, span, reasons = count_rows(messages, spec.time)
+            self.watch.check()  # now that all messages are read, and before anything is written
             if too_many(spec.quarantine, reasons, count):
                 where = f"micro-batch {batch_id} of topic {source.topic}"
                 raise refusal(spec.quarantine, reasons, count, where)
@@ -159,9 +200,11 @@ class Landing:
             fits = messages.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD, POSITION)
             place = F.concat_ws("/", F.lit(f"kafka:{source.topic}"), PARTITION, OFFSET)
             fits = fits.withColumn("_origin", place).withColumn("_landed_at", F.current_timestamp())
-            fits = fits.withColumn("_topic", F.lit(source.topic)).coalesce(max(1, count // ROWS_A_FILE))
-            offsets = offsets_of(self.checkpoint.position(batch_id, {}))
-            detail = landing_detail(source.topic, offsets, count, span)
+            fits = fits.withColumn(TOPIC, F.lit(source.topic))
+            fits = fits.withColumn(TOPIC_ID, F.lit(self.start.topic_id).cast("string"))
+            fits = fits.coalesce(max(1, count // ROWS_A_FILE))
+            offsets = offsets_of(checkpoint.position(batch_id, self.start.position))
+            detail = landing_detail(self.start, offsets, count, span)
             options = {"userMetadata": json.dumps(detail), "mergeSchema": "true"}
             self.warehouse.append(fits, measurements(spec.name), (app, batch_id), options)
         finally:
@@ -171,14 +214,6 @@ class Landing:
         self.reasons.update(reasons)
         self.version = self.warehouse.latest_version(measurements(spec.name))
         self.on_progress(self)
-
-
-def landing_detail(
-    topic: str, offsets: Offsets, rows: int, span: tuple[int | None, int | None]
-) -> dict[str, Any]:
-    """Return a commit's metadata: its rows, their first and last time, and the offsets up to which the topic landed."""
-    named = {str(number): offset for number, offset in sorted(offsets.items())}
-    return {"topic": topic, "offsets": named, "rows": rows, "min_time": span[0], "max_time": span[1]}
 
 
 def land(
@@ -195,22 +230,25 @@ def land(
     """
     source = source_of(spec)
     types = prepare(warehouse, spec)
-    checkpoint = Checkpoint(warehouse, f"checkpoints/ingest-{spec.name}")
-    start = _start(warehouse, spec)
-    landing = Landing(warehouse, spec, checkpoint, on_progress)
-    rows = messages_after(warehouse, spec, checkpoint, start, types, f"`ingest --model {spec.name}`")
-    name = f"ingest {spec.name}"
-    writer = rows.writeStream.queryName(name).foreachBatch(batches_labelled(landing, name))
-    writer = writer.option("checkpointLocation", checkpoint.path)
-    try:
-        await_end(with_trigger(writer, seconds).start(), stop or threading.Event())
-    except PySparkException as error:
-        raise UserError(f"landing topic {source.topic} failed: {cause_of(error)}", RUN_FAILED) from error
+    start = start_of(warehouse, spec)
+    checkpoint = Checkpoint(warehouse, start.checkpoint)
+    reader, name = f"`ingest --model {spec.name}`", f"ingest {spec.name}"
+    rows = messages_after(warehouse, spec, checkpoint, start.position, types, reader)
+    with TopicWatch(warehouse.spark, source.topic, start.topic_id, way_out(spec)) as watch:
+        landing = Landing(warehouse, spec, start, watch, on_progress)
+        writer = rows.writeStream.queryName(name).foreachBatch(batches_labelled(landing, name))
+        writer = writer.option("checkpointLocation", checkpoint.path)
+        try:
+            await_end(with_trigger(writer, seconds).start(), stop or threading.Event())
+        except PySparkException as error:
+            raise UserError(f"landing topic {source.topic} failed: {cause_of(error)}", RUN_FAILED) from error
     return landing
 
 
-def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None) -> Report:
+def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None, lossy: bool = False) -> Report:
     """Run `land` as a command of its own, until SIGTERM if `seconds` is given.
+
+    lossy: continue with what the topic has now, if messages were lost (`topic_start.accept_loss`).
 
     Raises:
         UserError: the spec names no topic, another process lands it, or as of `land`.
@@ -226,19 +264,22 @@ def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None) -> Re
         warehouse = Warehouse(
             spark_session(settings, title, interpreted_conf(), kafka=True), settings.warehouse
         )
+        loss = accept_loss(warehouse, spec) if lossy else None
         with Progress(title, None, quiet=settings.quiet) as progress:
             landing = land(
                 warehouse, spec, seconds, stop, lambda now: progress.advance(1, f"{now.rows:,} rows")
             )
         table = measurements(spec.name)
         version = warehouse.latest_version(table)
-        offsets = sorted((landed_offsets(warehouse, table, spec.source.topic) or {}).items())
+        offsets = sorted(start_of(warehouse, spec).offsets.items())
     reasons = dict(sorted(landing.reasons.items()))
     quarantined = sum(reasons.values())
     lines = [
         f"landed {plural(landing.rows, 'message')} of topic {spec.source.topic} for {spec.name}, up to "
         + ", ".join(f"{number}:{offset}" for number, offset in offsets)
     ]
+    if loss is not None:
+        lines.insert(0, loss)
     if quarantined:
         counts = "; ".join(f"{count:,} {reason}" for reason, count in reasons.items())
         lines.append(f"quarantined {plural(quarantined, 'message')}: {counts}")
@@ -266,20 +307,3 @@ def prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
     columns = f"{measurement_columns(spec, types)}, {PLACES}"
     warehouse.create(table, columns, properties=MEASUREMENT_PROPERTIES)
     return types
-
-
-def _start(warehouse: Warehouse, spec: ModelSpec) -> Offsets:
-    """Return the offsets up to which the topic has landed; the first run starts at `source.start` and records it."""
-    source, table = source_of(spec), measurements(spec.name)
-    landed = landed_offsets(warehouse, table, source.topic)
-    if landed is not None:
-        return landed
-    held = bounds(warehouse.spark, source.topic)
-    start = {number: one.end if source.start == "latest" else one.first for number, one in held.items()}
-    detail = landing_detail(source.topic, start, 0, (None, None))
-    nothing = warehouse.read(table).filter(F.lit(False))
-    options = {"userMetadata": json.dumps(detail)}
-    warehouse.append(nothing, table, (f"ingest-{spec.name}-{source.topic}", int(time.time())), options)
-    landed = landed_offsets(warehouse, table, source.topic)
-    assert landed is not None
-    return landed

@@ -17,6 +17,7 @@ from jobs.core.errors import UserError
 from jobs.encoding.routing import blocks_for
 from jobs.lineage.damage import half_written
 from jobs.lineage.generations import position_of
+from jobs.spark.kafka import same_if_known, topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
 from jobs.warehouse.checkpoints import Checkpoint
@@ -135,6 +136,7 @@ class Deployed(NamedTuple):
     """The deployed spec, the id and latest version of the measurements table, and the session's settings.
 
     commit_of: the id of the commit that a version of the measurements is now, None if the table's log lacks it.
+    topic_id: of the spec's topic; None if it has none, or if the id is unknown.
     """
 
     spec: ModelSpec
@@ -142,6 +144,7 @@ class Deployed(NamedTuple):
     latest_version: int | None = None
     settings: Mapping[str, str] = {}
     commit_of: Callable[[int], str | None] = _unknown_commit
+    topic_id: str | None = None
 
 
 class Finding(NamedTuple):
@@ -292,8 +295,14 @@ def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] 
                 settings[name] = str(warehouse.spark.conf.get(name))
             except PySparkException:  # unknown to this version of Spark
                 continue
-    latest = warehouse.latest_version(table)
-    return Deployed(spec, warehouse.table_id(table), latest, settings, partial(commit_id, warehouse, table))
+    return Deployed(
+        spec,
+        warehouse.table_id(table),
+        warehouse.latest_version(table),
+        settings,
+        partial(commit_id, warehouse, table),
+        None if spec.source is None else topic_id(warehouse.spark, spec.source.topic),
+    )
 
 
 def refuse_other_measurements(warehouse: Warehouse, generation: Generation, manifest: Manifest) -> None:
@@ -405,8 +414,23 @@ def _source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
     other = (
         None if deployed.spec.version > built_with.spec.version else other_source(built_with, deployed.spec)
     )
+    known = built_with.position.get("topic_id")
     if other is not None:
         yield Finding(REFUSED, other)
+    elif _same_topic(built_with, deployed.spec) and not same_if_known(known, deployed.topic_id):
+        name = deployed.spec.name
+        yield Finding(
+            REFUSED,
+            f"{built_with.name} has reached {describe(built_with.position)}, and that topic was deleted and made anew "
+            f"since (its id is {deployed.topic_id} now, and was {known}), so these offsets mean other messages. Start "
+            f"anew: `ingest --model {name} --accept-loss`, `pretrain`, and `stream --model {name} --adopt` the new "
+            f"snapshot",
+        )
+
+
+def _same_topic(built_with: BuiltWith, spec: ModelSpec) -> bool:
+    """Tell if a spec names the topic that a state reflects; one of a higher version may name another."""
+    return spec.source is not None and built_with.position.get("topic") == spec.source.topic
 
 
 def _table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:

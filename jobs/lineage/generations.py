@@ -17,7 +17,7 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.supervision.driver_status import LIVE
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse, utc
-from jobs.warehouse.positions import KAFKA, rank
+from jobs.warehouse.positions import KAFKA, rank, reached
 from jobs.warehouse.tables import GENERATIONS
 
 if TYPE_CHECKING:
@@ -111,6 +111,11 @@ def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generati
 def progress_rank(warehouse: Warehouse, generation: Generation) -> int:
     """Return the rank of a generation's position: a version of the measurements, or the sum of a topic's offsets."""
     return rank(position_of(warehouse, generation))
+
+
+def has_reached(warehouse: Warehouse, generation: Generation, other: Generation) -> bool:
+    """Tell if a generation reflects all rows that another one reflects."""
+    return reached(position_of(warehouse, generation), position_of(warehouse, other))
 
 
 def position_of(warehouse: Warehouse, generation: Generation) -> dict[str, Any]:
@@ -254,6 +259,14 @@ def update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None
     """Set columns of the generations that meet a condition, in one commit."""
     with warehouse.lock("generations"):
         DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).update(condition, values)
+
+
+def adopt_topic_id(warehouse: Warehouse, one: Generation, topic_id: str) -> Generation:
+    """Return a generation with the id of the topic that it reads, recorded in its row, where none was known."""
+    adopted = replace(one, start_position={**one.start_position, "topic_id": topic_id})
+    mine = F.col("generation") == one.generation
+    update(warehouse, mine, {"start_position": F.lit(json.dumps(adopted.start_position))})
+    return adopted
 
 
 def _columns(one: Generation) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.damage import refuse_damaged
-from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, position_of, progress_rank
+from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, has_reached, position_of
 from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import describe
@@ -40,8 +40,7 @@ def promote(
     if found.status != SHADOW:
         raise UserError(f"{found.generation} is {found.status}, not a shadow: roll back to it instead")
     if live is not None and not allow_lag:
-        have, want = progress_rank(warehouse, found), progress_rank(warehouse, live)
-        if have < want:
+        if not has_reached(warehouse, found, live):
             raise ShadowLags(
                 f"{found.generation} has reached {describe(position_of(warehouse, found))} and {live.generation} "
                 f"{describe(position_of(warehouse, live))}: let it catch up first "

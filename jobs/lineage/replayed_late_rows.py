@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
 
 TABLE = "late_copies"
-"""One row per replay of late rows. Without this table no measurement is a copy, so readers skip the filters below."""
+"""One row per replay of late rows. A version of the measurements that was committed without this table has no copy."""
 _PREFIX = "late:"
 
 
@@ -86,8 +86,11 @@ def without(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
 
 
 def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation) -> DataFrame:
-    """Drop copies of late rows that no generation of this one's lineage rejected."""
-    if not warehouse.exists(TABLE):
+    """Drop copies of late rows that no generation of this one's lineage rejected.
+
+    Also where no row was ever replayed: the stream that reads these rows may still run when one is.
+    """
+    if "_origin" not in rows.columns:  # a table written by another tool
         return rows
     segments = lineage(warehouse, generations.all_of(warehouse, generation.model), generation)
     parts = F.split(F.col("_origin"), ":")

@@ -50,7 +50,7 @@ def resolve(
         return StartPoint(begin(warehouse, spec, manifest), manifest, spec, True)
     if live is None:
         deployed = compatibility.deployment(warehouse, spec)
-        known = spec.fingerprint(), spec.source_kind, deployed.table
+        known = spec.fingerprint(), spec.source_kind, deployed.table, deployed.topic_id
         manifest = manifests.newest_startable(warehouse, spec.name, *known)
         if manifest is None:
             raise UserError(_no_snapshot(warehouse, spec))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from jobs.spark.kafka import same_if_known
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.commit_ids import in_table
 from jobs.warehouse.delta import Warehouse, utc
@@ -90,12 +91,17 @@ def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
 
 
 def newest_startable(
-    warehouse: Warehouse, model: str, fingerprint: str, source: str = DELTA, table: str | None = None
+    warehouse: Warehouse,
+    model: str,
+    fingerprint: str,
+    source: str = DELTA,
+    table: str | None = None,
+    topic_id: str | None = None,
 ) -> Manifest | None:
     """Return the furthest good snapshot, of those with this fingerprint, that a stream may start from, or None.
 
-    table: id of the measurements table, to exclude snapshots of a former table of the same name. A snapshot of commits
-    that the table has lost, put back from a backup, is excluded too.
+    table and topic_id: ids of the measurements table and of the topic, to exclude snapshots of a former table or topic
+    of the same name. A snapshot of commits that the table has lost, put back from a backup, is excluded too.
     """
     fit = [
         one
@@ -104,7 +110,8 @@ def newest_startable(
         and one.cut is None
         and one.fingerprint == fingerprint
         and one.position["source"] == source
-        and (table is None or one.position.get("id", table) == table)
+        and same_if_known(table, one.position.get("id"))
+        and same_if_known(topic_id, one.position.get("topic_id"))
     ]
     fit.sort(key=lambda one: (one.version, one.snapshots_version), reverse=True)
     return next((one for one in fit if in_table(warehouse, one.position)), None)

@@ -1,4 +1,4 @@
-"""Kafka's brokers: how to reach them, the offsets of a topic, and whether it still has the messages of a position.
+"""Kafka's brokers: how to reach them, the id and offsets of a topic, and if it still has the messages of a position.
 
 The brokers are a setting of the machine, not of a model: KALMAN_KAFKA has their addresses, and KALMAN_KAFKA_PROPERTIES
 may name a file of Kafka's own client properties, such as those for TLS and SASL.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from py4j.protocol import Py4JJavaError
 
@@ -28,11 +28,37 @@ Offsets = dict[int, int]
 """By partition, the offset of the next message to process."""
 
 
+ISOLATION, COMMITTED = "isolation.level", "read_committed"
+"""The property of Kafka's consumers that hides messages of open and aborted transactions, and its value here."""
+
+
 class Bounds(NamedTuple):
-    """The offsets of a partition: of its first message, and of the next one that it will get."""
+    """The offsets of a partition: of its first message, of the end for readers, and of the next one that it will get.
+
+    While a transaction is open, readers of committed messages do not get beyond its first message, so `end` is before
+    `written`.
+    """
 
     first: int
     end: int
+    written: int
+
+
+class Topic(NamedTuple):
+    """A topic: its name, the bounds of its partitions, and its id, None if the brokers do not report ids.
+
+    A topic that is deleted and made anew has the same name, another id, and offsets that begin at 0.
+    """
+
+    name: str
+    id: str | None
+    bounds: dict[int, Bounds]
+
+    def reaches(self, offsets: Mapping[int, int]) -> bool:
+        """Tell if it has all partitions and is as long as a position says; a topic that was made anew may not be."""
+        return all(
+            number in self.bounds and self.bounds[number].written >= at for number, at in offsets.items()
+        )
 
 
 def client_properties() -> dict[str, str]:
@@ -66,28 +92,101 @@ def spark_options() -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in client_properties().items()}
 
 
-def bounds(spark: SparkSession, topic: str) -> dict[int, Bounds]:
-    """Return the current bounds of each partition of a topic.
+def reading_options() -> dict[str, str]:
+    """Return Spark's options for reading topics: committed messages only, unless the file of properties differs."""
+    return {f"kafka.{ISOLATION}": COMMITTED, **spark_options()}
+
+
+def read_topic(spark: SparkSession, name: str) -> Topic:
+    """Return a topic's id and current bounds.
 
     Raises:
         UserError: there is no such topic, or the brokers do not answer.
     """
     jvm: Any = spark._jvm
+    spec, level = jvm.org.apache.kafka.clients.admin.OffsetSpec, jvm.org.apache.kafka.common.IsolationLevel
+    committed = client_properties().get(ISOLATION, COMMITTED) == COMMITTED
     with admin(spark) as client:
-        names = jvm.java.util.ArrayList()
-        names.add(topic)
-        described = _answer(client.describeTopics(names).allTopicNames(), topic).get(topic)
+        described = _described(jvm, client, name)
         partitions = [int(one.partition()) for one in described.partitions()]
         found: list[dict[int, int]] = []
-        for which in (jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest, None):
-            spec = jvm.org.apache.kafka.clients.admin.OffsetSpec.latest if which is None else which
+        for which, isolation in (
+            (spec.earliest, level.READ_UNCOMMITTED),
+            (spec.latest, level.READ_COMMITTED if committed else level.READ_UNCOMMITTED),
+            (spec.latest, level.READ_UNCOMMITTED),
+        ):
             request = jvm.java.util.HashMap()
             for number in partitions:
-                request.put(jvm.org.apache.kafka.common.TopicPartition(topic, number), spec())
-            answer = _answer(client.listOffsets(request).all(), topic)
+                request.put(jvm.org.apache.kafka.common.TopicPartition(name, number), which())
+            options = jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(isolation)
+            answer = _answer(client.listOffsets(request, options).all(), name)
             found.append({int(e.getKey().partition()): int(e.getValue().offset()) for e in answer.entrySet()})
-    first, end = found
-    return {number: Bounds(first[number], end[number]) for number in sorted(partitions)}
+    bounds = {number: Bounds(*(one[number] for one in found)) for number in sorted(partitions)}
+    return Topic(name, _id(jvm, described), bounds)
+
+
+def topic_id(spark: SparkSession, name: str) -> str | None:
+    """Return a topic's id; None if there is no such topic, or the brokers do not report ids.
+
+    Raises:
+        UserError: the brokers do not answer.
+    """
+    with admin(spark) as client:
+        return _id_or_none(spark._jvm, client, name)
+
+
+def _described(jvm: Any, client: Any, name: str) -> Any:
+    names = jvm.java.util.ArrayList()
+    names.add(name)
+    return _answer(client.describeTopics(names).allTopicNames(), name).get(name)
+
+
+def _id(jvm: Any, described: Any) -> str | None:
+    found = described.topicId()
+    return None if found.equals(jvm.org.apache.kafka.common.Uuid.ZERO_UUID) else str(found.toString())
+
+
+def _id_or_none(jvm: Any, client: Any, name: str) -> str | None:
+    try:
+        return _id(jvm, _described(jvm, client, name))
+    except NoSuchTopic:
+        return None
+
+
+class TopicWatch:
+    """Tells, as often as asked, if a topic still is the one with a known id; keeps one client open for that.
+
+    Spark notices a topic that was made anew only if its offsets go backwards, and not if it has grown past them by the
+    next micro-batch. An id never comes back. So if the id is the known one after a micro-batch was read, all of it was
+    read from the known topic.
+    """
+
+    def __init__(self, spark: SparkSession, name: str, known: str | None, way_out: str) -> None:
+        self._spark, self._name, self._known, self._way_out = spark, name, known, way_out
+        self._open = ExitStack()
+        self._client: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def check(self) -> None:
+        """Raise unless the topic is the known one, its id is unknown, or the brokers do not answer.
+
+        Raises:
+            UserError: the topic was made anew.
+        """
+        if self._known is None:
+            return
+        if self._client is None:
+            self._client = self._open.enter_context(admin(self._spark))
+        try:
+            now = _id_or_none(self._spark._jvm, self._client, self._name)
+        except UserError:  # Spark waits for brokers that are gone, and the next micro-batch asks again
+            return
+        refuse_recreated(self._name, self._known, now, self._way_out)
 
 
 @contextmanager
@@ -105,48 +204,86 @@ def admin(spark: SparkSession) -> Iterator[Any]:
         client.close()
 
 
+class NoSuchTopic(UserError):
+    """The brokers have no topic of this name."""
+
+
 def _answer(future: Any, topic: str) -> Any:
     try:
         return future.get()
     except Py4JJavaError as error:
         cause = str(error.java_exception)
         if "UnknownTopicOrPartition" in cause:
-            raise UserError(f"Kafka has no topic {topic}") from error
+            raise NoSuchTopic(f"Kafka has no topic {topic}") from error
         where = client_properties()["bootstrap.servers"]
         raise UserError(f"Kafka at {where} does not answer: {cause.splitlines()[0]}", RUN_FAILED) from error
 
 
-def refuse_lost(topic: str, needed: Mapping[int, int], have: Mapping[int, Bounds], what: str) -> None:
-    """Refuse to resume from a position if the topic no longer has the messages after it.
+def refuse_recreated(name: str, known: str | None, now: str | None, way_out: str) -> None:
+    """Refuse a topic that was deleted and made anew: its offsets mean other messages.
 
     Args:
-        topic: its name.
-        needed: the offset of the next message, by partition.
-        have: the topic's bounds, by partition.
-        what: the reader of the topic, such as "the stream of walk".
+        name: of the topic.
+        known: its id when the position was recorded; None: unknown.
+        now: its id now; None: unknown.
+        way_out: a sentence that says what to do.
 
     Raises:
-        UserError: messages are gone; it names them for each partition.
+        UserError: the ids differ.
     """
-    problems = []
+    if not same_if_known(known, now):
+        raise UserError(
+            f"topic {name} was deleted and made anew (its id is {now} now, and was {known}), so the offsets of its "
+            f"former messages mean nothing in it. Nothing was skipped. {way_out}",
+        )
+
+
+def same_if_known(one: str | None, other: str | None) -> bool:
+    """Tell if two ids are equal, or one of them is unknown."""
+    return one is None or other is None or one == other
+
+
+def refuse_lost(topic: Topic, needed: Mapping[int, int], what: str, way_out: str) -> None:
+    """Refuse to resume from a position if the topic no longer has the messages after it, or not yet those before it.
+
+    Args:
+        topic: as it is now.
+        needed: the offset of the next message, by partition.
+        what: the reader of the topic, such as "the stream of walk".
+        way_out: a sentence that says what to do about lost messages.
+
+    Raises:
+        UserError: messages are gone; it names them for each partition. Or an earlier reader has read messages of a
+            transaction that is still open.
+    """
+    problems, early = [], []
     for number, offset in sorted(needed.items()):
-        held = have.get(number)
+        held = topic.bounds.get(number)
         if held is None:
             problems.append(f"partition {number}, which was read up to offset {offset}, is gone")
-        elif held.end < offset:
+        elif held.written < offset:
             problems.append(
-                f"partition {number} ends at offset {held.end}, before {offset}: the topic was recreated"
+                f"partition {number} ends at offset {held.written}, before {offset}: the topic was recreated"
             )
         elif held.first > offset:
             lost = held.first - offset
             problems.append(
-                f"partition {number} begins at offset {held.first} now, so {lost:,} messages from {offset} on are lost"
+                f"partition {number} begins at offset {held.first} now, so up to {lost:,} messages from {offset} on "
+                f"are lost"
             )
+        elif held.end < offset:
+            early.append(f"partition {number} was read up to {offset}, and is committed up to {held.end}")
     if problems:
         raise UserError(
-            f"{what} cannot resume from its position in topic {topic}: {'; '.join(problems)}. Nothing was skipped. "
-            f"Keep messages longer (retention.ms), and start again from the landed rows: `ingest`, `pretrain`, `stream "
-            f"--adopt`",
+            f"{what} cannot resume from its position in topic {topic.name}: {'; '.join(problems)}. Nothing was "
+            f"skipped. Keep messages longer (retention.ms). {way_out}",
+            RUN_FAILED,
+        )
+    if early:
+        raise UserError(
+            f"{what} cannot resume from its position in topic {topic.name} yet: {'; '.join(early)}. It was read "
+            f"without {ISOLATION}={COMMITTED} before, and a producer's transaction is still open. Start again when it "
+            f"has ended (transaction.timeout.ms)",
             RUN_FAILED,
         )
 

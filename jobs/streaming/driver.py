@@ -15,6 +15,7 @@ from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
+from jobs.ingestion.topics import watched_topic, with_topic_id
 from jobs.lineage import leases
 from jobs.lineage.compatibility import row_rules
 from jobs.lineage.damage import recovery_hint
@@ -124,6 +125,7 @@ class Driver:
         return Progress(f"stream {self.spec.name}", None, quiet=self.settings.quiet)
 
     def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals:
+        lease.generation = with_topic_id(self.warehouse, lease.generation)
         generation = lease.generation
         if not self._wait_for_rows(generation, progress):
             return Totals()
@@ -133,9 +135,13 @@ class Driver:
             progress.advance(1, f"micro-batches · {rows:,} rows · {rows / totals.seconds:,.0f} rows/s")
 
         try:
-            with self._metrics(generation) as outlets:
+            with (
+                self._metrics(generation) as outlets,
+                watched_topic(self.warehouse, self.spec, generation) as check_source,
+            ):
                 query, totals = start_query(
-                    self.warehouse, self.spec, lease, manifest, self.seconds, advance, self.deployed
+                    *(self.warehouse, self.spec, lease, manifest, self.seconds, advance, self.deployed),
+                    check_source,
                 )
                 with recording(self.warehouse, query, totals, generation, outlets) as recorder:
                     await_end(query, self.stop)

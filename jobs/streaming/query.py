@@ -59,11 +59,13 @@ def start_query(
     seconds: float | None,
     on_progress: Callable[[Totals], None],
     deployed: ModelSpec,
+    check_source: Callable[[], None],
 ) -> tuple[StreamingQuery, Totals]:
     """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet.
 
     The generation's states mean what `spec` says; the sinks are those of the `deployed` spec. With `seconds` None the
-    query processes the available rows, then ends. `on_progress` is called after each micro-batch.
+    query processes the available rows, then ends. `on_progress` is called after each micro-batch, `check_source` before
+    it is written.
     """
     runtime = ModelRuntime.of(warehouse, spec, manifest.parameters)
     runtime.ship(warehouse.spark)
@@ -71,7 +73,7 @@ def start_query(
     context = QueryContext(warehouse, runtime, lease, manifest)
     pins = None if spec.inputs is None else InputPins(warehouse, spec, runtime.kind, lease.generation)
     packed, processor = open_source(context), stateful_operator(context)
-    writer = sinks(context, deployed, pins, on_progress)
+    writer = sinks(context, deployed, pins, on_progress, check_source)
     return start(context, packed, processor, writer, seconds), writer.totals
 
 
@@ -191,6 +193,7 @@ def sinks(
     deployed: ModelSpec,
     pins: InputPins | None,
     on_progress: Callable[[Totals], None],
+    check_source: Callable[[], None],
 ) -> MicroBatchWriter:
     """Return the writer of micro-batches to the sinks of the deployed spec, after preparing each sink."""
     warehouse, spec, runtime, lease = context.warehouse, context.spec, context.runtime, context.lease
@@ -210,6 +213,7 @@ def sinks(
         ended=ended,
         reached=_reached(context),
         corrects=spec.order.kind == "replay",
+        check_source=check_source,
     )
 
 

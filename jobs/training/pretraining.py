@@ -24,10 +24,12 @@ from jobs.training.batch_filter import batch_of, bucket_rows, final_states
 from jobs.training.learning import Window, each_key_learner, learn_pooled
 from jobs.training.table_source import Source, of_earlier_release
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.measurements_table import TOPIC_ID
 from jobs.warehouse.positions import (
     Cut,
     delta_position,
-    landed_offsets,
+    first_topic_id,
+    landed_position,
     offsets_of,
     to_datetime,
     topic_position,
@@ -102,7 +104,9 @@ def _history(warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut) -> Dat
     """Return the model's measurements before a cut."""
     rows = replayed_late_rows.without(warehouse, warehouse.read(table, cut.version))
     if cut.place is not None:
-        rows = rows.filter(_before(cut.place))
+        if TOPIC_ID not in rows.columns:  # no row was landed since an earlier release
+            rows = rows.withColumn(TOPIC_ID, F.lit(None).cast("string"))
+        rows = rows.filter(_before(cut.place, first_topic_id(warehouse, table, cut.place["topic"])))
     frame = rows.select(*spec.columns)
     if cut.before is not None:
         frame = frame.filter(F.unix_micros(F.col(f"`{spec.time}`")) < cut.before)
@@ -169,15 +173,23 @@ def position_at(
     if spec.source is None:
         return delta_position(table, version, *of_table.ids)
     topic = spec.source.topic
-    return topic_position(topic, landed_offsets(warehouse, table, topic, version) or {}, version)
+    landed = landed_position(warehouse, table, topic, version) or topic_position(topic, {})
+    return {**landed, "measurements": version}
 
 
-def _before(place: dict[str, Any]) -> Column:
-    """Return the condition of rows before a position in a topic; rows from files count as before it."""
+def _before(place: dict[str, Any], first: str | None) -> Column:
+    """Return the condition of rows before a position in a topic.
+
+    Rows from files count as before it, and so do those of a former topic of the same name. first: id of the topic that
+    rows without an id are of.
+    """
     before = F.lit(False)
     for number, offset in offsets_of(place).items():
         before = before | ((F.col("_partition") == number) & (F.col("_offset") < offset))
-    return F.col("_partition").isNull() | before
+    former = F.lit(False)
+    if first is not None and place.get("topic_id") is not None:
+        former = F.coalesce(F.col(TOPIC_ID), F.lit(first)) != place["topic_id"]
+    return F.col("_partition").isNull() | before | former
 
 
 def snapshot_id(

@@ -109,8 +109,7 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
 
 def _is_level(context: UpgradeContext, shadow: Generation) -> bool:
     """Tell if a shadow has reached the live generation's position."""
-    rank = generations.progress_rank
-    return rank(context.warehouse, shadow) >= rank(context.warehouse, context.live)
+    return generations.has_reached(context.warehouse, shadow, context.live)
 
 
 def _promote(context: UpgradeContext, shadow: Generation) -> None:

@@ -66,12 +66,13 @@ class Checkpoint:
     def position(self, batch: int, start: Mapping[str, Any]) -> dict[str, Any]:
         """Return the position at the end of a micro-batch of a stream that began at `start`.
 
-        If the micro-batch ends within a version, the position is the version before.
+        If the micro-batch ends within a version, the position is the version before. Spark's offsets in a topic do not
+        contain the topic's id, so it is that of `start`.
         """
         offset = self.offset(batch)
         if _of_delta(offset):
             return delta_position(start["table"], int(offset["reservoirVersion"]) - 1, offset["reservoirId"])
-        return _of_topic(offset)
+        return _of_topic(offset, start.get("topic_id"))
 
     def touches(self, batch: int) -> int:
         """Return the latest version of the measurements of which a micro-batch, or one before it, reads rows."""
@@ -191,6 +192,7 @@ def _of_delta(offset: Mapping[str, Any]) -> bool:
     return "reservoirVersion" in offset
 
 
-def _of_topic(offset: Mapping[str, Any]) -> dict[str, Any]:
+def _of_topic(offset: Mapping[str, Any], topic_id: str | None = None) -> dict[str, Any]:
     ((topic, offsets),) = offset.items()
-    return topic_position(topic, {int(number): int(place) for number, place in offsets.items()})
+    places = {int(number): int(place) for number, place in offsets.items()}
+    return topic_position(topic, places, topic_id=topic_id)

@@ -24,6 +24,10 @@ MEASUREMENT_PROPERTIES = {
     "delta.enableExpiredLogCleanup": "true",
 }
 
+TOPIC, TOPIC_ID, PARTITION, OFFSET = "_topic", "_topic_id", "_partition", "_offset"
+PLACES = f"{TOPIC} string, {TOPIC_ID} string, {PARTITION} int, {OFFSET} bigint"
+"""Columns of a topic's measurements: the place of each row's message. Rows of earlier releases have no topic id."""
+
 HISTORY_PREFIX = "history:"
 """Prefix of `_origin` in rows of new keys' history."""
 

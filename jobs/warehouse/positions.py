@@ -6,17 +6,22 @@ it is, for each partition, the offset of the first message that is not reflected
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.times import TimeParser
+from jobs.spark.kafka import same_if_known
 from jobs.warehouse.delta import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 DELTA, KAFKA = "delta", "kafka"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -122,14 +127,24 @@ def delta_position(
     return position | {name: value for name, value in known.items() if value is not None}
 
 
-def topic_position(topic: str, offsets: Mapping[int, int], version: int | None = None) -> dict[str, Any]:
-    """Return the position in a topic as stored in manifests; version: of the measurements landed up to it."""
+def topic_position(
+    topic: str, offsets: Mapping[int, int], version: int | None = None, topic_id: str | None = None
+) -> dict[str, Any]:
+    """Return the position in a topic as stored in manifests.
+
+    Args:
+        topic: its name.
+        offsets: of the next message, by partition.
+        version: of the measurements landed up to it.
+        topic_id: the topic's id, which differs if the topic is deleted and made anew.
+    """
     position: dict[str, Any] = {
         "source": KAFKA,
         "topic": topic,
         "offsets": {str(number): offset for number, offset in sorted(offsets.items())},
     }
-    return position if version is None else {**position, "measurements": version}
+    further = {"measurements": version, "topic_id": topic_id}
+    return {**position, **{name: value for name, value in further.items() if value is not None}}
 
 
 def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
@@ -137,9 +152,38 @@ def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
     return {int(number): int(offset) for number, offset in position["offsets"].items()}
 
 
+def reached(position: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Tell if a position reflects everything that another one reflects.
+
+    Positions in a topic are only partly ordered: each partition must be at or past the other's offset, and of two cuts
+    neither may have reached the other. Positions in different tables or topics, or in a topic before and after it was
+    made anew, have not reached each other; an id that is unknown matches any.
+    """
+    if any(position.get(name) != wanted.get(name) for name in ("source", "table", "topic")):
+        return False
+    if not all(same_if_known(position.get(name), wanted.get(name)) for name in ("id", "topic_id")):
+        return False
+    if position["source"] != KAFKA:
+        return int(position["version"]) >= int(wanted["version"])
+    have = offsets_of(position)
+    return all(have.get(number, 0) >= offset for number, offset in offsets_of(wanted).items())
+
+
 def rank(position: Mapping[str, Any]) -> int:
-    """Return a number that orders the positions in a source: the version, or the sum of all offsets."""
+    """Return a number that rises with a position in one source: the version, or the sum of all offsets.
+
+    Of two positions the one that has reached the other has the higher number, but a higher number alone does not tell
+    that it has: ask `reached`.
+    """
     return sum(offsets_of(position).values()) if position["source"] == KAFKA else int(position["version"])
+
+
+def name_of(position: Mapping[str, Any]) -> str:
+    """Return a name of a position for ids: the version, or the sum of all offsets and a digest of the cut."""
+    if position["source"] != KAFKA:
+        return str(position["version"])
+    cut = json.dumps([position.get("topic_id"), sorted(offsets_of(position).items())])
+    return f"{rank(position)}-{hashlib.sha256(cut.encode()).hexdigest()[:10]}"
 
 
 def describe(position: Mapping[str, Any]) -> str:
@@ -150,17 +194,41 @@ def describe(position: Mapping[str, Any]) -> str:
     return f"topic {position['topic']} at {offsets or 'its start'}"
 
 
-def landed_offsets(
+def landed_position(
     warehouse: Warehouse, table: str, topic: str, version: int | None = None
-) -> dict[int, int] | None:
-    """Return the offsets up to which a topic was landed at a version of the measurements, or None if it was not."""
-    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
-    rows = history.filter(F.col("userMetadata").contains('"offsets"'))
+) -> dict[str, Any] | None:
+    """Return the position up to which a topic was landed at a version of the measurements, or None if it was not."""
+    newest = newest_landing(warehouse, table, topic, version)
+    if newest is None:
+        return None
+    return topic_position(topic, offsets_of(newest), topic_id=newest.get("topic_id"))
+
+
+def newest_landing(
+    warehouse: Warehouse, table: str, topic: str, version: int | None = None
+) -> dict[str, Any] | None:
+    """Return the metadata of the last commit, up to a version, that landed a topic, or None if there is none."""
+    rows = _landings(warehouse, table, topic)
     if version is not None:
         rows = rows.filter(F.col("version") <= version)
-    rows = rows.filter(F.get_json_object("userMetadata", "$.topic") == topic)
     newest = rows.orderBy(F.desc("version")).select("userMetadata").first()
-    return None if newest is None else offsets_of(json.loads(newest["userMetadata"]))
+    return None if newest is None else json.loads(newest["userMetadata"])
+
+
+def first_topic_id(warehouse: Warehouse, table: str, topic: str) -> str | None:
+    """Return the first id that a topic was landed under, or None if no landing knows one.
+
+    It is that of messages without an id, too: an earlier release landed them from the topic whose id was recorded next.
+    """
+    known = _landings(warehouse, table, topic).filter(F.col("userMetadata").contains('"topic_id"'))
+    oldest = known.orderBy("version").select("userMetadata").first()
+    return None if oldest is None else json.loads(oldest["userMetadata"])["topic_id"]
+
+
+def _landings(warehouse: Warehouse, table: str, topic: str) -> DataFrame:
+    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
+    rows = history.filter(F.col("userMetadata").contains('"offsets"'))
+    return rows.filter(F.get_json_object("userMetadata", "$.topic") == topic)
 
 
 def _commit(version: int, operation: str, metadata: str | None) -> Commit:

@@ -26,9 +26,7 @@ from jobs.warehouse.tables import QUARANTINE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-REASON, PAYLOAD = "_reason", "_payload"
-
-POSITION, PARTITION, OFFSET = "_position", "_partition", "_offset"
+REASON, PAYLOAD, POSITION = "_reason", "_payload", "_position"
 
 TABLE = "quarantine"
 HELD, REPLAYING, REPLAYED, DISCARDED = "held", "replaying", "replayed", "discarded"

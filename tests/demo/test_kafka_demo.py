@@ -14,7 +14,7 @@ import pytest
 from demo.kafka_feed import DEVICES, chunks, read, send_lines
 from demo.kafka_run import table
 from demo.ports import listens
-from jobs.spark.kafka import Bounds, bounds
+from jobs.spark.kafka import Bounds, read_topic
 from tests.jobs.support.feeds import Feed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def test_lines_are_sent_in_their_order_to_a_topic_that_is_made(feed: Feed) -> No
     for lines in (["one", "two"], ["three"]):
         assert send_lines(feed.spark, "by_hand", lines) == len(lines)
     assert read(feed.spark, "by_hand")["value"].tolist() == ["one", "two", "three"]
-    assert bounds(feed.spark, "by_hand") == {0: Bounds(0, 3)}
+    assert read_topic(feed.spark, "by_hand").bounds == {0: Bounds(0, 3, 3)}
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

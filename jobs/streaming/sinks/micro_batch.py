@@ -133,6 +133,8 @@ class MicroBatchWriter:
     """Notes which commit of the measurements a micro-batch reaches, if they are the source."""
     corrects: bool
     """Estimates have a column that marks corrections of earlier ones."""
+    check_source: Callable[[], None]
+    """Raises if what was read is not what the generation reads: its topic was made anew."""
     totals: Totals = field(default_factory=Totals)
     profiler: NoProfiler = field(default_factory=profiler)
 
@@ -145,6 +147,7 @@ class MicroBatchWriter:
         packets = packets.persist()
         try:
             counts = self._counts(packets, batch_id)
+            self.check_source()  # now that all rows are read, and before anything is written
             self._check_limit(counts, batch_id)
             self._write(packets, counts.of, batch_id)
             self.fence.check()

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.generations import LIVE
 from jobs.lineage.leases import Lease
-from jobs.spark.kafka import bounds, spark_options
+from jobs.spark.kafka import read_topic, spark_options
 from jobs.spark.queries import cause_of
 from jobs.spark.user_functions import files_of
 from jobs.specs.sinks import Sinks
@@ -101,7 +101,7 @@ def sinks_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sin
     """
     found: list[Sink] = []
     if sinks.kafka is not None:
-        bounds(warehouse.spark, sinks.kafka.topic)
+        read_topic(warehouse.spark, sinks.kafka.topic)
         found.append(KafkaSink(sinks.kafka.topic))
     if sinks.files is not None:
         given = sinks.files.folder

@@ -203,6 +203,24 @@ def test_a_snapshot_has_no_layout_and_an_old_one_no_table() -> None:
     assert differences(bare, asked(spec(stream={"partitions": 9}), table="t2")) == []
 
 
+def test_a_topic_that_was_made_anew_is_refused() -> None:
+    of = spec(**KAFKA)
+    known = made(of, position=topic_position("readings", {0: 7}, topic_id="A"))
+    (found,) = differences(known, asked(of, topic_id="B"))
+    assert found.verdict == REFUSED
+    assert "deleted and made anew since (its id is B now, and was A)" in found.text
+    assert "`ingest --model walk --accept-loss`" in found.text
+    # The same topic; ids that are unknown; another topic, which a higher version names.
+    other = spec(source={"kind": "kafka", "topic": "other"}, version=2)
+    for built, deployed in (
+        (known, asked(of, topic_id="A")),
+        (known, asked(of)),
+        (made(of), asked(of, topic_id="B")),
+    ):
+        assert differences(built, deployed) == []
+    assert [one.verdict for one in differences(known, asked(other, topic_id="B"))] == ["migration"]
+
+
 def test_a_generation_of_an_earlier_version_takes_its_limits_from_the_deployed_spec() -> None:
     new = spec(version=2, stream={"max_files_per_batch": 5}, quarantine={"fail_above": 0.5}, late="apply")
     found = spec_to_run(spec(), new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,6 +71,19 @@ class Feed:
             for future in last[-1:]:
                 future.get()
 
+    @contextmanager
+    def transaction(self, topic: str, messages: Iterable[Message], ends: str = "commit") -> Iterator[None]:
+        """Send messages in a transaction that is open within the `with`, and then ends by `commit` or `abort`."""
+        with self._producer({"transactional.id": f"tests-{topic}"}) as producer:
+            producer.initTransactions()
+            producer.beginTransaction()
+            record = self.jvm.org.apache.kafka.clients.producer.ProducerRecord
+            for one in messages:
+                producer.send(record(topic, one.partition, one.key, one.value))
+            producer.flush()
+            yield
+            producer.commitTransaction() if ends == "commit" else producer.abortTransaction()
+
     def read(self, topic: str) -> pd.DataFrame:
         """Return a topic's messages: key and value as text, partition, offset."""
         reader = self.spark.read.format("kafka").option("subscribe", topic)
@@ -101,11 +114,11 @@ class Feed:
             what(client, some).all().get()
 
     @contextmanager
-    def _producer(self) -> Iterator[Any]:
+    def _producer(self, further: Mapping[str, str] = {}) -> Iterator[Any]:
         properties = self.jvm.java.util.Properties()
         coder = "org.apache.kafka.common.serialization.ByteArraySerializer"
         wanted = {"key.serializer": coder, "value.serializer": coder, "linger.ms": "5", "acks": "all"}
-        for name, value in {**wanted, **kafka.client_properties()}.items():
+        for name, value in {**wanted, **further, **kafka.client_properties()}.items():
             properties.put(name, value)
         producer = self.jvm.org.apache.kafka.clients.producer.KafkaProducer(properties)
         try:

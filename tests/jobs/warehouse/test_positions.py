@@ -1,0 +1,48 @@
+"""Which of two positions has reached the other: a total order in a table, a partial one in a topic. No Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs.warehouse.positions import delta_position, name_of, rank, reached, topic_position
+
+TABLE = "measurements/walk"
+
+
+def at(*offsets: int, topic: str = "t", topic_id: str | None = None) -> dict[str, Any]:
+    return topic_position(topic, dict(enumerate(offsets)), topic_id=topic_id)
+
+
+@pytest.mark.parametrize(
+    ("position", "wanted", "expected"),
+    [
+        (at(30, 10), at(30, 10), True),
+        (at(31, 10), at(30, 10), True),
+        (at(10, 30), at(30, 10), False),  # the same sum, another cut
+        (at(99, 9), at(30, 10), False),  # a higher sum, and one partition lags
+        (at(30), at(30, 0), True),  # nothing of the new partition is read on either side
+        (at(30), at(30, 1), False),
+        (at(30, 5), at(30), True),
+        (at(30, topic="u"), at(30), False),
+        (at(30, topic_id="A"), at(30, topic_id="A"), True),
+        (at(99, topic_id="B"), at(30, topic_id="A"), False),  # the topic was made anew
+        (at(30, topic_id="B"), at(30), True),  # an earlier release did not record the id
+        (delta_position(TABLE, 7), delta_position(TABLE, 7, "t1"), True),
+        (delta_position(TABLE, 6), delta_position(TABLE, 7), False),
+        (delta_position(TABLE, 9, "t2"), delta_position(TABLE, 7, "t1"), False),
+        (delta_position(TABLE, 9), at(7), False),
+    ],
+)
+def test_reached(position: dict[str, Any], wanted: dict[str, Any], expected: bool) -> None:
+    assert reached(position, wanted) is expected
+    if expected and position["source"] == wanted["source"]:
+        assert rank(position) >= rank(wanted)
+
+
+def test_two_cuts_of_the_same_sum_have_two_names() -> None:
+    cuts = [at(30, 10), at(10, 30), at(30, 10, topic_id="A"), at(30, 10, topic_id="B")]
+    assert len({name_of(one) for one in cuts}) == 4
+    assert name_of(at(30, 10)) == name_of(at(30, 10))
+    assert name_of(delta_position(TABLE, 7, "t1")) == "7"
