@@ -5,7 +5,7 @@ Landing is idempotent, and a retry after a crash completes the missing commits (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -51,14 +51,22 @@ def run(
             "anew.",
         ),
     ] = False,
+    changed: Annotated[
+        Literal["refuse", "append", "new"],
+        Option(
+            help="What a file is that has landed with another content: an error; the same file with rows added at its "
+            "end, which are landed; or another file of the same name, which is landed whole."
+        ),
+    ] = "refuse",
 ) -> Report:
     """Land files, or a topic, in the model's measurements table; rows that do not fit go to quarantine.
 
     Raises:
-        UserError: a file cannot be read or lacks a column; nothing has been landed then.
+        UserError: a file cannot be read, lacks a column, or has landed with another content; nothing has been landed
+            then.
     """
     from jobs.ingestion import folder_watch, topics
-    from jobs.ingestion.landing import SMALL_BYTES, file_schema, file_size, find_files, land, prepare
+    from jobs.ingestion.landing import SMALL_BYTES, FileLanding, file_schema, file_size, find_files, prepare
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
@@ -73,17 +81,19 @@ def run(
     if not input:
         return topics.land_topic(settings, spec, seconds, accept_loss)
     if seconds is not None:
-        return folder_watch.run(settings, spec, input, seconds)
+        return folder_watch.run(settings, spec, input, seconds, changed)
     files = find_files(input)
     schemas = [file_schema(spec, path) for path in files]
     small = sum(file_size(path) for path in files) < SMALL_BYTES
     spark = spark_session(settings, f"ingest {spec.name}", short_command_conf() if small else None)
     warehouse = Warehouse(spark, settings.warehouse)
+    landing = FileLanding(warehouse, spec, changed, history)
+    states = [landing.check(path) for path in files]
     key_types = prepare(warehouse, spec, schemas[0])
     landed: list[Landed] = []
     with Progress(f"ingest {spec.name}", len(files), quiet=settings.quiet) as progress:
-        for path in files:
-            landed.append(land(warehouse, spec, path, key_types, history))
+        for state in states:
+            landed.append(landing.land(state, key_types))
             progress.advance(1, f"{sum(one.rows for one in landed):,} rows")
     return _report(spec, landed, history)
 

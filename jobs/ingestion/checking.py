@@ -1,29 +1,26 @@
 """Turn raw rows of a file into the columns of the measurements table, or give the reason why a row is rejected.
 
-One parser, `jobs.ingestion.parsing`, serves the offline commands, small files (read in the driver) and large ones (read
-by Spark's workers).
+One parser, `jobs.ingestion.parsing`, serves the offline commands, small files (read in the driver), large ones (read by
+Spark's workers) and messages.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.encoding import arrow
-from jobs.ingestion.csv_parquet import CORRUPT, Source
 from jobs.ingestion.parsing import parse, reject
+from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.measurements_table import KeyTypes
 from jobs.warehouse.quarantine import PAYLOAD, REASON
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 ROWS_A_FILE = 2_000_000
 """A commit to the measurements is written to one data file for each so many rows."""
@@ -75,27 +72,6 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
     ]
     names = [REASON, PAYLOAD, *spec.columns]
     return pa.RecordBatch.from_arrays(columns, names)
-
-
-def checked_frame(raw: DataFrame, spec: ModelSpec, key_types: KeyTypes, file: str) -> DataFrame:
-    """Check the rows of a data frame in Spark's workers; its column `_corrupt`, if any, marks misshapen ones."""
-    schema = f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, key_types)}"
-    return raw.mapInArrow(_checker(spec, key_types, file), schema)
-
-
-def _checker(
-    spec: ModelSpec, key_types: KeyTypes, file: str
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            corrupt = columns.get(CORRUPT)
-            misshapen = (
-                np.zeros(batch.num_rows, bool) if corrupt is None else arrow.to_numpy(corrupt.is_valid())
-            )
-            yield check_rows(spec, Source(columns, misshapen, batch.num_rows), key_types, file)
-
-    return check
 
 
 def typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
@@ -157,8 +133,25 @@ def _payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
     texts: list[str | None] = [None] * source.rows
     places = np.flatnonzero(wanted)
     if len(places):
-        taken = {name: column.take(pa.array(places)).to_pylist() for name, column in source.columns.items()}
+        taken = {name: _values(column.take(pa.array(places))) for name, column in source.columns.items()}
         for at, place in enumerate(places.tolist()):
             row = {name: values[at] for name, values in taken.items() if values[at] is not None}
             texts[place] = json.dumps(row, default=str, ensure_ascii=False)
     return pa.array(texts, pa.string())
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Return values for a payload; a time that Python cannot hold is the number that is stored, and its type."""
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError):
+        if not pa.types.is_temporal(column.type):
+            raise
+        return [_time(column[place]) for place in range(len(column))]
+
+
+def _time(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):  # outside of the years 1 to 9999
+        return f"{value.value} ({value.type})"

@@ -6,29 +6,34 @@ import csv
 import gzip
 import io
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from jobs.core.errors import UserError, first_line
-from jobs.encoding import arrow
+from jobs.ingestion.csv_records import PIECE_BYTES, Header, ends_record, parse_records, pieces, read_header
+from jobs.ingestion.raw_rows import Source, joined
 from jobs.specs.problems import closest
 
 FORMATS = (".csv", ".csv.gz", ".parquet")
-CORRUPT = "_corrupt"
-"""The column with the text of a misshapen row."""
+ROWS_A_BATCH = 250_000
+"""Rows of a Parquet file that are in memory at once."""
 
 
-class Source(NamedTuple):
-    """The content of a file: `columns` by name, each of N rows, and (N,) which rows are `misshapen`."""
+class Part(NamedTuple):
+    """A part of a file that can be read by itself, by a worker of Spark as well.
 
-    columns: dict[str, pa.Array]
-    misshapen: NDArray[np.bool_]
-    rows: int
+    Of a CSV file the bytes from `start` to `stop` (None: its end), which are whole records; of a Parquet file the row
+    groups from `start` to `stop`.
+    """
+
+    path: str
+    start: int
+    stop: int | None
 
 
 def check_format(path: Path) -> str:
@@ -46,18 +51,96 @@ def check_format(path: Path) -> str:
 def read(path: Path, columns: Sequence[str] | None = None) -> Source:
     """Read the named columns, or all; CSV fields stay text, an empty field is null.
 
-    Reading all columns of a CSV file keeps the text of misshapen rows in the column `_corrupt`.
+    Reading all columns of a CSV file keeps the text of misshapen rows in the column `_corrupt`, and the bytes of rows
+    that are not UTF-8 in the column `_bytes`.
 
     Raises:
         UserError: the file cannot be read, has another format than its ending says, or lacks a column.
     """
     is_csv = _is_csv(path)
-    try:
-        return _read_csv(path, columns) if is_csv else _read_parquet(path, columns)
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give one file")
+    with _readable(path):
+        if is_csv:
+            header = _header(path)
+            names = header.names if columns is None else list(columns)
+            part = Part(str(path), header.end, None)
+        else:
+            names = list(_parquet_schema(path).names if columns is None else columns)
+            part = Part(str(path), 0, None)
+    return joined(list(read_part(part, columns)), names)
+
+
+def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
+    """Return the parts of a file, or of a folder of Parquet files, in order.
+
+    Args:
+        path: of the file.
+        start: of a CSV file leave out the bytes before, which are whole records; its header is always left out.
+        stop: of a CSV file leave out the bytes from here on, where a record begins.
+
+    Raises:
+        UserError: the file cannot be read, or has another format than its ending says.
+    """
+    with _readable(path):
+        if not _is_csv(path):
+            return _row_groups(path)
+        start = max(_header(path).end, start)
+        if path.name.lower().endswith(".gz"):  # cannot be read from its middle
+            return [Part(str(path), start, None)]
+        found: list[Part] = []
+        with path.open("rb") as stream:
+            stream.seek(start)
+            for piece in pieces(stream, PIECE_BYTES):
+                end = start + len(piece)
+                found.append(Part(str(path), start, end if stop is None else min(end, stop)))
+                start = end
+                if stop is not None and end >= stop:
+                    break
+        return [part for part in found if part.stop is None or part.start < part.stop]
+
+
+def begins_record(path: Path, place: int) -> bool:
+    """Tell if a record of a CSV file begins at a place in its bytes, or would if the file went on.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    with _readable(path), path.open("rb") as stream:
+        start = _header(path).end
+        stream.seek(start)
+        for piece in pieces(stream, PIECE_BYTES):
+            if start + len(piece) >= place:
+                return ends_record(piece[: place - start])
+            start += len(piece)
+    return start == place
+
+
+def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
+    """Read the named columns, or all, of a part of a file as `read` does, in some batches of rows.
+
+    Raises:
+        UserError: the file cannot be read, or lacks a column.
+    """
+    path = Path(part.path)
+    with _readable(path):
+        if _is_csv(path):
+            names = _header(path).names
+            check_columns(path, names, names if columns is None else columns)
+            with _bytes(path) as stream:
+                stream.seek(part.start)
+                whole = None if part.stop is None else stream.read(part.stop - part.start)
+                for piece in pieces(stream, PIECE_BYTES) if whole is None else [whole]:
+                    yield parse_records(piece, names, columns)
+            return
+        with _parquet(path) as file:
+            have = file.schema_arrow.names
+            wanted = list(have if columns is None else columns)
+            check_columns(path, have, wanted)
+            groups = list(range(part.start, file.num_row_groups if part.stop is None else part.stop))
+            for batch in file.iter_batches(ROWS_A_BATCH, row_groups=groups, columns=wanted):
+                found = {name: _plain_type(batch.column(name)) for name in wanted}
+                yield Source(found, np.zeros(batch.num_rows, bool), batch.num_rows)
 
 
 def read_schema(path: Path, columns: Sequence[str]) -> pa.Schema:
@@ -67,17 +150,11 @@ def read_schema(path: Path, columns: Sequence[str]) -> pa.Schema:
         UserError: the file cannot be read, has another format than its ending says, or lacks a column.
     """
     is_csv = _is_csv(path)
-    try:
+    with _readable(path):
         if is_csv:
-            with _text(path) as text:
-                names = _header(path, csv.reader(text))
-            schema = pa.schema([(name, pa.string()) for name in names])
+            schema = pa.schema([(name, pa.string()) for name in _header(path).names])
         else:
             schema = _parquet_schema(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
     check_columns(path, schema.names, columns)
     return schema
 
@@ -89,75 +166,77 @@ def _is_csv(path: Path) -> bool:
     return ending != ".parquet"
 
 
-def _text(path: Path) -> io.TextIOBase:
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")  # type: ignore[return-value]
-    return path.open(encoding="utf-8-sig", newline="")
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the errors of a file that cannot be read into a UserError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    except csv.Error as error:
+        raise UserError(f"{path}: is not CSV ({error})") from error
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path}: cannot be read: it is not a Parquet file ({first_line(error)})") from error
+    except (OSError, EOFError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
 
 
-def _header(path: Path, reader: Iterator[list[str]]) -> list[str]:
-    header = next((row for row in reader if row), None)
+@contextmanager
+def _bytes(path: Path) -> Iterator[io.BufferedIOBase]:
+    """Open a file, uncompressed."""
+    with path.open("rb") as stream:
+        yield gzip.GzipFile(fileobj=stream) if path.name.lower().endswith(".gz") else stream
+
+
+def _header(path: Path) -> Header:
+    with _bytes(path) as stream:
+        header = read_header(stream)
     if header is None:
         raise UserError(f"{path}: is empty")
     return header
 
 
-def _read_csv(path: Path, wanted: Sequence[str] | None) -> Source:
-    # Python's reader and not Arrow's: one row with a field too many must not fail the whole file.
-    try:
-        with _text(path) as text:
-            reader = csv.reader(text)
-            header = _header(path, reader)
-            check_columns(path, header, header if wanted is None else wanted)
-            rows = [row for row in reader if row]
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
-    except csv.Error as error:
-        raise UserError(f"{path}: is not CSV ({error})") from error
-    misshapen = np.fromiter((len(row) != len(header) for row in rows), bool, len(rows))
-    columns: dict[str, pa.Array] = {}
-    for name in header if wanted is None else wanted:
-        place = header.index(name)
-        if misshapen.any():
-            values = [(row[place] or None) if place < len(row) else None for row in rows]
-        else:
-            values = [row[place] or None for row in rows]
-        columns[name] = arrow.texts(values)
-    if wanted is None and misshapen.any():
-        columns[CORRUPT] = arrow.texts(
-            [_joined(row) if bad else None for row, bad in zip(rows, misshapen, strict=True)]
-        )
-    return Source(columns, misshapen, len(rows))
-
-
-def _joined(fields: Sequence[str]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(fields)
-    return line.getvalue()
-
-
 def _parquet_schema(path: Path) -> pa.Schema:
-    if path.is_dir():  # as Spark writes a table
-        parts = sorted(part for part in path.rglob("*.parquet") if part.is_file())
-        if not parts:
-            raise UserError(f"{path}: has no .parquet files in it")
-        path = parts[0]
-    schema = pq.read_schema(path)
+    schema = pq.read_schema(_parquet_files(path)[0])
     return pa.schema([(field.name, _plain_kind(field.type)) for field in schema])
 
 
-def _read_parquet(path: Path, wanted: Sequence[str] | None) -> Source:
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; give one file")
-    try:
-        with pq.ParquetFile(path) as file:
-            wanted = file.schema_arrow.names if wanted is None else wanted
-            check_columns(path, file.schema_arrow.names, wanted)
-            table = file.read(columns=list(wanted)).combine_chunks()
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path}: is not a Parquet file ({str(error).splitlines()[0]})") from error
-    columns = {name: _plain_type(table.column(name)) for name in wanted}
-    return Source(columns, np.zeros(table.num_rows, dtype=bool), table.num_rows)
+def _parquet_files(path: Path) -> list[Path]:
+    """Return a file itself, or the files of a folder as Spark writes one.
+
+    Raises:
+        UserError: the folder has no files.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(
+        part
+        for part in path.rglob("*.parquet")
+        if part.is_file() and not any(name[0] in "._" for name in part.relative_to(path).parts)
+    )
+    if not found:
+        raise UserError(f"{path}: has no .parquet files in it")
+    return found
+
+
+def _row_groups(path: Path) -> list[Part]:
+    found: list[Part] = []
+    for file in _parquet_files(path):
+        metadata = pq.read_metadata(file)
+        start = size = 0
+        for group in range(metadata.num_row_groups):
+            size += metadata.row_group(group).total_byte_size
+            if size >= PIECE_BYTES or group == metadata.num_row_groups - 1:
+                found.append(Part(str(file), start, group + 1))
+                start, size = group + 1, 0
+    return found
+
+
+def _parquet(path: Path) -> pq.ParquetFile:
+    # As nanoseconds, an old Spark's times (INT96) outside of the years 1677 to 2262 would become others.
+    return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
 
 
 def _plain_kind(kind: pa.DataType) -> pa.DataType:
@@ -166,11 +245,10 @@ def _plain_kind(kind: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) else kind
 
 
-def _plain_type(column: pa.ChunkedArray) -> pa.Array:
+def _plain_type(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    column = column.cast(_plain_kind(column.type))
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    return column.cast(_plain_kind(column.type))
 
 
 def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> None:

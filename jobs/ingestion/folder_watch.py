@@ -3,7 +3,8 @@
 A file is landed when it has not changed for `SETTLE_SECONDS`. Its outcome is recorded in `_folders/<model>`, so that
 neither the next scan nor the next run reads it again. The record is written after the file's commits, which are in the
 file's own transaction (`jobs.ingestion.landing`): after a crash between the two, the next run lands the file again,
-which is idempotent.
+which is idempotent. If the file has changed meanwhile, the transaction tells so, as it names path and content: the
+records only save reading files again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
-from jobs.ingestion.landing import SUFFIXES, file_digest, file_schema, land, prepare, quarantined
+from jobs.ingestion.landing import (
+    REFUSE,
+    SUFFIXES,
+    ChangedFile,
+    FileLanding,
+    file_schema,
+    file_state,
+    prepare,
+    quarantined,
+)
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.session import spark_session
@@ -64,15 +74,20 @@ class Notes:
         """Tell if a file has an outcome in its current content."""
         return _short(stamp) in self.done.get(_short(path), {})
 
-    def landed(self, path: str) -> bool:
-        """Tell if a file of this name has landed, with any content."""
-        return LANDED in self.done.get(_short(path), {}).values()
-
     def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
         """Record the outcome of a file."""
         content = json.dumps({"file": path, "outcome": outcome, **detail}).encode()
         self.files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
         self.done.setdefault(_short(path), {})[_short(stamp)] = outcome
+
+
+def _stamp(path: str) -> Stamp | None:
+    """Return the stamp of a file, or of the file that Spark writes into a folder last; None if there is none."""
+    try:
+        stat = os.stat(os.path.join(path, "_SUCCESS") if os.path.isdir(path) else path)
+    except FileNotFoundError:
+        return None
+    return Stamp(stat.st_size, stat.st_mtime_ns)
 
 
 def _short(value: object) -> str:
@@ -102,12 +117,9 @@ class Inbox:
                 for entry in entries:
                     if entry.name[0] in "._" or not entry.name.endswith(SUFFIXES):
                         continue
-                    try:
-                        # Spark writes this file into a folder last.
-                        stat = Path(entry.path, "_SUCCESS").stat() if entry.is_dir() else entry.stat()
-                    except FileNotFoundError:
-                        continue
-                    yield entry.path, Stamp(stat.st_size, stat.st_mtime_ns)
+                    stamp = _stamp(entry.path)
+                    if stamp is not None:
+                        yield entry.path, stamp
 
 
 @dataclass
@@ -128,11 +140,15 @@ class FolderLanding:
     warehouse: Warehouse
     spec: ModelSpec
     inbox: Inbox
+    changed: str = REFUSE
     totals: Totals = field(default_factory=Totals)
     _key_types: KeyTypes | None = None
 
+    def __post_init__(self) -> None:
+        self._files = FileLanding(self.warehouse, self.spec, self.changed)
+
     def take(self, path: str, stamp: Stamp) -> None:
-        """Land a file, or quarantine it whole if its columns do not match the spec.
+        """Land a file, or quarantine it whole if its columns do not match the spec or it has changed after it landed.
 
         Raises:
             UserError: the spec limits `quarantine`, and a file exceeds the limit or does not match.
@@ -140,47 +156,31 @@ class FolderLanding:
         notes = self.inbox.notes
         try:
             schema = file_schema(self.spec, path)
-            digest = file_digest(path)
-            if notes.landed(path) and not self._has_landed(path, digest):
-                raise UserError(f"{path}: changed after it had landed; new rows come in new files")
-        except UserError as error:
-            self._refuse(path, stamp, error)
-            return
-        self._key_types = self._key_types or prepare(self.warehouse, self.spec, schema)
-        try:
-            done = land(self.warehouse, self.spec, path, self._key_types)
+            file = self._files.check(path)
+            self._key_types = self._key_types or prepare(self.warehouse, self.spec, schema)
+            done = self._files.land(file, self._key_types)
         except TooMany:
             raise
         except UserError as error:
-            self._refuse(path, stamp, error)
+            if _stamp(path) == stamp:  # else it is still being written, and comes again
+                self._refuse(path, stamp, error)
             return
-        notes.note(path, stamp, LANDED, {"sha256": digest, "rows": done.rows})
+        notes.note(path, stamp, LANDED, {"sha256": file.digest, "rows": done.rows})
         self.totals.files += 1
         self.totals.rows += 0 if done.version is None else done.rows
         self.totals.version = done.version if done.version is not None else self.totals.version
         self.totals.reasons.update(done.reasons)
 
-    def _has_landed(self, path: str, digest: str) -> bool:
-        """Tell if a file has landed with this content: a file that was touched or copied has not changed."""
-        notes = self.inbox.notes
-        for stamp, outcome in notes.done.get(_short(path), {}).items():
-            kept = notes.files.read(f"{_short(path)}-{stamp}-{outcome}")
-            if kept is not None and json.loads(kept).get("sha256") == digest:
-                return True
-        return False
-
     def _refuse(self, path: str, stamp: Stamp, error: UserError) -> None:
         """Quarantine a whole file as one row. Idempotent.
 
         Raises:
-            UserError: the spec limits `quarantine`, which allows no whole file.
+            UserError: the spec limits `quarantine`, which allows no whole file, except one whose rows have landed.
         """
-        if not Path(path).exists():  # removed meanwhile
-            return
         reason = error.message.removeprefix(f"{path}: ")
-        if self.spec.quarantine is not None:
+        if self.spec.quarantine is not None and not isinstance(error, ChangedFile):
             raise UserError(f"{path}: {reason}; quarantine.fail_above allows no whole file", INPUT_ERROR)
-        digest = file_digest(path)
+        digest = file_state(path).digest
         row = self.warehouse.spark.range(1).select(
             F.lit(f"file: {reason}").alias(REASON), F.lit(json.dumps({"file": path})).alias(PAYLOAD)
         )
@@ -191,7 +191,7 @@ class FolderLanding:
         print(f"warning: {path}: {reason}; the whole file is in quarantine", file=sys.stderr, flush=True)
 
 
-def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float) -> Report:
+def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, changed: str) -> Report:
     """Scan folders every so many seconds and land new files until SIGTERM.
 
     Raises:
@@ -208,7 +208,7 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float) 
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
         warehouse = Warehouse(spark_session(settings, title, interpreted_conf()), settings.warehouse)
         notes = Notes(hadoop_files(warehouse, f"_folders/{spec.name}"))
-        landing = FolderLanding(warehouse, spec, Inbox(folders, notes))
+        landing = FolderLanding(warehouse, spec, Inbox(folders, notes), changed)
         with Progress(title, None, quiet=settings.quiet) as progress:
             while not stop.is_set():
                 for path, stamp in landing.inbox.ready(time.monotonic()):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +22,13 @@ from pyarrow import json as arrow_json
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.encoding.arrow import compute
-from jobs.ingestion.checking import check_rows, typed_columns
-from jobs.ingestion.csv_parquet import Source, check_columns
+from jobs.ingestion.checking import check_rows
+from jobs.ingestion.csv_parquet import Part, check_columns
+from jobs.ingestion.csv_records import PIECE_BYTES, skip_bom
+from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.measurements_table import KeyTypes
 from jobs.warehouse.quarantine import PAYLOAD, REASON
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 
@@ -243,20 +243,74 @@ def documents(path: Path, most: int | None = None) -> list[bytes]:
     Raises:
         UserError: the file cannot be read, or is an array of invalid JSON.
     """
-    try:
+    with _readable(path):
         if is_array(path):
             with _open(path) as file:
                 items = json.loads(file.read().decode("utf-8-sig"))
             return [json.dumps(item, ensure_ascii=False).encode() for item in items[:most]]
         found: list[bytes] = []
         with _open(path) as file:
+            skip_bom(file)
             for line in file:
-                document = line.strip(_BLANK) if found else line.removeprefix(b"\xef\xbb\xbf").strip(_BLANK)
-                if document:
+                if document := line.strip(_BLANK):
                     found.append(document)
                 if most is not None and len(found) == most:
                     break
         return found
+
+
+def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
+    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut where lines end.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    with _readable(path):
+        if path.name.lower().endswith(".gz") or is_array(path):
+            return [Part(str(path), 0, None)]
+        size = path.stat().st_size if stop is None else stop
+        found: list[Part] = []
+        with path.open("rb") as file:
+            while start < size:
+                file.seek(min(start + PIECE_BYTES, size))
+                file.readline()
+                end = min(file.tell(), size)
+                found.append(Part(str(path), start, end))
+                start = end
+        return found
+
+
+def read_part(part: Part) -> Iterator[pa.Array]:
+    """Return the documents (binary) of a part of a file, in some batches.
+
+    Raises:
+        UserError: the file cannot be read, or is an array of invalid JSON.
+    """
+    path = Path(part.path)
+    with _readable(path):
+        if is_array(path):
+            yield pa.array(documents(path), pa.binary())
+            return
+        with _open(path) as file:
+            if part.start == 0:
+                skip_bom(file)
+            else:
+                file.seek(part.start)
+            while part.stop is None or file.tell() < part.stop:
+                left = -1 if part.stop is None else part.stop - file.tell()
+                lines = file.readlines(PIECE_BYTES if left < 0 else min(left, PIECE_BYTES))
+                if not lines:
+                    break
+                found = [document for line in lines if (document := line.strip(_BLANK))]
+                if found:
+                    yield pa.array(found, pa.binary())
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the errors of a file that cannot be read into a UserError."""
+    try:
+        yield
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except (OSError, EOFError) as error:
@@ -299,31 +353,6 @@ def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file
     changed = {REASON: pa.array(reasons, pa.string()), PAYLOAD: pa.array(texts, pa.string())}
     names = rows.schema.names
     return pa.RecordBatch.from_arrays([changed.get(name, rows.column(name)) for name in names], names)
-
-
-def read_checked(spec: ModelSpec, path: str, key_types: KeyTypes) -> pa.RecordBatch:
-    """Read a file in this process and return its checked rows."""
-    return check_documents(spec, pa.array(documents(Path(path)), pa.binary()), key_types, path)
-
-
-def json_frame(spark: SparkSession, spec: ModelSpec, path: str, key_types: KeyTypes) -> DataFrame:
-    """Return the checked rows of a file with one object a line, read by Spark's workers."""
-    schema = f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, key_types)}"
-    return spark.read.text(path).mapInArrow(_checker(spec, key_types, path), schema)
-
-
-def _checker(
-    spec: ModelSpec, key_types: KeyTypes, file: str
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        pc = arrow.compute()
-        for batch in batches:
-            lines = pc.utf8_trim(batch.column("value").cast(pa.string()), " \t\r\ufeff")
-            lines = lines.filter(pc.greater(pc.binary_length(lines), 0))
-            if len(lines):
-                yield check_documents(spec, lines.cast(pa.binary()), key_types, file)
-
-    return check
 
 
 def _open(path: Path) -> gzip.GzipFile:

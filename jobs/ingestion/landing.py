@@ -1,7 +1,9 @@
 """Land files in the measurements table; rejected rows go to quarantine with the reason.
 
-A file is identified by its SHA-256. Its rejected rows and its accepted rows are one commit each, in the file's own
-transaction: landing is idempotent, and a retry after a crash completes the missing commit.
+A file is identified by its content (SHA-256) and its path. Its rejected rows and its accepted rows are one commit
+each, in the file's own transaction (`jobs.ingestion.landed_files`): landing is idempotent, and a retry after a crash
+completes the missing commit. A content that has landed, under whatever path, does not land again; another content under
+a path that has landed is refused, unless the caller says what it is.
 """
 
 from __future__ import annotations
@@ -9,35 +11,25 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
 
-from jobs.core.errors import INPUT_ERROR, UserError, first_line
-from jobs.ingestion.checking import (
-    ROWS_A_FILE,
-    check_rows,
-    checked_frame,
-    key_types_of,
-    measurement_columns,
-    refuse_types,
-)
-from jobs.ingestion.csv_parquet import CORRUPT, read, read_schema
+from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.ingestion.appended import can_be_appended_to, end_of
+from jobs.ingestion.checking import key_types_of, measurement_columns, refuse_types
+from jobs.ingestion.csv_parquet import check_columns, read_schema
 from jobs.ingestion.json_rows import FORMATS as JSON_FORMATS
-from jobs.ingestion.json_rows import is_array, is_json, json_frame, json_schema, read_checked
+from jobs.ingestion.json_rows import is_array, is_json, json_schema
+from jobs.ingestion.landed_files import Known, LandedFiles, transaction
+from jobs.ingestion.reading import CheckedRows, Rows, checked_in_driver, checked_in_workers, parts_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import HISTORY_PREFIX, MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
-from jobs.warehouse.quarantine import PAYLOAD, REASON, TABLE, holds, keep, refusal, too_many
+from jobs.warehouse.quarantine import PAYLOAD, REASON, keep, refusal, too_many
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -48,6 +40,10 @@ IN_DRIVER_BYTES = 16 << 20
 
 SMALL_BYTES = 64 << 20
 """Below this total size, landing ends before compiled code would pay for its compilation."""
+
+REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
+"""What to do with a file that has landed with another content: refuse it, land the rows that were added at its end, or
+land all its rows, as those of another file of the same name."""
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", *JSON_FORMATS)
 
@@ -64,22 +60,6 @@ class Landed:
     rows: int
     reasons: dict[str, int]
     version: int | None
-
-
-class RowCounts(NamedTuple):
-    """Counts of checked rows: accepted ones, their first and last time in microseconds, rejected ones by reason."""
-
-    rows: int
-    span: tuple[int, int] | tuple[None, None]
-    reasons: dict[str, int]
-
-
-class _CheckedRows(NamedTuple):
-    """The checked rows of a file: functions that make the data frames, and counts."""
-
-    accepted: Callable[[], DataFrame]
-    rejected: Callable[[], DataFrame]
-    counts: RowCounts
 
 
 def find_files(inputs: list[str]) -> list[str]:
@@ -110,102 +90,136 @@ def find_files(inputs: list[str]) -> list[str]:
     return list(dict.fromkeys(str(Path(name).absolute()) for name in found))
 
 
-def land(
-    warehouse: Warehouse, spec: ModelSpec, path: str, key_types: KeyTypes, history: bool = False
-) -> Landed:
-    """Land one file, as `history` of new keys if asked: rejected rows first, then accepted ones. Idempotent."""
-    digest = file_digest(path)
-    small = Path(path).is_file() and file_size(path) <= IN_DRIVER_BYTES
-    if small or is_json(path) and is_array(Path(path)):
-        return _land_in_driver(warehouse, spec, path, digest, key_types, history)
-    return _land_in_workers(warehouse, spec, path, digest, key_types, history)
+class ChangedFile(UserError):
+    """A file has another content than when it landed."""
 
 
-def _land_in_driver(
-    warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes, history: bool
-) -> Landed:
-    """Land a file that this process reads and checks."""
-    if is_json(path):
-        checked = read_checked(spec, path, key_types)
-    else:
-        checked = check_rows(spec, read(Path(path)), key_types, path)
-    rejected = checked.column(REASON).is_valid()
-    bad = pa.Table.from_batches([checked.filter(rejected).select([REASON, PAYLOAD])])
-    fits = checked.column(REASON).is_null()
-    good = pa.Table.from_batches([checked.filter(fits).drop_columns([REASON, PAYLOAD])])
-    times = np.asarray(good.column(spec.time).cast(pa.int64()))
-    span = (int(times.min()), int(times.max())) if len(times) else (None, None)
-    spark = warehouse.spark
-    rows = _CheckedRows(
-        # One slice: a file is one commit of one file, so that its rows stay together and in order in a micro-batch.
-        lambda: spark.createDataFrame(good).coalesce(1),
-        lambda: spark.createDataFrame(bad).coalesce(1),
-        RowCounts(len(good), span, dict(Counter(bad.column(REASON).to_pylist()))),
-    )
-    return _commit(warehouse, spec, (path, digest), rows, history)
+class FileState(NamedTuple):
+    """A file as it was when its content was hashed."""
+
+    path: str
+    digest: str
+    size: int
+    changed: int
 
 
-def _land_in_workers(
-    warehouse: Warehouse, spec: ModelSpec, path: str, digest: str, key_types: KeyTypes, history: bool
-) -> Landed:
-    """Land a file that Spark's workers read and check."""
-    if is_json(path):
-        rows = json_frame(warehouse.spark, spec, path, key_types).persist()
-    else:
-        rows = checked_frame(_frame(warehouse, spec, path), spec, key_types, path).persist()
-    try:
-        counts = count_rows(rows, spec.time)
-        parts = max(1, counts.rows // ROWS_A_FILE)
-        checked = _CheckedRows(
-            lambda: rows.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD).coalesce(parts),
-            lambda: rows.filter(F.col(REASON).isNotNull()).select(REASON, PAYLOAD).coalesce(1),
-            counts,
-        )
-        return _commit(warehouse, spec, (path, digest), checked, history)
-    finally:
-        rows.unpersist()
+@dataclass
+class FileLanding:
+    """Lands files of one model, each once.
 
+    changed: what a file is that has landed with another content (one of `CHANGED`).
+    history: the files are history of new keys.
+    """
 
-def count_rows(checked: DataFrame, time: str) -> RowCounts:
-    """Count checked rows (`_reason`, the column `time`) in one Spark job."""
-    micros = F.unix_micros(F.col(f"`{time}`"))
-    counts = checked.groupBy(REASON).agg(
-        F.count("*").alias("rows"), F.min(micros).alias("first"), F.max(micros).alias("last")
-    )
-    found = {row[REASON]: row for row in counts.collect()}
-    good = found.pop(None, None)
-    reasons = {reason: int(row["rows"]) for reason, row in found.items()}
-    if good is None:
-        return RowCounts(0, (None, None), reasons)
-    return RowCounts(int(good["rows"]), (good["first"], good["last"]), reasons)
+    warehouse: Warehouse
+    spec: ModelSpec
+    changed: str = REFUSE
+    history: bool = False
 
+    def __post_init__(self) -> None:
+        self.landed = LandedFiles(self.warehouse, self.spec.name)
 
-def _commit(
-    warehouse: Warehouse, spec: ModelSpec, file: tuple[str, str], checked: _CheckedRows, history: bool
-) -> Landed:
-    """Commit the rejected rows, then the accepted ones; each commit is skipped if an earlier run has made it."""
-    path, digest = file
-    transaction = (f"ingest-{spec.name}-{digest}", 1)
-    rows, (first, last), reasons = checked.counts
-    if too_many(spec.quarantine, reasons, rows) and not holds(warehouse, spec.name, digest):
-        raise refusal(spec.quarantine, reasons, rows, path, INPUT_ERROR)
-    if reasons:
-        frame = quarantined(checked.rejected(), spec.name, path, digest)
-        before = warehouse.latest_version(TABLE) if warehouse.exists(TABLE) else -1
-        keep(warehouse, frame, transaction)
-        if warehouse.latest_version(TABLE) == before:  # an earlier run has committed them
-            reasons = {}
-    if not rows:
-        return Landed(path, 0, reasons, None)
-    origin = F.lit(HISTORY_PREFIX + path if history else path)
-    frame = checked.accepted().withColumn("_origin", origin).withColumn("_landed_at", F.current_timestamp())
-    detail = {"file": path, "sha256": digest, "rows": rows, "min_time": first, "max_time": last}
-    if history:
-        detail["history"] = True
-    version = _append(
-        warehouse, frame, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)}
-    )
-    return Landed(path, rows, dict(sorted(reasons.items())), version)
+    def check(self, path: str) -> FileState:
+        """Return the state of a file, after checking that it may land.
+
+        Raises:
+            ChangedFile: it has landed with another content.
+        """
+        file = file_state(path)
+        self._starts(file, self.landed.known(path, file.digest))
+        return file
+
+    def land(self, file: FileState, key_types: KeyTypes) -> Landed:
+        """Land a file: rejected rows first, then accepted ones. Idempotent.
+
+        Raises:
+            UserError: the file cannot be read, has changed since it was checked, has landed with another content, or
+                has more rejected rows than the spec allows.
+        """
+        known = self.landed.known(file.path, file.digest)
+        start, middle = self._starts(file, known)
+        path = Path(file.path)
+        chosen = [
+            *(Rows(part, False) for part in (parts_of(path, start, middle) if start < middle else [])),
+            *(Rows(part, True) for part in parts_of(path, middle)),
+        ]
+        read = (self.warehouse, self.spec, chosen, key_types, file.path)
+        if path.is_file() and (file.size <= IN_DRIVER_BYTES or is_json(path) and is_array(path)):
+            return self._commit(file, known, checked_in_driver(*read))
+        with checked_in_workers(*read) as rows:
+            return self._commit(file, known, rows)
+
+    def _starts(self, file: FileState, known: Known) -> tuple[int, int]:
+        """Return from which byte on a file's accepted rows land, and from which on its rejected ones are kept.
+
+        They differ if a landing was killed after the rejected rows of a former content, before its accepted ones.
+
+        Raises:
+            ChangedFile: the file has landed with another content, and may not land with this one.
+        """
+        if known.landed or not known.others or self.changed == NEW:
+            return 0, 0
+        former = self.landed.describe(known.others)
+        if self.changed == REFUSE:
+            raise ChangedFile(
+                f"{file.path}: has changed since it landed: it has {file.size:,} bytes, SHA-256 {file.digest[:16]}, "
+                f"and landed with {former}; new rows come in new files. If rows were added at its end, land these "
+                f"with --changed append; if it is another file of the same name, with none of the former rows, land "
+                f"it with --changed new"
+            )
+        path = Path(file.path)
+        ends = [None, None]
+        if can_be_appended_to(path):
+            ends = [end_of(path, known.accepted), end_of(path, known.rejected)]
+        places = [end for end in ends if end is not None]
+        if not places:
+            raise ChangedFile(
+                f"{file.path}: does not begin with the rows that landed ({former}): --changed append is for a CSV or "
+                f"JSON-lines file, not compressed, to which whole rows were added at the end; put new rows into a new "
+                f"file"
+            )
+        return ends[0] or 0, max(places)
+
+    def _commit(self, file: FileState, known: Known, checked: CheckedRows) -> Landed:
+        """Commit the rejected rows, then the accepted ones; each commit is skipped if an earlier run has made it."""
+        warehouse, spec, path, digest = self.warehouse, self.spec, file.path, file.digest
+        rows, (first, last), reasons = checked.counts
+        if too_many(spec.quarantine, reasons, rows) and not (known.landed or known.kept):
+            raise refusal(spec.quarantine, reasons, rows, path, INPUT_ERROR)
+        with warehouse.lock(f"ingest-{spec.name}"):
+            now = self._still(file, known)
+            name = transaction(spec.name, path, digest)
+            reasons = {} if now.landed or now.kept else dict(sorted(reasons.items()))
+            if reasons:
+                keep(warehouse, quarantined(checked.rejected(), spec.name, path, digest), name)
+            if not rows or now.landed:
+                return Landed(path, rows, reasons, None)
+            origin = F.lit(HISTORY_PREFIX + path if self.history else path)
+            frame = checked.accepted().withColumn("_origin", origin)
+            frame = frame.withColumn("_landed_at", F.current_timestamp())
+            detail = {"file": path, "sha256": digest, "bytes": file.size, "rows": rows}
+            detail |= {"min_time": first, "max_time": last} | ({"history": True} if self.history else {})
+            table = measurements(spec.name)
+            warehouse.append(frame, table, name, {"userMetadata": json.dumps(detail)})
+            return Landed(path, rows, reasons, warehouse.latest_version(table))
+
+    def _still(self, file: FileState, known: Known) -> Known:
+        """Return what is committed of a file now, after checking that the rows that were read are still the right ones.
+
+        Raises:
+            UserError: the file has changed, or another process has landed another content of it.
+        """
+        if _stamp(file.path) != (file.size, file.changed):
+            raise UserError(
+                f"{file.path}: changed while it was read, and nothing of it has landed; write a file under another "
+                f"name, and rename it when it is complete"
+            )
+        now = self.landed.known(file.path, file.digest)
+        if now.others != known.others and not now.landed:
+            raise ChangedFile(
+                f"{file.path}: another process has just landed it with another content; run this again"
+            )
+        return now
 
 
 def quarantined(rejected: DataFrame, model: str, path: str, digest: str) -> DataFrame:
@@ -220,20 +234,6 @@ def quarantined(rejected: DataFrame, model: str, path: str, digest: str) -> Data
         F.lit(None).cast("string").alias("generation"),
         F.current_timestamp().alias("quarantined_at"),
     )
-
-
-def _append(
-    warehouse: Warehouse,
-    frame: DataFrame,
-    table: str,
-    transaction: tuple[str, int],
-    options: dict[str, str] | None = None,
-) -> int | None:
-    """Append rows once and return the version of the commit, None if an earlier run has made it."""
-    before = warehouse.latest_version(table)
-    warehouse.append(frame, table, transaction, options)
-    after = warehouse.latest_version(table)
-    return after if after > before else None
 
 
 def prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
@@ -252,31 +252,15 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
     Raises:
         UserError: a column is missing or has an unusable type, or the file cannot be read.
     """
-    schema = json_schema(Path(path), spec) if is_json(path) else read_schema(Path(path), spec.columns)
+    if is_json(path):
+        schema = json_schema(Path(path), spec)
+    else:
+        schema = read_schema(Path(path), spec.columns)
+        check_columns(
+            Path(path), schema.names, schema.names
+        )  # rejected rows are kept with all columns, by name
     refuse_types(spec, schema, path)
     return schema
-
-
-def _frame(warehouse: Warehouse, spec: ModelSpec, path: str) -> DataFrame:
-    """Return a file's raw rows as a data frame."""
-    spark = warehouse.spark
-    try:
-        if path.endswith(".parquet"):
-            return spark.read.parquet(path)
-        names = read_schema(Path(path), spec.columns).names
-        return spark.read.schema(
-            StructType([StructField(name, StringType()) for name in (*names, CORRUPT)])
-        ).csv(
-            path,
-            header=True,
-            columnNameOfCorruptRecord=CORRUPT,
-            mode="PERMISSIVE",
-            escape='"',
-            ignoreLeadingWhiteSpace=False,
-            ignoreTrailingWhiteSpace=False,
-        )
-    except (PySparkException, Py4JJavaError) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
 
 
 def _files_of(path: str) -> list[Path]:
@@ -289,11 +273,18 @@ def file_size(path: str) -> int:
     return sum(file.stat().st_size for file in _files_of(path))
 
 
-def file_digest(path: str) -> str:
-    """Return the SHA-256 of a file's content."""
+def _stamp(path: str) -> tuple[int, int]:
+    """Return a file's size and the time of its last change (ns), which change with its content."""
+    stats = [file.stat() for file in _files_of(path)]
+    return sum(one.st_size for one in stats), max((one.st_mtime_ns for one in stats), default=0)
+
+
+def file_state(path: str) -> FileState:
+    """Return the state of a file with the SHA-256 of its content."""
+    size, changed = _stamp(path)
     digest = hashlib.sha256()
     for file in _files_of(path):
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
-    return digest.hexdigest()
+    return FileState(path, digest.hexdigest(), size, changed)

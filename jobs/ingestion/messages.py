@@ -22,8 +22,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jobs.core.errors import UserError, first_line
 from jobs.encoding import arrow
 from jobs.ingestion.checking import check_rows, typed_columns
-from jobs.ingestion.csv_parquet import Source as Columns
 from jobs.ingestion.json_rows import read_objects
+from jobs.ingestion.raw_rows import Source as Columns
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
 from jobs.warehouse.measurements_table import OFFSET, PARTITION, KeyTypes

@@ -14,9 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.core.times import EPOCH_FORMATS, MAX_US, MIN_US, TimeParser, local_us
+from jobs.core.times import EPOCH_FORMATS, MAX_US, MIN_US, UNIT_US, TimeParser, local_us
 from jobs.encoding import arrow
-from jobs.ingestion.csv_parquet import Source
+from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -58,6 +58,8 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     """
     reason = np.full(source.rows, None, dtype=object)
     reject(reason, source.misshapen, "row: not as many fields as the header")
+    if source.not_utf8 is not None:
+        reject(reason, source.not_utf8, "row: not UTF-8 text")
     key, keys = _keys(spec, source, file, reason)
     time = _times(spec, source.columns[spec.time], file, reason)
     missing = {text.strip(" ").casefold() for text in spec.missing_values}
@@ -123,10 +125,10 @@ def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.obje
             [not text for text in column.take(arrow.integers(unknown)).to_pylist()], bool
         )
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        micros = _stored_times(column)
-        known = (micros >= MIN_US) & (micros <= MAX_US)
+        micros, known = _stored_times(column)
         if zone is not UTC and (pa.types.is_date(kind) or kind.tz is None):
-            micros = _from_local(np.where(known, micros, 0), zone)
+            micros = _from_local(micros, zone)
+            known &= (micros >= MIN_US) & (micros <= MAX_US)
     elif _is_number(kind):
         scale = EPOCH_FORMATS.get(spec.time_format or "")
         if scale is None:
@@ -168,11 +170,22 @@ def _written_times(
     return micros, known
 
 
-def _stored_times(column: pa.Array) -> Ints:
-    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
-        return arrow.to_numpy(column.cast(pa.int64())) // 1000  # truncated to microseconds
-    micros = column.cast(pa.timestamp("us", getattr(column.type, "tz", None)), safe=False)
-    return arrow.to_numpy(micros.cast(pa.int64()))
+def _stored_times(column: pa.Array) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return stored timestamps or dates in microseconds, and which of them are within the years 1 to 9999."""
+    kind = column.type
+    if pa.types.is_date32(kind):
+        return _scaled(arrow.to_numpy(column.cast(pa.int32())).astype(np.int64), UNIT_US["day"])
+    unit = "ms" if pa.types.is_date64(kind) else kind.unit
+    stored = arrow.to_numpy(column.cast(pa.int64()))
+    if unit == "ns":
+        return _scaled(stored // 1000, 1)  # digits beyond microseconds are cut off
+    return _scaled(stored, {"s": UNIT_US["second"], "ms": UNIT_US["millisecond"], "us": 1}[unit])
+
+
+def _scaled(values: Ints, scale: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """Multiply by `scale`, and tell which products are times; the others are 0, as they might not fit 64 bits."""
+    known = (values <= MAX_US // scale) & (values >= -(-MIN_US // scale))
+    return np.where(known, values, 0) * scale, known
 
 
 def _from_epoch(column: pa.Array, scale: int) -> tuple[Ints, NDArray[np.bool_]]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from jobs.encoding import arrow
 from jobs.ingestion.checking import check_rows
-from jobs.ingestion.csv_parquet import CORRUPT, Source
+from jobs.ingestion.raw_rows import BYTES, CORRUPT, Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.measurements_table import KeyTypes
 from jobs.warehouse.quarantine import REASON
@@ -64,7 +64,8 @@ def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
         name: arrow.texts([_text(row.get(name), name in names) for row in rows]) for name in spec.columns
     }
     misshapen = np.array([row.get(CORRUPT) is not None for row in rows], bool)
-    return Source(columns, misshapen, len(rows))
+    not_utf8 = np.array([row.get(BYTES) is not None for row in rows], bool)
+    return Source(columns, misshapen, len(rows), not_utf8)
 
 
 def _text(value: Any, whole: bool) -> str | None:

@@ -26,8 +26,8 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.ingestion.checking import ROWS_A_FILE, measurement_columns
-from jobs.ingestion.landing import count_rows
 from jobs.ingestion.messages import checked_messages, key_types
+from jobs.ingestion.reading import count_rows
 from jobs.ingestion.topic_start import (
     TopicStart,
     accept_loss,

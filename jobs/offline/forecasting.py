@@ -15,8 +15,8 @@ import kalman
 from jobs.core.errors import UserError
 from jobs.core.times import MAX_US, TimeParser, duration_us
 from jobs.encoding import arrow
-from jobs.ingestion.csv_parquet import Source
 from jobs.ingestion.parsing import ParsedRows
+from jobs.ingestion.raw_rows import Source
 from jobs.offline.filtering import in_order
 from jobs.offline.result_files import lists, save
 from jobs.specs.model_spec import ModelSpec, takes_steps

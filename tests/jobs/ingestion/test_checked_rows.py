@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jobs import ingest
 from jobs.core.errors import UserError
-from jobs.ingestion import landing
+from jobs.ingestion import csv_parquet, json_rows, landing
 from jobs.ingestion.checking import check_rows, key_types_of
-from jobs.ingestion.csv_parquet import Source, read
+from jobs.ingestion.csv_parquet import read
+from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -121,20 +125,89 @@ def test_a_rejected_row_keeps_its_whole_payload(tmp_path: Path) -> None:
     assert payloads[8]["_corrupt"] == "8,2024-03-01,3,4,too,many"
 
 
+def odd_csv(random: Random) -> bytes:
+    """Return a CSV file with everything that readers disagree about."""
+    rows = []
+    for number in range(400):
+        fields = [
+            random.choice(
+                [b"%d" % number, b"\xff", b"\xfe", b'"7"', b"\xef\xbf\xbd", b"", b" 8", b'5"', b"k\xc3\xa9y"]
+            ),
+            random.choice([b"2024-03-01", b'"2024-03-01T00:00:00Z"', b"soon", b"10000-01-01"]),
+            random.choice([b"1.5", b'"2"', b"", b"many", b"1e999"]),
+            b"1",
+            random.choice(
+                [
+                    b'"so\n9,2024-03-01,1,1,forged"',
+                    b'"a ""b"""',
+                    b"c\\",
+                    b"it's 5\" long",
+                    b'"x"y',
+                    b"\xfc",
+                    b"",
+                ]
+            ),
+        ]
+        cut = random.choice([5, 5, 5, 5, 5, 4, 6])
+        rows.append(
+            b",".join([*fields, b"more"][:cut]) + random.choice([b"\n", b"\n", b"\r\n", b"\n\n", b"\r"])
+        )
+    return b"\xef\xbb\xbf\r\nid,at,a,b,comment\n" + b"".join(rows)
+
+
+def odd_json(random: Random) -> bytes:
+    rows = [
+        b'{"id": "%s", "at": "2024-03-01", "a": %s, "b": 1, "more": "%s"}'
+        % (
+            random.choice([b"7", b"\xff", b"\xfe", b"\\ud800"]),
+            random.choice([b"1", b"1.5", b'"2"', b"null", b"NaN"]),
+            random.choice([b"x", b"\xff", b"a\rb", b"\xc2\x85"]),
+        )
+        + random.choice([b"\n", b"\r\n", b"\n \n", b"\r"])
+        for _ in range(300)
+    ]
+    return b"\xef\xbb\xbf" + b"".join(rows)
+
+
+def odd_parquet(path: Path) -> None:
+    at = [0, 2**63 - 1, None, -(2**63), 1_709_251_200_000]
+    table = pa.table(
+        {
+            "id": pa.array(["a", "b", "c", "d", "e"] * 40).dictionary_encode(),
+            "at": pa.array(at * 40, pa.int64()).cast(pa.timestamp("ms", "UTC")),
+            "a": [1.0, float("nan"), None, 2.0, float("inf")] * 40,
+            "b": pa.array([1, 2, 3, 4, 5] * 40, pa.int16()),
+            "seen": pa.array([2**31 - 1, None, 0, -(2**31), 1] * 40, pa.int32()).cast(pa.date32()),
+            "sent": pa.array([0, 2**62 + 1, None, -1, 5] * 40, pa.int64()).cast(pa.timestamp("ns")),
+        }
+    )
+    pq.write_table(table, path, row_group_size=30)
+
+
 @pytest.mark.spark
+@pytest.mark.parametrize("name", ["rows.csv", "plain.csv.gz", "rows.csv.gz", "rows.jsonl", "rows.parquet"])
 def test_small_and_large_files_are_read_alike(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    path = tmp_path / name
+    if name.endswith(".parquet"):
+        odd_parquet(path)
+    else:
+        content = odd_json(Random(1)) if "json" in name else odd_csv(Random(2))
+        content = ROWS.encode() if "plain" in name else content
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     found = []
-    for limit in (landing.IN_DRIVER_BYTES, 0):
+    for limit, piece in ((landing.IN_DRIVER_BYTES, 8 << 20), (0, 1000)):
         monkeypatch.setattr(landing, "IN_DRIVER_BYTES", limit)
+        monkeypatch.setattr(csv_parquet, "PIECE_BYTES", piece)
+        monkeypatch.setattr(json_rows, "PIECE_BYTES", piece)
         pipeline = Pipeline(tmp_path / str(limit), random_walk_spec())
-        path = tmp_path / "rows.csv"
-        path.write_text(ROWS)
         said = ingest.run(pipeline.settings, "walk", [str(path)])
-        assert (said.data["rows"], said.data["quarantined"]) == (3, 6)
         assert ingest.run(pipeline.settings, "walk", [str(path)]).data["files_landed_before"] == 1
         rows = pipeline.warehouse.read("measurements/walk").drop("_landed_at").collect()
-        reasons = pipeline.warehouse.read("quarantine").select("reason").collect()
-        found.append((sorted(map(str, rows)), sorted(map(str, reasons))))
+        kept = pipeline.warehouse.read("quarantine").select("reason", "payload").collect()
+        assert (said.data["rows"], said.data["quarantined"]) == (len(rows), len(kept))
+        found.append((sorted(map(str, rows)), sorted(map(str, kept)), said.data["reasons"]))
+        assert not [row for row in rows if "\\x" in row["id"]]
+    assert len(found[0][0]) > 2 and len(found[0][1]) > 5
     assert found[0] == found[1]

@@ -423,7 +423,7 @@ def test_dates_and_epochs_in_parquet(tmp_path: Path) -> None:
             "there is no column 'volume'; did you mean 'Volume'?",
         ),
         ("in.csv", "river,at,at,volume\n", "column 'at' appears twice"),
-        ("in.csv", b"river,at,volume\n\xff,2001-01-01,1\n", "is not UTF-8 text"),
+        ("in.csv", b"river,at,volume,\xff\nr,2001-01-01,1,\n", "is not UTF-8 text"),
         ("in.parquet", "river,at,volume\n", "is not a Parquet file"),
         ("in.parquet", "", "is not a Parquet file"),
     ],

@@ -1,0 +1,43 @@
+"""Find where a landed file goes on: the end of the former content that the present content begins with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from jobs.ingestion.csv_parquet import begins_record
+from jobs.ingestion.json_rows import is_array, is_json
+
+
+def can_be_appended_to(path: Path) -> bool:
+    """Tell if a file's format allows to add rows at its end: CSV, or one JSON object a line, not compressed."""
+    name = path.name.lower()
+    return (
+        path.is_file()
+        and (name.endswith(".csv") or is_json(path) and not is_array(path))
+        and name[-3:] != ".gz"
+    )
+
+
+def end_of(path: Path, digests: Iterable[str]) -> int | None:
+    """Return the end, in bytes, of the longest of these contents that a file begins with, as whole rows; else None.
+
+    A last row without a line break is whole if the line break follows now.
+    """
+    wanted = {bytes.fromhex(one) for one in digests if one}
+    found: list[int] = []
+    digest, place = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        for line in file:
+            row = line.rstrip(b"\r\n")
+            bare = digest.copy()
+            bare.update(row)
+            digest.update(line)
+            place += len(line)
+            if digest.digest() in wanted or bare.digest() in wanted:
+                found.append(place)
+    whole = reversed(found)
+    if is_json(path):
+        return next(whole, None)
+    return next((end for end in whole if begins_record(path, end)), None)

@@ -1,0 +1,139 @@
+"""Which files have landed: the path and the content of each, from the Delta log.
+
+The rows of a file are committed in the transaction `ingest-MODEL-SHA256`, whose number stands for the path. So the
+commit itself tells path and content, Delta keeps both for as long as the table, and no second record can disagree. The
+same holds for the file's rejected rows in the quarantine table.
+
+Earlier releases numbered each of these transactions 1. What they have landed is known by its content from the
+transaction, and by its path from the commit's metadata, or, where the history has expired, from `_origin`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.measurements_table import HISTORY_PREFIX
+from jobs.warehouse.quarantine import TABLE
+from jobs.warehouse.tables import measurements
+from jobs.warehouse.transactions import transactions
+
+UNKNOWN = ""
+"""Stands for a content that nothing describes any more."""
+_NO_PATH = 1
+"""The number of a transaction of a release that did not note paths."""
+
+
+def transaction(model: str, path: str, digest: str) -> tuple[str, int]:
+    """Return the transaction in which the rows of a file with this content are committed."""
+    return f"ingest-{model}-{digest}", path_number(path)
+
+
+def path_number(path: str) -> int:
+    """Return the number that stands for a path: 60 bits of its hash, above the number of earlier releases."""
+    return int(hashlib.sha256(path.encode()).hexdigest()[:15], 16) + _NO_PATH + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is committed of a file: of its present content, and of other contents that the same path had.
+
+    landed, kept: the accepted rows, the rejected rows of this content are committed, maybe under another path.
+    accepted, rejected: the other contents (SHA-256) of which the accepted rows, the rejected rows are committed.
+    """
+
+    landed: bool
+    kept: bool
+    accepted: frozenset[str]
+    rejected: frozenset[str]
+
+    @property
+    def others(self) -> list[str]:
+        """The other contents, sorted."""
+        return sorted(self.accepted | self.rejected)
+
+
+@dataclass
+class LandedFiles:
+    """The files of one model that have landed."""
+
+    warehouse: Warehouse
+    model: str
+
+    def known(self, path: str, digest: str) -> Known:
+        """Return what is committed of a file with this content.
+
+        A content that has landed under another path is the same file, moved or copied.
+        """
+        rows, bad = self._numbers(measurements(self.model)), self._numbers(TABLE)
+        landed, kept = digest in rows, digest in bad
+        number = path_number(path)
+        accepted = {one for one, of in rows.items() if of == number}
+        rejected = {one for one, of in bad.items() if of == number}
+        if _NO_PATH in rows.values():
+            accepted |= self._former_of_earlier_release(path, {k for k, v in rows.items() if v == _NO_PATH})
+        if _NO_PATH in bad.values():
+            rejected |= self._rejected_by_earlier_release.get(path, set())
+        return Known(landed, kept, frozenset(accepted - {digest}), frozenset(rejected - {digest}))
+
+    def describe(self, digests: Iterable[str]) -> str:
+        """Return contents in words, with what the history still says about them."""
+        return " and ".join(_described(one, self._commits.get(one, {})) for one in digests)
+
+    def _numbers(self, table: str) -> dict[str, int]:
+        """Return the number of each landed content's transaction."""
+        of_file = re.compile(rf"ingest-{re.escape(self.model)}-([0-9a-f]{{64}})")
+        found = transactions(self.warehouse, table)
+        return {match[1]: number for name, number in found.items() if (match := of_file.fullmatch(name))}
+
+    def _former_of_earlier_release(self, path: str, digests: set[str]) -> set[str]:
+        known = {digest for digest in digests if digest in self._commits}
+        found = {digest for digest in known if self._commits[digest]["file"] == path}
+        if not found and known != digests and path in self._origins:
+            return {UNKNOWN}
+        return found
+
+    @cached_property
+    def _commits(self) -> dict[str, Mapping[str, Any]]:
+        """What the history says about the contents that were landed before this was first asked."""
+        table = measurements(self.model)
+        history = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table)).history()
+        told = history.filter(F.col("userMetadata").contains('"sha256"')).select("version", "userMetadata")
+        rows = [(int(row["version"]), json.loads(row["userMetadata"])) for row in told.collect()]
+        return {one["sha256"]: {**one, "version": version} for version, one in rows}
+
+    @cached_property
+    def _origins(self) -> set[str]:
+        """The paths in `_origin`."""
+        origins = self.warehouse.read(measurements(self.model)).select("_origin").distinct()
+        return {row["_origin"].removeprefix(HISTORY_PREFIX) for row in origins.collect() if row["_origin"]}
+
+    @cached_property
+    def _rejected_by_earlier_release(self) -> dict[str, set[str]]:
+        """The contents of which the quarantine has rows, by path."""
+        mine = (F.col("model") == self.model) & F.get_json_object("position", "$.sha256").isNotNull()
+        whole = F.col("reason").startswith("file: ")  # nothing of such a file has landed
+        position = self.warehouse.read(TABLE).filter(mine & ~whole).select("position").distinct()
+        found: dict[str, set[str]] = {}
+        for row in position.collect():
+            detail = json.loads(row["position"])
+            found.setdefault(detail["file"], set()).add(detail["sha256"])
+        return found
+
+
+def _described(digest: str, commit: Mapping[str, Any]) -> str:
+    if digest == UNKNOWN:
+        return "a content that the history no longer has"
+    parts = [f"{commit['bytes']:,} bytes" if "bytes" in commit else "", f"SHA-256 {digest[:16]}"]
+    if commit:
+        parts.append(f"{commit['rows']:,} rows in version {commit['version']}")
+    return ", ".join(filter(None, parts))

@@ -1,0 +1,45 @@
+"""The unchecked rows of a file or of messages, as columns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+CORRUPT = "_corrupt"
+"""The column with the text of a row that has not as many fields as the header."""
+BYTES = "_bytes"
+"""The column with the bytes, in base64, of a row that is not UTF-8 text."""
+
+
+class Source(NamedTuple):
+    """The content of a file: `columns` by name, each of N rows, and (N,) which rows are `misshapen` or `not_utf8`.
+
+    The texts of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes. `not_utf8` is None
+    where the format does not tell.
+    """
+
+    columns: dict[str, pa.Array]
+    misshapen: NDArray[np.bool_]
+    rows: int
+    not_utf8: NDArray[np.bool_] | None = None
+
+
+def joined(parts: list[Source], names: list[str]) -> Source:
+    """Return the rows of several parts, in order; columns that only some parts have follow the named ones."""
+    more = [name for part in parts for name in part.columns if name not in names]
+    columns = {
+        name: pa.concat_arrays([part.columns.get(name, pa.nulls(part.rows, pa.string())) for part in parts])
+        if parts
+        else pa.array([], pa.string())
+        for name in (*names, *dict.fromkeys(more))
+    }
+    marks = [np.zeros(part.rows, bool) if part.not_utf8 is None else part.not_utf8 for part in parts]
+    return Source(
+        columns,
+        np.concatenate([np.zeros(0, bool), *(part.misshapen for part in parts)]),
+        sum(part.rows for part in parts),
+        np.concatenate([np.zeros(0, bool), *marks]),
+    )

@@ -1,0 +1,166 @@
+"""Read and check the rows of a file: a small one in this process, a large one in Spark's workers, part by part.
+
+Both ways use the same functions on the same bytes, so that a file gives the same rows, whatever its size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from jobs.core.errors import UserError, raised_in_python
+from jobs.ingestion.checking import ROWS_A_FILE, check_rows, typed_columns
+from jobs.ingestion.csv_parquet import Part, parts, read_part
+from jobs.ingestion.json_rows import check_documents, is_json
+from jobs.ingestion.json_rows import parts as json_parts
+from jobs.ingestion.json_rows import read_part as read_json
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.measurements_table import KeyTypes
+from jobs.warehouse.quarantine import PAYLOAD, REASON
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class RowCounts(NamedTuple):
+    """Counts of checked rows: accepted ones, their first and last time in microseconds, rejected ones by reason."""
+
+    rows: int
+    span: tuple[int, int] | tuple[None, None]
+    reasons: dict[str, int]
+
+
+class Rows(NamedTuple):
+    """Rows of a part of a file; rejected: keep the rejected ones in quarantine, as no earlier run has."""
+
+    part: Part
+    rejected: bool
+
+
+class CheckedRows(NamedTuple):
+    """The checked rows of a file: functions that make the data frames, and counts."""
+
+    accepted: Callable[[], DataFrame]
+    rejected: Callable[[], DataFrame]
+    counts: RowCounts
+
+
+def checked_in_driver(
+    warehouse: Warehouse, spec: ModelSpec, chosen: list[Rows], key_types: KeyTypes, path: str
+) -> CheckedRows:
+    """Read and check rows in this process."""
+    batches = [one for rows in chosen for one in _checked(spec, rows, key_types, path)]
+    checked = pa.Table.from_batches(batches, _schema_of(spec, key_types)).combine_chunks()
+    bad = checked.filter(checked.column(REASON).is_valid()).select([REASON, PAYLOAD])
+    good = checked.filter(checked.column(REASON).is_null()).drop_columns([REASON, PAYLOAD])
+    times = np.asarray(good.column(spec.time).cast(pa.int64()))
+    span = (int(times.min()), int(times.max())) if len(times) else (None, None)
+    spark = warehouse.spark
+    return CheckedRows(
+        # One slice: a file is one commit of one file, so that its rows stay together and in order in a micro-batch.
+        lambda: spark.createDataFrame(good).coalesce(1),
+        lambda: spark.createDataFrame(bad).coalesce(1),
+        RowCounts(len(good), span, dict(Counter(bad.column(REASON).to_pylist()))),
+    )
+
+
+def _schema_of(spec: ModelSpec, key_types: KeyTypes) -> pa.Schema:
+    """Return the types of checked rows."""
+    types: dict[str, pa.DataType] = {name: pa.float64() for name in spec.columns}
+    types |= {name: pa.int64() if kind == "bigint" else pa.string() for name, kind in key_types.items()}
+    types |= {REASON: pa.string(), PAYLOAD: pa.string(), spec.time: pa.timestamp("us", "UTC")}
+    return pa.schema([(name, types[name]) for name in (REASON, PAYLOAD, *spec.columns)])
+
+
+def parts_of(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
+    """Return the parts of a file, or of a folder of Parquet files, in order; of a text file those between two places.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    return json_parts(path, start, stop) if is_json(path) else parts(path, start, stop)
+
+
+def _checked(spec: ModelSpec, rows: Rows, key_types: KeyTypes, file: str) -> Iterator[pa.RecordBatch]:
+    """Read and check a part of a file."""
+    if is_json(rows.part.path):
+        found = (check_documents(spec, some, key_types, file) for some in read_json(rows.part))
+    else:
+        found = (check_rows(spec, source, key_types, file) for source in read_part(rows.part))
+    for batch in found:
+        yield batch if rows.rejected else batch.filter(batch.column(REASON).is_null())
+
+
+def _checked_frame(
+    warehouse: Warehouse, spec: ModelSpec, chosen: list[Rows], key_types: KeyTypes, path: str
+) -> DataFrame:
+    """Return rows that Spark's workers read and check, each part of the file in a task."""
+
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _checked(spec, chosen[number], key_types, path)
+
+    schema = f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, key_types)}"
+    count = len(chosen)
+    return warehouse.spark.range(0, count, 1, max(count, 1)).mapInArrow(check, schema)
+
+
+def _counted_in_workers(rows: DataFrame, time: str) -> RowCounts:
+    """Count checked rows, which makes the workers read them.
+
+    Raises:
+        UserError: a worker could not read the file.
+    """
+    try:
+        return count_rows(rows, time)
+    except (PySparkException, Py4JJavaError) as error:
+        if UserError.__name__ not in str(error):
+            raise
+        raise UserError(raised_in_python(error)) from error
+
+
+def count_rows(checked: DataFrame, time: str) -> RowCounts:
+    """Count checked rows (`_reason`, the column `time`) in one Spark job."""
+    micros = F.unix_micros(F.col(f"`{time}`"))
+    counts = checked.groupBy(REASON).agg(
+        F.count("*").alias("rows"), F.min(micros).alias("first"), F.max(micros).alias("last")
+    )
+    found = {row[REASON]: row for row in counts.collect()}
+    good = found.pop(None, None)
+    reasons = {reason: int(row["rows"]) for reason, row in found.items()}
+    if good is None:
+        return RowCounts(0, (None, None), reasons)
+    return RowCounts(int(good["rows"]), (good["first"], good["last"]), reasons)
+
+
+@contextmanager
+def checked_in_workers(
+    warehouse: Warehouse, spec: ModelSpec, chosen: list[Rows], key_types: KeyTypes, path: str
+) -> Iterator[CheckedRows]:
+    """Read and check rows in Spark's workers, which hold them until the end of the context.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    rows = _checked_frame(warehouse, spec, chosen, key_types, path).persist()
+    try:
+        counts = _counted_in_workers(rows, spec.time)
+        some = max(1, counts.rows // ROWS_A_FILE)
+        yield CheckedRows(
+            lambda: rows.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD).coalesce(some),
+            lambda: rows.filter(F.col(REASON).isNotNull()).select(REASON, PAYLOAD).coalesce(1),
+            counts,
+        )
+    finally:
+        rows.unpersist()
