@@ -56,7 +56,7 @@ def _shadow(context: UpgradeContext) -> Generation:
             return one
     manifest, _ = migrated(context)
     assert manifest is not None
-    return start_point.begin(warehouse, spec, manifest, SHADOW, None, live)
+    return start_point.begin_exported(warehouse, spec, manifest, live, SHADOW)
 
 
 def prove(context: UpgradeContext, shadow: Generation) -> Outcome:

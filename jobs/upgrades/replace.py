@@ -5,12 +5,14 @@ The snapshot is found or written first; the new generation and the retirement of
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.ingestion.topics import land
-from jobs.lineage import generations, start_point
-from jobs.lineage.generations import LIVE
+from jobs.lineage import start_point
+from jobs.lineage.hand_over import last_position
 from jobs.lineage.start_point import origin
 from jobs.snapshots.manifests import find
 from jobs.snapshots.state_rows import STATE_ROWS
@@ -29,10 +31,11 @@ from jobs.upgrades.context import (
     refuse_other_keys,
     refuse_other_source,
 )
-from jobs.warehouse.positions import Cut, describe
+from jobs.warehouse.positions import DELTA, Cut, describe, offsets_of, rank
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
+    from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
 
 
@@ -49,18 +52,20 @@ def stop_start(context: UpgradeContext) -> Outcome:
         refuse_other_keys(context)
         manifest, _ = migrated(context)
         assert manifest is not None
-        return _replace(context, manifest)
+        new = start_point.begin_exported(context.warehouse, context.spec, manifest, context.live)
+    return _outcome(context, manifest, new)
 
 
 def retrain(context: UpgradeContext) -> Outcome:
-    """Replace the live generation by one that is trained on history up to the same position."""
+    """Replace the live generation by one that is trained on history up to its last position (`last_position`)."""
     done = already_upgraded(context)
     if done is not None:
         return done
     if context.dry_run:
         return _preview_without_state(context)
     with context.exclusive(RETRAIN):
-        return _replace(context, _pretrained_snapshot(context))
+        position, batch = last_position(context.warehouse, context.live)
+        return _replace(context, _pretrained_snapshot(context, position), batch)
 
 
 def start_stateless(context: UpgradeContext) -> Outcome:
@@ -72,13 +77,19 @@ def start_stateless(context: UpgradeContext) -> Outcome:
     if context.dry_run:
         return _preview_without_state(context)
     with context.exclusive(STATELESS):
-        return _replace(context, _empty_snapshot(context))
+        position, batch = last_position(context.warehouse, context.live)
+        return _replace(context, _empty_snapshot(context, position), batch)
 
 
-def _replace(context: UpgradeContext, manifest: Manifest) -> Outcome:
-    """Make a generation from a snapshot the live one; the next `stream` runs it."""
+def _replace(context: UpgradeContext, manifest: Manifest, batch: int) -> Outcome:
+    """Make a generation from a snapshot the live one, which continues after a micro-batch of the former one."""
+    parent = context.live.generation, batch
+    new = start_point.begin(context.warehouse, context.spec, manifest, parent)
+    return _outcome(context, manifest, new)
+
+
+def _outcome(context: UpgradeContext, manifest: Manifest, new: Generation) -> Outcome:
     live = context.live
-    new = start_point.begin(context.warehouse, context.spec, manifest, LIVE, None, live)
     return [
         f"generation {new.generation} of version {new.model_version} is live, from snapshot "
         f"{manifest.snapshot_id} ({describe(manifest.position)}); {live.generation} is retired",
@@ -99,26 +110,24 @@ def _preview_without_state(context: UpgradeContext) -> Outcome:
     return [line], {"dry_run": True}
 
 
-def _pretrained_snapshot(context: UpgradeContext) -> Manifest:
-    """Train the new version on history up to the live generation's position, so that it continues with the next row."""
+def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manifest:
+    """Train the new version on history up to a position of the live generation."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
     table = measurements(spec.name)
     if live.topic is None:
-        cut = Cut(generations.progress_rank(warehouse, live), None)
+        cut = Cut(rank(position), None)
     else:
         # The stream may be ahead of the landed rows: land the rest, and train up to the stream's offsets.
         land(warehouse, spec)
-        position = generations.position_of(warehouse, live)
         cut = Cut(warehouse.latest_version(table), None, position)
     manifest, _, _ = snapshot_at(warehouse, spec, table, cut, Window(None, None), context.progress)
     return manifest
 
 
-def _empty_snapshot(context: UpgradeContext) -> Manifest:
-    """Write a snapshot without any key at the live generation's position."""
+def _empty_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manifest:
+    """Write a snapshot without any key at a position of the live generation."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
-    version = generations.progress_rank(warehouse, live)
-    snapshot_id = f"{spec.name}-v{spec.version}-{version}-empty"
+    snapshot_id = f"{spec.name}-v{spec.version}-{rank(position)}-{_digest(position)}empty"
     found = find(warehouse, snapshot_id)
     if found is not None:
         return found
@@ -129,7 +138,7 @@ def _empty_snapshot(context: UpgradeContext) -> Manifest:
         fingerprint=spec.fingerprint(),
         parameters={},
         spec=spec.model_dump_json(by_alias=True),
-        position=generations.position_of(warehouse, live),
+        position=position,
         cut=None,
         learn_from=None,
         learn_to=None,
@@ -142,3 +151,11 @@ def _empty_snapshot(context: UpgradeContext) -> Manifest:
         [], f"key string, {STATE_ROWS}".replace("event_time bigint", "event_time timestamp")
     )
     return write(warehouse, manifest, no_rows)
+
+
+def _digest(position: dict[str, Any]) -> str:
+    """Return what tells two cuts of a topic apart, whose offsets may have one sum."""
+    if position["source"] == DELTA:
+        return ""
+    offsets = json.dumps(sorted(offsets_of(position).items()))
+    return hashlib.sha256(offsets.encode()).hexdigest()[:10] + "-"

@@ -13,6 +13,7 @@ from py4j.protocol import Py4JJavaError
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import HadoopFiles
+from jobs.warehouse.places import Place, of_offset
 from jobs.warehouse.positions import delta_position, offsets_of, topic_position
 
 _SCHEMAS = "state/0/_stateSchema/default"
@@ -72,6 +73,14 @@ class Checkpoint:
         if _of_delta(offset):
             return delta_position(start["table"], int(offset["reservoirVersion"]) - 1, offset["reservoirId"])
         return _of_topic(offset)
+
+    def place(self, batch: int) -> Place:
+        """Return the place in the source at the end of a micro-batch, which may be within a version.
+
+        Raises:
+            UserError: the offsets are gone, unreadable or damaged.
+        """
+        return of_offset(self.offset(batch))
 
     def query_id(self) -> str | None:
         """Return the id that Spark gave the query, or None before its first start."""

@@ -24,7 +24,7 @@ from jobs.spark.user_functions import files_of
 from jobs.specs.sinks import Sinks
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
-from jobs.warehouse.tables import estimates
+from jobs.warehouse.tables import SOURCE_RANGE, estimates
 from kalman.models.named import find
 
 if TYPE_CHECKING:
@@ -190,9 +190,8 @@ class Publisher:
         if done >= to or not self.warehouse.exists(table):
             return
         mine = F.col("generation") == self.lease.generation.generation
-        rows = self.warehouse.read(table).filter(
-            mine & (F.col("batch_id") > done) & (F.col("batch_id") <= to)
-        )
+        rows = self.warehouse.read(table).drop(SOURCE_RANGE)
+        rows = rows.filter(mine & (F.col("batch_id") > done) & (F.col("batch_id") <= to))
         for batch in sorted(row["batch_id"] for row in rows.select("batch_id").distinct().collect()):
             part = rows.filter(F.col("batch_id") == batch)
             # The table's files have no order, and the rows of a key are published in theirs.
