@@ -110,6 +110,24 @@ def around(warehouse: Warehouse, generation: Generation, limit: int | None, plac
     return Around(found.before or origin, found.after, unknown, _reached(warehouse, generation), ends)
 
 
+def ended_by(place: Place) -> Column:
+    """Return the condition of estimates whose micro-batch ended at or before a place; null: their range is unknown."""
+    return _up_to(F.from_json(SOURCE_RANGE, _PLACES)["to"], place)
+
+
+def starts_from(place: Place) -> Column:
+    """Return the condition of estimates whose micro-batch began at or after a place; null: their range is unknown."""
+    begun = F.from_json(SOURCE_RANGE, _PLACES)["from"]
+    if VERSION in place:
+        version, files = begun[VERSION], F.coalesce(begun[FILES], F.lit(0))
+        same = (version == place[VERSION]) & (files >= place.get(FILES, 0))
+        return (version > place[VERSION]) | same
+    found = F.lit(True)
+    for number, offset in place.items():
+        found = found & (F.coalesce(begun[number], F.lit(0)) >= offset)
+    return F.when(begun.isNotNull(), found)
+
+
 def last_whole(warehouse: Warehouse, generation: Generation) -> SourceRange | None:
     """Return the last committed micro-batch of a generation that ended at a position, or None if none is known."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)

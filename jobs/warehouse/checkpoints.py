@@ -141,14 +141,14 @@ class Checkpoint:
             return sum(offsets_of(_of_topic(offset)).values())
         return int(offset["reservoirVersion"]) - 1 if int(offset["index"]) <= _BASE_INDEX else None
 
-    def offset(self, batch: int) -> dict[str, Any]:
-        """Return the source's offset at the end of a micro-batch.
+    def offset(self, batch: int, source: int = 0) -> dict[str, Any]:
+        """Return the offset at the end of a micro-batch, of the first source or the one of this number.
 
         Raises:
             UserError: the file is missing, unreadable or damaged.
         """
         try:
-            return json.loads(self._lines(batch)[2])
+            return json.loads(self._lines(batch)[2 + source])
         except ValueError:
             raise UserError(f"offsets/{batch} is damaged", RUN_FAILED) from None
 

@@ -7,7 +7,7 @@ that is not included, by partition. The estimates table keeps places as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jobs.warehouse.positions import KAFKA
@@ -42,6 +42,17 @@ def includes(place: Mapping[str, int], other: Mapping[str, int]) -> bool:
     if VERSION in place:
         return (place[VERSION], place.get(FILES, 0)) >= (other[VERSION], other.get(FILES, 0))
     return all(place.get(number, 0) >= offset for number, offset in other.items())
+
+
+def furthest(places: Iterable[Place]) -> Place | None:
+    """Return the place that includes all of these, or None if there are none."""
+    found: Place | None = None
+    for place in places:
+        if found is None or VERSION in place:
+            found = place if found is None or includes(place, found) else found
+        else:
+            found = {number: max(found.get(number, 0), place.get(number, 0)) for number in {**found, **place}}
+    return found
 
 
 def is_whole(place: Mapping[str, int]) -> bool:
