@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.lineage.live import latest_corrections, live_estimates, live_latest
+from jobs.lineage.live import is_live, latest_corrections, live_estimates, live_latest
 from jobs.observability.progress_log import progress_of
 from jobs.spark.session import spark_session
 from jobs.specs.loading import load_all, load_spec
@@ -21,6 +21,7 @@ __all__ = [
     "SpecError",
     "UserError",
     "Warehouse",
+    "is_live",
     "latest_corrections",
     "live_estimates",
     "live_latest",

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from jobs import rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.lineage import generations
-from jobs.lineage.live import live_estimates
+from jobs.lineage.live import is_live, live_estimates
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
 from tests.jobs.support.pipeline import (
     Pipeline,
@@ -55,7 +55,7 @@ def streamed(
     """A stream from version 1 that has read up to version 4, so many files (the parameter) a micro-batch."""
     base, snapshots = landed
     pipeline = base.copied(tmp_path / "walk")
-    pipeline.write_spec(spec(request.param))
+    pipeline.write_spec(spec(request.param, sinks={"files": {"folder": "handed"}}))
     # From the snapshot of the history, as if the others had been made later.
     pipeline.stream(adopt=snapshots[1])
     return pipeline, snapshots
@@ -113,6 +113,12 @@ def test_snapshots_at_the_ends_of_micro_batches_are_adopted(
     assert (back["generation"], back["retired"]) == ("walk-g0004", "walk-g0005")
     assert_once(pipeline, DAYS[1:4])
     adopt(3, "walk-g0006")
+
+    # What a sink was handed has the rows of every generation; one condition keeps those that are live.
+    handed = pipeline.warehouse.spark.read.parquet(pipeline.warehouse.path("handed"))
+    kept = ordered(handed.filter(is_live(pipeline.warehouse, "walk")).toPandas())
+    assert handed.count() > len(kept) and "source_range" not in kept
+    assert_bit_equal(kept, expected)
 
 
 @pytest.mark.parametrize("streamed", [3], indirect=True)
