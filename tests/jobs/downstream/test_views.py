@@ -61,7 +61,8 @@ def pairs(rows: pd.DataFrame) -> Counter[tuple[Any, ...]]:
         for made in mine["at"]:
             for horizon in FORECAST["horizons"]:
                 away = (mine["at"] - made - pd.Timedelta(horizon)).abs()
-                for later in mine[away <= pd.Timedelta(FORECAST["tolerance"])].to_dict("records"):
+                near: Any = mine[away <= pd.Timedelta(FORECAST["tolerance"])]
+                for later in near.to_dict("records"):
                     for name in "ab":
                         if not pd.isna(later[name]):
                             wanted[str(key), name, horizon, made, later["at"]] += 1

@@ -94,7 +94,19 @@ def generation(
 
 def snapshot(**offsets: int) -> Manifest:
     place = topic_position("t", {int(name[1:]): offset for name, offset in offsets.items()})
-    return Manifest("x", "walk", 1, "f", {}, place, 1, "", 1, 0, "{}")
+    return Manifest(
+        snapshot_id="x",
+        model="walk",
+        model_version=1,
+        fingerprint="f",
+        parameters={},
+        position=place,
+        key_count=1,
+        checksum="",
+        rows=1,
+        snapshots_version=0,
+        spec="{}",
+    )
 
 
 @pytest.mark.spark
