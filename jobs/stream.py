@@ -33,6 +33,13 @@ def run(
     adopt: Annotated[
         str | None, Option(help="Retire the live generation and start a new one from this snapshot.")
     ] = None,
+    allow_missing_estimates: Annotated[
+        bool,
+        Option(
+            "--allow-missing-estimates",
+            help="With --adopt: also a snapshot before which rows would have no live estimate.",
+        ),
+    ] = False,
     generation: Annotated[
         str | None,
         Option(help="Drive this generation, such as a shadow, not the live one.", show_default=False),
@@ -49,7 +56,8 @@ def run(
     """Start the model's stream from its newest snapshot, or resume it where it stopped.
 
     Raises:
-        UserError: no snapshot to start from, another driver, a state that means something else, a failed query.
+        UserError: no snapshot to start from, another driver, a state that means something else, rows that would have
+            no live estimate, a failed query.
     """
     from jobs.lineage.leases import stream_lock
     from jobs.spark.conf import stream_conf
@@ -74,7 +82,7 @@ def run(
         need_measurements(warehouse, spec.name)
         driver = Driver(settings, warehouse, spec, seconds, stop, metrics_port, metrics_file)
         with profiling(spark, profile):
-            return driver.drive(adopt, generation)
+            return driver.drive(adopt, generation, allow_missing_estimates)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ from jobs.encoding.keys import columns_of, key_kind
 from jobs.encoding.packet_kinds import MEASURED
 from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
-from jobs.lineage.live import live_lineage
 from jobs.snapshots import manifests
 from jobs.spark.user_functions import ship
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import forecast_skill
+from jobs.warehouse.tables import estimates, forecast_skill
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,16 +45,15 @@ class ForecastScorer(LiveQueries):
 
     def start(self) -> list[StreamingQuery]:
         """Start the one query."""
-        source = self.source()
-        if MEASURED not in source.columns:
+        table = self.warehouse.read(estimates(self.spec.name))
+        if MEASURED not in table.columns:
             raise UserError(
                 f"the estimates of {self.spec.name} have no column of measurements yet: its stream writes them from "
                 f"its next micro-batch on (`kalman-pipeline stream --model {self.spec.name}`)"
             )
         (query,) = queries_of(self.spec, SKILL)
-        plan = self._plan()
         if self.sink is None:
-            kind = key_kind(self.spec.key, source.schema)
+            kind = key_kind(self.spec.key, table.schema)
             application = application_of(self.warehouse, query)
             self.sink = Scores(self.warehouse, self.spec, self.section, application, kind)
         spark = self.warehouse.spark
@@ -63,8 +61,9 @@ class ForecastScorer(LiveQueries):
             "spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, query.checkpoint)
         )
         measurements = len(self.spec.measurement)
-        origins = _of_generations(source, plan, measurements)
-        actuals = _of_generations(self.source(), plan, measurements)
+        origins, actuals = self.source(query), self.source(query, 1)
+        plan = self._plan()
+        origins, actuals = (_of_generations(rows, plan, measurements) for rows in (origins, actuals))
         running = self.start_query(
             score_pairs(pair_rows(origins, actuals, self.section), plan), query, self.sink
         )
@@ -72,22 +71,22 @@ class ForecastScorer(LiveQueries):
         return [running]
 
     def _plan(self) -> ScoringPlan:
-        """Return how to forecast with each generation of the live lineage that has the spec's measurements.
+        """Return how to forecast with each generation that is counted and has the spec's measurements.
 
         Raises:
             UserError: the live generation cannot be forecast.
         """
         known = {one.generation: one for one in generations.all_of(self.warehouse, self.spec.name)}
         kernels: dict[str, Any] = {}
-        for place, segment in enumerate(live_lineage(self.warehouse, self.spec.name)):
-            manifest = manifests.record(self.warehouse, known[segment.generation].snapshot_id)
+        for place, name in enumerate(self.generations):
+            manifest = manifests.record(self.warehouse, known[name].snapshot_id)
             if manifest is None:
                 continue
             spec = manifest.model_spec(self.spec.folder)
             try:
                 check_spec(spec, self.section)
                 if spec.measurement == self.spec.measurement and spec.time_unit == self.spec.time_unit:
-                    kernels[segment.generation] = forecaster_of(spec, manifest.parameters)
+                    kernels[name] = forecaster_of(spec, manifest.parameters)
                     ship(self.warehouse.spark, spec.definition())
             except UserError:
                 if place == 0:
@@ -204,10 +203,10 @@ def _line(one: dict[str, Any], probability: float) -> str:
     )
 
 
-def _of_generations(estimates: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
+def _of_generations(rows: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
     """Leave out estimates of generations with other measurements."""
     mine = F.col("generation").isin(*plan.kernels)
-    return estimates.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
+    return rows.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
 
 
 def _partitions(warehouse: Warehouse, spec: ModelSpec, checkpoint: str) -> int:

@@ -13,6 +13,7 @@ from jobs.downstream.windows import Windows
 from jobs.encoding.keys import key_kind
 from jobs.spark.kafka import read_topic
 from jobs.specs.monitor import Monitor
+from jobs.warehouse.tables import estimates
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -35,18 +36,17 @@ class MonitorQueries(LiveQueries):
             read_topic(warehouse.spark, monitor.kafka.topic)
         queries = []
         for query in queries_of(spec, MONITOR):
-            source = self.source()
             if query.part == "windows":
                 self.windows = self.windows or Windows(
                     warehouse, spec, monitor, application_of(warehouse, query)
                 )
-                sink, rows = self.windows, source
+                sink, rows = self.windows, self.source(query)
             else:
                 if self.alerts is None:
-                    kind = key_kind(spec.key, source.schema)
+                    kind = key_kind(spec.key, warehouse.read(estimates(spec.name)).schema)
                     self.alerts = Alerts(warehouse, spec, monitor, application_of(warehouse, query), kind)
                 sink = self.alerts
-                rows = start_rules(spec, monitor, source, buckets_of(warehouse, spec, query.name))
+                rows = start_rules(spec, monitor, self.source(query), buckets_of(warehouse, spec, query.name))
             queries.append(self.start_query(rows, query, sink))
         return queries
 

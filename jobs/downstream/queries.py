@@ -19,7 +19,7 @@ from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import log_name
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import hadoop_files
+from jobs.warehouse.files import Files, hadoop_files
 from jobs.warehouse.tables import alerts, forecast_skill, windows
 
 MONITOR, SKILL = "monitor", "skill"
@@ -27,6 +27,8 @@ VERBS = (MONITOR, SKILL)
 CHECKPOINTS = "checkpoints"
 APPLICATIONS = "_followers"
 """The folder of files that map each checkpoint to the application name of its Delta transactions."""
+SOURCES = 2
+"""How many sources a query may have: the skill reads the estimates as origins of forecasts, and as their outcomes."""
 
 _KINDS: dict[tuple[str, str], Callable[[str], str]] = {
     (MONITOR, "windows"): windows,
@@ -108,7 +110,33 @@ def remove_results(warehouse: Warehouse, query: Query) -> int:
         if name in (f"{query.name}.json", f"watermark-{query.definition}.json"):
             kept.remove(name)
     hadoop_files(warehouse, APPLICATIONS).remove(f"{query.name}.json")
+    for source in range(SOURCES):
+        view_file(warehouse, query, source).remove()
     return warehouse.delete(query.table, F.col("definition") == query.definition)
+
+
+class KeptFile(NamedTuple):
+    """One small file of a query."""
+
+    files: Files
+    name: str
+
+    def read(self) -> bytes | None:
+        """Return the file's content, or None if it does not exist."""
+        return self.files.read(self.name)
+
+    def write(self, content: bytes) -> None:
+        """Replace the file's content."""
+        self.files.write(self.name, content)
+
+    def remove(self) -> None:
+        """Remove the file, if it exists."""
+        self.files.remove(self.name)
+
+
+def view_file(warehouse: Warehouse, query: Query, source: int) -> KeptFile:
+    """Return the file with what a source of a query counts (`jobs.downstream.views`)."""
+    return KeptFile(hadoop_files(warehouse, APPLICATIONS), f"{query.name}-view-{source}.json")
 
 
 def driver_log(warehouse: Warehouse, verb: str, model: str) -> DriverLog:

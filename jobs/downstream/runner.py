@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
@@ -18,9 +18,10 @@ from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.downstream.driver import registered_driver
 from jobs.downstream.queries import Query
+from jobs.downstream.views import view_of
 from jobs.lineage.generations import live as live_now
 from jobs.lineage.leases import stream_lock
-from jobs.lineage.live import is_live, live_lineage
+from jobs.lineage.live import LineageSegment, live_lineage
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
 from jobs.spark.queries import await_end, cause_of, with_trigger
@@ -69,6 +70,10 @@ class LiveQueries:
     spec: ModelSpec
     seconds: float | None
     stop: threading.Event
+    segments: list[LineageSegment] = field(default_factory=list, init=False)
+    """The lineage that is live at the start of the queries."""
+    generations: list[str] = field(default_factory=list, init=False)
+    """Those whose estimates the queries count, the live one first."""
 
     label = "the queries"
     """Names the queries in messages."""
@@ -92,6 +97,7 @@ class LiveQueries:
                     f"model {self.spec.name} has no live estimates: start its stream with `kalman-pipeline stream "
                     f"--model {self.spec.name}`"
                 )
+            self.segments, self.generations = segments, []
             queries = self.start()
             try:
                 if self._await(queries, segments[0].generation, version, progress):
@@ -99,15 +105,19 @@ class LiveQueries:
             finally:
                 self._end(queries)
 
-    def source(self) -> DataFrame:
-        """Return the live estimates as a stream: first the current table, then appended rows.
+    def source(self, query: Query, number: int = 0) -> DataFrame:
+        """Return what a query counts of the estimates as a stream: first the current table, then appended rows.
+
+        number: of this source among those of the query.
 
         The stream does not start at the table's first version, whose files `maintain` may have compacted and removed.
         `maintain` also deletes estimates that are not live; these commits add nothing and are skipped.
         """
         reader = self.warehouse.spark.readStream.format("delta").option("skipChangeCommits", "true")
-        rows = reader.load(self.warehouse.path(estimates(self.spec.name)))
-        return rows.filter(is_live(self.warehouse, self.spec.name))
+        table = estimates(self.spec.name)
+        view = view_of(self.warehouse, query, number, self.segments)
+        self.generations = list(dict.fromkeys([*self.generations, *view.generations]))
+        return view.of(reader.load(self.warehouse.path(table)), self.warehouse.read(table))
 
     def start_query(
         self, rows: DataFrame, query: Query, sink: Callable[[DataFrame, int], None]

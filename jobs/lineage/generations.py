@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -106,6 +106,18 @@ def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generati
         have = ", ".join(one.generation for one in known) or "none"
         raise UserError(f"model {model} has no generation {name} (it has {have})")
     return found
+
+
+def predecessor(known: Sequence[Generation], live: Generation) -> str | None:
+    """Return the generation that was live before the live one: the one that it replaced, or else its parent.
+
+    They differ where a snapshot was adopted that is older than the start of the generation that it replaced. The same
+    commit retired that one and made the live one, so both have its time.
+    """
+    for one in known:
+        if one.status == RETIRED and one.retired_at is not None and one.retired_at == live.created_at:
+            return one.generation
+    return live.parent
 
 
 def progress_rank(warehouse: Warehouse, generation: Generation) -> int:

@@ -46,9 +46,14 @@ def live_estimates(warehouse: Warehouse, model: str) -> DataFrame:
 
 
 def is_live(warehouse: Warehouse, model: str) -> Column:
-    """Return the condition for live rows of the estimates table, and of files and messages that come from it."""
+    """Return the condition for live rows of the estimates table, and of files and messages that come from it.
+
+    It needs the columns `generation` and `batch_id`.
+    """
     condition = F.lit(False)
     for generation, last_batch in live_lineage(warehouse, model):
+        if last_batch == -1:  # none of its own
+            continue
         mine = F.col("generation") == generation
         condition = condition | (mine if last_batch is None else mine & (F.col("batch_id") <= last_batch))
     return condition

@@ -62,7 +62,7 @@ def roll_back(
     """
     known = generations.all_of(warehouse, model)
     live = next((one for one in known if one.status == LIVE), None)
-    to = name or (live and live.parent)
+    to = name or (live and generations.predecessor(known, live))
     found = next((one for one in known if one.generation == to), None)
     if found is not None and found.status == LIVE:
         return found, None

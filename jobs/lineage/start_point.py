@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.lineage import compatibility, generations, leases
+from jobs.lineage import compatibility, generations, hand_over, leases
 from jobs.lineage.damage import find_damage, refuse_damaged
 from jobs.lineage.generations import REMOVED, RETIRED, Generation
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import describe
 
@@ -30,15 +29,27 @@ class StartPoint(NamedTuple):
 
 
 def resolve(
-    warehouse: Warehouse, spec: ModelSpec, adopt: str | None = None, generation: str | None = None
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    adopt: str | None = None,
+    generation: str | None = None,
+    allow_missing: bool = False,
 ) -> StartPoint:
     """Return the generation to drive, which is made if need be.
 
     In this order: `generation`; a new one from the snapshot `adopt`; the live one; a new one from the newest good
     snapshot. A generation of an earlier version than the spec runs with the spec in its snapshot's manifest.
 
+    Args:
+        warehouse: of the generations.
+        spec: the deployed one.
+        adopt: id of a snapshot.
+        generation: name of a generation.
+        allow_missing: adopt the snapshot even if rows before its position would have no live estimate.
+
     Raises:
-        UserError: there is no snapshot, its state does not fit the spec, or another driver holds the generation.
+        UserError: there is no snapshot, its state does not fit the spec, rows would have no live estimate, or another
+            driver holds the generation.
     """
     if generation is not None:
         return _again(warehouse, spec, generations.named(warehouse, spec.name, generation))
@@ -47,7 +58,7 @@ def resolve(
         manifest = _adoptable(warehouse, spec, adopt)
         if live is not None:
             leases.refuse_if_driven(live)
-        return StartPoint(begin(warehouse, spec, manifest), manifest, spec, True)
+        return _adopted(warehouse, spec, manifest, allow_missing)
     if live is None:
         deployed = compatibility.deployment(warehouse, spec)
         known = spec.fingerprint(), spec.source_kind, deployed.table, deployed.topic_id
@@ -55,7 +66,8 @@ def resolve(
         if manifest is None:
             raise UserError(_no_snapshot(warehouse, spec))
         compatibility.check(compatibility.snapshot_built_with(manifest), deployed)
-        return StartPoint(begin(warehouse, spec, manifest), manifest, spec, True)
+        parent = hand_over.of_snapshot(warehouse, manifest).link
+        return StartPoint(begin(warehouse, spec, manifest, parent), manifest, spec, True)
     return _again(warehouse, spec, live)
 
 
@@ -64,23 +76,53 @@ def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
     return live is None or live.snapshot_id != adopt or find_damage(warehouse, live) is not None
 
 
+def _adopted(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, allow_missing: bool) -> StartPoint:
+    """Make the generation that adopts a snapshot.
+
+    Raises:
+        UserError: rows before the snapshot's position would have no live estimate, and this is not allowed.
+    """
+    found = hand_over.of_snapshot(warehouse, manifest)
+    notes: list[str] = []
+    if found.why:
+        missing = found.missing_rows(manifest)
+        if not allow_missing:
+            raise UserError(
+                f"--adopt {manifest.snapshot_id}: {missing}. Or add {hand_over.ALLOW}: the state has these rows, the "
+                f"live estimates never will"
+            )
+        notes.append(missing)
+    return StartPoint(begin(warehouse, spec, manifest, found.link), manifest, spec, True, tuple(notes))
+
+
+def begin_exported(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    manifest: Manifest,
+    source: Generation,
+    status: str = generations.LIVE,
+    partitions: int | None = None,
+) -> Generation:
+    """Make a generation from the state of another one, exported (and migrated), which it continues.
+
+    If that generation has committed nothing, its state still is the snapshot that it began from; the new one then
+    continues it from its start.
+    """
+    parent = source.generation, -1
+    if manifest.generation == source.generation and manifest.batch_id is not None:
+        parent = source.generation, manifest.batch_id
+    return begin(warehouse, spec, manifest, parent, status, partitions)
+
+
 def begin(
     warehouse: Warehouse,
     spec: ModelSpec,
     manifest: Manifest,
+    parent: tuple[str, int] | None,
     status: str = generations.LIVE,
     partitions: int | None = None,
-    exported_from: Generation | None = None,
 ) -> Generation:
-    """Make a generation from a snapshot, laid out for its keys, with the generation that it continues as its parent.
-
-    exported_from: the generation whose state the snapshot is, if it is an export. If that generation has committed
-    nothing, its state still is the snapshot that it began from, which belongs to another generation; the new one then
-    continues it from its start.
-    """
-    parent = _parent(warehouse, manifest)
-    if exported_from is not None and manifest.generation not in (None, exported_from.generation):
-        parent = exported_from.generation, -1
+    """Make a generation from a snapshot, laid out for its keys; parent: what it continues, after which micro-batch."""
     partitions = partitions or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
     return generations.begin(
         warehouse,
@@ -90,29 +132,6 @@ def begin(
         status,
         parent,
     )
-
-
-def _parent(warehouse: Warehouse, manifest: Manifest) -> tuple[str, int] | None:
-    """Return the parent of a new generation from this snapshot, and the parent's last micro-batch that counts."""
-    if manifest.generation is not None and manifest.batch_id is not None:
-        return manifest.generation, manifest.batch_id
-    live = generations.live(warehouse, manifest.model)
-    if live is None:
-        return None
-    checkpoint = Checkpoint(warehouse, live.checkpoint)
-    for batch in reversed(checkpoint.commits()):
-        version = _end_of(checkpoint, batch)
-        if version is not None and version <= manifest.version:
-            return live.generation, batch
-    return live.generation, -1
-
-
-def _end_of(checkpoint: Checkpoint, batch: int) -> int | None:
-    """Return the version at the end of a micro-batch; None if it ends within a version, or its files are gone."""
-    try:
-        return checkpoint.ends_with(batch) if checkpoint.has(batch) else None
-    except UserError:
-        return None
 
 
 def origin(warehouse: Warehouse, generation: Generation) -> Manifest:

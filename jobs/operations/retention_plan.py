@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.lineage.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation
+from jobs.lineage.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation, predecessor
 from jobs.snapshots.manifests import GOOD
 from jobs.specs.retention import Retention
 
@@ -87,7 +87,7 @@ def kept_generations(
             keep[one.generation] = "a driver still holds it"
     for place, one in enumerate(reversed(ended)):
         since = one.retired_at or one.created_at or now
-        if live is not None and one.generation == live.parent:
+        if live is not None and one.generation in (live.parent, predecessor(generations, live)):
             keep[one.generation] = "rollback goes back to it"
         elif one.generation not in keep and place < newest:
             keep[one.generation] = f"one of the {newest} newest"

@@ -61,8 +61,10 @@ class Driver:
     def __post_init__(self) -> None:
         self.deployed = self.spec  # `drive` replaces `spec` if the generation is of an earlier version
 
-    def drive(self, adopt: str | None = None, name: str | None = None) -> Report:
+    def drive(self, adopt: str | None = None, name: str | None = None, allow_missing: bool = False) -> Report:
         """Run the live generation, the one with this name, or a new one that adopts a snapshot.
+
+        allow_missing: adopt the snapshot even if rows would have no live estimate.
 
         Raises:
             UserError: another driver runs the generation or took it over, there is no snapshot to start from, the state
@@ -72,7 +74,9 @@ class Driver:
         label(spark, doing, "choose the generation")
         jvm: Any = spark._jvm
         owner = DriverIdentity.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
-        chosen, manifest, self.spec, is_new, notes = resolve(self.warehouse, self.spec, adopt, name)
+        chosen, manifest, self.spec, is_new, notes = resolve(
+            self.warehouse, self.spec, adopt, name, allow_missing
+        )
         label(spark, doing, "acquire the lease")
         lease = leases.acquire(self.warehouse, chosen, owner, row_rules(self.spec))
         generation = lease.generation

@@ -19,6 +19,7 @@ from jobs.key_inputs.pins import InputPins, join_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import Generation
+from jobs.lineage.source_ranges import RangeWriter
 from jobs.snapshots import store
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, initial_state, offered
@@ -205,6 +206,7 @@ def sinks(
         rows=runtime.rows,
         estimates=runtime.estimates,
         fence=fence,
+        ranges=RangeWriter(warehouse, context.generation),
         on_progress=on_progress,
         limit=spec.quarantine,
         latest=_latest(context, fence, deployed.sinks),

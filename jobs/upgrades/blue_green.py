@@ -59,7 +59,7 @@ def _shadow(context: UpgradeContext) -> tuple[Generation, list[str]]:
             return one, []
     manifest, change = migrated(context)
     assert manifest is not None
-    shadow = start_point.begin(warehouse, spec, manifest, SHADOW, None, live)
+    shadow = start_point.begin_exported(warehouse, spec, manifest, live, SHADOW)
     return shadow, left_out_lines(change)
 
 

@@ -110,7 +110,7 @@ def _relayout(context: UpgradeContext, layout: Layout, status: str) -> Generatio
     """Return a new generation in a layout, from an export of the live generation."""
     warehouse, live = context.warehouse, context.live
     manifest, _ = export(warehouse, live, layout.spec.folder, on_progress=context.progress.note)
-    return start_point.begin(warehouse, layout.spec, manifest, status, layout.partitions, live)
+    return start_point.begin_exported(warehouse, layout.spec, manifest, live, status, layout.partitions)
 
 
 def _needs_relayout(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.ingestion.topics import land
-from jobs.lineage import compatibility, generations, start_point
-from jobs.lineage.generations import LIVE
+from jobs.lineage import compatibility, start_point
+from jobs.lineage.hand_over import last_position
 from jobs.lineage.start_point import origin
 from jobs.migration.apply import left_out_lines
 from jobs.snapshots.manifests import find
@@ -36,6 +36,7 @@ from jobs.warehouse.positions import Cut, describe, rank
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
+    from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
 
@@ -53,19 +54,21 @@ def stop_start(context: UpgradeContext) -> Outcome:
         refuse_other_keys(context)
         manifest, change = migrated(context)
         assert manifest is not None
-        lines, data = _replace(context, manifest)
-        return [*lines, *left_out_lines(change)], {**data, "left_out": change.get("left_out", 0)}
+        new = start_point.begin_exported(context.warehouse, context.spec, manifest, context.live)
+    lines, data = _outcome(context, manifest, new)
+    return [*lines, *left_out_lines(change)], {**data, "left_out": change.get("left_out", 0)}
 
 
 def retrain(context: UpgradeContext) -> Outcome:
-    """Replace the live generation by one that is trained on history up to the same position."""
+    """Replace the live generation by one that is trained on history up to its last position (`last_position`)."""
     done = already_upgraded(context)
     if done is not None:
         return done
     if context.dry_run:
         return _preview_without_state(context)
     with context.exclusive(RETRAIN):
-        return _replace(context, _pretrained_snapshot(context))
+        position, batch = last_position(context.warehouse, context.live)
+        return _replace(context, _pretrained_snapshot(context, position), batch)
 
 
 def start_stateless(context: UpgradeContext) -> Outcome:
@@ -77,13 +80,19 @@ def start_stateless(context: UpgradeContext) -> Outcome:
     if context.dry_run:
         return _preview_without_state(context)
     with context.exclusive(STATELESS):
-        return _replace(context, _empty_snapshot(context))
+        position, batch = last_position(context.warehouse, context.live)
+        return _replace(context, _empty_snapshot(context, position), batch)
 
 
-def _replace(context: UpgradeContext, manifest: Manifest) -> Outcome:
-    """Make a generation from a snapshot the live one; the next `stream` runs it."""
+def _replace(context: UpgradeContext, manifest: Manifest, batch: int) -> Outcome:
+    """Make a generation from a snapshot the live one, which continues after a micro-batch of the former one."""
+    parent = context.live.generation, batch
+    new = start_point.begin(context.warehouse, context.spec, manifest, parent)
+    return _outcome(context, manifest, new)
+
+
+def _outcome(context: UpgradeContext, manifest: Manifest, new: Generation) -> Outcome:
     live = context.live
-    new = start_point.begin(context.warehouse, context.spec, manifest, LIVE, None, live)
     return [
         f"generation {new.generation} of version {new.model_version} is live, from snapshot "
         f"{manifest.snapshot_id} ({describe(manifest.position)}); {live.generation} is retired",
@@ -104,28 +113,27 @@ def _preview_without_state(context: UpgradeContext) -> Outcome:
     return [line], {"dry_run": True}
 
 
-def _pretrained_snapshot(context: UpgradeContext) -> Manifest:
-    """Train the new version on history up to the live generation's position, so that it continues with the next row."""
+def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manifest:
+    """Train the new version on history up to a position of the live generation."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
     table = measurements(spec.name)
     compatibility.refuse_other_measurements(warehouse, live, origin(warehouse, live))
     if live.topic is None:
-        cut = Cut(generations.progress_rank(warehouse, live), None)
+        cut = Cut(rank(position), None)
     else:
         # The stream may be ahead of the landed rows: land the rest, and train up to the stream's offsets.
         land(warehouse, spec)
-        position = generations.position_of(warehouse, live)
         cut = Cut(warehouse.latest_version(table), None, position)
     manifest, _, _ = snapshot_at(warehouse, spec, table, cut, Window(None, None), context.progress)
     return manifest
 
 
-def _empty_snapshot(context: UpgradeContext) -> Manifest:
-    """Write a snapshot without any key at the live generation's position."""
+def _empty_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manifest:
+    """Write a snapshot without any key at a position of the live generation."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
     began_from = origin(warehouse, live)
     compatibility.refuse_other_measurements(warehouse, live, began_from)
-    position = compatibility.position_with_commit(warehouse, live, generations.position_of(warehouse, live))
+    position = compatibility.position_with_commit(warehouse, live, position)
     snapshot_id = _empty_id(spec, position)
     found = find(warehouse, snapshot_id)
     if found is not None:

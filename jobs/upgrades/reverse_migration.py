@@ -87,7 +87,7 @@ def reverse_migration(
         assert manifest is not None
         to_run = compatibility.spec_to_run(path.steps[-1].new, spec)
         partitions = to_run.stream.partitions or live.partitions
-        new = start_point.begin(warehouse, to_run, manifest, LIVE, partitions, live)
+        new = start_point.begin_exported(warehouse, to_run, manifest, live, LIVE, partitions)
     return ReversedMigration(new, live, manifest.snapshot_id, change)
 
 

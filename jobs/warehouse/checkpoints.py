@@ -13,6 +13,7 @@ from py4j.protocol import Py4JJavaError
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import HadoopFiles
+from jobs.warehouse.places import Place, of_offset
 from jobs.warehouse.positions import delta_position, offsets_of, topic_position
 
 _SCHEMAS = "state/0/_stateSchema/default"
@@ -79,6 +80,14 @@ class Checkpoint:
         offset = self.offset(batch)
         version = int(offset["reservoirVersion"])
         return version if int(offset["index"]) > _BASE_INDEX else version - 1
+
+    def place(self, batch: int) -> Place:
+        """Return the place in the source at the end of a micro-batch, which may be within a version.
+
+        Raises:
+            UserError: the offsets are gone, unreadable or damaged.
+        """
+        return of_offset(self.offset(batch))
 
     def query_id(self) -> str | None:
         """Return the id that Spark gave the query, or None before its first start."""
@@ -147,14 +156,14 @@ class Checkpoint:
         name = f"offsets/{batch}"
         return self._read(name) if self._files.exists(name) else None
 
-    def offset(self, batch: int) -> dict[str, Any]:
-        """Return the source's offset at the end of a micro-batch.
+    def offset(self, batch: int, source: int = 0) -> dict[str, Any]:
+        """Return the offset at the end of a micro-batch, of the first source or the one of this number.
 
         Raises:
             UserError: the file is missing, unreadable or damaged.
         """
         try:
-            return json.loads(self._lines(batch)[2])
+            return json.loads(self._lines(batch)[2 + source])
         except ValueError:
             raise UserError(f"offsets/{batch} is damaged", RUN_FAILED) from None
 

@@ -37,6 +37,8 @@ GENERATIONS = """
     epoch bigint, heartbeat timestamp,
     last_error string, created_at timestamp, retired_at timestamp
 """
+SOURCE_RANGE = "source_range"
+"""Column of the estimates: the part of the source that their micro-batch has read (`jobs.lineage.source_ranges`)."""
 
 
 def measurements(model: str) -> str:

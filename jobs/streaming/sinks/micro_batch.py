@@ -21,6 +21,7 @@ from jobs.key_inputs.pins import InputPins
 from jobs.lineage.damage import half_written
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation, marked
+from jobs.lineage.source_ranges import RangeWriter
 from jobs.observability.batch_profile import FILTER, TO_DELTA
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import label
@@ -32,7 +33,7 @@ from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
 from jobs.warehouse.quarantine import OPTIONS, TABLE, identified, refusal, too_many, topic_quarantine
 from jobs.warehouse.reached_commits import ReachedCommits
-from jobs.warehouse.tables import archive, estimates
+from jobs.warehouse.tables import SOURCE_RANGE, archive, estimates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -121,6 +122,7 @@ class MicroBatchWriter:
     rows: RowFormat
     estimates: EstimateFormat
     fence: Fence
+    ranges: RangeWriter
     on_progress: Callable[[Totals], None]
     limit: QuarantineLimit | None
     latest: Latest | None
@@ -204,7 +206,8 @@ class MicroBatchWriter:
         # Another version of the model may have more output columns.
         table = estimates(self.generation.model)
         with self._step(batch_id, TO_DELTA):
-            self.fence.append(self._rows(packets, batch_id), table, batch_id, {"mergeSchema": "true"})
+            rows = self._rows(packets, batch_id).withColumn(SOURCE_RANGE, F.lit(self.ranges.of(batch_id)))
+            self.fence.append(rows, table, batch_id, {"mergeSchema": "true"})
 
     def _rows(self, packets: DataFrame, batch_id: int) -> DataFrame:
         def unpacked(kind: int) -> DataFrame:

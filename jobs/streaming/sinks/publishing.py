@@ -30,7 +30,7 @@ from jobs.streaming.sinks.published_batch import JSON_TIME, MicroBatch, numbered
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
-from jobs.warehouse.tables import estimates
+from jobs.warehouse.tables import SOURCE_RANGE, estimates
 from kalman.models.named import find
 
 if TYPE_CHECKING:
@@ -189,9 +189,8 @@ class Publisher:
         if done >= to or not self.warehouse.exists(table):
             return
         mine = F.col("generation") == generation.generation
-        rows = self.warehouse.read(table).filter(
-            mine & (F.col("batch_id") > done) & (F.col("batch_id") <= to)
-        )
+        rows = self.warehouse.read(table).drop(SOURCE_RANGE)
+        rows = rows.filter(mine & (F.col("batch_id") > done) & (F.col("batch_id") <= to))
         for batch in sorted(row["batch_id"] for row in rows.select("batch_id").distinct().collect()):
             part = rows.filter(F.col("batch_id") == batch)
             # The table's files have no order, and the rows of a key are published in theirs. The number of partitions

@@ -1,0 +1,197 @@
+"""Which estimates a query over the live estimates counts: each row once, whatever generations become live meanwhile.
+
+A new generation may estimate rows again that the query has counted from the former one, and a micro-batch that was
+planned before the switch may run after it. So a query keeps its view in a file that is written before it starts:
+
+- What the estimates table had at the end of the last planned micro-batch is counted as before the switch.
+- Of later micro-batches those of the new lineage count, without what lies before the place in the source that the query
+  has counted up to (`since`), by the ranges in the estimates (`jobs.lineage.source_ranges`).
+- In a micro-batch that lies on both sides of that place, a row counts unless one of its key and event time was counted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from jobs.downstream.queries import Query, view_file
+from jobs.lineage.live import LineageSegment
+from jobs.lineage.source_ranges import ended_by, starts_from
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.places import Place, furthest, includes
+from jobs.warehouse.tables import SOURCE_RANGE, estimates
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+@dataclass(frozen=True)
+class Part:
+    """Micro-batches of one generation: those after `after` up to `last` (None: all) that ended after `since`."""
+
+    generation: str
+    after: int = -1
+    last: int | None = None
+    since: Place | None = None
+
+    @property
+    def rows(self) -> Column:
+        """Return the condition for rows of these micro-batches, whatever their ranges."""
+        found = (F.col("generation") == self.generation) & (F.col("batch_id") > self.after)
+        return found if self.last is None else found & (F.col("batch_id") <= self.last)
+
+    def condition(self, ranged: bool) -> Column:
+        """Return the condition for rows of these micro-batches that may count; ranged: the table has ranges."""
+        if self.since is None or not ranged:
+            return self.rows
+        return self.rows & ~F.coalesce(ended_by(self.since), F.lit(False))
+
+
+@dataclass(frozen=True)
+class View:
+    """What a query counts, and the lineage that was live when this was decided."""
+
+    lineage: tuple[LineageSegment, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def generations(self) -> list[str]:
+        """Return the generations that are counted, the live one first."""
+        return list(
+            dict.fromkeys(
+                [*(one.generation for one in self.lineage), *(one.generation for one in self.parts)]
+            )
+        )
+
+    @property
+    def waits(self) -> bool:
+        """Tell if rows may still come that were counted before."""
+        return any(one.since is not None for one in self.parts)
+
+    def of(self, rows: DataFrame, table: DataFrame) -> DataFrame:
+        """Return those rows of a stream of estimates that count; `table` has the estimates of now."""
+        ranged = SOURCE_RANGE in rows.columns
+        counted = rows.filter(any_of(one.condition(ranged) for one in self.parts))
+        marks = [one for one in self.parts if one.since is not None]
+        if not marks or not ranged:
+            return counted
+        split = any_of(one.rows & ~F.coalesce(starts_from(one.since or {}), F.lit(True)) for one in marks)
+        live = any_of(Part(one.generation, -1, one.last_batch).rows for one in self.lineage)
+        before = table.filter(any_of(one.rows for one in self.parts) & ~live)
+        before = before.select(F.col("key").alias("_key"), F.col("event_time").alias("_at")).distinct()
+        again = split & (F.col("key") == F.col("_key")) & (F.col("event_time") == F.col("_at"))
+        return counted.join(before, again, "left_anti")
+
+
+class Seen(NamedTuple):
+    """What a query has read of a generation: the last micro-batch, and the range of the last one that counts.
+
+    counted is None if none counts, or an earlier release wrote it.
+    """
+
+    last: int
+    counted: dict[str, Place] | None
+
+
+def view_of(warehouse: Warehouse, query: Query, source: int, lineage: Sequence[LineageSegment]) -> View:
+    """Return what a source of a query counts from now on, and keep it; source: its number among the query's sources."""
+    now = tuple(lineage)
+    fresh = View(now, tuple(Part(one.generation, -1, one.last_batch) for one in now))
+    kept, checkpoint = view_file(warehouse, query, source), Checkpoint(warehouse, query.checkpoint)
+    content, planned = kept.read(), checkpoint.last_planned()
+    if content is None or planned is None:
+        view = fresh  # a new query, or one of an earlier release
+    else:
+        view = _parsed(content)
+        if view.lineage != now:
+            seen = _seen(warehouse, query, view, _version(checkpoint, planned, source))
+            view = fresh if seen is None else switched(view, now, seen)
+        elif view.waits and planned == checkpoint.last_commit():
+            view = settled(view, _seen(warehouse, query, view, _version(checkpoint, planned, source)) or {})
+    kept.write(json.dumps(asdict(view)).encode())
+    return view
+
+
+def switched(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Seen]) -> View:
+    """Return the view after another lineage has become live; `seen` by generation."""
+    last = {name: one.last for name, one in seen.items()}
+    old = [
+        replace(one, last=min(last[one.generation], last[one.generation] if one.last is None else one.last))
+        for one in view.parts
+        if last.get(one.generation, -1) > one.after
+    ]
+    places = [one.counted["to"] for one in seen.values() if one.counted is not None]
+    since = furthest([*places, *(one.since for one in view.parts if one.since is not None)])
+    new = [
+        Part(one.generation, last.get(one.generation, -1), one.last_batch, since)
+        for one in lineage
+        if one.last_batch is None or one.last_batch > last.get(one.generation, -1)
+    ]
+    return View(lineage, (*old, *new))
+
+
+def settled(view: View, seen: Mapping[str, Seen]) -> View:
+    """Return the view without `since`, if the live generation is past it: no later micro-batch is before it."""
+    live = seen.get(view.lineage[0].generation)
+    if live is None or live.counted is None:
+        return view
+    begun = live.counted["from"]
+    if all(one.since is None or includes(begun, one.since) for one in view.parts):
+        return replace(view, parts=tuple(replace(one, since=None) for one in view.parts))
+    return view
+
+
+def _seen(warehouse: Warehouse, query: Query, view: View, version: int) -> dict[str, Seen] | None:
+    """Return what a query has read at a version of the estimates table; None if that version cannot be read."""
+    try:
+        rows = warehouse.read(estimates(query.model), version)
+        ranged = SOURCE_RANGE in rows.columns
+        text = F.col(SOURCE_RANGE) if ranged else F.lit(None).cast("string")
+        counts = any_of(one.condition(ranged) for one in view.parts) & text.isNotNull()
+        found = rows.groupBy("generation").agg(
+            F.max("batch_id").alias("last"),
+            F.max(F.when(counts, F.struct("batch_id", text.alias("range")))).alias("counted"),
+        )
+        return {
+            row["generation"]: Seen(row["last"], row["counted"] and json.loads(row["counted"]["range"]))
+            for row in found.collect()
+        }
+    except (PySparkException, Py4JJavaError):
+        print(
+            f"{query.name}: version {version} of {estimates(query.model)} is gone: rows that the new live generation "
+            f"estimated again are counted again",
+            file=sys.stderr,
+        )
+        return None
+
+
+def _version(checkpoint: Checkpoint, batch: int, source: int) -> int:
+    """Return the version of the estimates table that a planned micro-batch has read of a source.
+
+    A version that it has read in part counts as read: the rest of its files is read as before.
+    """
+    offset = checkpoint.offset(batch, source)
+    within = int(offset["index"]) >= 0 or offset.get("isStartingVersion")
+    return int(offset["reservoirVersion"]) - (0 if within else 1)
+
+
+def _parsed(content: bytes) -> View:
+    kept: dict[str, Any] = json.loads(content)
+    lineage = tuple(LineageSegment(*one) for one in kept["lineage"])
+    return View(lineage, tuple(Part(**one) for one in kept["parts"]))
+
+
+def any_of(conditions: Iterable[Column]) -> Column:
+    """Return the condition that any of these holds."""
+    found = F.lit(False)
+    for one in conditions:
+        found = found | one
+    return found

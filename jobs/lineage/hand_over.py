@@ -1,0 +1,173 @@
+"""After which micro-batch a new generation continues, so that each row is in the live estimates exactly once.
+
+The live estimates are those of the live generation, and before them those of its parent up to a micro-batch, and so on
+(`jobs.lineage.live`). A snapshot that was not exported from a stream has only a position. So its place is looked up
+among the micro-batches of the live generation and its ancestors: the parent is the one that ended exactly there. If
+none did, the rows between the last micro-batch before the position and the position are in the snapshot's state, and no
+generation would estimate them where readers look: the command must be told that this is wanted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jobs.lineage import generations
+from jobs.lineage.generations import REMOVED, Generation
+from jobs.lineage.live import live_lineage
+from jobs.lineage.source_ranges import SourceRange, around, last_whole
+from jobs.snapshots.manifests import Manifest
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.landed_rows import rows_between
+from jobs.warehouse.places import VERSION, Place, includes, of_position, same_source
+from jobs.warehouse.positions import delta_position, describe
+from jobs.warehouse.tables import measurements
+
+ALLOW = "--allow-missing-estimates"
+
+
+class Continuation(NamedTuple):
+    """The parent of a new generation, and the parent's last micro-batch that counts (-1: none of its own does).
+
+    missing: how many rows would have no live estimate; None: not known
+    why: they would not; empty if none is missing
+    """
+
+    parent: str | None
+    batch: int | None
+    missing: int | None = 0
+    why: str = ""
+
+    @property
+    def link(self) -> tuple[str, int] | None:
+        """Return the parent and its last micro-batch, or None without a parent."""
+        return None if self.parent is None or self.batch is None else (self.parent, self.batch)
+
+    def missing_rows(self, manifest: Manifest) -> str:
+        """Return how many rows miss their live estimates, in words."""
+        count = "an unknown number of rows" if self.missing is None else f"{self.missing:,} rows"
+        return f"{count} up to {describe(manifest.position)} would have no live estimate: {self.why}"
+
+
+class _Link(NamedTuple):
+    """A generation of the live lineage, the last micro-batch of it that counts, and the place where its child began."""
+
+    generation: Generation
+    limit: int | None
+    child: Place | None
+
+
+def of_snapshot(warehouse: Warehouse, manifest: Manifest) -> Continuation:
+    """Return after which micro-batch a new generation from a snapshot continues the live estimates."""
+    known = {one.generation: one for one in generations.all_of(warehouse, manifest.model)}
+    if _is_export(warehouse, manifest, known):
+        return Continuation(manifest.generation, manifest.batch_id)
+    live = next((one for one in known.values() if one.status == generations.LIVE), None)
+    if live is None:
+        return Continuation(None, None)
+    if not same_source(live.start_position, manifest.position):
+        return Continuation(
+            live.generation,
+            -1,
+            None,
+            f"{live.generation} reads another table or topic, or one that was made anew",
+        )
+    wanted = of_position(manifest.position)
+    link = _Link(live, None, None)
+    while not includes(wanted, of_position(link.generation.start_position)):
+        parent = known.get(link.generation.parent or "")
+        if parent is None or not same_source(parent.start_position, manifest.position):
+            return _before_the_first(warehouse, manifest, link.generation)
+        link = _Link(parent, link.generation.parent_batch, of_position(link.generation.start_position))
+    return _within(warehouse, manifest, link)
+
+
+def last_position(warehouse: Warehouse, live: Generation) -> tuple[dict[str, Any], int]:
+    """Return the last position of a generation at which a micro-batch ended, and that micro-batch.
+
+    A stream that was stopped may have ended within a version. What it has estimated after the position, a generation
+    from there estimates again. Without such a micro-batch it is the generation's start, and -1.
+    """
+    found = last_whole(warehouse, live)
+    if found is None:
+        return live.start_position, -1
+    start, checkpoint = live.start_position, Checkpoint(warehouse, live.checkpoint)
+    if checkpoint.has(found.batch):
+        return checkpoint.position(found.batch, start), found.batch
+    return delta_position(start["table"], found.end[VERSION], start.get("id")), found.batch
+
+
+def _is_export(warehouse: Warehouse, manifest: Manifest, known: dict[str, Generation]) -> bool:
+    """Tell if a snapshot is the state of a generation at a micro-batch, and the estimates up to there still exist."""
+    if manifest.generation is None or manifest.batch_id is None:
+        return False
+    source = known.get(manifest.generation)
+    if source is None or source.status != REMOVED:
+        return True
+    # `maintain` has deleted the estimates of a removed generation, unless they are live.
+    return any(one.generation == source.generation for one in live_lineage(warehouse, manifest.model))
+
+
+def _before_the_first(warehouse: Warehouse, manifest: Manifest, first: Generation) -> Continuation:
+    """Return the continuation before the first live estimate: of rows that were history nothing can be missing."""
+    start, wanted = of_position(first.start_position), of_position(manifest.position)
+    if includes(start, wanted):
+        return Continuation(first.generation, -1)
+    why = (
+        f"{first.generation} began at {describe(first.start_position)}, which is neither before nor after it"
+    )
+    return _checked(warehouse, manifest, Continuation(first.generation, -1, None, why), start)
+
+
+def _within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> Continuation:
+    """Return the continuation of a generation that began at or before the snapshot's position."""
+    name, wanted = link.generation.generation, of_position(manifest.position)
+    found = around(warehouse, link.generation, link.limit, wanted)
+    end = found.before.end
+    after = found.after or (None if link.child is None else SourceRange(-1, link.child, link.child))
+    made = Continuation(name, found.before.batch)
+    if found.unknown:
+        why = (
+            f"an earlier release wrote micro-batches of {name} after {_named(end, manifest)}, and where these ended "
+            f"is not known"
+        )
+        return _checked(warehouse, manifest, made._replace(why=why), end)
+    if after is not None:
+        begun = end if after.start is None else after.start
+        if includes(begun, wanted):
+            return made
+        nearest = [one[VERSION] for one in found.positions if VERSION in one]
+        why = f"{name} estimated them in one micro-batch with later rows{_advice(manifest, nearest)}"
+        return _checked(warehouse, manifest, made._replace(why=why), begun)
+    read = found.reached if found.reached is not None and includes(found.reached, end) else end
+    if includes(read, wanted):
+        return made
+    why = (
+        f"{name} has read up to {_named(read, manifest)}: let it catch up first (`kalman-pipeline stream --model "
+        f"{manifest.model}`)"
+    )
+    return _checked(warehouse, manifest, made._replace(why=why), read)
+
+
+def _checked(warehouse: Warehouse, manifest: Manifest, made: Continuation, start: Place) -> Continuation:
+    """Return a continuation with the number of rows between a place and the snapshot's position, which it misses."""
+    table = measurements(manifest.model)
+    missing = rows_between(warehouse, table, start, of_position(manifest.position))
+    return made._replace(why="", missing=0) if missing == 0 else made._replace(missing=missing)
+
+
+def _advice(manifest: Manifest, nearest: list[int]) -> str:
+    """Return which snapshots would miss nothing, of those at versions where micro-batches ended."""
+    if not nearest:
+        return ""
+    options = " or ".join(str(one) for one in sorted(set(nearest)))
+    return (
+        f". A snapshot at version {options} misses none: `kalman-pipeline pretrain --model {manifest.model} "
+        f"--to-version {max(nearest)}`, then `stream --adopt` that one"
+    )
+
+
+def _named(place: Place, manifest: Manifest) -> str:
+    if VERSION in place:
+        return describe(delta_position("", place[VERSION]))
+    return describe({**manifest.position, "offsets": place})

@@ -1,0 +1,251 @@
+"""Which part of its source each micro-batch of a generation has read: in its estimates, for as long as these exist.
+
+Spark keeps the offsets of the last 100 micro-batches in a checkpoint. A generation may continue after a much older one,
+and readers must then know which estimates are before it. So each estimate has the range of its micro-batch, a JSON text
+that is constant within a commit: the places (`jobs.warehouse.places`) after which it began and at which it ended. A
+micro-batch without estimates needs no range.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import functions as F
+
+from jobs.core.errors import UserError
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.places import FILES, VERSION, Place, includes, is_whole, of_position
+from jobs.warehouse.tables import SOURCE_RANGE, estimates
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+
+    from jobs.lineage.generations import Generation
+
+_PLACES = "`from` map<string, bigint>, `to` map<string, bigint>"
+
+
+class SourceRange(NamedTuple):
+    """A micro-batch, the place after which it began (None: unknown), and that at which it ended."""
+
+    batch: int
+    start: Place | None
+    end: Place
+
+
+class Nearest(NamedTuple):
+    """The micro-batches nearest to a place, of those whose range is known; None where there is none.
+
+    before: the last one that ended at or before the place
+    after: the first one that ended later
+    lower, upper: the same among those that ended at a position
+    """
+
+    before: SourceRange | None = None
+    after: SourceRange | None = None
+    lower: SourceRange | None = None
+    upper: SourceRange | None = None
+
+    def joined(self, other: Nearest) -> Nearest:
+        """Return the nearest micro-batches of both."""
+        return Nearest(
+            _later(self.before, other.before),
+            _earlier(self.after, other.after),
+            _later(self.lower, other.lower),
+            _earlier(self.upper, other.upper),
+        )
+
+
+class Around(NamedTuple):
+    """What is known of a generation's micro-batches around a place.
+
+    before: the last one with estimates that ended at or before the place, or the generation's start as batch -1
+    after: the first one with estimates that ended later
+    unknown: micro-batches between the two may lie on either side: an earlier release wrote them
+    reached: where the last committed micro-batch ended; None if the checkpoint is gone
+    positions: the nearest ones, before and after the place, at which a micro-batch ended
+    """
+
+    before: SourceRange
+    after: SourceRange | None
+    unknown: bool
+    reached: Place | None
+    positions: list[Place]
+
+
+class RangeWriter:
+    """Gives the micro-batches of a running generation their ranges."""
+
+    def __init__(self, warehouse: Warehouse, generation: Generation) -> None:
+        self._checkpoint = Checkpoint(warehouse, generation.checkpoint)
+        self._last = -1, of_position(generation.start_position)
+
+    def of(self, batch: int) -> str:
+        """Return the range of a micro-batch that runs, as text; Spark has fixed its offsets before."""
+        last, start = self._last
+        if last != batch - 1:
+            start = self._checkpoint.place(batch - 1)
+        end = self._checkpoint.place(batch)
+        self._last = batch, end
+        return json.dumps({"from": start, "to": end}, separators=(",", ":"))
+
+
+def around(warehouse: Warehouse, generation: Generation, limit: int | None, place: Place) -> Around:
+    """Return what is known of a generation's micro-batches around a place at or after its start.
+
+    limit: the last micro-batch that counts; None: all do.
+    """
+    origin = SourceRange(-1, None, of_position(generation.start_position))
+    batches, unknown, found = _batches(warehouse, generation, limit), False, Nearest()
+    if batches is not None:
+        found = _nearest(batches, place)
+        lacking = _without_range(batches, found, origin)
+        if lacking:
+            kept = [one for one in retained(warehouse, generation) if limit is None or one.batch <= limit]
+            found = found.joined(_nearest_of(kept, place))
+            unknown = not {one.batch for one in kept}.issuperset(_without_range(batches, found, origin))
+    ends = [one.end for one in (found.lower or origin, found.upper) if one is not None]
+    return Around(found.before or origin, found.after, unknown, _reached(warehouse, generation), ends)
+
+
+def ended_by(place: Place) -> Column:
+    """Return the condition of estimates whose micro-batch ended at or before a place; null: their range is unknown."""
+    return _up_to(F.from_json(SOURCE_RANGE, _PLACES)["to"], place)
+
+
+def starts_from(place: Place) -> Column:
+    """Return the condition of estimates whose micro-batch began at or after a place; null: their range is unknown."""
+    begun = F.from_json(SOURCE_RANGE, _PLACES)["from"]
+    if VERSION in place:
+        version, files = begun[VERSION], F.coalesce(begun[FILES], F.lit(0))
+        same = (version == place[VERSION]) & (files >= place.get(FILES, 0))
+        return (version > place[VERSION]) | same
+    found = F.lit(True)
+    for number, offset in place.items():
+        found = found & (F.coalesce(begun[number], F.lit(0)) >= offset)
+    return F.when(begun.isNotNull(), found)
+
+
+def last_whole(warehouse: Warehouse, generation: Generation) -> SourceRange | None:
+    """Return the last committed micro-batch of a generation that ended at a position, or None if none is known."""
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    last = checkpoint.last_commit()
+    if last is None:
+        return None
+    for batch in reversed(checkpoint.commits()):
+        place = _place(checkpoint, batch)
+        if place is not None and is_whole(place):
+            return SourceRange(batch, None, place)
+    batches = _batches(warehouse, generation, last)
+    if batches is None:
+        return None
+    whole = F.when(_whole(F.col("to")), F.struct("batch_id", "range"))
+    row = batches.agg(F.max(whole).alias("last")).first()
+    return None if row is None else _range(row["last"])
+
+
+def retained(warehouse: Warehouse, generation: Generation) -> list[SourceRange]:
+    """Return the ranges of the committed micro-batches of which Spark has kept the offsets, oldest first."""
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    found = []
+    before = None
+    for batch in checkpoint.commits():
+        start = of_position(generation.start_position) if batch == 0 else before
+        before = _place(checkpoint, batch)
+        if before is not None:
+            found.append(SourceRange(batch, start, before))
+    return found
+
+
+def _batches(warehouse: Warehouse, generation: Generation, limit: int | None) -> DataFrame | None:
+    """Return a row for each micro-batch with estimates: `batch_id`, `range`, and its places `from` and `to`."""
+    table = estimates(generation.model)
+    if not warehouse.exists(table):
+        return None
+    rows = warehouse.read(table).filter(F.col("generation") == generation.generation)
+    if limit is not None:
+        rows = rows.filter(F.col("batch_id") <= limit)
+    text = F.col(SOURCE_RANGE) if SOURCE_RANGE in rows.columns else F.lit(None).cast("string")
+    batches = rows.groupBy("batch_id").agg(F.max(text).alias("range"))
+    return batches.select("*", F.from_json("range", _PLACES).alias("_places")).select(
+        "batch_id", "range", "_places.from", "_places.to"
+    )
+
+
+def _nearest(batches: DataFrame, place: Place) -> Nearest:
+    """Return the micro-batches nearest to a place, of those whose estimates have a range."""
+    known, passed = F.col("range").isNotNull(), _up_to(F.col("to"), place)
+    whole, one = _whole(F.col("to")), F.struct("batch_id", "range")
+    row = batches.agg(
+        F.max(F.when(known & passed, one)),
+        F.min(F.when(known & ~passed, one)),
+        F.max(F.when(known & passed & whole, one)),
+        F.min(F.when(known & ~passed & whole, one)),
+    ).first()
+    assert row is not None
+    return Nearest(*(_range(found) for found in row))
+
+
+def _nearest_of(ranges: list[SourceRange], place: Place) -> Nearest:
+    """Return the micro-batches nearest to a place, of these, oldest first."""
+    passed = [one for one in ranges if includes(place, one.end)]
+    later = [one for one in ranges if not includes(place, one.end)]
+    lower, upper = ([one for one in some if is_whole(one.end)] for some in (passed, later))
+    return Nearest(
+        passed[-1] if passed else None,
+        later[0] if later else None,
+        lower[-1] if lower else None,
+        upper[0] if upper else None,
+    )
+
+
+def _later(one: SourceRange | None, other: SourceRange | None) -> SourceRange | None:
+    return max((it for it in (one, other) if it is not None), key=lambda it: it.batch, default=None)
+
+
+def _earlier(one: SourceRange | None, other: SourceRange | None) -> SourceRange | None:
+    return min((it for it in (one, other) if it is not None), key=lambda it: it.batch, default=None)
+
+
+def _up_to(end: Column, place: Place) -> Column:
+    """Return the condition that `place` includes the place in a column, as `places.includes` tells."""
+    if VERSION in place:
+        version, files = end[VERSION], F.coalesce(end[FILES], F.lit(0))
+        return (version < place[VERSION]) | ((version == place[VERSION]) & (files <= place.get(FILES, 0)))
+    bounds = F.from_json(F.lit(json.dumps(place)), "map<string, bigint>")
+    return F.forall(F.map_entries(end), lambda one: one["value"] <= F.coalesce(bounds[one["key"]], F.lit(0)))
+
+
+def _whole(end: Column) -> Column:
+    return F.coalesce(end[FILES], F.lit(0)) == 0
+
+
+def _without_range(batches: DataFrame, found: Nearest, origin: SourceRange) -> list[int]:
+    """Return the micro-batches between the nearest two whose rows have no range."""
+    rows = batches.filter(F.col("range").isNull() & (F.col("batch_id") > (found.before or origin).batch))
+    if found.after is not None:
+        rows = rows.filter(F.col("batch_id") < found.after.batch)
+    return [row["batch_id"] for row in rows.select("batch_id").collect()]
+
+
+def _range(row: Row | None) -> SourceRange | None:
+    if row is None:
+        return None
+    both = json.loads(row["range"])
+    return SourceRange(row["batch_id"], both["from"], both["to"])
+
+
+def _reached(warehouse: Warehouse, generation: Generation) -> Place | None:
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    last = checkpoint.last_commit()
+    return None if last is None else _place(checkpoint, last)
+
+
+def _place(checkpoint: Checkpoint, batch: int) -> Place | None:
+    """Return where a micro-batch ended, or None if its offsets are gone or damaged."""
+    try:
+        return checkpoint.place(batch)
+    except UserError:
+        return None
