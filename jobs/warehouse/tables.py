@@ -37,6 +37,11 @@ GENERATIONS = """
     epoch bigint, heartbeat timestamp,
     last_error string, created_at timestamp, retired_at timestamp
 """
+VERIFICATIONS = """
+    run_id string, model string, step string, part string, outcome string, rows bigint, compared bigint,
+    differences bigint, first_difference string, not_verified string, counts string, firsts string, plan string,
+    recorded_at timestamp
+"""
 
 
 def measurements(model: str) -> str:
