@@ -34,8 +34,8 @@ COUNTS = (
 )
 """Names of all counts.
 
-landed: rows of all keys; rows: those of the sampled keys; equal: estimates that are equal to the bit; close: within the tolerance only; unrecorded: late rows
-that are no longer in quarantine; states: those that are equal to the bit.
+landed: rows of all keys; rows: those of the sampled keys; equal: estimates that are equal to the bit; close: within
+the tolerance only; unrecorded: late rows that are no longer in quarantine; states: those that are equal to the bit.
 """
 
 

@@ -157,7 +157,8 @@ def _among(these: Sequence[Ints], those: Sequence[Ints]) -> Bools:
 
 def _at(values: NDArray, index: Ints) -> NDArray:
     """Return the values at an index that may be -1, there 0."""
-    return np.where(index >= 0, values[index], 0) if len(values) else np.zeros(len(index), values.dtype)
+    none = np.zeros(len(index), values.dtype)
+    return np.where(index >= 0, values[index], none) if len(values) else none
 
 
 def _filled(batch: Ints, known: Bools, place: Ints) -> Ints:

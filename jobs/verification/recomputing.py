@@ -126,14 +126,14 @@ def check(recipe: Recipe, table: pa.Table) -> Findings:
         recipe: of the generation.
         table: kind, key, time, batch, place, numbers, flag, count, log_likelihood; all rows of each key.
     """
-    inputs = _coded(table)
-    rows = inputs.part(Kind.ROW)
-    refused, bad = _joined(inputs.part(Kind.REFUSED), inputs.part(Kind.REFUSED_STATE))
-    estimates, flags = inputs.part(Kind.ESTIMATE), inputs.flags(Kind.ESTIMATE)
+    inputs, width = _coded(table), recipe.measured + recipe.controls
+    rows = inputs.part(Kind.ROW, width)
+    refused, bad = _joined(*(inputs.part(one, recipe.landed) for one in (Kind.REFUSED, Kind.REFUSED_STATE)))
+    estimates, flags = inputs.part(Kind.ESTIMATE, len(recipe.names)), inputs.flags(Kind.ESTIMATE)
     if recipe.in_order:  # a correction is of a later micro-batch than its row
         estimates = estimates._replace(batch=np.zeros_like(estimates.batch))
-    known = fates(rows, refused, bad, inputs.part(Kind.WAITING), estimates)
-    return _Check(recipe, inputs.keys, inputs, rows, known, estimates, flags, bad).findings()
+    known = fates(rows, refused, bad, inputs.part(Kind.WAITING, width), estimates)
+    return _Check(recipe, inputs.keys, inputs, rows, known, estimates, flags, refused, bad).findings()
 
 
 def _coded(table: pa.Table) -> _Inputs:
@@ -153,11 +153,11 @@ class _Inputs(NamedTuple):
     def where(self, kind: Kind) -> Ints:
         return np.flatnonzero(self.table.column("kind").to_numpy() == kind)
 
-    def part(self, kind: Kind) -> Part:
+    def part(self, kind: Kind, width: int) -> Part:
         which = self.where(kind)
         some = self.table.take(pa.array(which))
         integers = (some.column(name).fill_null(0).to_numpy() for name in ("time", "batch", "place"))
-        return Part(self.code[which], *integers, _matrix(some.column("numbers")))
+        return Part(self.code[which], *integers, _matrix(some.column("numbers"), width))
 
     def flags(self, kind: Kind) -> NDArray[Any]:
         some = self.table.column("flag").take(pa.array(self.where(kind)))
@@ -175,8 +175,8 @@ class _Inputs(NamedTuple):
             return np.where(at >= 0, values[at], 0) if len(values) else np.zeros(size, values.dtype)
 
         numbers = np.zeros((width, size))
-        found = _matrix(some.column("numbers"))
-        if len(which) and len(found) == width:
+        found = _matrix(some.column("numbers"), width)
+        if len(which):
             numbers[:, at >= 0] = found[:, at[at >= 0]]
         return States(at >= 0, of("count"), of("time"), of("log_likelihood"), numbers)
 
@@ -199,9 +199,11 @@ class _Check(NamedTuple):
     fates: Fates
     estimates: Part
     flags: NDArray[Any]
+    refused: Part
     bad: Bools
 
     def findings(self) -> Findings:
+        """Recompute, compare and count."""
         recipe, known, rows = self.recipe, self.fates, self.rows
         applied, unrecorded = self._applied()
         begin = self._states(Kind.SEED, self._fresh())
@@ -241,12 +243,7 @@ class _Check(NamedTuple):
             "baseless": np.count_nonzero(known.baseless),
         }
         counts |= {name: int(count) for name, count in some.items()}
-        firsts = [
-            *self._differing(applied, compared, attempt),
-            *self._named(self.rows, missing, "the row has no estimate and is not in quarantine"),
-            *self._named(self.estimates, np.flatnonzero(known.doubled), "the row has the estimate twice"),
-            *self._named(self.estimates, np.flatnonzero(known.strange), "the estimate is of no landed row"),
-        ]
+        firsts = [*self._differing(applied, compared, attempt), *self._misplaced(missing)]
         if ends is not None:
             there = self.inputs.states(Kind.END, self._width()).there | (attempt.states.count > 0)
             counts["states_different"] = int(np.count_nonzero(ends.differ))
@@ -350,9 +347,6 @@ class _Check(NamedTuple):
             return result
         theirs = estimate[mine]
         numbers = self.estimates.numbers
-        if len(numbers) != len(attempt.numbers):
-            result.differ[mine], result.first[mine] = True, len(attempt.numbers) + 1
-            return result
         expected = attempt.numbers[:, mine]
         for section in self.recipe.optional:
             omitted = np.isnan(numbers[np.ix_(section, theirs)]).all(axis=0)
@@ -393,7 +387,7 @@ class _Check(NamedTuple):
 
     def _differing(self, applied: Ints, compared: Comparison, attempt: _Attempt) -> Iterator[dict[str, Any]]:
         """Yield the first estimate that differs of some keys."""
-        names = [*self.recipe.names, "flags", "the number of columns"]
+        names = [*self.recipe.names, "flags"]
         which = np.flatnonzero(compared.differ)
         _, first = np.unique(self.rows.code[applied[which]], return_index=True)
         for i in which[np.sort(first)][:SHOWN].tolist():
@@ -404,9 +398,20 @@ class _Check(NamedTuple):
                 what = f"{names[field]} is {found!r}, and recomputed {attempt.numbers[field, i]!r}"
             yield self._difference(self.rows, int(applied[i]), int(self.fates.batch[applied[i]]), what)
 
+    def _misplaced(self, missing: Ints) -> Iterator[dict[str, Any]]:
+        """Yield what has no counterpart: rows, estimates and refusals."""
+        known = self.fates
+        yield from self._named(self.rows, missing, "the row has no estimate and is not in quarantine")
+        for part, which, what in (
+            (self.estimates, known.doubled, "the row has the estimate twice"),
+            (self.estimates, known.strange, "the estimate is of no landed row"),
+            (self.refused, known.baseless, "the row in quarantine is no landed one, or is there twice"),
+        ):
+            yield from self._named(part, np.flatnonzero(which), what)
+
     def _named(self, part: Part, which: Ints, what: str) -> Iterator[dict[str, Any]]:
         for i in which[:SHOWN].tolist():
-            yield self._difference(part, i, int(part.batch[i]) if part is self.estimates else None, what)
+            yield self._difference(part, i, None if part is self.rows else int(part.batch[i]), what)
 
     def _difference(self, part: Part, i: int, batch: int | None, what: str) -> dict[str, Any]:
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(part.time[i]))
@@ -549,18 +554,17 @@ def _joined(refused: Part, bad: Part) -> tuple[Part, Bools]:
     return Part(*(np.concatenate(pair, -1) for pair in zip(refused, bad, strict=True))), which
 
 
-def _matrix(column: pa.ChunkedArray) -> Floats:
-    """Return N Arrow lists of numbers as (d, N); a list of another length than the first becomes NaN."""
-    whole = column.combine_chunks()
-    lists = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+def _matrix(column: pa.ChunkedArray, width: int) -> Floats:
+    """Return N Arrow lists of numbers as (width, N); a list of another length becomes NaN."""
+    lists = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     size = len(lists)
+    if size == 0 or width == 0:
+        return np.empty((width, size))
     lengths = np.diff(lists.offsets.to_numpy())
-    if size == 0:
-        return np.empty((0, 0))
     flat = lists.flatten().fill_null(np.nan).to_numpy(zero_copy_only=False)
-    width = int(lengths.max())
     if lists.null_count == 0 and (lengths == width).all():
         return np.ascontiguousarray(flat.reshape(size, width).T)
+    lengths = np.where(lists.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
     result = np.full((width, size), np.nan)
     right = np.flatnonzero(lengths == width)
     starts = np.cumsum(lengths) - lengths

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-from delta.tables import DeltaTable
-from pyspark.sql import functions as F
 
-from jobs import export, migrate, verify
+from jobs import export, verify
 from jobs.core.report import Report
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
