@@ -99,8 +99,8 @@ def _share(text: str) -> int:
 
 
 def _report(model: str, result: Result, seconds: float) -> Report:
-    from jobs.verification.findings import DIFFERENCES, sentence
-    from jobs.verification.verifier import DIFFERENT, NOT_VERIFIED, NOTHING, code_of
+    from jobs.verification.findings import DIFFERENCES, DIFFERENT, NOT_VERIFIED, NOTHING, sentence
+    from jobs.verification.verifier import code_of
 
     found, counts = result.findings, result.findings.counts
     live = next(iter(result.plan["segments"]), None)

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+EQUAL, DIFFERENT, NOTHING, NOT_VERIFIED = "equal", "different", "nothing to verify", "not verified"
+"""The outcomes of a run: all was verified and is equal; something differs; there was nothing; a part was left out."""
+
 SHOWN = 5
 """Differences that are kept of each part."""
 

@@ -204,31 +204,13 @@ class _Check(NamedTuple):
 
     def findings(self) -> Findings:
         """Recompute, compare and count."""
-        recipe, known, rows = self.recipe, self.fates, self.rows
+        known, rows = self.fates, self.rows
         applied, unrecorded = self._applied()
-        begin = self._states(Kind.SEED, self._fresh())
-        attempt = self._attempt(applied, begin)
-        compared = self._compared(applied, attempt)
-        ends = self._ends(attempt) if recipe.has_end else None
-        offered = self._states(Kind.OFFER, begin, ~self.inputs.states(Kind.SEED, self._width()).there)
-        if offered is not begin:  # a new key begins as it was offered, unless it had rows before
-            other = self._attempt(applied, offered)
-            also, other_ends = self._compared(applied, other), self._ends(other) if recipe.has_end else None
-            size = len(self.keys)
-            wrong, wrong_too = (
-                np.bincount(rows.code[applied][one.differ], minlength=size) for one in (compared, also)
-            )
-            if ends is not None and other_ends is not None:
-                wrong, wrong_too = wrong + ends.differ, wrong_too + other_ends.differ
-            better = wrong_too < wrong
-            compared = _chosen(compared, also, better[rows.code[applied]])
-            ends = ends and other_ends and _chosen(ends, other_ends, better)
-        compared = self._in_reach(applied, compared)
-        expecting = (known.refusal[applied] < 0) & (rows.time[applied] >= recipe.since)
+        attempt, compared, ends = self._best(applied)
+        expecting = (known.refusal[applied] < 0) & (rows.time[applied] >= self.recipe.since)
         missing = applied[expecting & (known.estimate[applied] < 0)]
         paired = expecting & (known.estimate[applied] >= 0)
-        counts = dict.fromkeys(COUNTS, 0)
-        some = {
+        counts = {
             "keys": len(self.keys),
             "rows": np.count_nonzero(rows.place >= 0),
             "different": np.count_nonzero(compared.differ),
@@ -242,15 +224,43 @@ class _Check(NamedTuple):
             "strange": np.count_nonzero(known.strange),
             "baseless": np.count_nonzero(known.baseless),
         }
-        counts |= {name: int(count) for name, count in some.items()}
         firsts = [*self._differing(applied, compared, attempt), *self._misplaced(missing)]
         if ends is not None:
             there = self.inputs.states(Kind.END, self._width()).there | (attempt.states.count > 0)
-            counts["states_different"] = int(np.count_nonzero(ends.differ))
-            counts["states_close"] = int(np.count_nonzero(ends.close))
-            counts["states"] = int(np.count_nonzero(there & ~ends.differ & ~ends.close))
+            counts["states_different"] = np.count_nonzero(ends.differ)
+            counts["states_close"] = np.count_nonzero(ends.close)
+            counts["states"] = np.count_nonzero(there & ~ends.differ & ~ends.close)
             firsts += self._ends_named(ends)
-        return Findings(counts, firsts)
+        integers = {name: int(count) for name, count in counts.items()}
+        return Findings({**dict.fromkeys(COUNTS, 0), **integers}, firsts)
+
+    def _best(self, applied: Ints) -> tuple[_Attempt, Comparison, Comparison | None]:
+        """Recompute and compare; a key that was offered as a new one may begin as offered, if that fits better.
+
+        It begins so unless it had rows before the stream took the offer.
+        """
+        begin = self._states(Kind.SEED, self._fresh())
+        attempt = self._attempt(applied, begin)
+        compared, ends = self._both(applied, attempt)
+        offered = self._states(Kind.OFFER, begin, ~self.inputs.states(Kind.SEED, self._width()).there)
+        if offered is not begin:
+            other, size, code = self._attempt(applied, offered), len(self.keys), self.rows.code[applied]
+            also, other_ends = self._both(applied, other)
+            wrong, wrong_too = (
+                np.bincount(code[one.differ], minlength=size)
+                + (0 if end is None else end.differ.astype(np.int64))
+                for one, end in ((compared, ends), (also, other_ends))
+            )
+            better = wrong_too < wrong
+            compared = _chosen(compared, also, better[code])
+            if ends is not None and other_ends is not None:
+                ends = _chosen(ends, other_ends, better)
+        reach = self.rows.time[applied] >= self.recipe.since
+        return attempt, Comparison(compared.differ & reach, compared.close & reach, compared.first), ends
+
+    def _both(self, applied: Ints, attempt: _Attempt) -> tuple[Comparison, Comparison | None]:
+        """Compare estimates, and states at the end where there are some to compare."""
+        return self._compared(applied, attempt), self._ends(attempt) if self.recipe.has_end else None
 
     def _applied(self) -> tuple[Ints, Ints]:
         """Return the positions of applied rows, in their order, and those of late rows that nothing records."""
@@ -360,11 +370,6 @@ class _Check(NamedTuple):
         result.close[mine] = found.close & ~flagged
         result.first[mine] = np.where(flagged & ~found.differ, len(expected), found.first)
         return result
-
-    def _in_reach(self, applied: Ints, compared: Comparison) -> Comparison:
-        """Forget what differs before the event time from which estimates are compared."""
-        reach = self.rows.time[applied] >= self.recipe.since
-        return Comparison(compared.differ & reach, compared.close & reach, compared.first)
 
     def _ends(self, attempt: _Attempt) -> Comparison:
         """Compare the states at the end."""

@@ -27,7 +27,7 @@ from jobs.spark.job_labels import labelled
 from jobs.streaming.state_reader import states_at, waiting_at
 from jobs.verification import gathering, runs, snapshot_check
 from jobs.verification.chain import STATE, Chain, Segment, chain_of
-from jobs.verification.findings import COUNTS, Findings, added
+from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
 from jobs.verification.gathering import ALL, CannotVerify, Sample, Sources
 from jobs.verification.recomputing import FINDINGS, Kind, Recipe, check, on_partitions
 from jobs.warehouse.checkpoints import Checkpoint
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.snapshots.waiting_rows import Held
     from jobs.specs.model_spec import ModelSpec
-
-EQUAL, DIFFERENT, NOTHING, NOT_VERIFIED = "equal", "different", "nothing to verify", "not verified"
-"""The outcomes of a run: all was verified and is equal; something differs; there was nothing; a part was left out."""
 
 ROWS_A_CHUNK = 5_000_000
 """Sampled rows of a segment that are recomputed at a time; each such part is recorded when it is done."""
