@@ -156,8 +156,10 @@ class _Inputs(NamedTuple):
     def part(self, kind: Kind, width: int) -> Part:
         which = self.where(kind)
         some = self.table.take(pa.array(which))
-        integers = (some.column(name).fill_null(0).to_numpy() for name in ("time", "batch", "place"))
-        return Part(self.code[which], *integers, _matrix(some.column("numbers"), width))
+        time, batch, place = (
+            some.column(name).fill_null(0).to_numpy() for name in ("time", "batch", "place")
+        )
+        return Part(self.code[which], time, batch, place, _matrix(some.column("numbers"), width))
 
     def flags(self, kind: Kind) -> NDArray[Any]:
         some = self.table.column("flag").take(pa.array(self.where(kind)))
@@ -513,11 +515,11 @@ def _each_batch(
     extra = {
         name: np.concatenate([one.extra[name] for one in several], -1)[:, back] for name in several[0].extra
     }
-    fields = (
-        np.concatenate([getattr(one, name) for one in several], -1)[..., back]
+    fields = {
+        name: np.concatenate([getattr(one, name) for one in several], -1)[..., back]
         for name in Outputs._fields[:-1]
-    )
-    return states, Outputs(*fields, extra)
+    }
+    return states, Outputs(**fields, extra=extra)
 
 
 def _aligned(rows: Part, batch: Ints, expected: Floats, theirs: Ints, numbers: Floats) -> Ints:
@@ -552,11 +554,15 @@ def _chosen(one: Comparison, other: Comparison, which: Bools) -> Comparison:
 
 def _joined(refused: Part, bad: Part) -> tuple[Part, Bools]:
     """Return both kinds of refused rows, and which of them are of the second kind."""
-    parts = [one for one in (refused, bad) if len(one.code)]
     which = np.repeat([False, True], [len(refused.code), len(bad.code)])
-    if len(parts) < 2:
-        return (parts[0] if parts else refused), which
-    return Part(*(np.concatenate(pair, -1) for pair in zip(refused, bad, strict=True))), which
+    both = Part(
+        np.concatenate([refused.code, bad.code]),
+        np.concatenate([refused.time, bad.time]),
+        np.concatenate([refused.batch, bad.batch]),
+        np.concatenate([refused.place, bad.place]),
+        np.concatenate([refused.numbers, bad.numbers], axis=1),
+    )
+    return both, which
 
 
 def _matrix(column: pa.ChunkedArray, width: int) -> Floats:
