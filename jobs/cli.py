@@ -28,6 +28,7 @@ from jobs import (
     stop,
     stream,
     upgrade,
+    verify,
 )
 from jobs.core.command import PROGRAM, application, leave_own_folder
 
@@ -46,6 +47,7 @@ VERBS = {
     "promote": promote.run,
     "rollback": rollback.run,
     "retire": retire.run,
+    "verify": verify.run,
     "maintain": maintain.run,
     "report": report.run,
     "status": status.run,

@@ -55,10 +55,9 @@ def test_each_room_says_what_it_is() -> None:
 
 
 def test_no_room_is_crowded() -> None:
-    crowded = {
-        folder: count for folder, count in Counter(path.parent for path in FILES).items() if count > 26
-    }
-    assert not crowded
+    # The files of `jobs` itself are the verbs, one each: no room.
+    rooms = Counter(path.parent for path in FILES if path.parent != ROOT / "jobs")
+    assert not {folder: count for folder, count in rooms.items() if count > 26}
 
 
 def test_no_file_imports_another_in_a_circle() -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, ParamSpec, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from jobs.core.errors import INPUT_ERROR, RUN_FAILED, Terminated, UserError, show
+from jobs.core.errors import INPUT_ERROR, Terminated, UserError, show
 from jobs.core.report import Report
 from jobs.core.settings import DEFAULT_MASTER, Settings
 from jobs.core.signals import sigterm_raises
@@ -228,7 +228,7 @@ def _execute(run: Callable[[], Report], settings: Settings) -> None:
         with sigterm_raises():
             report = run()
             report.show(settings.json)
-            errors = report.errors
+            errors, code = report.errors, report.error_code
     except BrokenPipeError:
         # The reader (`| head`) has gone, as it may. Leave nothing to flush into the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -236,4 +236,4 @@ def _execute(run: Callable[[], Report], settings: Settings) -> None:
         raise typer.Exit(show(error, settings.debug)) from error
     else:
         if errors:
-            raise typer.Exit(show(UserError("\n".join(errors), RUN_FAILED)))
+            raise typer.Exit(show(UserError("\n".join(errors), code)))

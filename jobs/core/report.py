@@ -13,6 +13,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.live import Live
 
+from jobs.core.errors import RUN_FAILED
+
 
 def plural(number: int, noun: str, ending: str = "s") -> str:
     """Return a number with its noun: `1 row`, `2,000 rows`."""
@@ -29,6 +31,7 @@ class Report:
         renderable: a rich renderable, such as a table, shown to a person instead of `lines`.
         errors: sentences for standard error; with any the command fails, although the verb did its work.
         tables: rich renderables shown to a person below the lines.
+        error_code: exit code of the command if there are errors.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -36,6 +39,7 @@ class Report:
     renderable: Any = None
     errors: list[str] = field(default_factory=list)
     tables: list[Any] = field(default_factory=list)
+    error_code: int = RUN_FAILED
 
     def show(self, as_json: bool = False, stream: TextIO | None = None) -> None:
         """Print the report on standard output: one JSON document, or the text for a person."""

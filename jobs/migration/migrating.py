@@ -84,7 +84,7 @@ def migrate_along(
     found = find_whole(warehouse, identity)
     if found is not None:
         return found, {}, False
-    _ship(warehouse, steps)
+    ship_functions(warehouse, steps)
     activity = f"migrate {spec.name}"
     on_progress("checking every key")
     with labelled(spark, activity, "check every key"):
@@ -168,7 +168,7 @@ def _refuse_waiting_rows(source: Manifest, reason: str) -> None:
         )
 
 
-def _ship(warehouse: Warehouse, steps: list[Step]) -> None:
+def ship_functions(warehouse: Warehouse, steps: list[Step]) -> None:
     """Send Spark's workers the functions of all versions on the path, and those that migrate states and keys."""
     for spec in {spec.version: spec for step in steps for spec in (step.old, step.new)}.values():
         ship(warehouse.spark, spec.definition())

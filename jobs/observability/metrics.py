@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,26 @@ class Metrics:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
+
+
+def write_verification(file: str, model: str, outcome: str, counts: dict[str, int], differences: int) -> None:
+    """Write the outcome of a verification to a text file for the node exporter.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    registry = CollectorRegistry()
+
+    def gauge(name: str, text: str, value: float, **labels: str) -> None:
+        one = Gauge(name, text, ("model", *labels), registry=registry)
+        one.labels(model, *labels.values()).set(value)
+
+    gauge("kalman_verify_differences", "Differences that the last verification found", differences)
+    gauge("kalman_verify_compared", "Estimates and states that it compared", counts["compared"])
+    gauge("kalman_verify_rows", "Landed rows that it recomputed", counts["rows"])
+    gauge("kalman_verify_outcome", "1, with the outcome as its label", 1, outcome=outcome)
+    gauge("kalman_verify_timestamp_seconds", "When it ended", time.time())
+    try:
+        write_to_textfile(file, registry)
+    except OSError as error:
+        raise UserError(f"--metrics-file {file}: {error.strerror or error}; give another") from error

@@ -1,11 +1,13 @@
-"""Alarms from a model's status: a stream or query without progress though rows wait, or a failed driver."""
+"""Alarms from a model's status: a stream or query without progress, a failed driver, or a difference."""
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jobs.lineage.generations import LIVE, SHADOW
+from jobs.verification.findings import DIFFERENT, sentence
 
 RUNNING = (LIVE, SHADOW)
 """The statuses of generations that a driver may run."""
@@ -26,6 +28,7 @@ def alarms(models: list[dict[str, Any]], after: float, now: datetime) -> list[st
         ]
         sentences += [query_alarm(one, after, now) for one in model["followers"]]
         sentences += model["given_up"]
+        sentences.append(verification_alarm(model.get("verification")))
         found += [f"{model['model']}: {one}" for one in sentences if one is not None]
     return found
 
@@ -74,6 +77,15 @@ def query_alarm(one: dict[str, Any], after: float, now: datetime) -> str | None:
     driver = one["driver"]
     runs = "no driver runs it" if driver is None else f"process {driver['pid']} on {driver['host']} runs it"
     return f"its {name} makes no progress: {waiting:,} estimates have waited for {_duration(quiet)}; {runs}"
+
+
+def verification_alarm(last: dict[str, Any] | None) -> str | None:
+    """Return the alarm of a model's last verification, None if nothing differed."""
+    if last is None or last["outcome"] != DIFFERENT:
+        return None
+    at = f"{last['recorded_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    first = sentence(json.loads(last["first_difference"])) if last["first_difference"] else ""
+    return f"verification {last['run_id']} found {last['differences']:,} differences at {at}: {first}"
 
 
 def _duration(seconds: float) -> str:

@@ -11,6 +11,7 @@ from jobs.observability.lag import table_lag
 from jobs.observability.progress import Lag
 from jobs.observability.progress_log import ProgressLog
 from jobs.supervision.driver_identity import DriverIdentity
+from jobs.verification.runs import last_outcome
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
@@ -57,6 +58,7 @@ def model_status(
         "generations": [_generation_status(warehouse, one, version) for one in generations],
         "followers": downstream_status(warehouse, name),
         "given_up": given_up(warehouse, name),
+        "verification": last_outcome(warehouse, name),
     }
 
 

@@ -32,6 +32,22 @@ class ScheduledDag(Section):
     )
 
 
+class VerifyDag(ScheduledDag):
+    """The DAG that verifies the live estimates."""
+
+    share: str = Field(default="1%", description="share of the keys that a run verifies; other keys each day")
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        try:
+            value = float(self.share.removesuffix("%"))
+        except ValueError:
+            value = 0.0
+        if not self.share.endswith("%") or not 0 < value <= 100:
+            raise invalid("is not a share of the keys", "write one such as 1% or 100%", "share")
+        return self
+
+
 class StreamDag(Section):
     """The DAG that drives the stream."""
 
@@ -98,6 +114,10 @@ class Airflow(Section):
     export: ScheduledDag = Field(default_factory=ScheduledDag, description="the export DAG")
     upgrade: ScheduledDag = Field(
         default_factory=ScheduledDag, description="the upgrade DAG, which notices a newer version"
+    )
+    verify: VerifyDag = Field(
+        default_factory=VerifyDag,
+        description="the verify DAG, which recomputes live estimates and compares them",
     )
     maintain: ScheduledDag = Field(
         default_factory=ScheduledDag,

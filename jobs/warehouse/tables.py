@@ -39,6 +39,11 @@ GENERATIONS = """
 """
 SOURCE_RANGE = "source_range"
 """Column of the estimates: the part of the source that their micro-batch has read (`jobs.lineage.source_ranges`)."""
+VERIFICATIONS = """
+    run_id string, model string, step string, part string, outcome string, rows bigint, compared bigint,
+    differences bigint, first_difference string, not_verified string, counts string, firsts string, plan string,
+    recorded_at timestamp
+"""
 
 
 def measurements(model: str) -> str:

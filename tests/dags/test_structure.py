@@ -34,6 +34,7 @@ def test_each_model_has_each_family(bag: DagBag) -> None:
         "kalman_pretrain__tiny": ["pretrain"],
         "kalman_rollback__tiny": ["rollback"],
         "kalman_stream__tiny": ["stream"],
+        "kalman_verify__tiny": ["verify"],
         "kalman_upgrade__tiny": ["approve", "preview", "proceed", "promote", "replace", "shadow", "way"],
     }
 
@@ -45,7 +46,7 @@ def test_the_shipped_models_have_their_dags(monkeypatch: pytest.MonkeyPatch, mod
     assert shipped.import_errors == {}
     assert sorted(shipped.dags) == sorted(
         f"kalman_{verb}__{name}"
-        for verb in ("export", "ingest", "maintain", "pretrain", "rollback", "stream", "upgrade")
+        for verb in ("export", "ingest", "maintain", "pretrain", "rollback", "stream", "upgrade", "verify")
         for name in names
     )
 
@@ -202,3 +203,15 @@ def test_maintain_is_a_dry_run_by_hand_alone(
     (tmp_path / "nile.yaml").write_text(text + 'airflow: {maintain: {schedule: "@daily"}}\n')
     monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
     assert load_bag().dags["kalman_maintain__nile"].timetable.can_be_scheduled
+
+
+def test_verify_takes_its_share_from_the_spec_and_its_form(bag: DagBag) -> None:
+    from jinja2 import Template
+
+    dag = bag.dags["kalman_verify__tiny"]
+    assert (dag.params["share"], dag.params["key"], dag.params["since"]) == ("1%", None, None)
+    assert dag.timetable.can_be_scheduled is False
+    task: Any = dag.get_task("verify")
+    values = {"params": {"share": "100%", "key": "7", "since": None}}
+    rendered = {name: Template(value).render(values) for name, value in task.options.items()}
+    assert rendered == {"--model": "tiny", "--share": "100%", "--key": "7", "--since": ""}

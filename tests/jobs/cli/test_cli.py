@@ -78,6 +78,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     assert call("promote", "--model", "m", "--generation", "g2", "--behind").exit_code == 0
     assert call("rollback", "--model", "m", "--last-state", "--dry-run").exit_code == 0
     assert call("retire", "--model", "m", "--generation", "g2").exit_code == 0
+    assert call("verify", "--model", "m", "--share", "5%", "--key", "a", "--key", "b").exit_code == 0
     assert call("maintain", "--model", "m", "--dry-run", "--estimates").exit_code == 0
     assert call("report", "--model", "m", "--generation", "g2", "--against", "g1").exit_code == 0
     assert call("status", "--alarm-after", "10m").exit_code == 0
@@ -122,6 +123,20 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
         ("promote", {**one, "generation": "g2", "behind": True}),
         ("rollback", {**one, "to": None, "last_state": True, "dry_run": True}),
         ("retire", {**one, "generation": "g2"}),
+        (
+            "verify",
+            {
+                **one,
+                "share": "5%",
+                "keys": ["a", "b"],
+                "seed": None,
+                "since": None,
+                "tolerance": 0.0,
+                "run_id": None,
+                "metrics_file": None,
+                "chunk_rows": 5_000_000,
+            },
+        ),
         ("maintain", {**one, "dry_run": True, "estimates": True}),
         ("report", {**one, "generation": "g2", "against": "g1"}),
         ("status", {"model": None, "watch": False, "every": 5.0, "alarm_after": "10m"}),

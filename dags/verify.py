@@ -1,0 +1,64 @@
+"""Verify the live estimates of `<model>`: recompute a share of its keys from their lineage, and compare to the bit.
+
+The stream is not disturbed. Each day takes other keys. A difference fails the task at once, naming key, row and first
+difference: a retry would find it again. If there is nothing to verify, or a part cannot be verified, the run is skipped
+and its log says why. A run that was killed is continued by its retry.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from jobs.specs.model_spec import ModelSpec
+from kalman_dags import dag_defaults, specs
+from kalman_dags.operator import KalmanOperator
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that verifies one model's live estimates."""
+    with DAG(
+        schedule=dag_defaults.at_times(spec.airflow.verify.schedule),
+        **dag_defaults.arguments(
+            "verify",
+            spec,
+            __doc__,
+            f"Recompute live estimates of {spec.name} and compare",
+            timeout=timedelta(hours=12),
+            share=Param(
+                spec.airflow.verify.share,
+                type="string",
+                pattern=r"^[0-9]+([.][0-9]+)?%$",
+                title="Share",
+                description="Share of the keys; 100% takes all.",
+            ),
+            key=Param(
+                None,
+                type=["null", "string"],
+                title="Key",
+                description="This key alone, as the estimates have it.",
+            ),
+            since=Param(
+                None,
+                type=["null", "string"],
+                title="Since",
+                description="Compare estimates from this event time on (ISO 8601; empty: all).",
+            ),
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id="verify",
+            verb="verify",
+            options={
+                "--model": spec.name,
+                "--share": "{{ params.share }}",
+                "--key": "{{ params.key or '' }}",
+                "--since": "{{ params.since or '' }}",
+            },
+        )
+    return dag
+
+
+for one in specs.load_specs():
+    build(one)

@@ -1,0 +1,247 @@
+"""Gather what a verification compares: landed rows, refusals, estimates and states, as one table by key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import functions as F
+
+from jobs.encoding.keys import text_of
+from jobs.lineage import replayed_late_rows
+from jobs.lineage.live import latest_corrections
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.state_rows import extras_widths
+from jobs.streaming.sinks.publishing import JSON_TIME
+from jobs.verification.chain import Segment, is_topic
+from jobs.verification.recomputing import Kind
+from jobs.warehouse import measurements_table
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import hadoop_files
+from jobs.warehouse.positions import landed_offsets, offsets_of
+from jobs.warehouse.quarantine import TABLE as QUARANTINE
+from jobs.warehouse.tables import estimates, measurements
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from jobs.lineage.generations import Generation
+
+_STATE_REASON = "state:"
+"""Prefix of the reason of rows that the filter has taken, and whose key has no valid state."""
+_NAN = float("nan")
+ALL = 1_000_000
+
+
+class CannotVerify(Exception):
+    """A part cannot be verified, for a reason that the report names."""
+
+
+class Sample(NamedTuple):
+    """Which keys are verified: a share of a million, chosen by a hash of key and seed; or these keys."""
+
+    share: int
+    seed: str
+    keys: tuple[str, ...] = ()
+
+    def has(self, key: Column) -> Column:
+        """Return the condition that a key, as text, is verified."""
+        if self.keys:
+            return key.isin(*self.keys)
+        if self.share >= ALL:
+            return F.lit(True)
+        return F.pmod(F.xxhash64(key, F.lit(self.seed)), F.lit(ALL)) < self.share
+
+
+class Sources(NamedTuple):
+    """A segment's tables, pinned: the generation and its runtime, the versions of estimates and quarantine."""
+
+    warehouse: Warehouse
+    generation: Generation
+    runtime: ModelRuntime
+    segment: Segment
+    estimates: int | None
+    quarantine: int | None
+    imports_keys: bool = False
+
+
+def landed(sources: Sources) -> DataFrame:
+    """Return the landed rows of a segment, of all keys, with `_place`: the version or offset of each.
+
+    Raises:
+        CannotVerify: the rows of the segment cannot be told from others.
+    """
+    rows = _of_topic(sources) if is_topic(sources.segment) else _of_versions(sources)
+    if sources.imports_keys and "_origin" in rows.columns:
+        rows = rows.filter(~measurements_table.is_history())
+    if is_topic(sources.segment):
+        return rows
+    return replayed_late_rows.for_generation(sources.warehouse, rows, sources.generation)
+
+
+def _of_versions(sources: Sources) -> DataFrame:
+    warehouse, segment = sources.warehouse, sources.segment
+    table = measurements(sources.generation.model)
+    first, last = int(segment.first["version"]) + 1, int(segment.last["version"])
+    rows = warehouse.read(table, last)
+    if last < first:
+        return rows.withColumn("_place", F.lit(0).cast("bigint")).limit(0)
+    log = f"{table}/_delta_log"
+    have = set(hadoop_files(warehouse, log).names(""))
+    names = [f"{number:020d}.json" for number in range(first, last + 1)]
+    gone = [name for name in names if name not in have]
+    if gone:
+        raise CannotVerify(
+            f"{segment.generation}: the log of {table} no longer has version {int(gone[0][:20])}, so which rows came "
+            f"after {first - 1} cannot be told"
+        )
+    commits = warehouse.spark.read.schema("add struct<path string, dataChange boolean>").json(
+        [warehouse.path(f"{log}/{name}") for name in names]
+    )
+    files = commits.filter("add.dataChange").select(
+        F.substring_index("add.path", "/", -1).alias("_file"),
+        F.left(F.col("_metadata.file_name"), F.lit(20)).cast("bigint").alias("_place"),
+    )
+    placed = rows.withColumn("_file", F.col("_metadata.file_name"))
+    return placed.join(F.broadcast(files), "_file").drop("_file")
+
+
+def _of_topic(sources: Sources) -> DataFrame:
+    warehouse, segment = sources.warehouse, sources.segment
+    table, topic = measurements(sources.generation.model), segment.last["topic"]
+    begin, end = offsets_of(segment.first), offsets_of(segment.last)
+    have = landed_offsets(warehouse, table, topic) or {}
+    behind = [number for number, offset in end.items() if have.get(number, 0) < offset]
+    if behind:
+        raise CannotVerify(
+            f"{segment.generation}: `ingest` has not landed {topic} up to {end[behind[0]]} in partition {behind[0]}, "
+            f"and only landed rows can be recomputed: run `kalman-pipeline ingest` for this model, and verify again"
+        )
+    inside = F.lit(False)
+    for number, offset in end.items():
+        at = (F.col("_offset") >= begin.get(number, 0)) & (F.col("_offset") < offset)
+        inside = inside | (F.col("_partition") == number) & at
+    return warehouse.read(table).filter(inside).withColumn("_place", F.col("_offset"))
+
+
+def rows_of(sources: Sources, rows: DataFrame) -> DataFrame:
+    """Return measurement rows as the checker reads them."""
+    fmt = sources.runtime.rows.joined
+    numbers = [F.col(f"`{name}`").cast("double") for name in (*fmt.measurement, *fmt.control)]
+    return rows.select(
+        *_row(Kind.ROW, text_of(fmt.kind), F.unix_micros(F.col(f"`{fmt.time}`")), _array(numbers), F.lit(0)),
+        F.col("_place").cast("bigint").alias("place"),
+        *_none("flag", "count", "log_likelihood"),
+    )
+
+
+def refused(sources: Sources) -> DataFrame | None:
+    """Return the rows that a generation has refused up to the segment's end, None if there are none."""
+    warehouse, generation, fmt = sources.warehouse, sources.generation, sources.runtime.rows
+    if sources.quarantine is None:
+        return None
+    rows = in_segment(warehouse.read(QUARANTINE, sources.quarantine), sources)
+    rows = rows.filter(
+        (F.col("model") == generation.model) & (F.col("source") == measurements(generation.model))
+    )
+    fields = [f"`{name}` {type_}" for name, type_ in zip(fmt.kind.columns, fmt.kind.types, strict=True)]
+    fields += [f"`{fmt.time}` timestamp", *(f"`{name}` double" for name in fmt.numbers)]
+    parsed = rows.select(
+        F.from_json("payload", ", ".join(fields), {"timestampFormat": JSON_TIME}).alias("row"),
+        "batch_id",
+        "reason",
+    ).select("row.*", "batch_id", F.col("reason").alias("_reason"))
+    bad = F.col("_reason").startswith(_STATE_REASON)
+    kind = F.when(bad, Kind.REFUSED_STATE.value).otherwise(Kind.REFUSED.value)
+    numbers = _array([F.col(f"`{name}`") for name in fmt.numbers])
+    return parsed.select(
+        *_row(kind, text_of(fmt.kind), F.unix_micros(F.col(f"`{fmt.time}`")), numbers, F.col("batch_id")),
+        *_none("place", "flag", "count", "log_likelihood"),
+    )
+
+
+def estimated(sources: Sources, extra: tuple[tuple[str, int], ...]) -> DataFrame | None:
+    """Return the estimates of a generation up to the segment's end, None if there are none."""
+    if sources.estimates is None:
+        return None
+    table = sources.warehouse.read(estimates(sources.generation.model), sources.estimates)
+    rows = in_segment(table, sources)
+    if sources.runtime.spec.order.kind == "replay":
+        rows = latest_corrections(rows)
+    n = len(sources.runtime.spec.states)
+    variances = F.array(
+        *(
+            F.get("covariance", F.lit(i)) if i == j else F.lit(None).cast("double")
+            for i in range(n)
+            for j in range(n)
+        )
+    )
+    covariance = F.when(F.size("covariance") == n, variances).otherwise(F.col("covariance"))
+    beside = [F.coalesce(F.col(f"`{name}`"), F.array_repeat(F.lit(_NAN), width)) for name, width in extra]
+    numbers = F.concat(F.col("mean"), covariance, F.array("log_likelihood", "nis"), *beside)
+    filled = F.transform(numbers, lambda one: F.coalesce(one, F.lit(_NAN)))
+    return rows.select(
+        *_row(Kind.ESTIMATE, F.col("key"), F.unix_micros("event_time"), filled, F.col("batch_id")),
+        *_none("place"),
+        F.col("flags").alias("flag"),
+        *_none("count", "log_likelihood"),
+    )
+
+
+def states_of(kind: Kind, rows: DataFrame, runtime: ModelRuntime) -> DataFrame:
+    """Return state rows, with the columns of a snapshot, as the checker reads them."""
+    beside = [F.col("extras")[name] for name in extras_widths(runtime.kernel)]
+    numbers = F.concat(F.col("mean"), F.col("covariance"), *beside)
+    return rows.select(
+        *_row(kind, F.col("key"), F.unix_micros("event_time"), numbers, F.lit(0)),
+        *_none("place", "flag"),
+        F.col("state_index").alias("count"),
+        "log_likelihood",
+    )
+
+
+def waiting_of(kind: Kind, rows: DataFrame) -> DataFrame:
+    """Return waiting rows, with the columns of a snapshot's, as the checker reads them; placed before landed ones."""
+    numbers = F.transform(F.concat("measurement", "control"), lambda one: F.coalesce(one, F.lit(_NAN)))
+    return rows.select(
+        *_row(kind, F.col("key"), F.unix_micros("event_time"), numbers, F.lit(0)),
+        F.lit(-1).cast("bigint").alias("place"),
+        *_none("flag", "count", "log_likelihood"),
+    )
+
+
+def in_segment(rows: DataFrame, sources: Sources) -> DataFrame:
+    """Return the rows of a table by generation and micro-batch that are of the segment."""
+    segment = sources.segment
+    return rows.filter(
+        (F.col("generation") == segment.generation) & (F.col("batch_id") <= segment.last_batch)
+    )
+
+
+def versions_of(warehouse: Warehouse, model: str) -> dict[str, int | None]:
+    """Return the versions of the tables that a verification reads, None for those that do not exist."""
+
+    def version(table: str) -> int | None:
+        return warehouse.latest_version(table) if warehouse.exists(table) else None
+
+    return {"estimates": version(estimates(model)), "quarantine": version(QUARANTINE)}
+
+
+def _row(kind: Kind | Column, key: Column, time: Column, numbers: Column, batch: Column) -> list[Column]:
+    return [
+        (F.lit(kind.value) if isinstance(kind, Kind) else kind).cast("int").alias("kind"),
+        key.cast("string").alias("key"),
+        time.alias("time"),
+        batch.cast("bigint").alias("batch"),
+        numbers.alias("numbers"),
+    ]
+
+
+_TYPES = {"place": "bigint", "flag": "string", "count": "bigint", "log_likelihood": "double"}
+
+
+def _none(*names: str) -> list[Column]:
+    return [F.lit(None).cast(_TYPES[name]).alias(name) for name in names]
+
+
+def _array(numbers: list[Column]) -> Column:
+    return F.array(*(F.coalesce(one, F.lit(_NAN)) for one in numbers))

@@ -1,0 +1,583 @@
+"""Recompute some keys of a generation from its snapshot and their landed rows, and compare. NumPy and Arrow alone.
+
+The filter is the one of the stream. Rows are applied in the order in which the stream has applied them: by micro-batch,
+then by event time, then by their values; where late rows are replayed, by event time alone. No bit of a result depends
+on how rows are cut into calls, so one call for all micro-batches gives the bits of the stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.encoding.estimates import EstimateFormat, full_of_packed
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.packet_kinds import MEASURED, NEVER
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import route_of
+from jobs.encoding.rows import KeyedRows
+from jobs.state.expiry import run_lives
+from jobs.state.filter_step import Begin
+from jobs.state.row_filter import RowFilter
+from jobs.verification.findings import COUNTS, SHOWN, Findings
+from jobs.verification.matching import Bools, Fates, Floats, Ints, Part, bits, fates, numbered
+from kalman.flags import FLAGS
+from kalman.run import KeyStates, Outputs, SortedRows, initial_states
+from kalman.types import Filter
+
+FINDINGS = f"{', '.join(f'{name} bigint' for name in COUNTS)}, firsts string"
+"""Columns of what `checker` puts out, one row a partition."""
+
+
+class Kind(IntEnum):
+    """What a row of the checker's input is."""
+
+    ROW = 0
+    REFUSED = 1
+    REFUSED_STATE = 2
+    WAITING = 3
+    ESTIMATE = 4
+    SEED = 5
+    OFFER = 6
+    END = 7
+
+
+class Recipe(NamedTuple):
+    """How to recompute the keys of a generation; sent to the executors.
+
+    kernel, unit, begin, idle: as in the stream (`jobs.state.plan.Plan`)
+    kind, estimates: formats of keys and estimates
+    measured, controls, landed: how many measurements and controls a row has, and how many of both were landed
+    stored: NumPy type in which states are stored
+    in_order: rows are applied by event time, whatever micro-batch brought them
+    apply_late: a late row is applied as if it had come at its state's time
+    has_end: the states at the end are to be compared; expired_before: states older than this may have expired
+    since: estimates of earlier event times are recomputed, and not compared
+    tolerance: relative difference that is not counted as one
+    """
+
+    kernel: Filter
+    unit: float
+    kind: KeyKind
+    estimates: EstimateFormat
+    measured: int
+    controls: int
+    landed: int
+    stored: str
+    begin: Begin | None = None
+    idle: int | None = None
+    in_order: bool = False
+    apply_late: bool = False
+    has_end: bool = True
+    expired_before: int = NEVER
+    since: int = NEVER
+    tolerance: float = 0.0
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of an estimate's numbers."""
+        fmt = self.estimates
+        p = fmt.states**2
+        extra = [f"{name}[{i}]" for name, width in fmt.extra for i in range(width)]
+        moments = [f"mean[{i}]" for i in range(fmt.states)] + [f"covariance[{i}]" for i in range(p)]
+        return [*moments, "log_likelihood", "nis", *extra]
+
+    @property
+    def optional(self) -> list[Ints]:
+        """Return the places of numbers that the spec may omit, together: covariances, and each of the extras."""
+        n = self.estimates.states
+        off = np.array([n + i * n + j for i in range(n) for j in range(n) if i != j], np.int64)
+        sections, at = [off], n + n * n + 2
+        for _, width in self.estimates.extra:
+            sections.append(np.arange(at, at + width))
+            at += width
+        return [one for one in sections if len(one)]
+
+
+class States(NamedTuple):
+    """The states of K keys as a snapshot has them: counts, event times, log-likelihoods and (d, K) numbers."""
+
+    there: Bools
+    count: Ints
+    event_time: Ints
+    log_likelihood: Floats
+    numbers: Floats
+
+
+class Comparison(NamedTuple):
+    """Which of N pairs differ, and which agree only within the tolerance; the first number that differs, -1: none."""
+
+    differ: Bools
+    close: Bools
+    first: Ints
+
+
+def check(recipe: Recipe, table: pa.Table) -> Findings:
+    """Compare what a partition's keys have with what they should have.
+
+    Args:
+        recipe: of the generation.
+        table: kind, key, time, batch, place, numbers, flag, count, log_likelihood; all rows of each key.
+    """
+    inputs, width = _coded(table), recipe.measured + recipe.controls
+    rows = inputs.part(Kind.ROW, width)
+    refused, bad = _joined(*(inputs.part(one, recipe.landed) for one in (Kind.REFUSED, Kind.REFUSED_STATE)))
+    estimates, flags = inputs.part(Kind.ESTIMATE, len(recipe.names)), inputs.flags(Kind.ESTIMATE)
+    if recipe.in_order:  # a correction is of a later micro-batch than its row
+        estimates = estimates._replace(batch=np.zeros_like(estimates.batch))
+    known = fates(rows, refused, bad, inputs.part(Kind.WAITING, width), estimates)
+    return _Check(recipe, inputs.keys, inputs, rows, known, estimates, flags, refused, bad).findings()
+
+
+def _coded(table: pa.Table) -> _Inputs:
+    """Return a partition's table with its keys numbered."""
+    column = table.column("key")
+    coded = pa.concat_arrays(column.chunks).dictionary_encode()
+    return _Inputs(table, coded.indices.to_numpy(zero_copy_only=False).astype(np.int64), coded.dictionary)
+
+
+class _Inputs(NamedTuple):
+    """A partition's table, the number of each row's key, and the keys."""
+
+    table: pa.Table
+    code: Ints
+    keys: pa.Array
+
+    def where(self, kind: Kind) -> Ints:
+        return np.flatnonzero(self.table.column("kind").to_numpy() == kind)
+
+    def part(self, kind: Kind, width: int) -> Part:
+        which = self.where(kind)
+        some = self.table.take(pa.array(which))
+        time, batch, place = (
+            some.column(name).fill_null(0).to_numpy() for name in ("time", "batch", "place")
+        )
+        return Part(self.code[which], time, batch, place, _matrix(some.column("numbers"), width))
+
+    def flags(self, kind: Kind) -> NDArray[Any]:
+        some = self.table.column("flag").take(pa.array(self.where(kind)))
+        return np.array(some.to_pylist(), dtype=object)
+
+    def states(self, kind: Kind, width: int) -> States:
+        """Return the states of all keys; there: which keys have one. Of several of a key the last one counts."""
+        which, size = self.where(kind), len(self.keys)
+        some = self.table.take(pa.array(which))
+        at = np.full(size, -1)
+        at[self.code[which]] = np.arange(len(which))
+
+        def of(name: str) -> NDArray[Any]:
+            values = some.column(name).fill_null(0).to_numpy()
+            return np.where(at >= 0, values[at], 0) if len(values) else np.zeros(size, values.dtype)
+
+        numbers = np.zeros((width, size))
+        found = _matrix(some.column("numbers"), width)
+        if len(which):
+            numbers[:, at >= 0] = found[:, at[at >= 0]]
+        return States(at >= 0, of("count"), of("time"), of("log_likelihood"), numbers)
+
+
+class _Attempt(NamedTuple):
+    """The keys recomputed: (D, N) numbers and flags of the rows, and the states at the end."""
+
+    numbers: Floats
+    flags: NDArray[np.uint8]
+    states: KeyStates
+
+
+class _Check(NamedTuple):
+    """One partition's comparison."""
+
+    recipe: Recipe
+    keys: pa.Array
+    inputs: _Inputs
+    rows: Part
+    fates: Fates
+    estimates: Part
+    flags: NDArray[Any]
+    refused: Part
+    bad: Bools
+
+    def findings(self) -> Findings:
+        """Recompute, compare and count."""
+        known, rows = self.fates, self.rows
+        applied, unrecorded = self._applied()
+        attempt, compared, ends = self._best(applied)
+        expecting = (known.refusal[applied] < 0) & (rows.time[applied] >= self.recipe.since)
+        missing = applied[expecting & (known.estimate[applied] < 0)]
+        paired = expecting & (known.estimate[applied] >= 0)
+        counts = {
+            "keys": len(self.keys),
+            "rows": np.count_nonzero(rows.place >= 0),
+            "different": np.count_nonzero(compared.differ),
+            "close": np.count_nonzero(compared.close),
+            "equal": np.count_nonzero(paired & ~compared.differ & ~compared.close),
+            "refused": np.count_nonzero(known.refusal >= 0),
+            "waiting": np.count_nonzero(known.waits),
+            "unrecorded": len(unrecorded),
+            "missing": len(missing),
+            "doubled": np.count_nonzero(known.doubled),
+            "strange": np.count_nonzero(known.strange),
+            "baseless": np.count_nonzero(known.baseless),
+        }
+        firsts = [*self._differing(applied, compared, attempt), *self._misplaced(missing)]
+        if ends is not None:
+            there = self.inputs.states(Kind.END, self._width()).there | (attempt.states.count > 0)
+            counts["states_different"] = np.count_nonzero(ends.differ)
+            counts["states_close"] = np.count_nonzero(ends.close)
+            counts["states"] = np.count_nonzero(there & ~ends.differ & ~ends.close)
+            firsts += self._ends_named(ends)
+        integers = {name: int(count) for name, count in counts.items()}
+        return Findings({**dict.fromkeys(COUNTS, 0), **integers}, firsts)
+
+    def _best(self, applied: Ints) -> tuple[_Attempt, Comparison, Comparison | None]:
+        """Recompute and compare; a key that was offered as a new one may begin as offered, if that fits better.
+
+        It begins so unless it had rows before the stream took the offer.
+        """
+        begin = self._states(Kind.SEED, self._fresh())
+        attempt = self._attempt(applied, begin)
+        compared, ends = self._both(applied, attempt)
+        offered = self._states(Kind.OFFER, begin, ~self.inputs.states(Kind.SEED, self._width()).there)
+        if offered is not begin:
+            other, size, code = self._attempt(applied, offered), len(self.keys), self.rows.code[applied]
+            also, other_ends = self._both(applied, other)
+            wrong, wrong_too = (
+                np.bincount(code[one.differ], minlength=size)
+                + (0 if end is None else end.differ.astype(np.int64))
+                for one, end in ((compared, ends), (also, other_ends))
+            )
+            better = wrong_too < wrong
+            compared = _chosen(compared, also, better[code])
+            if ends is not None and other_ends is not None:
+                ends = _chosen(ends, other_ends, better)
+        reach = self.rows.time[applied] >= self.recipe.since
+        return attempt, Comparison(compared.differ & reach, compared.close & reach, compared.first), ends
+
+    def _both(self, applied: Ints, attempt: _Attempt) -> tuple[Comparison, Comparison | None]:
+        """Compare estimates, and states at the end where there are some to compare."""
+        return self._compared(applied, attempt), self._ends(attempt) if self.recipe.has_end else None
+
+    def _applied(self) -> tuple[Ints, Ints]:
+        """Return the positions of applied rows, in their order, and those of late rows that nothing records."""
+        known, rows, recipe = self.fates, self.rows, self.recipe
+        taken = ~known.waits & ((known.refusal < 0) | self._is_bad())
+        which = np.flatnonzero(taken)
+        y = rows.numbers
+        batch = np.zeros(len(which), np.int64) if recipe.in_order else known.batch[which]
+        columns = (*(column[which] for column in y[::-1]), rows.time[which], batch, rows.code[which])
+        order = which[np.lexsort(columns)]
+        # A late row that is in no table any more: maintenance has removed it from quarantine.
+        lost = (known.estimate[order] < 0) & (known.refusal[order] < 0)
+        if not lost.any() or recipe.in_order or recipe.apply_late:
+            return order, np.empty(0, np.int64)
+        newest = _running_max(rows.code[order], np.where(lost, NEVER, rows.time[order]))
+        seeds = self.inputs.states(Kind.SEED, self._width())
+        held = np.where(seeds.there & (seeds.count > 0), seeds.event_time, NEVER)
+        late = lost & (rows.time[order] < np.maximum(newest, held[rows.code[order]]))
+        return order[~late], order[late]
+
+    def _is_bad(self) -> Bools:
+        """Return which rows (N,) the filter has taken and whose key has no valid state."""
+        refusal = self.fates.refusal
+        return (refusal >= 0) & self.bad[refusal] if len(self.bad) else np.zeros(len(refusal), bool)
+
+    def _width(self) -> int:
+        n = self.recipe.estimates.states
+        _, _, extras = self.recipe.kernel.snapshot(self.recipe.kernel.initial(1))
+        return n + n * n + sum(len(array) for array in extras.values())
+
+    def _fresh(self) -> KeyStates:
+        """Return the states in which new keys begin."""
+        recipe, size = self.recipe, len(self.keys)
+        fresh = initial_states(recipe.kernel, size)
+        if recipe.begin is None or size == 0:
+            return fresh
+        identity = {}
+        if recipe.kind.integer:
+            identity = {"route": route_of(self.keys.cast(pa.int64()).to_numpy())}
+        else:
+            identity = {"route": np.arange(size, dtype=np.uint64)}
+        keys = Records(identity, None if recipe.kind.integer else self.keys.cast(pa.string()))
+        none = SortedRows(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 0)), np.empty((0, 0)))
+        return fresh._replace(values=recipe.begin(KeyedRows(keys, none)))
+
+    def _states(self, kind: Kind, fresh: KeyStates, wanted: Bools | None = None) -> KeyStates:
+        """Return the states of all keys: those of a kind, and fresh ones where there is none."""
+        recipe, width = self.recipe, self._width()
+        given = self.inputs.states(kind, width)
+        there = given.there if wanted is None else given.there & wanted
+        if not there.any():
+            return fresh
+        n = recipe.estimates.states
+        _, _, extras = recipe.kernel.snapshot(recipe.kernel.initial(1))
+        parts, at = {}, n + n * n
+        for name, array in extras.items():
+            parts[name] = np.ascontiguousarray(given.numbers[at : at + len(array)][:, there])
+            at += len(array)
+        mean, covariance = (
+            np.ascontiguousarray(some[:, there]) for some in np.split(given.numbers[: n + n * n], [n])
+        )
+        restored = recipe.kernel.restore(mean, covariance, parts)
+        states = fresh.take(np.arange(len(self.keys)))
+        states.values[:, there] = restored.astype(recipe.stored).astype(np.float64)
+        states.event_time[there] = given.event_time[there]
+        states.count[there] = given.count[there]
+        states.log_likelihood[there] = given.log_likelihood[there]
+        return states
+
+    def _attempt(self, applied: Ints, begin: KeyStates) -> _Attempt:
+        """Filter the applied rows."""
+        recipe, rows = self.recipe, self.rows
+        row_filter = RowFilter(recipe.kernel, recipe.unit, recipe.estimates.with_innovations)
+        m = recipe.measured
+        y = np.ascontiguousarray(rows.numbers[:m, applied])
+        u = np.ascontiguousarray(rows.numbers[m:, applied])
+        sorted_rows = SortedRows(rows.code[applied], rows.time[applied], y, u)
+        if recipe.apply_late:
+            after, outputs = _each_batch(row_filter, begin, sorted_rows, self.fates.batch[applied])
+        elif recipe.idle is not None and len(applied):
+            lives = run_lives(row_filter, begin, self._fresh(), sorted_rows, recipe.idle)
+            after, outputs = lives.after, lives.outputs
+        else:
+            after, outputs = row_filter.run(begin, sorted_rows)
+        return _Attempt(_numbers(recipe.estimates, outputs, y), outputs.flag, after)
+
+    def _compared(self, applied: Ints, attempt: _Attempt) -> Comparison:
+        """Compare the applied rows' estimates."""
+        size = len(applied)
+        result = Comparison(np.zeros(size, bool), np.zeros(size, bool), np.full(size, -1))
+        estimate = self.fates.estimate[applied]
+        mine = np.flatnonzero(estimate >= 0)
+        if len(mine) == 0:
+            return result
+        theirs = estimate[mine]
+        numbers = self.estimates.numbers
+        expected = attempt.numbers[:, mine]
+        for section in self.recipe.optional:
+            omitted = np.isnan(numbers[np.ix_(section, theirs)]).all(axis=0)
+            expected[np.ix_(section, np.flatnonzero(omitted))] = np.nan
+        batch = self.fates.batch[applied[mine]]
+        theirs = _aligned(self.rows.take(applied[mine]), batch, expected, theirs, numbers)
+        found = compare(expected, numbers[:, theirs], self.recipe.tolerance)
+        names = np.array(FLAGS, dtype=object)[attempt.flags[mine]]
+        flagged = np.array([a != b for a, b in zip(names, self.flags[theirs], strict=True)], bool)
+        result.differ[mine] = found.differ | flagged
+        result.close[mine] = found.close & ~flagged
+        result.first[mine] = np.where(flagged & ~found.differ, len(expected), found.first)
+        return result
+
+    def _ends(self, attempt: _Attempt) -> Comparison:
+        """Compare the states at the end."""
+        recipe, width = self.recipe, self._width()
+        found = self.inputs.states(Kind.END, width)
+        values = attempt.states.values.astype(recipe.stored).astype(np.float64)
+        mean, covariance, extras = recipe.kernel.snapshot(values)
+        there = attempt.states.count > 0
+        expected = np.vstack([mean, covariance, *extras.values()])
+        numbers = compare(
+            np.vstack([expected, attempt.states.log_likelihood]),
+            np.vstack([found.numbers, found.log_likelihood]),
+            recipe.tolerance,
+        )
+        other = (attempt.states.count != found.count) | (attempt.states.event_time != found.event_time)
+        both = there & found.there
+        absent = there & ~found.there & (attempt.states.event_time >= recipe.expired_before)
+        differ = both & (numbers.differ | other) | found.there & ~there | absent
+        return Comparison(differ, both & numbers.close & ~differ, numbers.first)
+
+    def _differing(self, applied: Ints, compared: Comparison, attempt: _Attempt) -> Iterator[dict[str, Any]]:
+        """Yield the first estimate that differs of some keys."""
+        names = [*self.recipe.names, "flags"]
+        which = np.flatnonzero(compared.differ)
+        _, first = np.unique(self.rows.code[applied[which]], return_index=True)
+        for i in which[np.sort(first)][:SHOWN].tolist():
+            field = int(compared.first[i])
+            what = f"{names[field]} differs from what the row gives"
+            if field < len(attempt.numbers):
+                found = self.estimates.numbers[field, self.fates.estimate[applied[i]]]
+                what = f"{names[field]} is {found!r}, and recomputed {attempt.numbers[field, i]!r}"
+            yield self._difference(self.rows, int(applied[i]), int(self.fates.batch[applied[i]]), what)
+
+    def _misplaced(self, missing: Ints) -> Iterator[dict[str, Any]]:
+        """Yield what has no counterpart: rows, estimates and refusals."""
+        known = self.fates
+        yield from self._named(self.rows, missing, "the row has no estimate and is not in quarantine")
+        for part, which, what in (
+            (self.estimates, known.doubled, "the row has the estimate twice"),
+            (self.estimates, known.strange, "the estimate is of no landed row"),
+            (self.refused, known.baseless, "the row in quarantine is no landed one, or is there twice"),
+        ):
+            yield from self._named(part, np.flatnonzero(which), what)
+
+    def _named(self, part: Part, which: Ints, what: str) -> Iterator[dict[str, Any]]:
+        for i in which[:SHOWN].tolist():
+            yield self._difference(part, i, None if part is self.rows else int(part.batch[i]), what)
+
+    def _difference(self, part: Part, i: int, batch: int | None, what: str) -> dict[str, Any]:
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(part.time[i]))
+        key = self.keys[int(part.code[i])].as_py()
+        return {"key": key, "event_time": at.isoformat(), "batch": batch, "what": what}
+
+    def _ends_named(self, ends: Comparison) -> Iterator[dict[str, Any]]:
+        for i in np.flatnonzero(ends.differ)[:SHOWN].tolist():
+            what = "the state at the end is not the one that its rows give"
+            yield {"key": self.keys[i].as_py(), "event_time": None, "batch": None, "what": what}
+
+
+def compare(expected: Floats, found: Floats, tolerance: float) -> Comparison:
+    """Compare two (d, N) arrays of numbers, bit by bit and within a relative tolerance."""
+    unequal = bits(expected) != bits(found)
+    near = np.zeros_like(unequal)
+    if tolerance > 0 and unequal.any():
+        scale = np.maximum(np.abs(expected), np.abs(found))
+        with np.errstate(invalid="ignore"):
+            near = unequal & (np.abs(expected - found) <= tolerance * scale)
+    differ = (unequal & ~near).any(axis=0)
+    first = (
+        np.where(differ, np.argmax(unequal & ~near, axis=0), -1)
+        if len(expected)
+        else np.full(len(differ), -1)
+    )
+    return Comparison(differ, unequal.any(axis=0) & ~differ, first)
+
+
+def check_states(width: int, tolerance: float, table: pa.Table) -> Findings:
+    """Compare states (kind `SEED`) of `width` numbers a key with those that they should be (kind `END`)."""
+    inputs = _coded(table)
+    expected, found = inputs.states(Kind.SEED, width), inputs.states(Kind.END, width)
+    numbers = compare(
+        np.vstack([expected.numbers, expected.log_likelihood]),
+        np.vstack([found.numbers, found.log_likelihood]),
+        tolerance,
+    )
+    other = (expected.count != found.count) | (expected.event_time != found.event_time)
+    differ = numbers.differ | other | (expected.there != found.there)
+    counts = dict.fromkeys(COUNTS, 0)
+    counts["states_different"] = int(np.count_nonzero(differ))
+    counts["states_close"] = int(np.count_nonzero(numbers.close & ~differ))
+    counts["states"] = int(np.count_nonzero(~numbers.close & ~differ))
+    what = "the snapshot's state is not the one that its lineage gives"
+    some = np.flatnonzero(differ)[:SHOWN].tolist()
+    firsts = [{"key": inputs.keys[i].as_py(), "event_time": None, "batch": None, "what": what} for i in some]
+    return Findings(counts, firsts)
+
+
+def on_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
+    """Return the function that checks the rows of a partition's Arrow batches, and puts out `FINDINGS`."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parts = [batch for batch in batches if batch.num_rows]
+        if parts:
+            found = check_one(pa.Table.from_batches(parts))
+            columns = {name: [count] for name, count in found.counts.items()}
+            yield pa.RecordBatch.from_pydict({**columns, "firsts": [json.dumps(found.firsts)]})
+
+    return work
+
+
+def _numbers(fmt: EstimateFormat, outputs: Outputs, y: Floats) -> Floats:
+    """Return the numbers (D, N) of estimates, in the order of the table's columns."""
+    extra = [y if name == MEASURED else outputs.extra[name] for name, _ in fmt.extra]
+    return np.vstack(
+        [
+            outputs.mean,
+            outputs.covariance[full_of_packed(fmt.states)],
+            outputs.log_likelihood,
+            outputs.nis,
+            *extra,
+        ]
+    )
+
+
+def _each_batch(
+    row_filter: RowFilter, states: KeyStates, rows: SortedRows, batch: Ints
+) -> tuple[KeyStates, Outputs]:
+    """Apply rows micro-batch by micro-batch, a late row at its state's time."""
+    parts: list[tuple[Ints, Outputs]] = []
+    for number in np.unique(batch):
+        which = np.flatnonzero(batch == number)
+        some = rows.take(which)
+        held = np.where(states.count > 0, states.event_time, NEVER)
+        some = some._replace(time=np.maximum(some.time, held[some.key]))
+        states, outputs = row_filter.run(states, some)
+        parts.append((which, outputs))
+    if not parts:
+        return row_filter.run(states, rows)
+    back = np.argsort(np.concatenate([which for which, _ in parts]))
+    several = [outputs for _, outputs in parts]
+    extra = {
+        name: np.concatenate([one.extra[name] for one in several], -1)[:, back] for name in several[0].extra
+    }
+    fields = {
+        name: np.concatenate([getattr(one, name) for one in several], -1)[..., back]
+        for name in Outputs._fields[:-1]
+    }
+    return states, Outputs(**fields, extra=extra)
+
+
+def _aligned(rows: Part, batch: Ints, expected: Floats, theirs: Ints, numbers: Floats) -> Ints:
+    """Return the estimates of rows, put in order among those of one key, time and micro-batch.
+
+    The table does not say which of these is of which row, so both sides are put in the order of their bits.
+    """
+    tie = numbered([rows.code, rows.time, batch])
+    tied = np.flatnonzero(np.bincount(tie)[tie] > 1)
+    if len(tied) == 0:
+        return theirs
+    left = tied[np.lexsort((*bits(expected[:, tied]), tie[tied]))]
+    right = theirs[tied][np.lexsort((*bits(numbers[:, theirs[tied]]), tie[tied]))]
+    result = theirs.copy()
+    result[left] = right
+    return result
+
+
+def _running_max(code: Ints, time: Ints) -> Ints:
+    """Return the maximum time of the earlier elements (N,) of the same key, which are adjacent; `NEVER`: none."""
+    result = np.full(len(code), NEVER)
+    starts = np.flatnonzero(np.concatenate([[True], code[1:] != code[:-1]])) if len(code) else []
+    for start, stop in zip(starts, [*starts[1:], len(code)], strict=True):
+        result[start + 1 : stop] = np.maximum.accumulate(time[start : stop - 1])
+    return result
+
+
+def _chosen(one: Comparison, other: Comparison, which: Bools) -> Comparison:
+    """Return the comparison `other` where `which`, elsewhere `one`."""
+    return Comparison(*(np.where(which, b, a) for a, b in zip(one, other, strict=True)))
+
+
+def _joined(refused: Part, bad: Part) -> tuple[Part, Bools]:
+    """Return both kinds of refused rows, and which of them are of the second kind."""
+    which = np.repeat([False, True], [len(refused.code), len(bad.code)])
+    both = Part(
+        np.concatenate([refused.code, bad.code]),
+        np.concatenate([refused.time, bad.time]),
+        np.concatenate([refused.batch, bad.batch]),
+        np.concatenate([refused.place, bad.place]),
+        np.concatenate([refused.numbers, bad.numbers], axis=1),
+    )
+    return both, which
+
+
+def _matrix(column: pa.ChunkedArray, width: int) -> Floats:
+    """Return N Arrow lists of numbers as (width, N); a list of another length becomes NaN."""
+    lists = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    size = len(lists)
+    if size == 0 or width == 0:
+        return np.empty((width, size))
+    lengths = np.diff(lists.offsets.to_numpy())
+    flat = lists.flatten().fill_null(np.nan).to_numpy(zero_copy_only=False)
+    if lists.null_count == 0 and (lengths == width).all():
+        return np.ascontiguousarray(flat.reshape(size, width).T)
+    lengths = np.where(lists.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    result = np.full((width, size), np.nan)
+    right = np.flatnonzero(lengths == width)
+    starts = np.cumsum(lengths) - lengths
+    result[:, right] = flat[starts[right][None, :] + np.arange(width)[:, None]]
+    return result

@@ -1,0 +1,126 @@
+"""The table of verifications: which runs began, which of their parts are done, and how they ended."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as F
+
+from jobs.verification.findings import Findings, added
+from jobs.warehouse.delta import Warehouse, utc
+from jobs.warehouse.tables import VERIFICATIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+
+TABLE = "verifications"
+BEGAN, PART, ENDED = "began", "part", "ended"
+"""The values of the column `step`."""
+CONTINUED_FOR = timedelta(days=1)
+"""For so long a run that was killed is continued by the next one with the same options."""
+
+
+class Run(NamedTuple):
+    """A run of `verify`: its plan, and what its parts that are done have found."""
+
+    run_id: str
+    model: str
+    plan: dict[str, Any]
+    done: dict[str, Findings]
+
+    @property
+    def findings(self) -> Findings:
+        """Return the sum of all parts."""
+        return added(self.done[name] for name in sorted(self.done))
+
+
+def begin(warehouse: Warehouse, model: str, plan: dict[str, Any], run_id: str | None) -> Run:
+    """Record that a run has begun."""
+    run = Run(run_id or uuid.uuid4().hex[:12], model, plan, {})
+    _write(warehouse, run, BEGAN, plan=json.dumps(plan))
+    return run
+
+
+def unfinished(warehouse: Warehouse, model: str, options: dict[str, Any], run_id: str | None) -> Run | None:
+    """Return the run to continue: the one named, or the last one with these options if it was killed recently."""
+    rows = _rows(warehouse, model)
+    ended = {row["run_id"] for row in rows if row["step"] == ENDED}
+    began = [row for row in rows if row["step"] == BEGAN and row["run_id"] not in ended]
+    if run_id is not None:
+        began = [row for row in began if row["run_id"] == run_id]
+    else:
+        recent = datetime.now(UTC) - CONTINUED_FOR
+        began = [
+            row
+            for row in began
+            if utc(row.asDict())["recorded_at"] > recent and json.loads(row["plan"])["options"] == options
+        ]
+    if not began:
+        return None
+    newest = max(began, key=lambda row: row["recorded_at"])
+    mine = [row for row in rows if row["run_id"] == newest["run_id"] and row["step"] == PART]
+    done = {row["part"]: _findings(row) for row in mine}
+    return Run(newest["run_id"], model, json.loads(newest["plan"]), done)
+
+
+def finished(warehouse: Warehouse, model: str, run_id: str) -> bool:
+    """Tell if a run of this id has ended."""
+    return any(row["run_id"] == run_id and row["step"] == ENDED for row in _rows(warehouse, model))
+
+
+def record_part(warehouse: Warehouse, run: Run, part: str, findings: Findings) -> None:
+    """Record that a part of a run is done; once, also if two processes continue the run."""
+    _write(warehouse, run, PART, part=part, findings=findings)
+    run.done[part] = findings
+
+
+def end(warehouse: Warehouse, run: Run, outcome: str, not_verified: list[str]) -> None:
+    """Record the outcome of a run."""
+    found = run.findings
+    _write(warehouse, run, ENDED, outcome=outcome, findings=found, not_verified=json.dumps(not_verified))
+
+
+def last_outcome(warehouse: Warehouse, model: str) -> dict[str, Any] | None:
+    """Return the last run of a model that has ended: run_id, outcome, differences, first_difference, recorded_at."""
+    rows = [row for row in _rows(warehouse, model) if row["step"] == ENDED]
+    if not rows:
+        return None
+    row = utc(max(rows, key=lambda row: row["recorded_at"]).asDict())
+    names = ("run_id", "outcome", "differences", "first_difference", "recorded_at")
+    return {name: row[name] for name in names}
+
+
+def _rows(warehouse: Warehouse, model: str) -> list[Row]:
+    if not warehouse.exists(TABLE):
+        return []
+    return warehouse.read(TABLE).filter(F.col("model") == model).collect()
+
+
+def _write(
+    warehouse: Warehouse, run: Run, step: str, findings: Findings | None = None, **columns: str
+) -> None:
+    warehouse.create(TABLE, VERIFICATIONS)
+    found = Findings() if findings is None else findings
+    row = {
+        "run_id": run.run_id,
+        "model": run.model,
+        "step": step,
+        "rows": found.counts["rows"],
+        "compared": found.compared,
+        "differences": found.differences,
+        "counts": json.dumps(found.counts),
+        "first_difference": json.dumps(found.firsts[0]) if found.firsts else None,
+        "firsts": json.dumps(found.firsts),
+        **columns,
+    }
+    schema = warehouse.read(TABLE).drop("recorded_at").schema
+    frame = warehouse.spark.createDataFrame([tuple(row.get(name) for name in schema.names)], schema)
+    frame = frame.withColumn("recorded_at", F.current_timestamp())
+    warehouse.append(frame.coalesce(1), TABLE, (f"verify-{run.run_id}-{step}-{columns.get('part', '')}", 1))
+
+
+def _findings(row: Row) -> Findings:
+    return Findings(json.loads(row["counts"]), json.loads(row["firsts"]))

@@ -1,0 +1,159 @@
+"""Check the snapshots that generations began from: unchanged, and what a batch pass or the migration gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from jobs.core.errors import UserError
+from jobs.encoding.keys import text_of
+from jobs.encoding.packet_kinds import NEVER
+from jobs.key_inputs.table import InputsTable
+from jobs.lineage import replayed_late_rows
+from jobs.migration import migrating
+from jobs.migration.apply import apply_migration
+from jobs.migration.rekey import merged, rekey_of, rekeyed
+from jobs.migration.state_map import build_migration
+from jobs.migration.versions import known_versions, path_between
+from jobs.snapshots import manifests
+from jobs.snapshots.manifests import REMOVED, Manifest
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.state_rows import extras_widths
+from jobs.snapshots.store import verify
+from jobs.training.batch_filter import batch_of, bucket_rows, final_states
+from jobs.verification import gathering
+from jobs.verification.findings import COUNTS, Findings, added
+from jobs.verification.gathering import CannotVerify, Sample
+from jobs.verification.recomputing import FINDINGS, Kind, check_states, on_partitions
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.positions import KAFKA, offsets_of, to_datetime
+from jobs.warehouse.tables import measurements
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.specs.model_spec import ModelSpec
+
+PARTITIONS = 8
+
+
+def verified(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    manifest: Manifest,
+    sample: Sample,
+    tolerance: float,
+    compared: Collection[str | None],
+) -> Findings:
+    """Compare the sampled keys of a snapshot with what its lineage gives.
+
+    Args:
+        warehouse: of the snapshot.
+        spec: the deployed one.
+        manifest: of the snapshot.
+        sample: of its keys.
+        tolerance: relative difference that is not counted as one.
+        compared: exported snapshots that are compared with the states at the end of a segment.
+
+    Raises:
+        CannotVerify: its states cannot be recomputed.
+    """
+    name = f"snapshot {manifest.snapshot_id}"
+    if manifest.status == REMOVED:
+        raise CannotVerify(f"{name} was removed")
+    try:
+        rows = verify(warehouse, manifest)
+    except UserError as damage:
+        first = {"key": None, "event_time": None, "batch": None, "what": damage.message}
+        return Findings({**dict.fromkeys(COUNTS, 0), "states_different": 1}, [first])
+    if manifest.parent is not None:
+        expected = _migrated(warehouse, spec, manifest)
+    elif manifest.generation is None:
+        expected = _pretrained(warehouse, spec, manifest, sample)
+    elif manifest.snapshot_id in compared:
+        return Findings()
+    else:
+        raise CannotVerify(
+            f"{name} is the state of {manifest.generation}, which is not among the live estimates' generations"
+        )
+    runtime = ModelRuntime.of(warehouse, manifest.model_spec(spec.folder), manifest.parameters)
+    n = len(runtime.spec.states)
+    width = n + n * n + sum(extras_widths(runtime.kernel).values())
+    both = gathering.states_of(Kind.SEED, expected, runtime)
+    both = both.unionByName(gathering.states_of(Kind.END, rows, runtime))
+    parts = both.filter(sample.has(F.col("key"))).repartition(PARTITIONS, "key")
+    work = on_partitions(partial(check_states, width, tolerance))
+    found = parts.mapInArrow(work, FINDINGS).collect()
+    total = added(Findings({n: row[n] for n in COUNTS}, json.loads(row["firsts"])) for row in found)
+    return Findings(total.counts, [{**one, "generation": name} for one in total.firsts])
+
+
+def _migrated(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest) -> DataFrame:
+    """Return the states that the migration gives for a snapshot's parent."""
+    assert manifest.parent is not None
+    name = f"snapshot {manifest.snapshot_id}"
+    source = manifests.find(warehouse, manifest.parent)
+    if source is None:
+        raise CannotVerify(f"{name}: snapshot {manifest.parent}, which it was migrated from, was removed")
+    target = manifest.model_spec(spec.folder)
+    known = {
+        **known_versions(warehouse, spec),
+        manifest.model_version: target,
+        source.model_version: source.model_spec(spec.folder),
+    }
+    try:
+        steps = path_between(known, source.model_version, manifest.model_version)
+        same = migrating.snapshot_id(source, steps, manifest.parameters) == manifest.snapshot_id
+    except (UserError, IndexError):  # a migration in reverse has no such path
+        same, steps = False, []
+    if not same:
+        raise CannotVerify(
+            f"{name}: the migration that made it from {source.snapshot_id} is not the one that the specs have now"
+        )
+    migration = build_migration(steps, source.parameters, manifest.parameters)
+    migrating.ship_functions(warehouse, steps)
+    states = apply_migration(verify(warehouse, source), migration)
+    rekey = rekey_of(warehouse, steps, migration.target)
+    return states if rekey is None else merged(rekeyed(states, rekey), rekey)
+
+
+def _pretrained(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, sample: Sample) -> DataFrame:
+    """Return the states that a batch pass over the history gives, with the snapshot's parameters."""
+    name = f"snapshot {manifest.snapshot_id}"
+    own = manifest.model_spec(spec.folder)
+    if own.learn is not None and own.learn.scope == "key":
+        raise CannotVerify(
+            f"{name}: each key has learned parameters of its own, which only `pretrain` recomputes"
+        )
+    table, position = measurements(manifest.model), manifest.position
+    topic = position["source"] == KAFKA
+    version = position.get("measurements") if topic else position["version"]
+    if version is None:
+        raise CannotVerify(f"{name}: which version of {table} it was made from is not recorded")
+    rows = replayed_late_rows.without(warehouse, warehouse.read(table, int(version)))
+    if topic:
+        before = F.col("_partition").isNull()
+        for number, offset in offsets_of(position).items():
+            before = before | (F.col("_partition") == number) & (F.col("_offset") < offset)
+        rows = rows.filter(before)
+    runtime = ModelRuntime(own, manifest.parameters, rows.schema)
+    runtime.ship(warehouse.spark)
+    frame = rows.select(*own.columns).filter(sample.has(text_of(runtime.kind)))
+    at = F.col(f"`{own.time}`")
+    if manifest.cut is not None:
+        frame = frame.filter(at < F.lit(manifest.cut))
+    watermark = NEVER if manifest.waiting is None else manifest.waiting["watermark"]
+    if own.order.waits and watermark not in (None, NEVER):
+        frame = frame.filter(at < F.lit(to_datetime(watermark)))
+    if own.inputs is not None:
+        if manifest.inputs is None:
+            raise CannotVerify(f"{name}: the version of its keys' inputs is not recorded")
+        joined = InputsTable(warehouse, own).joined(frame, runtime.kind, manifest.inputs["version"])
+        frame = joined.dropna(subset=own.input_names)
+    batch = batch_of(runtime)
+    packed = bucket_rows(frame, batch.rows, frame.count())
+    return final_states(packed, runtime.kernel, batch, runtime.begin)

@@ -1,0 +1,425 @@
+"""Verify a model's live estimates and state: plan, recompute part by part, and sum up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as F
+
+from jobs.core.errors import UserError
+from jobs.core.times import duration_us
+from jobs.encoding.estimates import EstimateFormat
+from jobs.encoding.packet_kinds import INNOVATION, MEASURED, NEVER
+from jobs.key_inputs.pins import version_of
+from jobs.key_inputs.table import InputsTable
+from jobs.lineage import generations
+from jobs.lineage.compatibility import spec_to_run
+from jobs.snapshots import manifests, waiting_rows
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.seeds import imports_new_keys, meaning_of
+from jobs.snapshots.store import verify
+from jobs.spark.job_labels import labelled
+from jobs.streaming.state_reader import states_at, waiting_at
+from jobs.verification import gathering, runs, snapshot_check
+from jobs.verification.chain import STATE, Chain, Segment, chain_of
+from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
+from jobs.verification.gathering import ALL, CannotVerify, Sample, Sources
+from jobs.verification.recomputing import FINDINGS, Kind, Recipe, check, on_partitions
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.measurements_table import new_keys
+from jobs.warehouse.tables import estimates
+from kalman.filters.rounded import stored_as
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.snapshots.manifests import Manifest
+    from jobs.snapshots.waiting_rows import Held
+    from jobs.specs.model_spec import ModelSpec
+
+ROWS_A_CHUNK = 5_000_000
+"""Sampled rows of a segment that are recomputed at a time; each such part is recorded when it is done."""
+ROWS_A_PARTITION = 250_000
+MIN_PARTITIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to verify, as the command says it.
+
+    since: microseconds; earlier estimates are recomputed, and not compared. chunk_rows: as `ROWS_A_CHUNK`.
+    """
+
+    share: int = ALL
+    seed: str = ""
+    keys: tuple[str, ...] = ()
+    since: int | None = None
+    tolerance: float = 0.0
+    chunk_rows: int = ROWS_A_CHUNK
+
+    @property
+    def sample(self) -> Sample:
+        """Return the keys to verify."""
+        return Sample(self.share, self.seed, self.keys)
+
+
+class Result(NamedTuple):
+    """The outcome of a run, what it found, what it could not verify, and its pinned plan."""
+
+    run_id: str
+    outcome: str
+    findings: Findings
+    not_verified: list[str]
+    plan: dict[str, Any]
+    continued: bool
+
+
+class Verifier:
+    """One run: it takes no lease, pins everything that it reads, and writes to the table of verifications alone."""
+
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        spec: ModelSpec,
+        options: Options,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.warehouse, self.spec, self.options, self.note = warehouse, spec, options, note
+        self.reasons: list[str] = []
+
+    def run(self, run_id: str | None = None) -> Result:
+        """Verify, or continue a run that was killed.
+
+        Raises:
+            UserError: the run of this id has ended.
+        """
+        warehouse, name = self.warehouse, self.spec.name
+        if run_id is not None and runs.finished(warehouse, name, run_id):
+            raise UserError(f"verify {name}: run {run_id} has ended; give another --run-id, or none")
+        options = {key: value for key, value in json.loads(json.dumps(asdict(self.options))).items()}
+        run = runs.unfinished(warehouse, name, options, run_id)
+        continued = run is not None
+        if run is None:
+            run = runs.begin(warehouse, name, {"options": options, **self._plan()}, run_id)
+        plan = run.plan
+        self.reasons = list(plan["not_verified"])
+        segments = [Segment(**one) for one in plan["segments"]]
+        for one in plan["snapshots"]:
+            self._do(run, f"snapshot {one}", partial(self._snapshot, one, segments))
+        for segment in segments:
+            self._segment(run, segment)
+        found = run.findings
+        outcome = _outcome(found, self.reasons)
+        runs.end(warehouse, run, outcome, self.reasons)
+        return Result(run.run_id, outcome, found, self.reasons, plan, continued)
+
+    def _plan(self) -> dict[str, Any]:
+        """Pin the chain, and the versions of the tables."""
+        self.note("pinning the position")
+        chain: Chain = chain_of(self.warehouse, self.spec.name)
+        return {
+            "segments": [asdict(one) for one in chain.segments],
+            "snapshots": chain.snapshots,
+            "not_verified": chain.not_verified,
+            "versions": gathering.versions_of(self.warehouse, self.spec.name),
+            "begun_at": datetime.now(UTC).isoformat(),
+        }
+
+    def _do(self, run: runs.Run, part: str, work: Callable[[], Findings]) -> None:
+        """Do a part of the run unless it is done, and record it."""
+        if part in run.done:
+            return
+        self.note(part)
+        try:
+            with labelled(self.warehouse.spark, f"verify {self.spec.name}", part):
+                found = work()
+        except CannotVerify as reason:
+            self._leave_out(str(reason))
+            return
+        runs.record_part(self.warehouse, run, part, found)
+
+    def _leave_out(self, reason: str) -> None:
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+    def _snapshot(self, snapshot: str, segments: list[Segment]) -> Findings:
+        manifest = manifests.record(self.warehouse, snapshot)
+        assert manifest is not None
+        compared = {one.end for one in segments}
+        return snapshot_check.verified(
+            self.warehouse, self.spec, manifest, self.options.sample, self.options.tolerance, compared
+        )
+
+    def _segment(self, run: runs.Run, segment: Segment) -> None:
+        """Verify a segment: the counts of all its rows, and then the sampled keys in chunks."""
+        try:
+            work = SegmentCheck.of(self, segment, run.plan)
+            rows = gathering.landed(work.sources)
+        except CannotVerify as reason:
+            self._leave_out(str(reason))
+            return
+        name = f"{segment.generation} to micro-batch {segment.last_batch}"
+        if work.end is None and segment.end is None:
+            self._leave_out(
+                f"{name}: the state at its end was not exported, so its estimates alone were compared"
+            )
+        self._do(run, f"counts of {name}", partial(work.counts, rows))
+        total = run.done[f"counts of {name}"].counts["landed"] if f"counts of {name}" in run.done else 0
+        share = 1.0 if self.options.keys else self.options.share / ALL
+        chunks = max(1, -(-int(total * share) // self.options.chunk_rows))
+        for chunk in range(chunks):
+            size = int(total * share / chunks)
+            part = f"rows of {name}, {chunk + 1} of {chunks}"
+            self._do(run, part, partial(work.chunk, rows, chunk, chunks, size))
+
+
+@dataclass(frozen=True)
+class SegmentCheck:
+    """A segment, what it began with, what it ended with, and how to recompute it."""
+
+    sources: Sources
+    manifest: Manifest
+    recipe: Recipe
+    begin: Held | None
+    end: Held | None
+    options: Options
+    folder: str | None
+    retention: int
+
+    @classmethod
+    def of(cls, verifier: Verifier, segment: Segment, plan: dict[str, Any]) -> SegmentCheck:
+        """Read what a segment began and ended with.
+
+        Raises:
+            CannotVerify: its model uses something that cannot be recomputed.
+        """
+        warehouse, deployed = verifier.warehouse, verifier.spec
+        generation = generations.named(warehouse, deployed.name, segment.generation)
+        manifest = manifests.record(warehouse, segment.snapshot)
+        if manifest is None or manifest.status == manifests.REMOVED:
+            raise CannotVerify(f"{segment.generation}: snapshot {segment.snapshot}, its start, was removed")
+        built = manifest.model_spec(deployed.folder)
+        spec = spec_to_run(built, deployed)
+        _refuse_what_cannot_be_recomputed(spec, built, segment)
+        runtime = ModelRuntime.of(warehouse, spec, manifest.parameters)
+        runtime.ship(warehouse.spark)
+        takes = imports_new_keys(warehouse, Checkpoint(warehouse, generation.checkpoint), spec)
+        versions = plan["versions"]
+        sources = Sources(
+            warehouse, generation, runtime, segment, versions["estimates"], versions["quarantine"], takes
+        )
+        begin = waiting_rows.verified(warehouse, manifest) if spec.timed else None
+        end = _held_at_the_end(sources, manifest) if spec.timed else None
+        recipe = _recipe(sources, end, verifier.options)
+        kept = duration_us(deployed.retention.quarantine)
+        return cls(sources, manifest, recipe, begin, end, verifier.options, deployed.folder, kept)
+
+    def counts(self, rows: DataFrame) -> Findings:
+        """Count all rows of the segment: those accepted and those in quarantine are those landed, of all keys."""
+        landed = rows.count()
+        accepted = 0
+        if self.sources.estimates is not None:
+            table = self.sources.warehouse.read(
+                estimates(self.sources.generation.model), self.sources.estimates
+            )
+            mine = gathering.in_segment(table, self.sources)
+            if "correction" in mine.columns:
+                mine = mine.filter(~F.coalesce("correction", F.lit(False)))
+            accepted = mine.count()
+        refused = gathering.refused(self.sources)
+        quarantined = 0 if refused is None else refused.count()
+        waiting = sum(sign * held.rows.count() for sign, held in ((1, self.end), (-1, self.begin)) if held)
+        gap = landed - accepted - quarantined - waiting
+        counts = dict.fromkeys(COUNTS, 0)
+        if gap == 0 or gap > 0 and self._may_be_forgotten:
+            return Findings({**counts, "landed": landed})
+        counts["uncounted"] = abs(gap)
+        what = (
+            f"{landed:,} rows were landed, and {accepted:,} estimates, {quarantined:,} rows in quarantine and "
+            f"{waiting:,} that wait make {landed - gap:,}"
+        )
+        first = {"key": None, "event_time": None, "batch": self.sources.segment.last_batch, "what": what}
+        return Findings({**counts, "landed": landed}, [self._of_generation(first)])
+
+    def chunk(self, rows: DataFrame, chunk: int, chunks: int, size: int) -> Findings:
+        """Recompute and compare the sampled keys of one chunk."""
+        both = self._gathered(rows)
+        sample = self.options.sample.has(F.col("key"))
+        if chunks > 1:
+            sample = sample & (F.pmod(F.xxhash64(F.lit("chunk"), F.col("key")), F.lit(chunks)) == chunk)
+        partitions = max(MIN_PARTITIONS, -(-size // ROWS_A_PARTITION))
+        parts = both.filter(sample).repartition(partitions, "key")
+        found = parts.mapInArrow(on_partitions(partial(check, self.recipe)), FINDINGS).collect()
+        total = added(
+            Findings({name: row[name] for name in COUNTS}, json.loads(row["firsts"])) for row in found
+        )
+        firsts = [self._of_generation(one) for one in total.firsts]
+        if total.counts["unrecorded"] and not self._may_be_forgotten:
+            total.counts["missing"] += total.counts["unrecorded"]
+            total.counts["unrecorded"] = 0
+            what = "a late row is neither estimated nor in quarantine"
+            firsts.append(self._of_generation({"key": None, "event_time": None, "batch": None, "what": what}))
+        return Findings(total.counts, firsts)
+
+    @property
+    def _may_be_forgotten(self) -> bool:
+        """Tell if the generation is so old that maintenance may have removed rows of it from quarantine."""
+        since = self.sources.generation.created_at
+        return since is not None and (datetime.now(UTC) - since).total_seconds() * 1e6 > self.retention
+
+    def _of_generation(self, first: dict[str, Any]) -> dict[str, Any]:
+        return {**first, "generation": self.sources.segment.generation}
+
+    def _gathered(self, rows: DataFrame) -> DataFrame:
+        """Return everything about the segment's keys, with the checker's columns."""
+        sources, runtime = self.sources, self.sources.runtime
+        warehouse = sources.warehouse
+        parts = [
+            gathering.rows_of(sources, self._with_inputs(rows)),
+            gathering.states_of(Kind.SEED, verify(warehouse, self.manifest), runtime),
+            gathering.refused(sources),
+            gathering.estimated(sources, self.recipe.estimates.extra),
+        ]
+        if self.begin is not None:
+            parts.append(gathering.waiting_of(Kind.ROW, self.begin.rows))
+        if self.end is not None:
+            parts.append(gathering.waiting_of(Kind.WAITING, self.end.rows))
+        if sources.segment.end is not None:
+            parts.append(gathering.states_of(Kind.END, self._end_states(), runtime))
+        if sources.imports_keys and warehouse.exists(new_keys(sources.generation.model)):
+            parts.append(gathering.states_of(Kind.OFFER, self._offers(), runtime))
+        both, *others = (part for part in parts if part is not None)
+        for part in others:
+            both = both.unionByName(part)
+        return both
+
+    def _end_states(self) -> DataFrame:
+        sources, segment = self.sources, self.sources.segment
+        if segment.end == STATE:
+            return states_at(
+                sources.warehouse, sources.generation, self.manifest, segment.last_batch, self.folder
+            )
+        assert segment.end is not None
+        exported = manifests.find(sources.warehouse, segment.end)
+        if exported is None:
+            raise CannotVerify(f"{segment.generation}: snapshot {segment.end}, its end, was removed")
+        return verify(sources.warehouse, exported)
+
+    def _offers(self) -> DataFrame:
+        """Return the states that were offered to the stream, one a key."""
+        sources = self.sources
+        meaning = meaning_of(sources.runtime.spec.fingerprint(), sources.runtime.parameters)
+        rows = sources.warehouse.read(new_keys(sources.generation.model)).filter(F.col("meaning") == meaning)
+        best = F.max_by(F.struct(*rows.columns), F.struct("state_index", "event_time")).alias("row")
+        return rows.groupBy(F.col("key").alias("_key")).agg(best).select("row.*")
+
+    def _with_inputs(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the inputs of their keys, if the model has any."""
+        sources, spec = self.sources, self.sources.runtime.spec
+        if spec.inputs is None:
+            return rows
+        generation, segment = sources.generation, sources.segment
+        first = self.manifest.inputs
+        last = version_of(sources.warehouse, generation, segment.last_batch)
+        if first is None or last is None or (first["id"], first["version"]) != (last["id"], last["version"]):
+            raise CannotVerify(
+                f"{segment.generation}: the table of inputs has changed since its snapshot, and which micro-batch used "
+                f"which version is kept for the last ones only"
+            )
+        table = InputsTable(sources.warehouse, spec)
+        return table.joined(rows, sources.runtime.kind, last["version"])
+
+
+def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment: Segment) -> None:
+    """Raise CannotVerify if the spec has something that the rows alone do not decide."""
+    name = segment.generation
+    if spec.expiry is not None and spec.idle_us is None:
+        raise CannotVerify(
+            f"{name}: its keys expire by the machine's clock or return from the archive, which depends on when rows "
+            f"came"
+        )
+    if spec.duplicates is not None and spec.duplicates.action == "drop":
+        raise CannotVerify(
+            f"{name}: duplicates are dropped, so which row of several was taken is not recorded"
+        )
+    if spec.late != built.late:
+        raise CannotVerify(
+            f"{name}: `late` has changed since its snapshot, and from which micro-batch on is not recorded"
+        )
+
+
+def _held_at_the_end(sources: Sources, manifest: Manifest) -> Held | None:
+    """Return the rows that wait at a segment's end, and its watermark; None if nothing holds them."""
+    segment = sources.segment
+    if segment.end == STATE:
+        return waiting_at(sources.warehouse, sources.generation, manifest, segment.last_batch)
+    exported = None if segment.end is None else manifests.find(sources.warehouse, segment.end)
+    if exported is None:
+        if sources.runtime.spec.order.waits:
+            raise CannotVerify(f"{segment.generation}: which rows waited at its end was not exported")
+        return None
+    return waiting_rows.verified(sources.warehouse, exported)
+
+
+def _recipe(sources: Sources, end: Held | None, options: Options) -> Recipe:
+    """Return how to recompute a segment."""
+    runtime, segment = sources.runtime, sources.segment
+    spec, rows = runtime.spec, runtime.rows.joined
+    extra = dict(runtime.kernel.outputs)
+    extra |= {INNOVATION: runtime.kernel.measurements, MEASURED: runtime.kernel.measurements}
+    have = [] if sources.estimates is None else sources.warehouse.read(estimates(spec.name)).columns
+    expired = NEVER
+    if spec.idle_us is not None and end is not None and end.watermark != NEVER:
+        expired = end.watermark - spec.idle_us
+    return Recipe(
+        kernel=runtime.kernel,
+        unit=spec.unit_us,
+        kind=runtime.kind,
+        estimates=EstimateFormat(
+            runtime.kind,
+            len(spec.states),
+            False,
+            tuple((name, width) for name, width in extra.items() if name in have),
+        ),
+        measured=len(rows.measurement),
+        controls=len(rows.control),
+        landed=len(runtime.rows.numbers),
+        stored=stored_as(runtime.kernel),
+        begin=runtime.begin,
+        idle=spec.idle_us,
+        in_order=spec.order.kind == "replay",
+        apply_late=spec.late == "apply" and spec.order.kind == "as-arrived",
+        has_end=segment.end is not None,
+        expired_before=expired,
+        since=NEVER if options.since is None else options.since,
+        tolerance=options.tolerance,
+    )
+
+
+def _outcome(found: Findings, reasons: list[str]) -> str:
+    if found.differences:
+        return DIFFERENT
+    if reasons:
+        return NOT_VERIFIED
+    return EQUAL if found.counts["rows"] else NOTHING
+
+
+def refuse_no_share(share: int, keys: tuple[str, ...]) -> None:
+    """Refuse a sample without any key.
+
+    Raises:
+        UserError: the share is not above 0, up to 1.
+    """
+    if not keys and not 0 < share <= ALL:
+        raise UserError("--share must be above 0 %, up to 100 %")
+
+
+def code_of(outcome: str) -> int:
+    """Return the exit code of an outcome: a retry finds the same difference, and a part left out is no success."""
+    return {EQUAL: 0, DIFFERENT: 2}.get(outcome, 3)

@@ -1,0 +1,152 @@
+"""Verify a model's live estimates and state: recompute keys from their lineage in batch, and compare to the bit.
+
+The stream is not disturbed: no lease is taken, and everything is read as of a committed micro-batch and pinned versions
+of the tables, while the stream runs on. Each part that is done is recorded in the table `verifications`, so a run that
+was killed is continued by the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from jobs.core.command import Model, command
+from jobs.core.errors import UserError
+from jobs.core.progress import Progress
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+
+if TYPE_CHECKING:
+    from jobs.verification.verifier import Result
+
+
+@command
+def run(
+    settings: Settings,
+    model: Model,
+    share: Annotated[str, Option(help="Share of the keys, such as 1% or 100%.")] = "1%",
+    keys: Annotated[
+        list[str] | None, Option("--key", help="This key, as the estimates have it; may be repeated.")
+    ] = None,
+    seed: Annotated[
+        str | None, Option(help="Chooses the share's keys; by default the date.", show_default=False)
+    ] = None,
+    since: Annotated[
+        str | None,
+        Option(help="Compare estimates from this event time on (ISO 8601).", show_default=False),
+    ] = None,
+    tolerance: Annotated[
+        float, Option(min=0.0, help="Relative difference of numbers that is not counted; 0: to the bit.")
+    ] = 0.0,
+    run_id: Annotated[
+        str | None, Option(help="Name of the run; continues it if it was killed.", show_default=False)
+    ] = None,
+    metrics_file: Annotated[
+        str | None, Option(help="Write the outcome as Prometheus metrics there.", show_default=False)
+    ] = None,
+    chunk_rows: Annotated[
+        int, Option(min=1, help="Rows that are recomputed at a time, and recorded when done.")
+    ] = 5_000_000,
+) -> Report:
+    """Recompute live estimates and state from their lineage, and compare; exit code 2 if anything differs.
+
+    Raises:
+        UserError: an option is wrong, or the run of this id has ended.
+    """
+    from datetime import UTC, datetime
+
+    from jobs.observability.metrics import write_verification
+    from jobs.spark.conf import short_rows_conf
+    from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
+    from jobs.verification.verifier import Options, Verifier, refuse_no_share
+    from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.positions import parse_time
+
+    started = time.monotonic()
+    options = Options(
+        share=_share(share),
+        seed=datetime.now(UTC).date().isoformat() if seed is None else seed,
+        keys=tuple(keys or ()),
+        since=None if since is None else parse_time(since, "--since"),
+        tolerance=tolerance,
+        chunk_rows=chunk_rows,
+    )
+    refuse_no_share(options.share, options.keys)
+    spec = load_spec(model, settings.models)
+    warehouse = Warehouse(
+        spark_session(settings, f"verify {spec.name}", short_rows_conf()), settings.warehouse
+    )
+    with Progress(f"verify {spec.name}", None, quiet=settings.quiet) as progress:
+        result = Verifier(warehouse, spec, options, progress.note).run(run_id)
+    if metrics_file is not None:
+        counts = {**result.findings.counts, "compared": result.findings.compared}
+        write_verification(metrics_file, spec.name, result.outcome, counts, result.findings.differences)
+    return _report(spec.name, result, time.monotonic() - started)
+
+
+def _share(text: str) -> int:
+    """Return a share such as 1% or 0.01 in millionths."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise UserError(f"--share {text}: give a share of the keys above 0 %, such as 1% or 100%")
+    return max(1, round(value * 1_000_000))
+
+
+def _report(model: str, result: Result, seconds: float) -> Report:
+    from jobs.verification.findings import DIFFERENCES, DIFFERENT, NOT_VERIFIED, NOTHING, sentence
+    from jobs.verification.verifier import code_of
+
+    found, counts = result.findings, result.findings.counts
+    live = next(iter(result.plan["segments"]), None)
+    where = "" if live is None else f", up to micro-batch {live['last_batch']} of {live['generation']}"
+    lines = [
+        f"{model}: {result.outcome}{where}",
+        f"{counts['keys']:,} keys: {counts['equal']:,} estimates and {counts['states']:,} states are equal to the bit",
+    ]
+    if counts["close"] or counts["states_close"]:
+        lines.append(
+            f"{counts['close']:,} estimates and {counts['states_close']:,} states within the tolerance only"
+        )
+    lines.append(f"{counts['refused']:,} rows in quarantine, {counts['waiting']:,} wait for the watermark")
+    lines += [f"{counts[name]:,} {text}" for name, text in DIFFERENCES.items() if counts[name]]
+    lines += [f"not verified: {reason}" for reason in result.not_verified]
+    lines.append(f"run {result.run_id}{', continued' if result.continued else ''}; {seconds:.1f} s")
+    errors: list[str] = []
+    if result.outcome == DIFFERENT:
+        firsts = "; ".join(sentence(one) for one in found.firsts[:3])
+        errors = [f"{model} is not what its lineage gives: {found.differences:,} differences; {firsts}"]
+    elif result.outcome == NOTHING:
+        errors = [
+            f"{model}: nothing to verify: no generation is live, or no row of these keys was landed after its start"
+        ]
+    elif result.outcome == NOT_VERIFIED:
+        errors = [f"{model}: a part was not verified: {'; '.join(result.not_verified)}"]
+    return Report(lines, _data(model, result, seconds), errors=errors, error_code=code_of(result.outcome))
+
+
+def _data(model: str, result: Result, seconds: float) -> dict[str, Any]:
+    found = result.findings
+    return {
+        "model": model,
+        "run": result.run_id,
+        "continued": result.continued,
+        "outcome": result.outcome,
+        "differences": found.differences,
+        "compared": found.compared,
+        "counts": found.counts,
+        "first_differences": found.firsts,
+        "not_verified": result.not_verified,
+        "segments": result.plan["segments"],
+        "snapshots": result.plan["snapshots"],
+        "seconds": seconds,
+    }
+
+
+if __name__ == "__main__":
+    run.main()

@@ -1,0 +1,203 @@
+"""A stream in micro-batches, simulated, against its recomputation in one pass; and every kind of damage is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import kalman
+from jobs.encoding.estimates import EstimateFormat
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.order import order_rows
+from jobs.encoding.packets import Records
+from jobs.encoding.routing import route_of
+from jobs.encoding.rows import KeyedRows
+from jobs.state.block_format import state_layout
+from jobs.state.filter_step import filter_step
+from jobs.state.row_filter import RowFilter
+from jobs.verification.findings import Findings
+from jobs.verification.recomputing import Kind, Recipe, check
+from kalman.flags import FLAGS
+from kalman.run import SortedRows
+
+KIND = KeyKind(("id",), ("bigint",), True)
+DEFINITION: dict[str, Any] = {
+    "states": ["level", "slope"],
+    "measurement": ["a", "b"],
+    "process": {"kind": "local_linear_trend", "level_variance": 0.5, "slope_variance": 0.01},
+    "observation": {"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[1.0, 0.3], [0.3, 2.0]]},
+    "initial": {"mean": [0.0, 0.0], "covariance": [[10.0, 0.0], [0.0, 1.0]]},
+}
+COLUMNS = ("kind", "key", "time", "batch", "place", "numbers", "flag", "count", "log_likelihood")
+
+
+class Streamed(NamedTuple):
+    """The checker's input, as rows by name of column, and how to check it."""
+
+    rows: list[dict[str, Any]]
+    recipe: Recipe
+
+    def found(self, damage: Callable[[list[dict[str, Any]]], None] | None = None) -> Findings:
+        """Check the rows, damaged or whole."""
+        rows = [dict(row) for row in self.rows]
+        if damage is not None:
+            damage(rows)
+        types = (
+            pa.int32(), pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.list_(pa.float64()), pa.string(),
+            pa.int64(), pa.float64(),
+        )  # fmt: skip
+        columns = {
+            name: pa.array([row.get(name) for row in rows], kind)
+            for name, kind in zip(COLUMNS, types, strict=True)
+        }
+        return check(self.recipe, pa.table(columns))
+
+
+def streamed(seed: int, apply_late: bool = False, batches: int = 6, keys: int = 7) -> Streamed:
+    """Simulate a stream: micro-batch 0 gives the snapshot, the others its rows, some of them late or flagged."""
+    kernel = kalman.build(DEFINITION, {})
+    layout, row_filter = state_layout(KIND, kernel.size), RowFilter(kernel, 60e6)
+    recipe = Recipe(
+        kernel, 60e6, KIND, EstimateFormat(KIND, 2, False, ()), 2, 0, 2, "<f8", apply_late=apply_late
+    )
+    rng = np.random.default_rng(seed)
+    states = layout.empty()
+    out: list[dict[str, Any]] = []
+    for batch in range(batches):
+        size = 60
+        key = rng.integers(0, keys, size)
+        minute = 20 * batch + rng.integers(-15 if batch > 1 else 0, 20, size)
+        y = np.round(rng.normal(size=(2, size)), 1)
+        y[rng.random((2, size)) < 0.2] = np.nan
+        y[0, rng.random(size) < 0.05] = np.inf  # flagged: the state stays as it was
+        time = minute * 60_000_000
+        order = order_rows(key, time, y)
+        present, code = np.unique(key[order], return_inverse=True)
+        rows = SortedRows(code.astype(np.int64), time[order], y[:, order], np.empty((0, size)))
+        records = Records({"route": route_of(present)}, None)
+        by_route = np.argsort(records.arrays["route"])
+        again = np.argsort(by_route)
+        keyed = KeyedRows(records.take(by_route), rows._replace(key=again[rows.key]))
+        sort = np.argsort(keyed.rows.key, kind="stable")
+        keyed = keyed._replace(rows=keyed.rows.take(sort))
+        names = present[by_route][keyed.rows.key]
+        result = filter_step(row_filter, layout, states, keyed, apply_late)
+        states, outputs = result.records, result.outputs
+        if batch == 0:
+            out += snapshot(Kind.SEED, kernel, states)
+            continue
+        for i in range(size):
+            row = {
+                "key": str(names[i]),
+                "time": int(keyed.rows.time[i]),
+                "numbers": keyed.rows.y[:, i].tolist(),
+            }
+            out.append({**row, "kind": Kind.ROW, "place": batch})
+            if outputs.late[i]:
+                out.append({**row, "kind": Kind.REFUSED, "batch": batch})
+                continue
+            full = outputs.covariance[[0, 1, 1, 2], i]
+            numbers = [*outputs.mean[:, i], *full, outputs.log_likelihood[i], outputs.nis[i]]
+            estimate = {**row, "kind": Kind.ESTIMATE, "batch": batch, "numbers": [float(x) for x in numbers]}
+            out.append({**estimate, "flag": FLAGS[outputs.flag[i]]})
+    out += snapshot(Kind.END, kernel, states)
+    rng.shuffle(out)  # type: ignore[arg-type]
+    return Streamed(out, recipe)
+
+
+def snapshot(kind: Kind, kernel: Any, states: Records) -> list[dict[str, Any]]:
+    from jobs.encoding.keys import integer_keys
+
+    arrays = states.arrays
+    mean, covariance, extras = kernel.snapshot(np.array(arrays["values"]))
+    numbers = np.vstack([mean, covariance, *extras.values()])
+    return [
+        {
+            "kind": kind,
+            "key": str(key),
+            "time": int(arrays["event_time"][i]),
+            "numbers": numbers[:, i].tolist(),
+            "count": int(arrays["count"][i]),
+            "log_likelihood": float(arrays["log_likelihood"][i]),
+        }
+        for i, key in enumerate(integer_keys(np.array(arrays["route"])).tolist())
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("apply_late", [False, True])
+def test_a_stream_in_micro_batches_is_one_recomputed_pass(seed: int, apply_late: bool) -> None:
+    stream = streamed(seed, apply_late)
+    found = stream.found()
+    kinds = [row["kind"] for row in stream.rows]
+    assert found.differences == 0, found
+    assert found.counts["rows"] == kinds.count(Kind.ROW)
+    assert found.counts["equal"] == kinds.count(Kind.ESTIMATE)
+    assert found.counts["refused"] == kinds.count(Kind.REFUSED)
+    assert (found.counts["refused"] > 0) == (not apply_late)
+    assert found.counts["states"] == kinds.count(Kind.END)
+    assert {row["flag"] for row in stream.rows if row["kind"] == Kind.ESTIMATE} > {None}
+
+
+def of(rows: list[dict[str, Any]], kind: Kind, place: int = 40) -> dict[str, Any]:
+    return [row for row in rows if row["kind"] == kind][place]
+
+
+def flip(rows: list[dict[str, Any]], kind: Kind, number: int, place: int = 3) -> None:
+    row = of(rows, kind, place)
+    numbers = np.array(row["numbers"])
+    numbers.view(np.int64)[number] ^= 1
+    row["numbers"] = numbers.tolist()
+
+
+DAMAGES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], None]]] = {
+    "a flipped bit of a mean": ("different", lambda rows: flip(rows, Kind.ESTIMATE, 0)),
+    "a flipped bit of a covariance": ("different", lambda rows: flip(rows, Kind.ESTIMATE, 3)),
+    "a flipped bit of a likelihood": ("different", lambda rows: flip(rows, Kind.ESTIMATE, 6)),
+    "a deleted estimate": ("missing", lambda rows: rows.remove(of(rows, Kind.ESTIMATE))),
+    "a doubled estimate": ("doubled", lambda rows: rows.append(dict(of(rows, Kind.ESTIMATE)))),
+    "an estimate of no row": ("strange", lambda rows: rows.append({**of(rows, Kind.ESTIMATE), "time": 5})),
+    "a refusal of no row": ("baseless", lambda rows: rows.append({**of(rows, Kind.REFUSED, 0), "time": 5})),
+    "a flag": ("different", lambda rows: of(rows, Kind.ESTIMATE).update(flag="gated")),
+    "a flipped bit of a state": ("states_different", lambda rows: flip(rows, Kind.END, 1)),
+    "a deleted state": ("states_different", lambda rows: rows.remove(of(rows, Kind.END, 2))),
+    "a state's count": ("states_different", lambda rows: of(rows, Kind.END, 2).update(count=1)),
+    "a state of no key": ("states_different", lambda rows: rows.append({**of(rows, Kind.END, 2), "key": "99"})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_each_kind_of_damage_is_counted_once_and_named(name: str) -> None:
+    count, damage = DAMAGES[name]
+    found = streamed(1).found(damage)
+    assert found.counts[count] == 1, found
+    assert found.differences == 1, found
+    assert found.firsts
+    assert found.firsts[0]["what"]
+
+
+def test_a_lost_refusal_is_told_from_a_lost_estimate() -> None:
+    found = streamed(1).found(lambda rows: rows.remove(of(rows, Kind.REFUSED, 0)))
+    assert found.counts["unrecorded"] == 1
+    assert found.differences == 0
+
+
+def test_a_tolerance_separates_close_from_different() -> None:
+    stream = streamed(2)
+    close = stream._replace(recipe=stream.recipe._replace(tolerance=1e-9))
+    found = close.found(lambda rows: flip(rows, Kind.ESTIMATE, 0))
+    assert (found.counts["close"], found.differences) == (1, 0)
+
+
+def test_estimates_before_since_are_not_compared() -> None:
+    stream = streamed(2)
+    all_of = [row["time"] for row in stream.rows if row["kind"] == Kind.ESTIMATE]
+    middle = sorted(all_of)[len(all_of) // 2]
+    late = stream._replace(recipe=stream.recipe._replace(since=middle))
+    found = late.found()
+    assert found.counts["equal"] == sum(time >= middle for time in all_of)
+    assert found.differences == 0

@@ -1,0 +1,242 @@
+"""Verification of a live stream: whole ones are equal to the bit, and every kind of damage is found and named."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
+from jobs import export, migrate, verify
+from jobs.core.report import Report
+from jobs.lineage.generations import live
+from jobs.operations.alarms import alarms
+from jobs.operations.model_status import model_status
+from jobs.specs.loading import load_spec
+from jobs.verification import runs
+from jobs.verification.verifier import Options, Verifier
+from jobs.warehouse.tables import estimates
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
+
+pytestmark = pytest.mark.spark
+
+DAYS = random_rows(6, keys=30, rows=100)
+V2: dict[str, Any] = {
+    "version": 2,
+    "states": ["level", "slope", "bias"],
+    "process": {
+        "kind": "sum",
+        "parts": [
+            {"kind": "local_linear_trend", "level_variance": 0.5, "slope_variance": 0.01},
+            {"kind": "ornstein_uhlenbeck", "rate": 0.01, "variance": 0.5},
+        ],
+    },
+    "observation": {"H": [[1.0, 0.0, 1.0], [0.5, 1.0, 1.0]], "R": [[1.0, 0.3], [0.3, 2.0]]},
+    "initial": {"mean": [0.0, 0.0, 0.0], "covariance": [[10.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.5]]},
+    "migrate": {"states": {"bias": {"initial": True}}},
+}
+
+
+def verified(pipeline: Pipeline, **options: Any) -> Report:
+    return verify.run(pipeline.settings, pipeline.name, **{"share": "100%", **options})
+
+
+def late(day: pd.DataFrame) -> pd.DataFrame:
+    """Return some rows of a day, changed, which a stream that has passed it refuses as late."""
+    return day.head(20).assign(a=lambda rows: rows["a"] + 1.0)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """Return a pipeline whose live estimates are of two generations: pretrained, exported, adopted; with late rows."""
+    pipeline = Pipeline(tmp_path_factory.mktemp("verify") / "walk", random_walk_spec())
+    pipeline.land(DAYS[0])
+    pipeline.pretrain()
+    pipeline.land(DAYS[1], DAYS[2])
+    pipeline.stream()
+    snapshot = export.run(pipeline.settings, pipeline.name).data["snapshot"]
+    pipeline.land(late(DAYS[1]), DAYS[3])
+    pipeline.stream(adopt=snapshot)
+    return pipeline
+
+
+def test_a_chain_of_generations_is_equal_to_the_bit(chain: Pipeline) -> None:
+    report = verified(chain)
+    counts = report.data["counts"]
+    assert report.data["not_verified"] == []
+    assert (report.data["outcome"], report.errors) == ("equal", []), report.data
+    assert counts["equal"] == len(chain.estimates())
+    assert counts["landed"] == counts["rows"] == len(chain.estimates()) + counts["refused"]
+    assert counts["refused"] > 0
+    segments = report.data["segments"]
+    assert [one["generation"] for one in segments] == ["walk-g0002", "walk-g0001"]
+    # The pretrained snapshot, the hand-over and the state now.
+    assert counts["states"] > 2 * len(chain.snapshot(segments[1]["end"]))
+
+
+def test_damage_is_found_named_recorded_and_raises_an_alarm(chain: Pipeline, tmp_path: Path) -> None:
+    pipeline = chain.copied(tmp_path / "damaged")
+    warehouse, name = pipeline.warehouse, pipeline.name
+    table = DeltaTable.forPath(warehouse.spark, warehouse.path(estimates(name)))
+    rows: list[Any] = [
+        row for _, row in pipeline.estimates().drop_duplicates(["key", "event_time"]).iterrows()
+    ]
+    flipped, deleted, doubled = rows[20], rows[60], rows[100]
+
+    def of(row: Any) -> Any:
+        return (F.col("key") == row["key"]) & (F.col("event_time") == F.lit(row["event_time"]))
+
+    once = warehouse.read(estimates(name)).filter(of(doubled)).toArrow()
+    bit = math.nextafter(flipped["mean"][0], math.inf)
+    table.update(of(flipped), {"mean": F.array(F.lit(bit), F.get("mean", F.lit(1)))})
+    table.delete(of(deleted))
+    warehouse.append(warehouse.spark.createDataFrame(once), estimates(name))
+    gauges = tmp_path / "verify.prom"
+    report = verified(pipeline, metrics_file=str(gauges))
+    counts = report.data["counts"]
+    assert (report.data["outcome"], report.error_code) == ("different", 2)
+    assert counts["different"] == 1, report.data
+    assert (counts["missing"], counts["doubled"], counts["strange"]) == (1, 1, 0)
+    assert counts["states_different"] == 0
+    named = {(one["key"], one["event_time"]): one for one in report.data["first_differences"] if one["key"]}
+    places = [(row["key"], f"{row['event_time'].isoformat()}+00:00") for row in (flipped, deleted, doubled)]
+    assert set(places) <= set(named)
+    first = named[places[0]]
+    assert first["what"].startswith("mean[0] is ")
+    assert f"key {flipped['key']}" in report.errors[0] or "mean[0]" in json.dumps(report.data)
+    assert 'kalman_verify_differences{model="walk"} 3' in gauges.read_text()
+    last = runs.last_outcome(warehouse, name)
+    assert last is not None
+    assert (last["outcome"], last["differences"]) == ("different", 3)
+    status = model_status(warehouse, name, [], [], 0)
+    (sentence,) = alarms([status], 600.0, last["recorded_at"])
+    assert "3 differences" in sentence
+
+
+def test_a_changed_state_and_a_changed_snapshot_are_found(chain: Pipeline, tmp_path: Path) -> None:
+    one, other = (chain.copied(tmp_path / name) for name in ("one", "other"))
+    one.land(DAYS[4])
+    one.stream()
+    altered = DAYS[4].copy()
+    altered.loc[altered.index[-1], "a"] = 77.0
+    other.land(altered)
+    other.stream()
+    place = f"warehouse/{live(one.warehouse, one.name).checkpoint}"  # type: ignore[union-attr]
+    report = verified(one)
+    assert report.data["outcome"] == "equal", report.data
+    shutil.rmtree(one.folder / place / "state")
+    shutil.copytree(other.folder / place / "state", one.folder / place / "state")
+    for path in (one.folder / place).glob("state/*/_metadata/v2/[!.]*"):
+        path.write_text(path.read_text().replace(str(other.folder), str(one.folder)))
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    report = verified(one)
+    counts = report.data["counts"]
+    assert (counts["states_different"], report.data["differences"]) == (1, 1), report.data
+    (first,) = report.data["first_differences"]
+    assert first["key"] == str(altered["id"].iloc[-1])
+
+    snapshot = report.data["segments"][1]["snapshot"]
+    warehouse = other.warehouse
+    rows = DeltaTable.forPath(warehouse.spark, warehouse.path("snapshots"))
+    rows.update(
+        (F.col("snapshot_id") == snapshot) & (F.col("key") == F.lit("3")), {"log_likelihood": F.lit(1.0)}
+    )
+    manifest = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests"))
+    newest = warehouse.latest_version("snapshots")
+    manifest.update(F.col("snapshot_id") == snapshot, {"snapshots_version": F.lit(newest)})
+    report = verified(other)
+    assert report.data["outcome"] == "different"
+    assert any("is damaged" in one["what"] for one in report.data["first_differences"])
+
+
+class Killed(BaseException):
+    """Ends a run as a signal would."""
+
+
+def test_a_killed_run_is_continued_at_its_position_while_the_stream_runs_on(
+    chain: Pipeline, tmp_path: Path
+) -> None:
+    pipeline = chain.copied(tmp_path / "killed")
+    warehouse, spec = pipeline.warehouse, load_spec(pipeline.name, pipeline.settings.models)
+    options = Options(seed="s", chunk_rows=60)
+    done: list[str] = []
+
+    def kill_at_the_sixth(part: str) -> None:
+        done.append(part)
+        if len(done) == 6:
+            raise Killed
+
+    with pytest.raises(Killed):
+        Verifier(warehouse, spec, options, kill_at_the_sixth).run()
+    pipeline.land(DAYS[5])
+    pipeline.stream()
+    again: list[str] = []
+    result = Verifier(warehouse, spec, options, again.append).run()
+    assert result.continued
+    assert result.outcome == "equal", result
+    assert again[0] == done[5]
+    assert not set(done[1:5]) & set(again)
+    assert result.findings.counts["equal"] == len(chain.estimates())
+    fresh = Verifier(warehouse, spec, options).run()
+    assert not fresh.continued
+    assert fresh.findings.counts["equal"] == len(pipeline.estimates())
+
+    share = {seed: verified(pipeline, share="30%", seed=seed).data for seed in ("a", "a ", "b")}
+    counts = [one["counts"]["keys"] for one in share.values()]
+    assert all(0 < count < fresh.findings.counts["keys"] for count in counts)
+    named = verified(pipeline, keys=["5"])
+    assert named.data["outcome"] == "equal"
+    assert (
+        named.data["counts"]["rows"]
+        == sum((day["id"] == 5).sum() for day in [*DAYS[1:4], DAYS[5]]) + (late(DAYS[1])["id"] == 5).sum()
+    )
+    nobody = verified(pipeline, keys=["999"])
+    assert (nobody.data["outcome"], nobody.error_code) == ("nothing to verify", 3)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param({"order": {"kind": "strict", "delay": "1 h"}}, id="strict"),
+        pytest.param({"order": {"kind": "replay", "rows": 8, "delay": "12 h"}}, id="replay"),
+    ],
+)
+def test_rows_out_of_order_and_a_migration(tmp_path: Path, order: dict[str, Any]) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec(**order))
+    pipeline.land(DAYS[0])
+    pipeline.pretrain()
+    mixed = pd.concat(DAYS[1:3]).sample(frac=1.0, random_state=1)
+    pipeline.land(mixed.iloc[:90], mixed.iloc[90:])
+    pipeline.stream()
+    exported = export.run(pipeline.settings, pipeline.name).data["snapshot"]
+    pipeline.write_spec(random_walk_spec(**order, **V2))
+    if order["order"]["kind"] == "strict":
+        migrated = migrate.run(pipeline.settings, pipeline.name, exported).data["snapshot"]
+        pipeline.stream(adopt=migrated)
+    else:
+        pipeline.write_spec(random_walk_spec(**order))
+    pipeline.land(DAYS[3].sample(frac=1.0, random_state=2), late(DAYS[3]))
+    pipeline.stream()
+    report = verified(pipeline)
+    assert report.data["not_verified"] == []
+    assert report.data["outcome"] == "equal", report.data
+    counts = report.data["counts"]
+    assert counts["landed"] == counts["rows"]
+    assert counts["refused"] > 0
+    if order["order"]["kind"] == "strict":
+        assert counts["waiting"] > 0
+        assert len(report.data["segments"]) == 2
+
+
+def test_a_model_without_a_stream_has_nothing_to_verify(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(DAYS[0])
+    report = verified(pipeline)
+    assert (report.data["outcome"], report.error_code) == ("nothing to verify", 3)
+    assert report.errors
