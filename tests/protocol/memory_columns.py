@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pyspark.errors import PySparkException
+
 from tests.protocol import world
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -255,6 +257,13 @@ def get_json_object(column: str | Column, path: str) -> Column:
         return value if value is None or isinstance(value, str) else json.dumps(value)
 
     return _map(find, column_of(column))
+
+
+def raise_error(message: str | Column) -> Column:
+    def fail(row: Mapping[str, Any]) -> Any:
+        raise PySparkException(f"[USER_RAISED_EXCEPTION] {_column(message).value(row)}")
+
+    return Column(fail)
 
 
 def struct(*columns: str | Column) -> Column:

@@ -226,6 +226,7 @@ ADOPT = Scenario(
     streaming,
     _processes(adopt=lambda: actors.stream(adopt=actors.pretrain()), live=actors.stream),
     _stream_all(),
+    skips=True,
 )
 INGEST = Scenario(
     "one file is landed twice at once, and streamed",
