@@ -94,6 +94,13 @@ def stream(
     driver.drive(adopt, name)
 
 
+def stopped_stream(spec: ModelSpec | None = None) -> None:
+    """Drive the live generation, and stop before its first micro-batch: as `stop` right after the start."""
+    stop: Any = Event()
+    stop.set()
+    Driver(SETTINGS, warehouse(), spec or spec_of(), None, stop, display=lambda model: quiet()).drive()
+
+
 def ingest(path: str, spec: ModelSpec | None = None) -> None:
     """Land a file, as `ingest` does."""
     here, chosen = warehouse(), spec or spec_of()

@@ -24,7 +24,8 @@ from tests.protocol.world import World
 RECOVERY_SECONDS = 1000.0
 """After this time no lease of an ended process holds any more."""
 
-FAULTS = ("crash", "freeze", "lost")
+FAULTS = ("run", "crash", "freeze", "lost")
+"""Deviations; a frozen process may also wake at any step."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Scenario:
     """Runs at most; those of fewer deviations come first."""
     skips: bool = False
     """A new snapshot may reflect rows that were never estimated, as that of a retraining does."""
+    keeps_lease: bool = False
+    """No driver loses its lease unless it froze: nothing else than another driver could take it."""
 
 
 @dataclass
@@ -146,7 +149,9 @@ class _Run:
         found: list[Deviation] = []
         others = [one for one in scheduler.ready() if one.process is not process]
         if pending is None or pending.resource in self.shared or writes:
-            found += [Deviation("run", label(one)) for one in others]
+            if "run" in self.scenario.faults:
+                found += [Deviation("run", label(one)) for one in others]
+            found += [Deviation("wake", one.name) for one in scheduler.processes if one.frozen and not one.dead]
         if process.wrote and "crash" in self.scenario.faults:
             # Between two writes of a process it makes no difference where it is killed.
             process.wrote = False
@@ -216,6 +221,10 @@ def _recover(
             violations.append(
                 Violation(f"a command is refused in words: {process.name} failed with {error!r}, {where}")
             )
+        frozen = any(one == Deviation("freeze", process.name) for one in scheduler.deviations.values())
+        lost = any(text in str(process.error) for text in ("lost the lease", "another has taken it over"))
+        if scenario.keeps_lease and not frozen and lost:
+            violations.append(Violation(f"a driver that runs keeps its lease: {process.name} lost it"))
     if not violations:
         here.clock.seconds += RECOVERY_SECONDS
         history.append(Event(scheduler.step, "***", "all have ended; an operator runs what is left", "fault"))

@@ -15,7 +15,7 @@ from jobs.lineage.live import live_estimates
 from jobs.snapshots.manifests import GOOD
 from tests.protocol import world
 from tests.protocol.actors import MODEL, warehouse
-from tests.protocol.data_path import measure
+from tests.protocol.data_path import STATE_ROWS, measure
 from tests.protocol.memory_delta import commit_at, latest
 from tests.protocol.memory_frame import Frame
 
@@ -39,15 +39,27 @@ class Invariants:
 
     def __init__(self) -> None:
         self.began = any(one["status"] == "live" for one in rows_of("generations"))
-        self.planned: set[str] = set()
-        self.shown: set[float] = set()
+        folder = f"{world.ROOT}/checkpoints/"
+        names = (path.removeprefix(folder) for path in world.current().files if path.startswith(folder))
+        self.planned = {name.split("/")[0] for name in names}
+        self._statuses = {one["generation"]: one["status"] for one in rows_of("generations")}
+        self._owners = {one["generation"]: one["owner"] for one in rows_of("generations")}
+        self._shown = set(live_rows())
         self.checked = 0
+        self._reflected: dict[str, list[float]] = {}
+        self._remember_snapshots()
         self._by_table: dict[str, list[Callable[[], None]]] = {
-            "generations": [self.one_live_generation, self.no_row_twice_in_live_estimates, self.needed_is_kept],
+            "generations": [
+                self.one_live_generation,
+                self.only_the_holder_releases,
+                self.no_row_goes_by_a_promotion,
+                self.no_row_twice_in_live_estimates,
+                self.needed_is_kept,
+            ],
             f"estimates/{MODEL}": [self.no_row_twice_in_live_estimates, self.no_fenced_commit],
             "quarantine": [self.no_fenced_commit, self.landed_or_held],
             "manifests": [self.manifest_has_its_rows, self.needed_is_kept],
-            "snapshots": [self.manifest_has_its_rows],
+            "snapshots": [self._remember_snapshots, self.manifest_has_its_rows],
             f"measurements/{MODEL}": [self.no_row_lands_twice, self.landed_or_held],
         }
 
@@ -72,6 +84,13 @@ class Invariants:
         elif rest[0] == "commits" and f"{world.ROOT}/{name}" in world.current().files:
             self.micro_batch_is_written(generation, int(rest[1]))
 
+    def _remember_snapshots(self) -> None:
+        """Remember which rows a snapshot reflects, as its rows may be removed later."""
+        found: dict[str, list[float]] = {}
+        for one in rows_of("snapshots"):
+            found.setdefault(one["snapshot_id"], []).extend(one["mean"])
+        self._reflected.update(found)
+
     def one_live_generation(self) -> None:
         """At most one generation of a model is live; exactly one since the first began."""
         live = [one["generation"] for one in rows_of("generations") if one["status"] == "live"]
@@ -79,9 +98,30 @@ class Invariants:
             raise Violation(f"one live generation: {' and '.join(live) or 'none'} are live")
         self.began = self.began or bool(live)
 
+    def only_the_holder_releases(self) -> None:
+        """A lease is released by its holder, or by the command that retires the generation."""
+        for one in rows_of("generations"):
+            before, statuses = self._owners.get(one["generation"]), self._statuses.get(one["generation"])
+            commit = latest(f"{world.ROOT}/generations")
+            if before and not one["owner"] and one["status"] == statuses and commit is not None and commit.by:
+                host = json.loads(before)["host"]
+                if host.startswith("host-") and host != f"host-{commit.by}":
+                    raise Violation(f"only its holder releases a lease: {commit.by} released that of {host}")
+            self._owners[one["generation"]] = one["owner"]
+
+    def no_row_goes_by_a_promotion(self) -> None:
+        """A promotion takes no estimate away from readers."""
+        now = {one["generation"]: one["status"] for one in rows_of("generations")}
+        promoted = [one for one in now if (self._statuses.get(one), now[one]) == ("shadow", "live")]
+        before = self._shown
+        self._statuses, self._shown = now, set(live_rows())
+        if promoted and before - self._shown:
+            raise Violation(f"a promotion takes no estimate away: rows {sorted(before - self._shown)} went")
+
     def no_row_twice_in_live_estimates(self) -> None:
         """Each accepted row is in the live estimates once at most."""
-        doubled = _doubled(live_rows())
+        rows = live_rows()
+        doubled, self._shown = _doubled(rows), set(rows)
         if doubled:
             raise Violation(f"each row once in the live estimates: rows {doubled} are there twice")
 
@@ -131,8 +171,7 @@ class Invariants:
         for one in rows_of("manifests"):
             if one["status"] == GOOD:
                 mine = [row for row in states if row["snapshot_id"] == one["snapshot_id"]]
-                schema: Any = latest(f"{world.ROOT}/snapshots")
-                count, checksum, _ = measure(Frame(None, mine, schema.schema))
+                count, checksum, _ = measure(Frame(None, mine, STATE_ROWS))
                 if (count, checksum) != (one["key_count"], one["checksum"]):
                     raise Violation(f"a manifest implies its rows: {one['snapshot_id']} has {count} keys of its rows")
 
@@ -178,9 +217,9 @@ class Invariants:
             return
         late = [_row_of(one["payload"]) for one in rows_of("quarantine") if one["generation"] is not None]
         expected, estimated = sorted(set(landed_rows())), live_rows()
-        before = _reflected(_root(live[0]))
+        before = self._reflected[_root(live[0])]
         doubled = _doubled([*before, *estimated])
-        without = _reflected(live[0]["snapshot_id"]) if skips else []
+        without = self._reflected[live[0]["snapshot_id"]] if skips else []
         missing = sorted(set(expected) - {*before, *late, *estimated, *without})
         if missing or doubled:
             raise Violation(
@@ -224,11 +263,6 @@ def _state_rows(path: str) -> set[float] | None:
     if kept is None:
         return None
     return {row for state in json.loads(kept.content).values() for row in state["ids"]}
-
-
-def _reflected(snapshot: str) -> list[float]:
-    """Return the rows that a snapshot reflects."""
-    return [row for one in rows_of("snapshots") if one["snapshot_id"] == snapshot for row in one["mean"]]
 
 
 def _root(generation: dict[str, Any]) -> str:

@@ -62,11 +62,9 @@ def _log(path: str, version: int) -> str:
 
 def latest(path: str) -> Commit | None:
     """Return a table's last commit without a step of the scheduler."""
-    files = world.current().files
-    version = -1
-    while _log(path, version + 1) in files:
-        version += 1
-    return None if version < 0 else files[_log(path, version)].detail
+    here = world.current()
+    version = here.newest.get(path)
+    return None if version is None else here.files[_log(path, version)].detail
 
 
 def commit_at(path: str, version: int) -> Commit:
@@ -183,6 +181,7 @@ def _store(path: str, made: Commit) -> None:
     digest = zlib.crc32(repr((made.added, made.removed)).encode())
     lines.append({"add": {"path": f"part-{digest:08x}", "dataChange": not made.rewrote}})
     here.put(_log(path, made.version), "\n".join(map(json.dumps, lines)).encode(), made)
+    here.newest[path] = made.version
 
 
 def commit(path: str, base: Commit, change: Change) -> int:

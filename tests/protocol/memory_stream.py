@@ -217,7 +217,7 @@ class Query:
         numbers = {name: _numbers(files, name) for name in ("offsets", "commits")}
         batch = max(numbers["offsets"], default=-1)
         done = max(numbers["commits"], default=-1)
-        if batch > done:
+        if batch > done and not self._stopped:
             self._micro_batch(files, batch)
         newest = [source.newest() for source in self.stream.sources]
         while not self._stopped:

@@ -15,10 +15,14 @@ from jobs.upgrades import blue_green, replace
 from tests.protocol import actors, world
 from tests.protocol.actors import MODEL, spec_of, warehouse
 from tests.protocol.explorer import Scenario
+from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.scheduler import Scheduler
 from tests.protocol.world import World
 
 DAYS = 86_400.0
+
+FORGETFUL = "retention: {snapshots: {newest: 0}}"
+"""Of old snapshots only those are kept that something needs."""
 
 FILES = {
     "a": "a,1,1\nb,2,2\na,3,3\n",
@@ -113,6 +117,27 @@ def _shadow() -> None:
 
 
 @cache
+def lagging() -> World:
+    """A shadow lags the live generation."""
+    return _made(
+        lambda: world.current().files.update(shadowed().files),
+        lambda: world.current().newest.update(shadowed().newest),
+        _land("d"),
+        lambda: actors.stream(spec_of(2)),
+    )
+
+
+@cache
+def damaged() -> World:
+    """The checkpoint of the live generation is gone."""
+    return _made(
+        lambda: world.current().files.update(streaming().files),
+        lambda: world.current().newest.update(streaming().newest),
+        lambda: MemoryFiles(f"{world.ROOT}/checkpoints/{MODEL}-g0001").remove_tree(""),
+    )
+
+
+@cache
 def aged() -> World:
     """Some generations and snapshots are old enough to be removed."""
     return _made(
@@ -179,7 +204,8 @@ TAKE_OVER = Scenario(
     _processes(A=actors.stream, B=actors.stream),
     _stream_all(),
     depth=2,
-    most=1500,
+    most=700,
+    keeps_lease=True,
 )
 FIRST_START = Scenario(
     "two drivers begin the first generation",
@@ -200,6 +226,14 @@ THREE_DRIVERS = Scenario(
     _stream_all(),
     depth=2,
     most=600,
+)
+STOPPED_BETWEEN = Scenario(
+    "a driver ends cleanly between one that freezes and a third",
+    streaming,
+    _processes(A=actors.stream, B=actors.stopped_stream, C=actors.stream),
+    _stream_all(),
+    depth=2,
+    faults=("freeze",),
 )
 BLUE_GREEN = Scenario(
     "a blue-green upgrade beside the live driver",
@@ -251,8 +285,8 @@ PRETRAIN = Scenario(
 MAINTAIN = Scenario(
     "maintain beside a roll-back",
     aged,
-    _processes(maintain=lambda: actors.maintain(spec_of(2)), rollback=actors.rollback),
-    _after(lambda: actors.maintain(spec_of(2)), _stream_all()),
+    _processes(maintain=lambda: actors.maintain(spec_of(2, FORGETFUL)), rollback=actors.rollback),
+    _after(lambda: actors.maintain(spec_of(2, FORGETFUL)), _stream_all()),
     depth=2,
     most=800,
 )
@@ -260,17 +294,30 @@ MAINTAIN_AND_EXPORT = Scenario(
     "maintain beside an export and a driver",
     aged,
     _processes(
-        maintain=lambda: actors.maintain(spec_of(2)),
+        maintain=lambda: actors.maintain(spec_of(2, FORGETFUL)),
         export=actors.export_state,
         stream=lambda: actors.stream(spec_of(2)),
     ),
-    _after(lambda: actors.maintain(spec_of(2)), _stream_all()),
+    _after(lambda: actors.maintain(spec_of(2, FORGETFUL)), _stream_all()),
+)
+LAGGING = Scenario(
+    "a shadow that lags is promoted",
+    lagging,
+    _processes(promote=actors.promote),
+    _after(_stream_all(2)),
+)
+DAMAGED = Scenario(
+    "a driver of a generation without its checkpoint",
+    damaged,
+    _processes(A=actors.stream),
+    _tolerant(_stream_all()),
 )
 ALL = (
     TAKE_OVER,
     FIRST_START,
     SAME_HOST,
     THREE_DRIVERS,
+    STOPPED_BETWEEN,
     BLUE_GREEN,
     STOP_START,
     SWITCHES,

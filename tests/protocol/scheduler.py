@@ -126,7 +126,7 @@ class Thread:
 class Deviation:
     """At a step, something else than the default: another thread, or a fault."""
 
-    kind: str  # "run", "crash", "freeze", "lost", "clock"
+    kind: str  # "run", "crash", "freeze", "wake", "lost", "clock"
     who: str = ""
 
     def text(self) -> str:
@@ -134,6 +134,7 @@ class Deviation:
             "run": f"{self.who} goes on instead",
             "crash": f"{self.who} is killed",
             "freeze": f"{self.who} freezes, past its lease",
+            "wake": f"{self.who} wakes",
             "lost": "the answer to this write is lost",
             "clock": f"the time of day is set by {self.who} s",
         }
@@ -230,6 +231,9 @@ class Scheduler:
         process = next(one for one in self.processes if one.name == deviation.who)
         if deviation.kind == "crash":
             process.dead = process.ended = True
+        elif deviation.kind == "wake":
+            process.frozen = False
+            self.last = next(one for one in self.threads if one.process is process and one.pending is not None)
         else:
             process.frozen = True
             self.world.clock.seconds += FREEZE_SECONDS

@@ -53,6 +53,8 @@ class World:
     """Storage and clock; `scheduler` is set while processes run."""
 
     files: dict[str, Stored] = field(default_factory=dict)
+    newest: dict[str, int] = field(default_factory=dict)
+    """The last version of each table."""
     clock: Clock = field(default_factory=Clock)
     scheduler: Scheduler | None = None
     digest: int = 0
@@ -63,7 +65,8 @@ class World:
 
     def copy(self) -> World:
         """Return a world with the same files and time; files are never changed in place."""
-        return World(dict(self.files), Clock(self.clock.seconds, self.clock.shift), None, self.digest, self.ids)
+        clock = Clock(self.clock.seconds, self.clock.shift)
+        return World(dict(self.files), dict(self.newest), clock, None, self.digest, self.ids)
 
     @property
     def thread(self) -> Thread | None:
