@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import ALREADY_RUNNING, UserError
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 RETIRED, FAILED, SHADOW, REMOVED = "retired", "failed", "shadow", "removed"
 """`removed`: retired, and `maintain` has removed its checkpoint. The row stays, as readers of estimates need it."""
+
+_BEGIN, _KEEP = "begin", "keep"
+"""What a commit does with a generation, where it does not give it another status."""
+_CHANGED = "another command has just changed its generations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +223,13 @@ def _commit(
 ) -> None:
     """Add generations and change the status of others, in one commit, unless the model's have changed meanwhile.
 
+    The commit itself compares every status with the one that was seen: where nothing is locked, another command may
+    commit between a comparison and the beginning of the transaction, and Delta finds conflicts only from there on.
+
     A retired generation loses its lease, so that its driver stops at its next heartbeat.
     """
-    by_name = {one.generation: one for one in known}
-    rows = [{**_columns(one), "action": "begin"} for one in begun]
-    rows += [{**_columns(by_name[name]), "action": status} for name, status in statuses.items()]
+    rows = [{**_columns(one), "action": _BEGIN} for one in begun]
+    rows += [{**_columns(one), "action": statuses.get(one.generation, _KEEP)} for one in known]
     model = rows[0]["model"]
     schema = warehouse.read("generations").schema.add("action", "string")
     source = warehouse.spark.createDataFrame(rows, schema).coalesce(1)
@@ -231,6 +238,10 @@ def _commit(
     merge = (
         # On the model, too, so that any concurrent change of the model's generations is a conflict.
         target.merge(source.alias("s"), "t.model = s.model AND t.generation = s.generation")
+        .whenMatchedUpdate(
+            f"s.action = '{_BEGIN}' OR t.status <> s.status",
+            {"status": F.raise_error(F.lit(_CHANGED)).cast("string")},
+        )
         .whenMatchedUpdate(
             f"s.action = '{RETIRED}'",
             {
@@ -244,13 +255,18 @@ def _commit(
             {"status": F.lit(LIVE), "retired_at": F.lit(None).cast("timestamp")},
         )
         .whenMatchedUpdate(f"s.action = '{REMOVED}'", {"status": F.lit(REMOVED)})
-        .whenNotMatchedInsert("s.action = 'begin'", {**columns, "created_at": F.current_timestamp()})
+        .whenNotMatchedInsert(f"s.action = '{_BEGIN}'", {**columns, "created_at": F.current_timestamp()})
     )
     with conflict_as_taken(model), warehouse.lock("generations"):
         now = {one.generation: one.status for one in all_of(warehouse, model)}
         if now != {one.generation: one.status for one in known}:
-            raise stream_taken_error(model, "another command has just changed its generations")
-        merge.execute()
+            raise stream_taken_error(model, _CHANGED)
+        try:
+            merge.execute()
+        except PySparkException as error:
+            if _CHANGED in str(error):
+                raise stream_taken_error(model, _CHANGED) from error
+            raise
 
 
 def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from delta.exceptions import DeltaConcurrentModificationException
@@ -13,6 +12,7 @@ from delta.tables import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.downstream.queries import tables_of
 from jobs.downstream.retention import DownstreamCleanup, largest_lag, lines_of
@@ -65,7 +65,7 @@ class Maintenance:
             known,
             manifests.all_of(self.warehouse, model),
             self.spec.retention,
-            datetime.now(UTC),
+            clock.now(),
             self.spec.fingerprint(),
             self._held_generations(),
         )
@@ -175,7 +175,7 @@ class Maintenance:
         old = (
             (F.col("model") == self.spec.name)
             & F.col("status").isin(REPLAYED, DISCARDED)
-            & (F.col("resolved_at") < F.lit(datetime.now(UTC) - span_of(self.spec.retention.quarantine)))
+            & (F.col("resolved_at") < F.lit(clock.now() - span_of(self.spec.retention.quarantine)))
         )
         for one in known:
             if one.status in (LIVE, SHADOW):
@@ -190,7 +190,7 @@ class Maintenance:
     def _remove_progress(self) -> None:
         if not self.dry:
             ProgressLog(self.warehouse, self.spec.name).compact()
-        before = datetime.now(UTC) - span_of(self.spec.retention.progress)
+        before = clock.now() - span_of(self.spec.retention.progress)
         self.result["progress"] = self._delete(table_of(self.spec.name), F.col("started_at") < F.lit(before))
 
     def _delete(self, table: str, rows: Column) -> int:

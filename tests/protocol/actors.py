@@ -1,0 +1,213 @@
+"""What runs in the simulated world: the project's commands, each as a function that a process calls.
+
+The real functions are called. A command's own module in `jobs/` would only start Spark, read options and print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from jobs.core.progress import Progress
+from jobs.core.settings import Settings
+from jobs.ingestion import landing, quarantine_replay
+from jobs.lineage import generations, promotion
+from jobs.operations.maintenance import Maintenance
+from jobs.snapshots.manifests import Manifest
+from jobs.snapshots.store import find_whole, verify, write
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec
+from jobs.streaming.driver import Driver
+from jobs.streaming.exporting import export
+from jobs.training import new_keys
+from jobs.training.learning import Window
+from jobs.training.pretraining import snapshot_at
+from jobs.upgrades import blue_green, context, replace as replacing
+from jobs.upgrades.context import UpgradeContext
+from jobs.warehouse import quarantine
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.positions import Cut
+from jobs.warehouse.tables import measurements
+from tests.protocol import memory_columns as F
+from tests.protocol import world
+from tests.protocol.memory_delta import Session
+from tests.protocol.memory_stream import StreamFrame
+from tests.protocol.standing_in import Event
+
+MODEL = "m"
+
+SPEC = """
+name: m
+version: {version}
+key: [k]
+time: t
+time_format: epoch_seconds
+measurement: [y]
+filter: linear
+states: [level]
+process: {{kind: random_walk, variance: {variance}}}
+observation: {{R: [[1.0]]}}
+initial: {{mean: [0.0], covariance: [[1.0e4]]}}
+{more}
+"""
+
+
+@cache
+def spec_of(version: int = 1, more: str = "", folder: str = "/tmp") -> ModelSpec:
+    """Return the model's spec at a version."""
+    path = Path(folder, f"m-{version}-{abs(hash(more))}.yaml")
+    path.write_text(SPEC.format(version=version, variance=float(version), more=more))
+    try:
+        return load_spec(str(path))
+    finally:
+        path.unlink()
+
+
+def warehouse() -> Warehouse:
+    """Return the warehouse as a new process sees it."""
+    session: Any = Session(StreamFrame.load)
+    handle = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 1))
+    session._jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(ProcessHandle=handle)))
+    return Warehouse(session, world.ROOT)
+
+
+SETTINGS = Settings(world.ROOT, Path("."), "local", Path("."), quiet=True)
+
+
+def quiet() -> Progress:
+    """Return a display of progress that shows nothing."""
+    return Progress("", None, quiet=True)
+
+
+def stream(
+    spec: ModelSpec | None = None, adopt: str | None = None, name: str | None = None, seconds: float | None = None
+) -> None:
+    """Drive a generation until it has caught up, as `stream` does."""
+    stop: Any = Event()
+    driver = Driver(SETTINGS, warehouse(), spec or spec_of(), seconds, stop, display=lambda model: quiet())
+    driver.drive(adopt, name)
+
+
+def stopped_stream(spec: ModelSpec | None = None) -> None:
+    """Drive the live generation, and stop before its first micro-batch: as `stop` right after the start."""
+    stop: Any = Event()
+    stop.set()
+    Driver(SETTINGS, warehouse(), spec or spec_of(), None, stop, display=lambda model: quiet()).drive()
+
+
+def ingest(path: str, spec: ModelSpec | None = None) -> None:
+    """Land a file, as `ingest` does."""
+    here, chosen = warehouse(), spec or spec_of()
+    types = landing.prepare(here, chosen, landing.file_schema(chosen, path))
+    landing.land(here, chosen, path, types)
+
+
+def pretrain(spec: ModelSpec | None = None, version: int | None = None) -> str:
+    """Commit a snapshot of the measurements, as `pretrain` does; return its name."""
+    here, chosen = warehouse(), spec or spec_of()
+    table = measurements(MODEL)
+    cut = Cut(here.latest_version(table) if version is None else version, None)
+    manifest, _, _ = snapshot_at(here, chosen, table, cut, Window(None, None), quiet())
+    return manifest.snapshot_id
+
+
+def export_state() -> str:
+    """Export the live generation's state, as `export` does."""
+    here = warehouse()
+    return export(here, generations.named(here, MODEL), None)[0].snapshot_id
+
+
+def promote(name: str | None = None) -> None:
+    """Promote a shadow."""
+    promotion.promote(warehouse(), MODEL, name)
+
+
+def rollback(name: str | None = None) -> None:
+    """Roll back to the generation before."""
+    promotion.roll_back(warehouse(), MODEL, name)
+
+
+def retire(name: str | None = None) -> None:
+    """Retire a shadow."""
+    promotion.retire(warehouse(), MODEL, name)
+
+
+class _Maintenance(Maintenance):
+    """Without the steps that change no rows (compaction, VACUUM) or only those of progress records."""
+
+    def _compact_and_vacuum(self) -> None:
+        return
+
+    def _remove_progress(self) -> None:
+        return
+
+
+def maintain(spec: ModelSpec | None = None) -> None:
+    """Remove what the retention plan allows, as `maintain --estimates` does."""
+    _Maintenance(warehouse(), spec or spec_of(), dry=False, with_estimates=True).run()
+
+
+def replay(spec: ModelSpec | None = None) -> None:
+    """Replay everything in quarantine that fits now, as `quarantine replay` does."""
+    here = warehouse()
+    if quarantine.ready(here):
+        held = here.read("quarantine").filter((F.col("model") == MODEL) & F.col("status").isNull())
+        columns = ("id", "payload", "source", "generation", "batch_id")
+        chosen: Any = held
+        quarantine_replay.replay(here, spec or spec_of(), chosen.select(*columns))
+
+
+def offer(spec: ModelSpec) -> None:
+    """Offer the states of new keys to running streams, as `pretrain --history` does."""
+    new_keys.only_history(warehouse(), spec, None, lambda text: None)
+
+
+def land_history(path: str, spec: ModelSpec) -> None:
+    """Land a file as history of new keys, as `ingest --history` does."""
+    here = warehouse()
+    types = landing.prepare(here, spec, landing.file_schema(spec, path))
+    landing.land(here, spec, path, types, history=True)
+
+
+def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
+    """Stand in for `migrated`: the real export and the real writing of a snapshot, and a state map that keeps states."""
+    source, _ = export(given.warehouse, given.live, None)
+    identity = f"{source.snapshot_id}-to-v{given.spec.version}"
+    found = find_whole(given.warehouse, identity)
+    if found is not None:
+        return found, {}
+    made = replace(
+        source,
+        snapshot_id=identity,
+        model_version=given.spec.version,
+        fingerprint=given.spec.fingerprint(),
+        spec=given.spec.model_dump_json(by_alias=True),
+        parent=source.snapshot_id,
+        committed_at=None,
+    )
+    return write(given.warehouse, made, verify(given.warehouse, source)), {}
+
+
+def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False) -> None:
+    """Upgrade to version 2, as `upgrade` does; the comparison of a shadow always comes out well."""
+    here = warehouse()
+    live = generations.named(here, MODEL)
+    given = UpgradeContext(SETTINGS, here, spec_of(2), live, quiet(), drain=drain)
+    good = SimpleNamespace(good=True, reasons=[], numbers={})
+    with contextlib.ExitStack() as stack:
+        for module in (blue_green, replacing, context):
+            for name, instead in (
+                ("migrated", migrated),
+                ("refuse_other_keys", lambda *arguments, **options: None),
+                ("compare", lambda *arguments: (good, "report")),
+                ("comparison_lines", lambda comparison: []),
+            ):
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, instead))
+        mode(given)

@@ -1,0 +1,195 @@
+"""The model of a filter, in place of the numerics and their formats: a key's state is the list of rows that it reflects.
+
+A row is named by its measurement, a number that no other row has. An estimate carries the name of its row, and a
+snapshot's `mean` the names of all rows of the key. So it can be told which rows are reflected, where, and how often.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from jobs.encoding.packet_kinds import OutputPacket
+from jobs.snapshots.seeds import meaning_of
+from jobs.streaming.sinks.refused_rows import REASONS
+from jobs.warehouse.measurements_table import create_new_keys_table
+from jobs.warehouse.tables import measurements
+from tests.protocol import memory_columns as F
+from tests.protocol.memory_frame import Frame, parse_schema
+from tests.protocol.memory_stream import States, StreamFrame, read_states
+
+STATE_ROWS = parse_schema(
+    "key string, state_index bigint, event_time timestamp, mean array<double>, covariance array<double>, "
+    "log_likelihood double, extras map<string, array<double>>"
+)
+
+
+@dataclass(frozen=True)
+class MemoryRuntime:
+    """`jobs.snapshots.runtime.ModelRuntime` without numerics."""
+
+    spec: Any
+    parameters: Any
+    schema: Any
+
+    kernel = SimpleNamespace(initial=lambda size: None)
+    kind = SimpleNamespace(is_plain_key=True, integer=False)
+    rows = SimpleNamespace(joined=None, row_id=None)
+    state = SimpleNamespace(layout=None)
+    estimates = SimpleNamespace(diagonal=False, kind=kind, extra=(), states=1)
+    definition = SimpleNamespace()
+    begin = None
+
+    @classmethod
+    def of(cls, warehouse: Any, spec: Any, parameters: Any) -> MemoryRuntime:
+        """Return the runtime of a model whose measurements are in the warehouse."""
+        return cls(spec, parameters, warehouse.read(measurements(spec.name)).schema)
+
+    def ship(self, spark: Any) -> None:
+        """There are no functions to send to workers."""
+
+
+def packing(context: Any) -> Any:
+    """Stand in for the packer of rows: rows stay rows."""
+
+    def pack(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return rows
+
+    pack.of_rows = True  # pyright: ignore[reportFunctionMemberAccess]
+    return pack
+
+
+def operator(context: Any) -> Any:
+    """Stand in for the stateful operator: apply rows to states, and return a packet for each row."""
+    spec = context.spec
+    (key,), time, (value, *_) = spec.key, spec.time, spec.measurement
+
+    def process(states: States, rows: list[dict[str, Any]], seeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        packets: list[dict[str, Any]] = []
+        for seed in seeds:
+            states[seed["key"]] = _state_of(seed)
+        for seed in (row for row in rows if "mean" in row):
+            held = seed["key"] in states
+            if not held:
+                states[seed["key"]] = _state_of(seed)
+            kind = OutputPacket.KEYS_HELD if held else OutputPacket.KEYS_TAKEN
+            packets.append(_packet(kind, seed["key"], 0, 0.0))
+        measured = [row for row in rows if "mean" not in row]
+        for row in sorted(measured, key=lambda one: (one[key], one[time])):
+            at = micros(row[time])
+            state = states.setdefault(row[key], {"at": -(2**62), "ids": []})
+            late = at <= state["at"]
+            if not late:
+                state["at"], state["ids"] = at, [*state["ids"], row[value]]
+            kind = OutputPacket.LATE if late else OutputPacket.ESTIMATES
+            packets.append(_packet(kind, row[key], at, row[value]))
+        return packets
+
+    return process
+
+
+def micros(at: Any) -> int:
+    """Return a time as microseconds since 1970."""
+    return (at - F.EPOCH) // timedelta(microseconds=1)
+
+
+def _packet(kind: OutputPacket, key: str, at: int, value: float) -> dict[str, Any]:
+    return {"kind": kind.value, "rows": 1, "key": key, "at": at, "y": value, "inputs": None}
+
+
+def _state_of(seed: dict[str, Any]) -> dict[str, Any]:
+    return {"at": micros(seed["event_time"]), "ids": list(seed["mean"])}
+
+
+def unpack_estimates(packets: Frame, *rest: Any) -> Frame:
+    """Return the rows of packets of estimates."""
+    return packets.select("key", F.timestamp_micros("at").alias("event_time"), "y")
+
+
+def last_of_keys(packets: Frame, fmt: Any) -> Frame:
+    """Return the last packet of each key."""
+    last = {row["key"]: row for row in packets.rows}
+    return Frame(packets.sparkSession, last.values(), packets.schema)
+
+
+def refused_rows(packets: Frame, fmt: Any, model: str, generation: str, batch_id: int) -> Frame:
+    """Return refused rows as rows of the quarantine, with the columns that `refused_rows` of the stream gives."""
+    found = [
+        {
+            "model": model,
+            "payload": json.dumps({"k": row["key"], "t": row["at"] // 1_000_000, "y": row["y"]}),
+            "reason": REASONS[OutputPacket(row["kind"])],
+            "source": f"measurements/{model}",
+            "position": json.dumps({"generation": generation, "batch_id": batch_id}),
+            "batch_id": batch_id,
+            "generation": generation,
+            "quarantined_at": F.current_timestamp().value({}),
+        }
+        for row in packets.rows
+    ]
+    schema = "model string, payload string, reason string, source string, position string, batch_id bigint, "
+    return Frame(
+        packets.sparkSession, found, parse_schema(schema + "generation string, quarantined_at timestamp")
+    )
+
+
+def final_states(rows: Frame, *rest: Any) -> Frame:
+    """Filter all rows in batch: the last state of each key, as rows of a snapshot."""
+    states: States = {}
+    for row in sorted(rows.rows, key=lambda one: (one["k"], one["t"])):
+        state = states.setdefault(row["k"], {"at": 0, "ids": []})
+        state["at"], state["ids"] = micros(row["t"]), [*state["ids"], row["y"]]
+    return state_frame(rows.sparkSession, states)
+
+
+def state_frame(session: Any, states: States) -> Frame:
+    """Return states as rows of a snapshot."""
+    found = [
+        {
+            "key": key,
+            "state_index": len(state["ids"]),
+            "event_time": F.EPOCH + timedelta(microseconds=state["at"]),
+            "mean": list(state["ids"]),
+            "covariance": [],
+            "log_likelihood": 0.0,
+            "extras": {},
+        }
+        for key, state in sorted(states.items())
+    ]
+    return Frame(session, found, STATE_ROWS)
+
+
+def states_at(warehouse: Any, generation: Any, origin: Any, batch: int, folder: Any = None) -> Frame:
+    """Read the states after a micro-batch from a checkpoint."""
+    return state_frame(warehouse.spark, read_states(warehouse.path(generation.checkpoint), batch))
+
+
+def initial_state(warehouse: Any, runtime: Any, manifest: Any, states: Frame, routing: Any) -> Any:
+    """Return a snapshot's states as the initial state of a query."""
+    seeds = Frame(warehouse.spark, states.rows, states.schema)
+    seeds.groupBy = lambda *names: seeds  # type: ignore[method-assign]
+    return seeds
+
+
+def measure(rows: Frame) -> tuple[int, str, int]:
+    """Return the number of keys, a checksum that the order of rows does not change, and the number of rows."""
+    names = ("key", "state_index", "event_time", "mean")
+    texts = sorted(repr([row[name] for name in names]) for row in rows.rows)
+    return (
+        len(texts),
+        f"{zlib.crc32(repr(texts).encode()):016x}",
+        sum(row["state_index"] for row in rows.rows),
+    )
+
+
+def offered(warehouse: Any, runtime: Any, routing: Any) -> StreamFrame:
+    """Return the states offered to a stream of this model and these parameters, as a stream."""
+    table = create_new_keys_table(warehouse, runtime.spec.name)
+    reader = warehouse.spark.readStream.format("delta").option("maxFilesPerTrigger", 1_000_000)
+    rows: StreamFrame = reader.load(warehouse.path(table))
+    mine = F.col("meaning") == meaning_of(runtime.spec.fingerprint(), runtime.parameters)
+    return rows.filter(mine).select(*STATE_ROWS.names)

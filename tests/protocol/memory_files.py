@@ -1,0 +1,113 @@
+"""Stand-in for `jobs.warehouse.files.HadoopFiles`: a folder of the simulated store.
+
+A file is replaced as a whole, and `create` lets one of several callers through. Each call is one step of its process.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from tests.protocol import world
+
+
+class MemoryFiles:
+    """A folder, given by the warehouse and its name or, as for `LocalFiles`, by its path."""
+
+    def __init__(self, warehouse: Any, folder: str | None = None) -> None:
+        self.root = str(warehouse if folder is None else warehouse.path(folder)).rstrip("/")
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}".rstrip("/")
+
+    def _short(self, path: str) -> str:
+        return path.removeprefix(f"{world.ROOT}/")
+
+    def read(self, name: str) -> bytes | None:
+        path, files = self._path(name), world.current().files
+        kept = world.current().read(
+            path, f"read {self._short(path)}", lambda: files.get(path), lambda one: one and one.content
+        )
+        return None if kept is None else kept.content
+
+    def write(self, name: str, content: bytes) -> None:
+        path, here = self._path(name), world.current()
+        here.write(path, f"write {self._short(path)}", lambda: here.put(path, content))
+
+    def create(self, name: str, content: bytes) -> bool:
+        path, here = self._path(name), world.current()
+
+        def link() -> bool:
+            if path in here.files:
+                return False
+            here.put(path, content)
+            return True
+
+        return here.write(path, f"create {self._short(path)}", link)
+
+    def remove(self, name: str) -> None:
+        path, here = self._path(name), world.current()
+        if path in here.files:
+            here.write(path, f"remove {self._short(path)}", lambda: here.remove(path))
+
+    def exists(self, name: str) -> bool:
+        path = self._path(name)
+        return world.current().read(
+            path, f"look for {self._short(path)}", lambda: bool(_below(path, True)), lambda found: found
+        )
+
+    def modified_at(self, name: str) -> datetime:
+        return world.current().files[self._path(name)].written_at
+
+    def rename(self, name: str, to: str) -> bool:
+        source, target, here = self._path(name), self._path(to), world.current()
+
+        def move() -> bool:
+            found = _below(source, True)
+            for path in found:
+                kept = here.files[path]
+                here.remove(path)
+                here.put(target + path.removeprefix(source), kept.content, kept.detail)
+            return bool(found)
+
+        return here.write(source, f"rename {self._short(source)}", move)
+
+    def remove_tree(self, name: str) -> bool:
+        path, here = self._path(name), world.current()
+
+        def clear() -> bool:
+            for one in _below(path, True):
+                here.remove(one)
+            return True
+
+        return here.write(path, f"remove folder {self._short(path)}", clear)
+
+    def names(self, folder: str) -> list[str]:
+        path = self._path(folder)
+
+        def listed() -> list[str]:
+            found = {one.removeprefix(f"{path}/").split("/")[0] for one in _below(path)}
+            return sorted(one for one in found if not one.startswith("."))
+
+        return world.current().read(path, f"list {self._short(path)}", listed, tuple)
+
+
+def _below(path: str, itself: bool = False) -> list[str]:
+    files = world.current().files
+    return [one for one in files if one.startswith(f"{path}/") or itself and one == path]
+
+
+class MemoryPath:
+    """A path in the store, as far as `jobs.key_inputs.pins` uses one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __truediv__(self, name: str) -> MemoryPath:
+        return MemoryPath(f"{self.path}/{name}")
+
+    def __str__(self) -> str:
+        return self.path
+
+    def exists(self) -> bool:
+        return MemoryFiles(self.path).exists("")

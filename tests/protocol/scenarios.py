@@ -1,0 +1,330 @@
+"""Who meets whom: the scenarios that are explored."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from jobs.core.errors import UserError
+from jobs.lineage import generations
+from jobs.upgrades import blue_green, replace
+from tests.protocol import actors, world
+from tests.protocol.actors import MODEL, spec_of, warehouse
+from tests.protocol.explorer import Scenario
+from tests.protocol.memory_files import MemoryFiles
+from tests.protocol.scheduler import Scheduler
+from tests.protocol.world import World
+
+DAYS = 86_400.0
+
+FORGETFUL = "retention: {snapshots: {newest: 0}}"
+"""Of old snapshots only those are kept that something needs."""
+
+FILES = {
+    "a": "a,1,1\nb,2,2\na,3,3\n",
+    "b": "a,4,4\nb,5,5\na,6,6\nb,1970-01-01T00:00:07Z,7\n",  # its last row is refused, and accepted by a replay
+    "c": "a,8,8\nb,9,9\n",
+    "late": "a,2,10\nb,11,11\n",  # a row that is older than its key's state
+    "d": "a,12,12\nb,13,13\na,14,14\n",
+    "history": "h,1,21\nh,2,22\n",
+    "new": "h,30,23\n",
+}
+
+
+@cache
+def file(name: str) -> str:
+    """Return the path of a file with some rows."""
+    folder = Path(tempfile.gettempdir(), f"kalman-protocol-{os.getpid()}")
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.csv"
+    path.write_text("k,t,y\n" + FILES[name])
+    return str(path)
+
+
+def _made(*steps: Callable[[], object]) -> World:
+    made = World()
+    with world.inhabited(made):
+        for step in steps:
+            step()
+    return made
+
+
+def _land(name: str) -> Callable[[], object]:
+    return lambda: actors.ingest(file(name))
+
+
+def _pass(days: float) -> Callable[[], object]:
+    def wait() -> None:
+        world.current().clock.seconds += days * DAYS
+
+    return wait
+
+
+@cache
+def landed() -> World:
+    """Rows have landed, and there is no snapshot."""
+    return _made(_land("a"))
+
+
+@cache
+def pretrained() -> World:
+    """There is a snapshot, and rows after it."""
+    return _made(_land("a"), actors.pretrain, _land("b"))
+
+
+@cache
+def streaming() -> World:
+    """A generation is live, and rows have landed that it has not read."""
+    return _made(_land("a"), actors.pretrain, _land("b"), actors.stream, _land("c"), _land("d"))
+
+
+@cache
+def late() -> World:
+    """A late row is in quarantine, and a row of a file, too."""
+    return _made(_land("a"), actors.pretrain, _land("b"), _land("late"), actors.stream, _land("d"))
+
+
+@cache
+def shadowed() -> World:
+    """A generation was replaced, and another runs in shadow of its successor."""
+    return _made(
+        _land("a"),
+        actors.pretrain,
+        _land("b"),
+        actors.stream,
+        lambda: actors.upgrade(replace.stop_start),
+        lambda: actors.stream(spec_of(2)),
+        _land("c"),
+        lambda: actors.stream(spec_of(2)),
+        _shadow,
+    )
+
+
+def _shadow() -> None:
+    """Begin a shadow of the live generation, from an export of it, and let it catch up."""
+    from jobs.lineage import start_point
+    from jobs.streaming.exporting import export
+
+    here = warehouse()
+    live = generations.named(here, MODEL)
+    manifest, _ = export(here, live, None)
+    made = start_point.begin(here, spec_of(2), manifest, generations.SHADOW, None, live)
+    actors.stream(spec_of(2), name=made.generation)
+
+
+@cache
+def lagging() -> World:
+    """A shadow lags the live generation."""
+    return _made(
+        lambda: world.current().files.update(shadowed().files),
+        lambda: world.current().newest.update(shadowed().newest),
+        _land("d"),
+        lambda: actors.stream(spec_of(2)),
+    )
+
+
+@cache
+def damaged() -> World:
+    """The checkpoint of the live generation is gone."""
+    return _made(
+        lambda: world.current().files.update(streaming().files),
+        lambda: world.current().newest.update(streaming().newest),
+        lambda: MemoryFiles(f"{world.ROOT}/checkpoints/{MODEL}-g0001").remove_tree(""),
+    )
+
+
+@cache
+def aged() -> World:
+    """Some generations and snapshots are old enough to be removed."""
+    return _made(
+        _land("a"),
+        actors.pretrain,
+        _land("b"),
+        actors.stream,
+        lambda: actors.upgrade(replace.stop_start),
+        lambda: actors.stream(spec_of(2)),
+        _pass(1),
+        lambda: actors.stream(spec_of(2), adopt=actors.pretrain(spec_of(2))),
+        lambda: actors.stream(spec_of(2), adopt=actors.pretrain(spec_of(2))),
+        _pass(60),
+        _land("c"),
+    )
+
+
+def _processes(**mains: Callable[[], object]) -> Callable[[Scheduler], None]:
+    def begin(scheduler: Scheduler) -> None:
+        for name, main in mains.items():
+            scheduler.begin(name, main)
+
+    return begin
+
+
+def _on_one_host(**mains: Callable[[], object]) -> Callable[[Scheduler], None]:
+    def begin(scheduler: Scheduler) -> None:
+        for name, main in mains.items():
+            scheduler.begin(name, main, "host")
+
+    return begin
+
+
+def _stream_all(version: int = 1) -> Callable[[], None]:
+    def catch_up() -> None:
+        live = generations.live(warehouse(), MODEL)
+        spec = spec_of(max(version, 1 if live is None else live.model_version))
+        actors.stream(spec)
+
+    return catch_up
+
+
+def _after(*steps: Callable[[], object]) -> Callable[[], None]:
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
+def _tolerant(step: Callable[[], object]) -> Callable[[], None]:
+    """Let a command be refused, which is an outcome."""
+
+    def run() -> None:
+        with contextlib.suppress(UserError):
+            step()
+
+    return run
+
+
+TAKE_OVER = Scenario(
+    "two drivers of one generation",
+    streaming,
+    _processes(A=actors.stream, B=actors.stream),
+    _stream_all(),
+    depth=2,
+    most=700,
+    keeps_lease=True,
+)
+FIRST_START = Scenario(
+    "two drivers begin the first generation",
+    pretrained,
+    _processes(A=actors.stream, B=actors.stream),
+    _stream_all(),
+)
+SAME_HOST = Scenario(
+    "a driver is started again on its own machine",
+    streaming,
+    _on_one_host(A=actors.stream, B=actors.stream),
+    _stream_all(),
+)
+THREE_DRIVERS = Scenario(
+    "three drivers, one after another",
+    streaming,
+    _processes(A=actors.stream, B=actors.stream, C=actors.stream),
+    _stream_all(),
+    depth=2,
+    most=600,
+)
+STOPPED_BETWEEN = Scenario(
+    "a driver ends cleanly between one that freezes and a third",
+    streaming,
+    _processes(A=actors.stream, B=actors.stopped_stream, C=actors.stream),
+    _stream_all(),
+    depth=2,
+    faults=("freeze",),
+)
+BLUE_GREEN = Scenario(
+    "a blue-green upgrade beside the live driver",
+    streaming,
+    _processes(upgrade=lambda: actors.upgrade(blue_green.blue_green), live=actors.stream),
+    _after(lambda: actors.upgrade(blue_green.blue_green), _stream_all(2)),
+)
+STOP_START = Scenario(
+    "a stop-start upgrade with --drain beside the live driver",
+    streaming,
+    _processes(upgrade=lambda: actors.upgrade(replace.stop_start, drain=True), live=actors.stream),
+    _after(lambda: actors.upgrade(replace.stop_start), _stream_all(2)),
+)
+SWITCHES = Scenario(
+    "promote, roll back and retire at once",
+    shadowed,
+    _processes(promote=actors.promote, rollback=actors.rollback, retire=actors.retire),
+    _after(_stream_all()),
+    depth=2,
+    most=1500,
+)
+ADOPT = Scenario(
+    "a snapshot is adopted beside a driver",
+    streaming,
+    _processes(adopt=lambda: actors.stream(adopt=actors.pretrain()), live=actors.stream),
+    _stream_all(),
+    skips=True,
+)
+INGEST = Scenario(
+    "one file is landed twice at once, and streamed",
+    pretrained,
+    _processes(
+        one=lambda: actors.ingest(file("c")), two=lambda: actors.ingest(file("c")), stream=actors.stream
+    ),
+    _after(lambda: actors.ingest(file("c")), _stream_all()),
+)
+REPLAY = Scenario(
+    "two replays at once, beside a driver",
+    late,
+    _processes(one=actors.replay, two=actors.replay, stream=actors.stream),
+    _after(actors.replay, _stream_all()),
+)
+PRETRAIN = Scenario(
+    "two pretrains at once, and the first driver",
+    landed,
+    _processes(one=actors.pretrain, two=actors.pretrain, stream=actors.stream),
+    _after(actors.pretrain, _stream_all()),
+)
+MAINTAIN = Scenario(
+    "maintain beside a roll-back",
+    aged,
+    _processes(maintain=lambda: actors.maintain(spec_of(2, FORGETFUL)), rollback=actors.rollback),
+    _after(lambda: actors.maintain(spec_of(2, FORGETFUL)), _stream_all()),
+    depth=2,
+    most=800,
+)
+MAINTAIN_AND_EXPORT = Scenario(
+    "maintain beside an export and a driver",
+    aged,
+    _processes(
+        maintain=lambda: actors.maintain(spec_of(2, FORGETFUL)),
+        export=actors.export_state,
+        stream=lambda: actors.stream(spec_of(2)),
+    ),
+    _after(lambda: actors.maintain(spec_of(2, FORGETFUL)), _stream_all()),
+)
+LAGGING = Scenario(
+    "a shadow that lags is promoted",
+    lagging,
+    _processes(promote=actors.promote),
+    _after(_stream_all(2)),
+)
+DAMAGED = Scenario(
+    "a driver of a generation without its checkpoint",
+    damaged,
+    _processes(A=actors.stream),
+    _tolerant(_stream_all()),
+)
+ALL = (
+    TAKE_OVER,
+    FIRST_START,
+    SAME_HOST,
+    THREE_DRIVERS,
+    STOPPED_BETWEEN,
+    BLUE_GREEN,
+    STOP_START,
+    SWITCHES,
+    ADOPT,
+    INGEST,
+    REPLAY,
+    PRETRAIN,
+    MAINTAIN,
+    MAINTAIN_AND_EXPORT,
+)

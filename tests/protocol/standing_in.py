@@ -1,0 +1,175 @@
+"""Put the stand-ins in the place of Spark, Delta, the store, threads and clocks, in every module of `jobs`.
+
+A replacement is found by the object that a module holds (`F`, `DeltaTable`, `HadoopFiles`, `threading`, ...), not by
+lists of modules, so that a module which begins to use one of them gets the stand-in, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions
+from pyspark.sql.types import StructType
+
+import jobs
+from jobs.core import clock
+from jobs.encoding.rows import select_columns
+from jobs.ingestion import landing, quarantine_replay
+from jobs.lineage import leases
+from jobs.snapshots import seeds, state_rows
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.spark.conf import set_codegen_for
+from jobs.streaming import query, state_reader
+from jobs.streaming.recorder import recording
+from jobs.streaming.sinks import micro_batch, refused_rows
+from jobs.supervision import driver_identity
+from jobs.supervision.driver_identity import DriverIdentity
+from jobs.training import batch_filter
+from jobs.warehouse.files import HadoopFiles
+from tests.protocol import data_path, memory_columns, memory_delta, world
+from tests.protocol.memory_files import MemoryFiles
+from tests.protocol.memory_frame import parse_schema
+
+assert landing and quarantine_replay  # imported, so that they are among the modules below
+
+LOADED = ("ingestion", "lineage", "operations", "snapshots", "streaming", "training", "upgrades", "warehouse")
+"""Rooms whose modules are loaded before the replacement, so that none is missed."""
+
+
+class Event:
+    """`threading.Event` in simulated time."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        thread = world.current().thread
+        if thread is None or self._set:
+            return self._set
+        return thread.wait(self.is_set, timeout)
+
+
+class Thread:
+    """`threading.Thread` as a coroutine of its process."""
+
+    def __init__(self, target: Callable[[], Any], name: str = "thread", daemon: bool = False) -> None:
+        self._target, self.name, self._thread = target, name, None
+
+    def start(self) -> None:
+        running = world.current().thread
+        if running is not None:
+            self._thread = running.scheduler.thread(running.process, self.name, self._target)
+
+    def join(self, timeout: float | None = None) -> None:
+        thread, other = world.current().thread, self._thread
+        if thread is not None and other is not None:
+            thread.wait(lambda: other.done, timeout)
+
+    def is_alive(self) -> bool:
+        return self._thread is not None and not self._thread.done
+
+
+def _sleep(seconds: float) -> None:
+    thread = world.current().thread
+    if thread is None:
+        world.current().clock.seconds += seconds
+    else:
+        thread.wait(lambda: False, seconds)
+
+
+def _machine() -> str:
+    thread = world.current().thread
+    return "host-setup" if thread is None else thread.process.host
+
+
+def _started_at(pid: int) -> float | None:
+    scheduler = world.current().scheduler
+    known = [] if scheduler is None else scheduler.processes
+    return next((float(one.pid) for one in known if one.pid == pid and not one.ended), None)
+
+
+def _this_process(jvm: int) -> DriverIdentity:
+    thread = world.current().thread
+    pid = 1 if thread is None else thread.process.pid
+    return DriverIdentity(_machine(), pid, float(pid), pid, float(pid), world.current().new_id())
+
+
+@contextlib.contextmanager
+def _recording(*arguments: Any) -> Iterator[Any]:
+    yield SimpleNamespace(problem=None)
+
+
+def _replacements() -> list[tuple[Any, Any]]:
+    now = SimpleNamespace(
+        monotonic=lambda: world.current().clock.monotonic(),
+        time=lambda: world.current().clock.monotonic(),
+        sleep=_sleep,
+    )
+    ids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=world.current().new_id()))
+    return [
+        (functions, memory_columns),
+        (DeltaTable, memory_delta.DeltaTable),
+        (HadoopFiles, MemoryFiles),
+        (threading, SimpleNamespace(Event=Event, Thread=Thread)),
+        (time, now),
+        (uuid, ids),
+        (driver_identity.machine, _machine),
+        (driver_identity.started_at, _started_at),
+        (clock.now, lambda: world.current().clock.now()),
+        (recording, _recording),
+        (ModelRuntime, data_path.MemoryRuntime),
+        (select_columns, lambda frame, rows: frame),
+        (query._packer, data_path.packing),
+        (query.stateful_operator, data_path.operator),
+        (seeds.initial_state, data_path.initial_state),
+        (seeds.offered, data_path.offered),
+        (state_rows.measure, data_path.measure),
+        (state_reader.states_at, data_path.states_at),
+        (set_codegen_for, lambda session, rows: None),
+        (micro_batch.unpack_estimates, data_path.unpack_estimates),
+        (refused_rows.refused_rows, data_path.refused_rows),
+        (batch_filter.batch_of, lambda runtime: SimpleNamespace(rows=runtime.rows)),
+        (batch_filter.bucket_rows, lambda frame, rows, count: frame),
+        (batch_filter.final_states, data_path.final_states),
+        (leases.stream_lock, lambda *arguments, **options: contextlib.nullcontext()),
+    ]
+
+
+def _modules() -> list[Any]:
+    for room in LOADED:
+        package = importlib.import_module(f"jobs.{room}")
+        for one in pkgutil.walk_packages(package.__path__, f"jobs.{room}."):
+            importlib.import_module(one.name)
+    return [module for name, module in sys.modules.items() if name.startswith("jobs.")]
+
+
+@contextlib.contextmanager
+def simulated() -> Iterator[None]:
+    """Replace Spark, Delta, the store, threads and clocks in all modules of `jobs` that hold them."""
+    assert jobs
+    instead = {id(old): new for old, new in _replacements()}
+    with contextlib.ExitStack() as stack:
+        for module in _modules():
+            for name, value in list(vars(module).items()):
+                if id(value) in instead:
+                    stack.enter_context(mock.patch.object(module, name, instead[id(value)]))
+        stack.enter_context(mock.patch.object(DriverIdentity, "this_process", _this_process))
+        stack.enter_context(mock.patch.object(StructType, "fromDDL", parse_schema))
+        yield

@@ -1,0 +1,276 @@
+"""Each guard matters: without it, the simulation finds a history that breaks the promise, and prints it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from jobs.lineage import generations, leases, live, promotion, start_point
+from jobs.lineage.fencing import Fence
+from jobs.snapshots import store
+from jobs.warehouse.delta import Warehouse
+from tests.protocol import memory_columns as F
+from tests.protocol import memory_delta, scenarios
+from tests.protocol.data_path import measure
+from tests.protocol.explorer import Found, Scenario, explore
+
+pytestmark = pytest.mark.usefixtures("simulation")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A guard, how it is taken out, the scenario that shows it, and the invariant that breaks."""
+
+    name: str
+    without: Callable[[], contextlib.AbstractContextManager[Any]]
+    scenario: Scenario
+    breaks: str
+    depth: int = 1
+    faults: tuple[str, ...] | None = None
+
+
+def _patched(target: Any, name: str, instead: Any) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(target, name, instead)
+
+
+def _nothing(*arguments: Any, **options: Any) -> None:
+    return None
+
+
+def _without_transactions(prefix: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    append = Warehouse.append
+
+    def plain(self: Warehouse, frame: Any, table: str, transaction: Any = None, options: Any = None) -> None:
+        append(self, frame, table, None if transaction and transaction[0].startswith(prefix) else transaction, options)
+
+    return _patched(Warehouse, "append", plain)
+
+
+@contextlib.contextmanager
+def _any_epoch() -> Iterator[None]:
+    """Let the lease's conditions hold whatever the epoch is."""
+    update = leases.update
+
+    def without(warehouse: Any, condition: F.Column, values: dict[str, Any]) -> None:
+        ours = F.Column(lambda row: condition.value({**row, "epoch": _Any()}))
+        update(warehouse, ours, values)
+
+    class _Any:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    with mock.patch.object(leases, "update", without):
+        yield
+
+
+@contextlib.contextmanager
+def _any_release() -> Iterator[None]:
+    """Let a driver release the lease of its generation whoever holds it."""
+
+    def release(warehouse: Any, lease: Any, how: str, error: str | None = None) -> None:
+        mine = F.col("generation") == lease.generation.generation
+        leases.update(warehouse, mine, {"owner": F.lit(None)})
+
+    with mock.patch.object(leases, "release", release):
+        yield
+
+
+@contextlib.contextmanager
+def _without_comparison() -> Iterator[None]:
+    """Let a change of the generations be committed whatever their statuses are by then."""
+    clause = memory_delta._Merge.whenMatchedUpdate
+
+    def skipping(self: Any, condition: Any, set: Any) -> Any:  # noqa: A002 (Delta's name)
+        return self if "t.status <> s.status" in str(condition) else clause(self, condition, set)
+
+    with mock.patch.object(memory_delta._Merge, "whenMatchedUpdate", skipping):
+        yield
+
+
+@contextlib.contextmanager
+def _never_driven() -> Iterator[None]:
+    """Let a driver take a lease that another one holds and renews."""
+    with (
+        mock.patch.object(leases, "refuse_if_driven", _nothing),
+        mock.patch("jobs.supervision.driver_identity.DriverIdentity.alive_after_waiting", lambda *_: False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _manifest_first() -> Iterator[None]:
+    """Commit a snapshot's manifest before its rows."""
+
+    def write(warehouse: Any, manifest: Any, states: Any, held: Any = None) -> Any:
+        count, checksum, total = measure(states)
+        version = warehouse.latest_version("snapshots") + 1 if warehouse.exists("snapshots") else 1
+        found = {"key_count": count, "checksum": checksum, "rows": total, "snapshots_version": version}
+        made = store._commit(warehouse, dataclasses.replace(manifest, **found))
+        store._write_states(warehouse, manifest, states)
+        return made
+
+    with mock.patch("jobs.training.pretraining.write", write):
+        yield
+
+
+@contextlib.contextmanager
+def _rows_go_first() -> Iterator[None]:
+    """Remove a snapshot's rows before its manifest is marked."""
+
+    def remove(warehouse: Any, model: str, names: list[str]) -> None:
+        table = memory_delta.DeltaTable.forPath(warehouse.spark, warehouse.path("snapshots"))
+        table.delete(F.col("snapshot_id").isin(names))
+        remove_marked(warehouse, model, names)
+
+    remove_marked = store.remove
+    with mock.patch.object(store, "remove", remove):
+        yield
+
+
+@contextlib.contextmanager
+def _marks_again() -> Iterator[None]:
+    """Let a replay mark rows that another replay has marked already."""
+    clause = memory_delta._Merge.whenMatchedUpdate
+
+    def always(self: Any, condition: Any, set: Any) -> Any:  # noqa: A002 (Delta's name)
+        return clause(self, None if condition == "t.status IS NULL" else condition, set)
+
+    with mock.patch.object(memory_delta._Merge, "whenMatchedUpdate", always):
+        yield
+
+
+@contextlib.contextmanager
+def _endless_parents() -> Iterator[None]:
+    """Let all micro-batches of a parent count, also those after its successor began."""
+    known = live.live_lineage
+
+    def whole(warehouse: Any, model: str) -> Any:
+        return [one._replace(last_batch=None) for one in known(warehouse, model)]
+
+    with mock.patch.object(live, "live_lineage", whole):
+        yield
+
+
+GUARDS = (
+    Guard(
+        "the fence that a later driver raises",
+        _patched(Fence, "_raise_fence", _nothing),
+        scenarios.TAKE_OVER,
+        "each row once in the live estimates",
+        depth=2,
+        faults=("freeze",),
+    ),
+    Guard(
+        "the check of the fence after a write",
+        _patched(Fence, "check", _nothing),
+        scenarios.TAKE_OVER,
+        "each row once in the live estimates",
+        depth=2,
+        faults=("freeze", "crash"),
+    ),
+    Guard(
+        "the look-up of a micro-batch that an earlier driver may have written",
+        _patched(Fence, "_there", lambda *arguments: False),
+        scenarios.TAKE_OVER,
+        "each row once in the live estimates",
+    ),
+    Guard(
+        "the transaction of a landed file",
+        _without_transactions("ingest-"),
+        scenarios.INGEST,
+        "each row lands once",
+    ),
+    Guard(
+        "the transaction of a replay",
+        _without_transactions("replay-"),
+        scenarios.REPLAY,
+        "each row lands once",
+    ),
+    Guard(
+        "a replay marks only what no other has marked",
+        _marks_again,
+        scenarios.REPLAY,
+        "each row lands once",
+    ),
+    Guard(
+        "the epoch in the conditions of a lease",
+        _any_epoch,
+        scenarios.TAKE_OVER,
+        "only its holder releases a lease",
+        depth=2,
+    ),
+    Guard(
+        "the epoch that a release compares",
+        _any_release,
+        scenarios.TAKE_OVER,
+        "only its holder releases a lease",
+        depth=2,
+        faults=("freeze", "run"),
+    ),
+    Guard(
+        "a driver is refused while another gives signs of life",
+        _never_driven,
+        scenarios.TAKE_OVER,
+        "a driver that runs keeps its lease",
+    ),
+    Guard(
+        "the comparison of statuses inside a change of the generations",
+        _without_comparison,
+        scenarios.SWITCHES,
+        "one live generation",
+    ),
+    Guard(
+        "the refusal of a shadow that lags",
+        _patched(promotion, "progress_rank", lambda *arguments: 0),
+        scenarios.LAGGING,
+        "a promotion takes no estimate away",
+    ),
+    Guard(
+        "the last micro-batch of a parent",
+        _endless_parents,
+        scenarios.BLUE_GREEN,
+        "each row once in the live estimates",
+    ),
+    Guard(
+        "the refusal of a damaged checkpoint",
+        _patched(start_point, "refuse_damaged", _nothing),
+        scenarios.DAMAGED,
+        "each row once in the live estimates",
+    ),
+    Guard(
+        "a snapshot's rows before its manifest",
+        _manifest_first,
+        scenarios.PRETRAIN,
+        "a manifest implies its rows",
+    ),
+    Guard(
+        "a generation is marked as removed before its checkpoint goes",
+        _patched(generations, "remove", _nothing),
+        scenarios.MAINTAIN,
+        "what a startable generation needs is kept",
+    ),
+    Guard(
+        "a snapshot's manifest is marked as removed before its rows go",
+        _rows_go_first,
+        scenarios.MAINTAIN,
+        "a manifest implies its rows",
+    ),
+)
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name.replace(" ", "-"))
+def test_without_it_the_promise_breaks(guard: Guard) -> None:
+    scenario = replace(guard.scenario, faults=guard.faults or guard.scenario.faults, most=3000)
+    with guard.without(), pytest.raises(Found) as found:
+        explore(scenario, guard.depth)
+    print(f"\nwithout {guard.name}:\n{found.value}")
+    assert guard.breaks in str(found.value.violation)
+
