@@ -85,22 +85,36 @@ def _points(*names: str) -> tuple[Point, ...]:
 _SNAPSHOT = ("append snapshots", "append manifests")
 _BEGIN = ("merge into generations",)
 _REPORT = ("write reports/walk/walk.json", "write reports/walk/walk.html")
-_MAINTAIN = ("merge into generations",)
+_MAINTAIN = (
+    "merge into generations",
+    "remove checkpoints/walk",
+    "update manifests",
+    "delete from snapshots",
+    "delete from estimates/walk",
+    "delete from quarantine",
+    "append progress/walk",
+    "remove _progress/walk/fold-N",
+    "compact estimates/walk",
+    "vacuum generations",
+    "vacuum snapshots",
+    "vacuum estimates/walk",
+    "vacuum quarantine",
+)
 _TAKE = ("update generations", "write _leases/walk/walk/N.json")
 _BATCH = ("micro-batch planned", "append estimates/walk", "merge into latest/walk", "micro-batch written")
 _DRIVE = (*_TAKE, "append latest/walk", *_BATCH)
 
 VERBS = {
-    "stream": Verb(18, 8, 10.0, _points(*_TAKE, *3 * _BATCH, *_TAKE)),
-    "blue-green": Verb(12, 6, 20.0, _points(*2 * _SNAPSHOT, *_BEGIN, *_DRIVE, *_TAKE, *_REPORT, *_BEGIN)),
-    "stop-start": Verb(8, 4, 12.0, _points(*2 * _SNAPSHOT, *_BEGIN)),
-    "retrain": Verb(7, 4, 8.0, _points(*_SNAPSHOT, *_BEGIN)),
-    "stateless": Verb(7, 3, 6.0, _points(*_SNAPSHOT, *_BEGIN)),
-    "repartition": Verb(8, 4, 10.0, _points(*_SNAPSHOT, *_BEGIN)),
-    "pretrain": Verb(8, 3, 8.0, _points(*_SNAPSHOT)),
-    "ingest": Verb(8, 4, 4.0, _points("append quarantine", "append measurements/walk")),
-    "maintain": Verb(9, 6, 15.0, _points(*_MAINTAIN)),
-    "adopt": Verb(8, 4, 12.0, _points(*_BEGIN, *_DRIVE)),
+    "stream": Verb(18, 8, 16.0, _points(*_TAKE, *3 * _BATCH, *_TAKE)),
+    "blue-green": Verb(12, 6, 28.0, _points(*2 * _SNAPSHOT, *_BEGIN, *_DRIVE, *_TAKE, *_REPORT, *_BEGIN)),
+    "stop-start": Verb(8, 4, 14.0, _points(*2 * _SNAPSHOT, *_BEGIN)),
+    "retrain": Verb(7, 4, 14.0, _points(*_SNAPSHOT, *_BEGIN)),
+    "stateless": Verb(7, 3, 13.0, _points(*_SNAPSHOT, *_BEGIN)),
+    "repartition": Verb(8, 4, 12.0, _points(*_SNAPSHOT, *_BEGIN)),
+    "pretrain": Verb(8, 3, 9.0, _points(*_SNAPSHOT)),
+    "ingest": Verb(8, 4, 5.0, _points("append quarantine", "append measurements/walk")),
+    "maintain": Verb(9, 6, 30.0, _points(*_MAINTAIN)),
+    "adopt": Verb(8, 4, 24.0, _points(*_BEGIN, *_DRIVE)),
     "replay": Verb(
         7, 4, 6.0, _points("merge into quarantine", "append measurements/walk", "update quarantine")
     ),

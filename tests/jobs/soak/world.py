@@ -61,6 +61,7 @@ class World:
         self.random = random.Random(seed)
         self.days = iter(random_rows(400, keys=400, rows=ROWS, seed=seed))
         self.version = self.newest_version = 1
+        self.partitions = 2
         self.migrated_from: int | None = None
         self.pipeline = Pipeline(folder, self.spec(1, None))
         self.oracle = Oracle(self.pipeline.settings, MODEL, folder)
@@ -80,6 +81,7 @@ class World:
             version=version,
             upgrade={"rows": 0},
             sinks={"latest": True},
+            stream={"max_files_per_batch": 1, "partitions": self.partitions, "keys_per_block": 8},
             retention=RULES,
             **changes,
         )
@@ -286,24 +288,23 @@ class World:
         return self._upgrade("stateless", "--lose-state")
 
     def _repartition(self) -> Act:
-        live = generations.live(self.pipeline.warehouse, MODEL)
-        assert live is not None
+        """Deploy the spec with another number of state partitions, 2 or 3."""
+        self.partitions = 5 - self.partitions
+        self.pipeline.write_spec(self.spec(self.version, self.migrated_from))
         self.land()
-        wanted = str(5 - live.partitions if live.partitions in (2, 3) else 2)
-        return Act(["upgrade", "--model", MODEL, "--mode", "repartition", "--partitions", wanted])
+        return Act(["upgrade", "--model", MODEL, "--mode", "repartition"])
 
     def _maintain(self) -> Act:
-        """Leave a shadow that was given up, retired generations, snapshots and replayed rows, all of them long ago."""
+        """Leave a shadow that was given up, its snapshots, and rows that were replayed, all of them long ago."""
         replayed = self._replay()
         assert self.again(replayed)[0] == 0
         replayed.done()
-        self._replaced("stop-start")
         self.newest_version += 1
         self.pipeline.write_spec(self.spec(self.newest_version, self.version))
         upgrade.run(self.pipeline.settings, MODEL, promote=False)
         retire.run(self.pipeline.settings, MODEL)
         self.pipeline.write_spec(self.spec(self.version, self.migrated_from))
-        self.catch_up()
+        self.pipeline.pretrain()
         warehouse = self.pipeline.warehouse
         for table, column in (
             ("generations", "retired_at"),
