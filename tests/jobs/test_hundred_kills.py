@@ -18,12 +18,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.jobs.soak import results, strikes
 from tests.jobs.soak.kills import FREEZE, IN_A_WORLD, KILL, ROUND, VERBS, Kill, kills_of
+from tests.jobs.soak.oracle import Oracle, differences
 from tests.jobs.soak.world import MODEL, Act, World
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 TRIES = 3
 """How often a random moment that came too late is tried earlier."""
@@ -43,6 +47,28 @@ def test_a_hundred_kills_are_spread_over_all_verbs_and_gaps() -> None:
     for name, verb in VERBS.items():
         aimed = {kill.gap for kill in more if kill.verb == name and kill.point is not None}
         assert aimed == set(range(len(verb.points))), f"{name}: five rounds reach every gap"
+
+
+def test_the_comparison_finds_what_is_lost_doubled_or_changed(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec(MODEL))
+    oracle = Oracle(pipeline.settings, MODEL, tmp_path, parts=random_rows(4, rows=40))
+    oracle.parts = [one.drop_duplicates(["id", "at"], ignore_index=True) for one in oracle.parts]
+    whole = oracle.live(4)
+    assert differences(whole.sample(frac=1.0, random_state=1), whole) == []
+    assert "1 estimates are doubled" in differences(pd.concat([whole, whole.tail(1)]), whole)[0]
+    assert f"1 of {len(whole)} estimates are missing" in differences(whole.iloc[1:], whole)[0]
+    assert "of rows that nobody sent" in differences(whole, whole.iloc[1:])[0]
+    flipped = whole.copy()
+    flipped.loc[5, "log_likelihood"] = np.nextafter(flipped.loc[5, "log_likelihood"], 0.0)
+    assert (
+        "1 of" in differences(flipped, whole)[0]
+        and "another log_likelihood" in differences(flipped, whole)[0]
+    )
+    oracle.continues(2, began=2)  # without state from the third part on
+    anew = oracle.live(4)
+    assert len(anew) == len(whole) and "another mean" in differences(whole, anew)[0]
+    oracle.continues(1, began=0)  # and back to the one pass, from an older snapshot
+    assert differences(oracle.live(4), whole) == []
 
 
 def wanted() -> list[int]:

@@ -76,7 +76,7 @@ class Oracle:
         """Return each key's last estimate of a pass, by default of the live stream's, before a part."""
         made = self.one_pass(self.began if began is None else began)
         made = made[made["part"] < (len(self.parts) if parts is None else parts)]
-        return made.sort_values("event_time").groupby("key", as_index=False).last()
+        return made.sort_values(["event_time"]).groupby("key", as_index=False).last()
 
 
 def as_compared(frame: pd.DataFrame) -> pd.DataFrame:
@@ -118,6 +118,6 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other) or bool(pd.isna(one) and pd.isna(other))
 
 
-def _where(frame: pd.DataFrame) -> str:
+def _where(frame: Any) -> str:
     first = frame.sort_values(["event_time", "key"]).iloc[0]
     return f"key {first['key']} at {first['event_time']}"

@@ -86,7 +86,9 @@ def run(world: World, kill: Kill, seconds: float) -> dict[str, Any]:
 
     seconds: of a random moment, after Spark's start.
     """
+    marks = [time.monotonic()]
     act = world.prepared(kill.verb)
+    marks.append(time.monotonic())
     notes = world.pipeline.folder / f"kill-{kill.seed}-{time.monotonic_ns()}"
     notes.mkdir()
     freeze = kill.how == FREEZE
@@ -94,11 +96,14 @@ def run(world: World, kill: Kill, seconds: float) -> dict[str, Any]:
     environment = {VARIABLE: aim.text()}
     if freeze:
         environment |= {"KALMAN_HOST": "one", "KALMAN_LEASE_SECONDS": f"{LEASE_SECONDS:g}"}
-    began = time.monotonic()
     victim = Victim(world.pipeline, *act.words, **environment)
     struck = victim.await_strike(notes / "struck")
-    said = _survived(world, kill, act, victim) if struck else _missed(world, act, victim)
-    verdict = VIOLATED if said else UNHARMED if struck else MISSED
+    marks.append(time.monotonic())
+    said = _run_again(world, kill, act, victim) if struck else _ended_before(victim)
+    marks.append(time.monotonic())
+    said += _wrong(world, act)
+    marks.append(time.monotonic())
+    names = ("prepare", "until struck", "again", "compare")
     return {
         **kill.record(),
         "seconds_after_start": None if kill.point else round(seconds, 2),
@@ -106,56 +111,55 @@ def run(world: World, kill: Kill, seconds: float) -> dict[str, Any]:
         "seen": _seen(notes / "trace"),
         "exit": victim.process.returncode,
         "said": victim.said().strip().splitlines()[-3:],
-        "seconds": round(time.monotonic() - began, 1),
-        "verdict": verdict,
+        "seconds": {name: round(b - a, 1) for name, a, b in zip(names, marks, marks[1:], strict=False)},
+        "verdict": VIOLATED if said else UNHARMED if struck else MISSED,
         "problems": said,
     }
 
 
-def _survived(world: World, kill: Kill, act: Act, victim: Victim) -> list[str]:
-    """Run a struck verb again, and return what is wrong then."""
+def _run_again(world: World, kill: Kill, act: Act, victim: Victim) -> list[str]:
+    """Run a struck verb again, let frozen processes wake up, and return what went wrong."""
     if kill.how != FREEZE:
         if victim.ended() is None:
             return [f"its Python process goes on for {PATIENCE_SECONDS:g} s without Spark's"]
-        return _judged(world, kill, act, *_repeated(world, act))
+        return _repeated(world, act)
     time.sleep(LEASE_SECONDS + 1)
     alarm = threading.Timer(kill.wake_after or 1e6, victim.wake)
     alarm.daemon = True
     alarm.start()
     with elsewhere():
-        code, said = _repeated(world, act)
+        said = _repeated(world, act)
     alarm.cancel()
     victim.wake()
     if victim.ended() is None:
-        return [f"woken, it has not ended after {PATIENCE_SECONDS:g} s"]
-    return _judged(world, kill, act, code, said)
+        said.append(f"woken, it has not ended after {PATIENCE_SECONDS:g} s")
+    return said
 
 
-def _missed(world: World, act: Act, victim: Victim) -> list[str]:
-    """The verb ended before the signal: look at it as at one that nobody has touched."""
+def _ended_before(victim: Victim) -> list[str]:
+    """The verb ended before the signal: return its error, if it had one."""
     code = victim.ended()
-    if code:
-        return [f"the command ended with {code} before it was struck: {victim.said()[-500:]}"]
-    return _judged(world, None, act, 0, "")
+    return [f"it ends with {code} before it is struck: {victim.said()[-500:]}"] if code else []
 
 
-def _repeated(world: World, act: Act) -> tuple[int, str]:
-    """Run the verb again; as long as another driver holds the stream, again and again."""
+def _repeated(world: World, act: Act) -> list[str]:
+    """Run the verb again, as long as another driver holds the stream again and again; return its error."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     code, said = world.again(act)
     while code == ALREADY_RUNNING and time.monotonic() < deadline:
         time.sleep(1.0)
         code, said = world.again(act)
-    return code, said
+    return [f"run again, it ends with {code}: {said.strip()[-500:]}"] if code else []
 
 
-def _judged(world: World, kill: Kill | None, act: Act, code: int, said: str) -> list[str]:
-    found = [] if code == 0 else [f"run again, it ends with {code}: {said.strip()[-500:]}"]
+def _wrong(world: World, act: Act) -> list[str]:
+    """Return what is not as it must be after an act."""
+    said = []
     try:
         act.done()
     except AssertionError as error:
-        found.append(str(error))
-    return found + world.problems(catch_up=act.streams)
+        said.append(str(error))
+    return said + world.problems(catch_up=act.streams)
 
 
 def _seen(trace: Path) -> list[str]:

@@ -206,7 +206,7 @@ class World:
             rows.append({**one["payload"], "a": 0.5 + number, "b": 1.25})
             lines.append(json.dumps(one))
         edited.write_text("\n".join(lines) + "\n")
-        frame = pd.DataFrame(rows)[["id", "at", "a", "b"]].astype({"id": np.int64})
+        frame: Any = pd.DataFrame(rows)[["id", "at", "a", "b"]].astype({"id": np.int64})
         frame["at"] = pd.to_datetime(frame["at"], utc=True).astype("datetime64[us, UTC]")
 
         def done() -> None:
