@@ -74,9 +74,9 @@ class Oracle:
 
     def last(self, began: int | None = None, parts: int | None = None) -> pd.DataFrame:
         """Return each key's last estimate of a pass, by default of the live stream's, before a part."""
-        made = self.one_pass(self.began if began is None else began)
-        made = made[made["part"] < (len(self.parts) if parts is None else parts)]
-        return made.sort_values(["event_time"]).groupby("key", as_index=False).last()
+        made: Any = self.one_pass(self.began if began is None else began)
+        before = len(self.parts) if parts is None else parts
+        return made[made["part"] < before].sort_values("event_time").groupby("key").tail(1)
 
 
 def as_compared(frame: pd.DataFrame) -> pd.DataFrame:
