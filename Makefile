@@ -53,7 +53,7 @@ test: setup ## Run the tests: some twenty minutes on two cores
 test-slow: setup ## Run the tests that take longer, too many for every change
 	$(PYTEST) -m "slow and not soak" $(PYTEST_ARGS)
 
-soak: setup ## Kill the stream's driver at many moments and compare (long)
+soak: setup ## Kill every verb at many moments, a hundred times in all, and compare (hours)
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
 BENCH := $(VENV)/.bench-ready

@@ -26,13 +26,14 @@ class Driver:
     """
 
     running: ClassVar[list[Driver]] = []
+    module: ClassVar[str] = "jobs.cli"
 
     def __init__(self, pipeline: Pipeline, *arguments: str, **environment: str) -> None:
         given = {"KALMAN_MODELS": str(pipeline.settings.models), **environment}
         self.log = pipeline.folder / f"driver-{time.monotonic_ns()}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "jobs.cli", *arguments],
+                [sys.executable, "-m", self.module, *arguments],
                 cwd=pipeline.folder,
                 env=cli_environment(Path(pipeline.settings.warehouse), given),
                 stdin=subprocess.DEVNULL,
