@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -292,18 +292,18 @@ def read_part(part: Part) -> Iterator[pa.Array]:
             yield pa.array(documents(path), pa.binary())
             return
         with _open(path) as file:
+            file.seek(part.start)
             if part.start == 0:
                 skip_bom(file)
-            else:
-                file.seek(part.start)
-            while part.stop is None or file.tell() < part.stop:
-                left = -1 if part.stop is None else part.stop - file.tell()
-                lines = file.readlines(PIECE_BYTES if left < 0 else min(left, PIECE_BYTES))
-                if not lines:
-                    break
-                found = [document for line in lines if (document := line.strip(_BLANK))]
-                if found:
-                    yield pa.array(found, pa.binary())
+            if part.stop is not None:
+                yield _documents_in(file.read(part.stop - file.tell()).split(b"\n"))
+                return
+            while lines := file.readlines(PIECE_BYTES):
+                yield _documents_in(lines)
+
+
+def _documents_in(lines: Iterable[bytes]) -> pa.Array:
+    return pa.array([document for line in lines if (document := line.strip(_BLANK))], pa.binary())
 
 
 @contextmanager
