@@ -1,8 +1,9 @@
 """Land files in the measurements table of `<model>`.
 
 Rows that do not fit go to `quarantine` with the reason. Landing is idempotent, so a run can be retried, cleared or
-backfilled at will. The path is that of the model's spec (`airflow.ingest.path`, where templates such as
-`{{ data_interval_start | ds }}` choose the file), unless the form gives another.
+backfilled at will. A file that has landed and changed since fails the task, unless the form says what it is. The path
+is that of the model's spec (`airflow.ingest.path`, where templates such as `{{ data_interval_start | ds }}` choose the
+file), unless the form gives another.
 """
 
 from __future__ import annotations
@@ -40,6 +41,13 @@ def build(spec: ModelSpec) -> DAG:
                 title="History of new keys",
                 description="Treat the files as history of new keys: pretrain offers their states to the stream.",
             ),
+            changed=Param(
+                "refuse",
+                enum=["refuse", "append", "new"],
+                title="Changed files",
+                description="What a file is that has landed with another content: an error (refuse), the same file "
+                "with rows added at its end, which are landed (append), or another file of the same name (new).",
+            ),
         ),
     ) as dag:
         KalmanOperator(
@@ -49,6 +57,7 @@ def build(spec: ModelSpec) -> DAG:
             options={
                 "--model": spec.name,
                 "--input": "{% if params.input %}{{ params.input }}{% else %}" + (path or "") + "{% endif %}",
+                "--changed": "{{ params.changed if params.changed != 'refuse' else '' }}",
             },
             flags=["{{ '--history' if params.history else '' }}"],
             outlets=[dag_defaults.measurements(spec.name)],

@@ -78,6 +78,8 @@ def run(
         raise UserError("--history lands files once: give --input, and no --trigger")
     if accept_loss and input:
         raise UserError("--accept-loss is for a topic: leave out --input")
+    if changed != "refuse" and not input:
+        raise UserError("--changed is for files: give --input")
     if not input:
         return topics.land_topic(settings, spec, seconds, accept_loss)
     if seconds is not None:
@@ -118,6 +120,8 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
             f"quarantined {plural(quarantined, 'row')}: "
             + "; ".join(f"{n:,} {r}" for r, n in sorted(reasons.items()))
         )
+    notes = [one.note for one in landed if one.note is not None]
+    lines += [f"note: {note}" for note in notes]
     if history and spec.stream.new_keys != PRETRAINED:
         lines.append(
             f"note: the streams of {spec.name} treat them like any other rows, unless its spec says "
@@ -133,6 +137,7 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
             "files": len(landed),
             "files_landed": len(new),
             "files_landed_before": known,
+            "files_changed": len(notes),
             "rows": rows,
             "quarantined": quarantined,
             "reasons": reasons,

@@ -27,8 +27,8 @@ ROWS_A_BATCH = 250_000
 class Part(NamedTuple):
     """A part of a file that can be read by itself, by a worker of Spark as well.
 
-    Of a CSV file the bytes from `start` to `stop` (None: its end), which are whole records; of a Parquet file the row
-    groups from `start` to `stop`.
+    Of a CSV file the bytes from `start` to `stop`, which are whole records (None: all records); of a Parquet file the
+    row groups from `start` to `stop` (None: the last).
     """
 
     path: str
@@ -62,13 +62,17 @@ def read(path: Path, columns: Sequence[str] | None = None) -> Source:
         raise UserError(f"{path}: is a folder; give one file")
     with _readable(path):
         if is_csv:
-            header = _header(path)
-            names = header.names if columns is None else list(columns)
-            part = Part(str(path), header.end, None)
-        else:
-            names = list(_parquet_schema(path).names if columns is None else columns)
-            part = Part(str(path), 0, None)
-    return joined(list(read_part(part, columns)), names)
+            return _read_csv(path, columns)
+        names = list(_parquet_schema(path).names if columns is None else columns)
+    return joined(list(read_part(Part(str(path), 0, None), columns)), names)
+
+
+def _read_csv(path: Path, columns: Sequence[str] | None) -> Source:
+    with _bytes(path) as stream:
+        header, rest = _after_header(path, stream)
+        names = header.names if columns is None else list(columns)
+        check_columns(path, header.names, names)
+        return joined([parse_records(piece, header.names, columns) for piece in rest], names)
 
 
 def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
@@ -125,13 +129,14 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
     path = Path(part.path)
     with _readable(path):
         if _is_csv(path):
-            names = _header(path).names
-            check_columns(path, names, names if columns is None else columns)
             with _bytes(path) as stream:
-                stream.seek(part.start)
-                whole = None if part.stop is None else stream.read(part.stop - part.start)
-                for piece in pieces(stream, PIECE_BYTES) if whole is None else [whole]:
-                    yield parse_records(piece, names, columns)
+                header, rest = _after_header(path, stream)
+                check_columns(path, header.names, header.names if columns is None else columns)
+                if part.stop is not None:
+                    stream.seek(part.start)
+                    rest = iter([stream.read(part.stop - part.start)])
+                for piece in rest:
+                    yield parse_records(piece, header.names, columns)
             return
         with _parquet(path) as file:
             have = file.schema_arrow.names
@@ -192,10 +197,15 @@ def _bytes(path: Path) -> Iterator[io.BufferedIOBase]:
 
 def _header(path: Path) -> Header:
     with _bytes(path) as stream:
-        header = read_header(stream)
-    if header is None:
+        return _after_header(path, stream)[0]
+
+
+def _after_header(path: Path, stream: io.BufferedIOBase) -> tuple[Header, Iterator[bytes]]:
+    """Return the header of a CSV file, and the pieces after it."""
+    found = read_header(stream, PIECE_BYTES)
+    if found is None:
         raise UserError(f"{path}: is empty")
-    return header
+    return found
 
 
 def _parquet_schema(path: Path) -> pa.Schema:

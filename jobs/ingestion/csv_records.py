@@ -13,6 +13,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -42,40 +43,42 @@ class Header(NamedTuple):
     end: int
 
 
-def skip_bom(stream: io.BufferedIOBase) -> None:
-    """Move a stream behind the byte order mark, if it begins with one."""
-    if stream.read(len(BOM)) != BOM:
-        stream.seek(0)
+def read_header(stream: io.BufferedIOBase, size: int = PIECE_BYTES) -> tuple[Header, Iterator[bytes]] | None:
+    """Return the header of a CSV file, its first record that is no blank line, and the pieces after it.
 
-
-def read_header(stream: io.BufferedIOBase, size: int = PIECE_BYTES) -> Header | None:
-    """Return the header of a CSV file, its first record that is no blank line; None if there is none.
+    None if there is no such record. The stream may be a pipe: it is read once, from its beginning.
 
     Raises:
         UnicodeDecodeError: a name is not UTF-8 text.
         csv.Error: the file is not CSV.
     """
-    skip_bom(stream)
-    start = stream.tell()
-    for piece in pieces(stream, size):
+    first = stream.read(len(BOM))
+    found = pieces(stream, size, b"" if first == BOM else first)
+    start = len(BOM) if first == BOM else 0
+    for piece in found:
         text = _decoded(piece)
         lines = io.StringIO(text, newline="")
         names = next((row for row in csv.reader(lines) if row), None)
         if names is not None:
             for name in names:
                 _encoded(name).decode()
-            return Header(names, start + len(_encoded(text[: lines.tell()])))
+            end = len(_encoded(text[: lines.tell()]))
+            return Header(names, start + end), chain([piece[end:]], found)
         start += len(piece)
     return None
 
 
-def pieces(stream: io.BufferedIOBase, size: int = PIECE_BYTES) -> Iterator[bytes]:
+def pieces(stream: io.BufferedIOBase, size: int = PIECE_BYTES, rest: bytes = b"") -> Iterator[bytes]:
     """Cut the rest of a stream, which begins with a record, into pieces of whole records of about `size` bytes.
+
+    Args:
+        stream: of the bytes.
+        size: of a piece.
+        rest: bytes before those of the stream.
 
     Raises:
         csv.Error: a field is longer than Python's limit, as after a quote that nothing closes.
     """
-    rest = b""
     while block := stream.read(size):
         rest += block
         end = _last_end(rest)

@@ -165,6 +165,8 @@ class FolderLanding:
             if _stamp(path) == stamp:  # else it is still being written, and comes again
                 self._refuse(path, stamp, error)
             return
+        if done.note is not None:
+            print(f"note: {done.note}", file=sys.stderr, flush=True)
         notes.note(path, stamp, LANDED, {"sha256": file.digest, "rows": done.rows})
         self.totals.files += 1
         self.totals.rows += 0 if done.version is None else done.rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from jobs.encoding import arrow
 from jobs.encoding.arrow import compute
 from jobs.ingestion.checking import check_rows
 from jobs.ingestion.csv_parquet import Part, check_columns
-from jobs.ingestion.csv_records import PIECE_BYTES, skip_bom
+from jobs.ingestion.csv_records import BOM, PIECE_BYTES
 from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.measurements_table import KeyTypes
@@ -250,9 +250,8 @@ def documents(path: Path, most: int | None = None) -> list[bytes]:
             return [json.dumps(item, ensure_ascii=False).encode() for item in items[:most]]
         found: list[bytes] = []
         with _open(path) as file:
-            skip_bom(file)
-            for line in file:
-                if document := line.strip(_BLANK):
+            for number, line in enumerate(file):
+                if document := (line if number else line.removeprefix(BOM)).strip(_BLANK):
                     found.append(document)
                 if most is not None and len(found) == most:
                     break
@@ -292,18 +291,18 @@ def read_part(part: Part) -> Iterator[pa.Array]:
             yield pa.array(documents(path), pa.binary())
             return
         with _open(path) as file:
-            if part.start == 0:
-                skip_bom(file)
-            else:
-                file.seek(part.start)
-            while part.stop is None or file.tell() < part.stop:
-                left = -1 if part.stop is None else part.stop - file.tell()
-                lines = file.readlines(PIECE_BYTES if left < 0 else min(left, PIECE_BYTES))
-                if not lines:
-                    break
-                found = [document for line in lines if (document := line.strip(_BLANK))]
-                if found:
-                    yield pa.array(found, pa.binary())
+            file.seek(part.start)
+            if part.start == 0 and file.read(len(BOM)) != BOM:
+                file.seek(0)
+            if part.stop is not None:
+                yield _documents_in(file.read(part.stop - file.tell()).split(b"\n"))
+                return
+            while lines := file.readlines(PIECE_BYTES):
+                yield _documents_in(lines)
+
+
+def _documents_in(lines: Iterable[bytes]) -> pa.Array:
+    return pa.array([document for line in lines if (document := line.strip(_BLANK))], pa.binary())
 
 
 @contextmanager

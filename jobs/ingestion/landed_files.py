@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -85,8 +85,10 @@ class LandedFiles:
             rejected |= self._rejected_by_earlier_release.get(path, set())
         return Known(landed, kept, frozenset(accepted - {digest}), frozenset(rejected - {digest}))
 
-    def describe(self, digests: Iterable[str]) -> str:
+    def describe(self, digests: Sequence[str]) -> str:
         """Return contents in words, with what the history still says about them."""
+        if not self._commits.keys() >= set(digests):
+            self.__dict__.pop("_commits")  # read before these were landed
         return " and ".join(_described(one, self._commits.get(one, {})) for one in digests)
 
     def _numbers(self, table: str) -> dict[str, int]:
@@ -104,7 +106,7 @@ class LandedFiles:
 
     @cached_property
     def _commits(self) -> dict[str, Mapping[str, Any]]:
-        """What the history says about the contents that were landed before this was first asked."""
+        """What the history says about the contents that had landed when this was first asked."""
         table = measurements(self.model)
         history = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table)).history()
         told = history.filter(F.col("userMetadata").contains('"sha256"')).select("version", "userMetadata")

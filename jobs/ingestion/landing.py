@@ -53,13 +53,14 @@ class Landed:
     """The outcome of one file.
 
     rows: accepted; reasons: rows quarantined by this run, by reason; version: the measurements table's commit of the
-    rows, None if the file had already landed.
+    rows, None if the file had already landed; note: what to tell about a file that had landed with another content.
     """
 
     path: str
     rows: int
     reasons: dict[str, int]
     version: int | None
+    note: str | None = None
 
 
 def find_files(inputs: list[str]) -> list[str]:
@@ -192,8 +193,9 @@ class FileLanding:
             reasons = {} if now.landed or now.kept else dict(sorted(reasons.items()))
             if reasons:
                 keep(warehouse, quarantined(checked.rejected(), spec.name, path, digest), name)
+            note = None if now.landed else self._note(path, known)
             if not rows or now.landed:
-                return Landed(path, rows, reasons, None)
+                return Landed(path, rows, reasons, None, note)
             origin = F.lit(HISTORY_PREFIX + path if self.history else path)
             frame = checked.accepted().withColumn("_origin", origin)
             frame = frame.withColumn("_landed_at", F.current_timestamp())
@@ -201,7 +203,15 @@ class FileLanding:
             detail |= {"min_time": first, "max_time": last} | ({"history": True} if self.history else {})
             table = measurements(spec.name)
             warehouse.append(frame, table, name, {"userMetadata": json.dumps(detail)})
-            return Landed(path, rows, reasons, warehouse.latest_version(table))
+            return Landed(path, rows, reasons, warehouse.latest_version(table), note)
+
+    def _note(self, path: str, known: Known) -> str | None:
+        if not known.others:
+            return None
+        which = (
+            "all its rows landed beside those" if self.changed == NEW else "only the rows after those landed"
+        )
+        return f"{path}: had landed with {self.landed.describe(known.others)}; {which}"
 
     def _still(self, file: FileState, known: Known) -> Known:
         """Return what is committed of a file now, after checking that the rows that were read are still the right ones.

@@ -125,14 +125,6 @@ def refusal(
     )
 
 
-def holds(warehouse: Warehouse, model: str, digest: str) -> bool:
-    """Tell if the table has rows of a file with this digest, which shows that the file has been landed."""
-    if not warehouse.exists(TABLE):
-        return False
-    mine = (F.col("model") == model) & F.col("position").contains(digest)
-    return not warehouse.read(TABLE).filter(mine).isEmpty()
-
-
 def ready(warehouse: Warehouse) -> bool:
     """Add ids and columns that a table of an earlier release lacks; return False if there is no table."""
     if not warehouse.exists(TABLE):

@@ -123,6 +123,17 @@ def test_a_roll_back_takes_the_last_state_only_if_it_is_asked_to(bag: DagBag) ->
     assert given == {False: "", True: "--last-state"}
 
 
+def test_ingest_refuses_changed_files_unless_the_form_says_what_they_are(bag: DagBag) -> None:
+    from jobs.ingestion.landing import CHANGED
+
+    dag: Any = bag.dags["kalman_ingest__tiny"]
+    assert dag.params["changed"] == "refuse"
+    assert dag.params.get_param("changed").schema["enum"] == list(CHANGED)
+    option = jinja2.Template(dag.get_task("ingest").options["--changed"])
+    given = {one: option.render(params={"changed": one}) for one in CHANGED}
+    assert given == {"refuse": "", "append": "append", "new": "new"}
+
+
 def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
     bag: DagBag, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -91,7 +91,10 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     one = {"model": "m"}
     stream = {"adopt": None, "generation": None, "metrics_port": None, "metrics_file": None}
     assert [(name, options) for name, _, options in verb] == [
-        ("ingest", {**one, "input": ["a", "b*"], "trigger": "available-now", "history": True}),
+        (
+            "ingest",
+            {**one, "input": ["a", "b*"], "trigger": "available-now", "history": True, "changed": "refuse"},
+        ),
         (
             "pretrain",
             {

@@ -68,8 +68,12 @@ def test_a_landed_file_that_has_grown_is_refused_or_only_its_new_rows_land(tmp_p
     assert (keys(pipeline), held(pipeline)) == ([0, 2, 3], ["1"])
     assert land(pipeline, tmp_path / "copy.csv").data["files_landed_before"] == 1
 
-    for _ in range(2):  # the second finds everything done
-        land(pipeline, path, changed="append")
+    for changed in (1, 0):  # the second finds everything done
+        done = land(pipeline, path, changed="append")
+        assert done.data["files_changed"] == changed
+        assert [line.startswith(f"note: {path}: had landed with") for line in done.lines].count(
+            True
+        ) == changed
         assert (keys(pipeline), held(pipeline)) == ([0, 2, 3, 4, 6], ["1", "5"])
     assert land(pipeline, path).data["files_landed_before"] == 1
     (tmp_path / "copy.csv").write_text(path.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, tzinfo
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -11,8 +12,10 @@ import pyarrow as pa
 import pytest
 
 from jobs.core.times import TimeParser
-from jobs.ingestion import parsing
-from jobs.ingestion.json_rows import _one_by_one, _Wanted, read_objects
+from jobs.ingestion import json_rows, parsing
+from jobs.ingestion.json_rows import _one_by_one, _Wanted, documents, parts, read_objects, read_part
+from jobs.specs.model_spec import ModelSpec
+from tests.jobs.support.pipeline import random_walk_spec
 
 DOCUMENTS = [
     b'{"id":"k1","at":"2024-01-01T00:00:00Z","x":1.5,"z":{"a":[1,{"b":null}]}}',
@@ -118,3 +121,22 @@ def test_an_invalid_document_does_not_affect_the_others() -> None:
     assert [at for at, problem in enumerate(found.problems) if problem] == [77]
     values = np.array([float(one) for at, one in enumerate(found.columns["x"].to_pylist()) if at != 77])
     assert values[[0, 76, 77, -1]].tolist() == [0.0, 76.0, 78.0, 4999.0]
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 1000])
+def test_parts_of_any_size_have_the_documents_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [b'{"x": 1}', b" ", b"", b'{"x": "\xff"}\r', b'\xef\xbb\xbf{"x": 2}', b'{"x":\t3} \r', b"\r"] * 9
+    path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
+    monkeypatch.setattr(json_rows, "PIECE_BYTES", size)
+    cut = parts(path)
+    monkeypatch.undo()  # a worker reads a part whole
+    found = [one for part in cut for some in read_part(part) for one in some.to_pylist()]
+    assert found == documents(path) == [line.strip(b" \t\r") for line in lines if line.strip(b" \t\r")]
+    assert (len(cut) == 1) is (size == 1000)
+    empty = json_rows.check_documents(
+        ModelSpec.model_validate(random_walk_spec()), pa.array([], pa.binary()), {"id": "string"}, "rows"
+    )
+    assert empty.num_rows == 0

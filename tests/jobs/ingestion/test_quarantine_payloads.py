@@ -65,6 +65,7 @@ def test_a_row_lands_with_the_id_that_identifies_duplicates(kind: str, wanted: A
             {"id": 7, "at": "2024-03-01", "a": 1, "_corrupt": "7,2024-03-01"},
             "row: not as many fields as the header",
         ),
+        ({"id": "\\xff", "at": "2024-03-01", "a": 1, "_bytes": "/ywy"}, "row: not UTF-8 text"),
         ("no json", NOT_AN_OBJECT),
         ("[1]", NOT_AN_OBJECT),
         ("", NOT_AN_OBJECT),

@@ -265,6 +265,14 @@ def test_rejected_rows_are_marked_and_the_others_filtered(tmp_path: Path) -> Non
     assert alone.mean_level.tolist() == out.loc[~bad, "mean_level"].tolist()
 
 
+def test_a_row_that_is_not_utf_8_is_rejected_alone(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_bytes(b"river,at,volume\n\xff,2001-01-01,1\nr,2001-01-01,1\n")
+    filtered("nile", tmp_path / "in.csv", tmp_path / "out.csv")
+    out = pd.read_csv(tmp_path / "out.csv")
+    assert out.flag.fillna("").tolist() == ["rejected: row: not UTF-8 text", ""]
+    assert out.river.tolist() == ["\\xff", "r"]
+
+
 def test_rejected_rows_are_null_in_parquet(tmp_path: Path) -> None:
     table = pa.table(
         {
