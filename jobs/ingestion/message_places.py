@@ -37,12 +37,10 @@ class Landing(NamedTuple):
     offsets: dict[int, int]
 
     @classmethod
-    def of(cls, warehouse: Warehouse, spec: ModelSpec) -> Landing | None:
-        """Return the landing of a model's topic, or None if the model has no topic."""
-        if spec.source is None:
-            return None
-        table, topic = measurements(spec.name), spec.source.topic
-        landed = landed_position(warehouse, table, topic)
+    def of(cls, warehouse: Warehouse, spec: ModelSpec) -> Landing:
+        """Return the landing of a model's topic; without a topic, or before the first landing, an empty one."""
+        table, topic = measurements(spec.name), "" if spec.source is None else spec.source.topic
+        landed = landed_position(warehouse, table, topic) if topic else None
         if landed is None:
             return cls(topic, None, None, {})
         return cls(topic, first_topic_id(warehouse, table, topic), landed.get("topic_id"), offsets_of(landed))
@@ -82,10 +80,8 @@ def rejected_place() -> dict[str, Column]:
     }
 
 
-def identity(landing: Landing | None) -> Column:
+def identity(landing: Landing) -> Column:
     """Return `MESSAGE` of a row of the quarantine."""
-    if landing is None:
-        return F.col("id")
     place = rejected_place()
     return F.when(is_message(), landing.message(*place.values())).otherwise(F.col("id"))
 

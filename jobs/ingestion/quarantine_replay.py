@@ -37,7 +37,7 @@ from jobs.lineage import replayed_late_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse import quarantine
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import KeyTypes
+from jobs.warehouse.measurements_table import OFFSET, KeyTypes
 from jobs.warehouse.quarantine import REPLAYED, REPLAYING, TABLE
 from jobs.warehouse.tables import need_measurements
 
@@ -115,13 +115,13 @@ def _complete_interrupted(warehouse: Warehouse, spec: ModelSpec, key_types: KeyT
 
 
 def _rechecked(
-    warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: DataFrame, landing: Landing | None
+    warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: DataFrame, landing: Landing
 ) -> DataFrame:
     """Return `MESSAGE`, source, position, id, the row to land, and the reason why it cannot be replayed, or null."""
     chains = replayed_late_rows.lineages(warehouse, spec.name)
     current = replayed_late_rows.refused_by_all(chains, F.col("generation"), F.col("batch_id"))
     stale = _is_measurement() & ~current
-    ahead = F.lit(False) if landing is None else is_message() & ~landing.reached()
+    ahead = is_message() & ~landing.reached()
     kept = "id string, source string, position string, message string, stale boolean, ahead boolean"
     checked = rows.select(
         *("id", "source", "position", "payload"),
@@ -137,13 +137,11 @@ def _rechecked(
     )
 
 
-def _claims(warehouse: Warehouse, spec: ModelSpec, checked: DataFrame, landing: Landing | None) -> DataFrame:
+def _claims(warehouse: Warehouse, spec: ModelSpec, checked: DataFrame, landing: Landing) -> DataFrame:
     """Return what a replay marks: each `MESSAGE`, and the row that lands it, null if it has landed already."""
     accepted = checked.filter("reason IS NULL").select(MESSAGE, "id", "landing")
     # Rows of an earlier release that agree in everything share an id; of a message, any accepted row will do.
     chosen = accepted.groupBy(MESSAGE).agg(F.min(F.struct("id", "landing")).alias("row"))
-    if landing is None:
-        return chosen.select(MESSAGE, "row.id", "row.landing")
     landed = landed_among(warehouse, spec, landing, checked).withColumn("known", F.lit(True))
     row = F.when(F.col("known").isNull(), F.col("row")).alias("row")
     return chosen.join(landed, MESSAGE, "full_outer").select(MESSAGE, row).select(MESSAGE, "row.*")
@@ -175,7 +173,7 @@ def _checker(
 
 
 def _mark_replaying(
-    warehouse: Warehouse, spec: ModelSpec, claims: DataFrame, landing: Landing | None, replay_id: str
+    warehouse: Warehouse, spec: ModelSpec, claims: DataFrame, landing: Landing, replay_id: str
 ) -> None:
     """Mark the held rows of the claimed messages as `replaying`, in one commit, and fix the row that each lands as."""
     target = DeltaTable.forPath(warehouse.spark, warehouse.path(TABLE))
@@ -208,10 +206,8 @@ def _complete(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, replay
     return Done(landed + copied, copied, copies)
 
 
-def _each_message_once(rows: DataFrame, landing: Landing | None) -> DataFrame:
+def _each_message_once(rows: DataFrame, landing: Landing) -> DataFrame:
     """Keep one row of each message: a replay of an earlier release, which was interrupted, has marked all of them."""
-    if landing is None:
-        return rows
     messages = rows.filter(is_message()).withColumn(MESSAGE, identity(landing)).dropDuplicates([MESSAGE])
     return rows.filter(~is_message()).unionByName(messages.drop(MESSAGE))
 
@@ -231,7 +227,9 @@ def _land(
     columns = {name: "double" for name in spec.columns} | key_types | {spec.time: "bigint"}
     schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
     origin = replayed_late_rows.origin(replay_id) if copies else F.lit(f"quarantine:{replay_id}")
-    place = {} if copies or spec.source is None else rejected_place()
+    table = need_measurements(warehouse, spec.name)
+    of_topic = spec.source is not None or OFFSET in warehouse.read(table).columns
+    place = rejected_place() if of_topic and not copies else {}
     parsed = rows.select(
         F.from_json("landing", schema).alias("row"),
         origin.alias("_origin"),
@@ -258,7 +256,7 @@ def _land(
     detail = {"replay": replay_id, "late": copies, "rows": count, **span}
     warehouse.append(
         frame.coalesce(max(1, count // ROWS_A_FILE)),
-        need_measurements(warehouse, spec.name),
+        table,
         (f"replay-{replay_id}{'-late' if copies else ''}", 1),
         {"userMetadata": json.dumps(detail), "mergeSchema": "true"},
     )
