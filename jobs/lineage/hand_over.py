@@ -19,6 +19,7 @@ from jobs.snapshots.manifests import Manifest
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.landed_rows import rows_between
+from jobs.warehouse.measurements_table import new_keys
 from jobs.warehouse.places import VERSION, Place, includes, of_position, same_source
 from jobs.warehouse.positions import delta_position, describe
 from jobs.warehouse.tables import measurements
@@ -152,7 +153,9 @@ def _within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> Continuati
 def _checked(warehouse: Warehouse, manifest: Manifest, made: Continuation, start: Place) -> Continuation:
     """Return a continuation with the number of rows between a place and the snapshot's position, which it misses."""
     table = measurements(manifest.model)
-    missing = rows_between(warehouse, table, start, of_position(manifest.position))
+    # Streams that import the states of new keys skip their history.
+    with_history = not warehouse.exists(new_keys(manifest.model))
+    missing = rows_between(warehouse, table, start, of_position(manifest.position), with_history)
     return made._replace(why="", missing=0) if missing == 0 else made._replace(missing=missing)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
@@ -60,6 +61,11 @@ def new_keys(model: str) -> str:
 def is_history() -> Column:
     """Return the condition for measurements that are new keys' history, which streams with new keys skip."""
     return F.coalesce(F.col("_origin").startswith(HISTORY_PREFIX), F.lit(False))
+
+
+def is_history_commit(info: Mapping[str, Any]) -> bool:
+    """Tell from the `commitInfo` of a commit of measurements if its rows are new keys' history."""
+    return '"history": true' in (info.get("userMetadata") or "")
 
 
 def latest_history_version(warehouse: Warehouse, table: str, version: int) -> int | None:

@@ -89,7 +89,8 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
     assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
     one = {"model": "m"}
-    stream = {"adopt": None, "generation": None, "metrics_port": None, "metrics_file": None}
+    stream = {"adopt": None, "allow_missing_estimates": False, "generation": None}
+    stream |= {"metrics_port": None, "metrics_file": None}
     assert [(name, options) for name, _, options in verb] == [
         (
             "ingest",
