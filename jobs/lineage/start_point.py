@@ -200,5 +200,5 @@ def _no_snapshot(warehouse: Warehouse, spec: ModelSpec) -> str:
     known = manifests.all_of(warehouse, spec.name)
     text = f"model {spec.name} has no snapshot that a stream can start from"
     if known:
-        text += f" ({len(known)} of other versions, or of history only)"
+        text += f" ({len(known)} of other versions, of history only, or of rows that are gone)"
     return f"{text}: make one with `kalman-pipeline pretrain --model {spec.name}`"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+from kalman_dags import submit
 from kalman_dags.operator import KalmanOperator
 
 pytestmark = pytest.mark.airflow
@@ -71,6 +72,15 @@ def test_the_command(operator: Operator, tmp_path: Path) -> None:
     assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert environment["KALMAN_WAREHOUSE"] == str(tmp_path / "warehouse")
     assert (Path(environment["SPARK_HOME"]) / "bin" / "spark-submit").exists()
+
+
+@pytest.mark.parametrize("given", ["file:///ware%20house/", "file:/ware%20house", "/ware house"])
+def test_the_warehouse_is_spelled_as_its_verbs_spell_it(
+    operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("KALMAN_WAREHOUSE", given)
+    operator().execute(context())
+    assert called(tmp_path)[1]["KALMAN_WAREHOUSE"] == "/ware house" == submit.warehouse()
 
 
 def test_a_model_that_speaks_to_kafka_has_its_connector(

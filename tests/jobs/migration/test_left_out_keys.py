@@ -65,9 +65,9 @@ def test_keys_without_a_number_are_left_out_listed_and_start_anew(tmp_path: Path
         sorted(nan + inf),
     )
     found = pipeline.snapshot(done.data["snapshot"])
-    rest = sound[~sound["key"].isin(nan + inf)].reset_index(drop=True)
+    rest = sound.loc[~sound["key"].isin(nan + inf)].reset_index(drop=True)
     columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood"]
-    assert found[columns].to_json() == rest[columns].to_json()
+    assert found.loc[:, columns].to_json() == rest.loc[:, columns].to_json()
 
     held = pipeline.warehouse.read("quarantine").toPandas()
     assert set(held["reason"]) == {
@@ -86,8 +86,8 @@ def test_keys_without_a_number_are_left_out_listed_and_start_anew(tmp_path: Path
     assert len(estimates) == len(DAYS[1])
     for key in nan + inf:  # as if the key's first row were its first after the snapshot
         alone = Pipeline(tmp_path / key, random_walk_spec(**PERCENT))
-        alone.land(DAYS[1][DAYS[1]["id"] == int(key)])
-        mine = estimates[estimates["key"] == key].reset_index(drop=True)
+        alone.land(DAYS[1].loc[DAYS[1]["id"] == int(key)])
+        mine = estimates.loc[estimates["key"] == key].reset_index(drop=True)
         assert_bit_equal(mine, since(alone.batch(), DAYS[1]))
 
     with pytest.raises(
