@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence
 from jobs.lineage.leases import Lease
-from jobs.supervision.driver_identity import machine
+from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
 from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.delta import Warehouse
 from tests.conftest import ROOT
@@ -136,6 +137,19 @@ def test_a_frozen_driver_is_fenced_behind_one_that_came_and_went(
     assert new.error is None
     assert isinstance(old.error, UserError) and "another has taken it over" in str(old.error)
     assert values(warehouse) == [1, 2]
+
+
+def test_a_stopped_process_of_this_machine_keeps_its_lease() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started = started_at(process.pid)
+        assert started is not None
+        driver = DriverIdentity(machine(), process.pid, started, process.pid, started, "a")
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)  # until it has stopped
+        assert driver.alive_after_waiting(None)
+        process.kill()
+        process.wait()
+    assert not driver.alive_after_waiting(None)
 
 
 def test_who_ended_or_was_fenced_costs_no_further_commit(warehouse: Warehouse) -> None:
