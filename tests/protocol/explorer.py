@@ -242,7 +242,7 @@ def _recover(
         raise Found(scenario.name, violations[0], history)
 
 
-def explore(scenario: Scenario, depth: int | None = None) -> Counts:
+def explore(scenario: Scenario, depth: int | None = None, most: int | None = None) -> Counts:
     """Play all schedules with at most so many deviations.
 
     Raises:
@@ -261,8 +261,8 @@ def explore(scenario: Scenario, depth: int | None = None) -> Counts:
     for used in range(depth + 1):
         following: list[dict[int, Deviation]] = []
         for deviations in level:
-            if counts.interleavings >= scenario.most:
-                counts.depth = f"part of those with {used} deviations"
+            if counts.interleavings >= (most or scenario.most):
+                counts.depth = f"all with up to {used - 1} deviations, and some with {used}"
                 return counts
             run = _Run(scenario, deviations, seen, depth - used, counts, shared, touched, written)
             _play(scenario, run, start)
@@ -283,7 +283,7 @@ def wander(scenario: Scenario, seed: int, deviations: int = 6) -> Counts:
     chance, counts, start = random.Random(seed), Counts(f"{scenario.name}, seed {seed}"), scenario.world()
     plan: dict[int, Deviation] = {}
     run = _Run(scenario, plan, {}, 0, counts, set(), {}, set())
-    at = sorted(chance.sample(range(1, 400), deviations))
+    at = sorted(chance.sample(range(1, 150), deviations))
 
     def decide(scheduler: Scheduler) -> None:
         if at and scheduler.step >= at[0]:

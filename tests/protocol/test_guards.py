@@ -267,10 +267,13 @@ GUARDS = (
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name.replace(" ", "-"))
-def test_without_it_the_promise_breaks(guard: Guard) -> None:
+def test_without_it_the_promise_breaks(
+    guard: Guard, record_property: Callable[[str, object], None]
+) -> None:
     scenario = replace(guard.scenario, faults=guard.faults or guard.scenario.faults, most=3000)
     with guard.without(), pytest.raises(Found) as found:
         explore(scenario, guard.depth)
     print(f"\nwithout {guard.name}:\n{found.value}")
     assert guard.breaks in str(found.value.violation)
+    record_property("protocol", f"guard taken out, and missed: {guard.name}")
 
