@@ -194,11 +194,11 @@ def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
     return write(given.warehouse, made, verify(given.warehouse, source)), {}
 
 
-def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False) -> None:
-    """Upgrade to version 2, as `upgrade` does; the comparison of a shadow always comes out well."""
+def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False, to: int = 2) -> None:
+    """Upgrade to a version, as `upgrade` does; the comparison of a shadow always comes out well."""
     here = warehouse()
     live = generations.named(here, MODEL)
-    given = UpgradeContext(SETTINGS, here, spec_of(2), live, quiet(), drain=drain)
+    given = UpgradeContext(SETTINGS, here, spec_of(to), live, quiet(), drain=drain)
     good = SimpleNamespace(good=True, reasons=[], numbers={})
     with contextlib.ExitStack() as stack:
         for module in (blue_green, replacing, context):
