@@ -325,7 +325,8 @@ def __builtins_sum(values: list[Any]) -> Any:
     return total
 
 
-_TOKEN = re.compile(r"\s*('(?:[^']|'')*'|`[^`]+`(?:\.`[^`]+`)?|[\w.]+(?:\.`[^`]+`)?|<=|>=|<>|!=|[=<>()|,-])")
+_NAME = r"(?:\w+|`[^`]+`)"
+_TOKEN = re.compile(rf"\s*('(?:[^']|'')*'|{_NAME}(?:\.{_NAME})*|<=|>=|<>|!=|[=<>()|,-])")
 
 
 def expr(text: str) -> Column:
