@@ -151,7 +151,9 @@ class _Run:
         if pending is None or pending.resource in self.shared or writes:
             if "run" in self.scenario.faults:
                 found += [Deviation("run", label(one)) for one in others]
-            found += [Deviation("wake", one.name) for one in scheduler.processes if one.frozen and not one.dead]
+            found += [
+                Deviation("wake", one.name) for one in scheduler.processes if one.frozen and not one.dead
+            ]
         if process.wrote and "crash" in self.scenario.faults:
             # Between two writes of a process it makes no difference where it is killed.
             process.wrote = False
@@ -168,7 +170,8 @@ class _Run:
 def _state(scheduler: Scheduler) -> int:
     clock = scheduler.world.clock
     threads = tuple(
-        (one.history, one.done, one.deadline, one.process.dead, one.process.frozen) for one in scheduler.threads
+        (one.history, one.done, one.deadline, one.process.dead, one.process.frozen)
+        for one in scheduler.threads
     )
     last = "" if scheduler.last is None else label(scheduler.last)
     return hash((scheduler.world.digest, clock.seconds, clock.shift, threads, last))
@@ -232,7 +235,9 @@ def _recover(
         try:
             scenario.recover()
         except Exception as error:
-            violations.append(Violation(f"recovery is possible: it failed with {type(error).__name__}: {error}"))
+            violations.append(
+                Violation(f"recovery is possible: it failed with {type(error).__name__}: {error}")
+            )
         if not violations:
             try:
                 invariants.at_the_end(scenario.skips)

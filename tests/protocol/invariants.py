@@ -174,7 +174,9 @@ class Invariants:
                 mine = [row for row in states if row["snapshot_id"] == one["snapshot_id"]]
                 count, checksum, _ = measure(Frame(None, mine, STATE_ROWS))
                 if (count, checksum) != (one["key_count"], one["checksum"]):
-                    raise Violation(f"a manifest implies its rows: {one['snapshot_id']} has {count} keys of its rows")
+                    raise Violation(
+                        f"a manifest implies its rows: {one['snapshot_id']} has {count} keys of its rows"
+                    )
 
     def needed_is_kept(self) -> None:
         """What a generation needs that may be started, or rolled back to, is there."""
@@ -187,7 +189,8 @@ class Invariants:
             began = one["generation"] in self.planned
             if began and not any(path.startswith(folder) for path in files):
                 raise Violation(
-                    f"what a startable generation needs is kept: {one['generation']} ({one['status']}) has no checkpoint"
+                    f"what a startable generation needs is kept: {one['generation']} ({one['status']}) has no "
+                    f"checkpoint"
                 )
             if not began and one["snapshot_id"] not in good:
                 raise Violation(
@@ -230,7 +233,9 @@ class Invariants:
 
     def _state_at_the_end(self, generation: str, expected: set[float], late: set[float | None]) -> None:
         folder = f"{world.ROOT}/checkpoints/{generation}/state/"
-        numbers = [int(path.removeprefix(folder)) for path in world.current().files if path.startswith(folder)]
+        numbers = [
+            int(path.removeprefix(folder)) for path in world.current().files if path.startswith(folder)
+        ]
         if not numbers:
             return
         state = _state_rows(f"{folder}{max(numbers)}")

@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from jobs.core.errors import UserError
-from jobs.lineage import generations
+from jobs.lineage import generations, start_point
 from jobs.specs.model_spec import ModelSpec
+from jobs.streaming.exporting import export
 from jobs.upgrades import blue_green, replace
 from tests.protocol import actors, world
 from tests.protocol.actors import MODEL, spec_of, warehouse
@@ -107,9 +108,6 @@ def shadowed() -> World:
 
 def _shadow() -> None:
     """Begin a shadow of the live generation, from an export of it, and let it catch up."""
-    from jobs.lineage import start_point
-    from jobs.streaming.exporting import export
-
     here = warehouse()
     live = generations.named(here, MODEL)
     manifest, _ = export(here, live, None)

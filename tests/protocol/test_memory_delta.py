@@ -29,7 +29,8 @@ def steps(warehouse: Warehouse) -> list[Any]:
 
     def frame(*rows: tuple[str, int, str]) -> Any:
         return warehouse.spark.createDataFrame(
-            [dict(zip(("part", "key", "value"), row, strict=True)) for row in rows], warehouse.read("t").schema
+            [dict(zip(("part", "key", "value"), row, strict=True)) for row in rows],
+            warehouse.read("t").schema,
         )
 
     warehouse.create("t", COLUMNS, partition_by=("part",))
@@ -104,5 +105,3 @@ def test_the_same_steps_give_the_same_table(spark: SparkSession, tmp_path: Path)
     with standing_in.simulated(), world.inhabited(World()):
         simulated = steps(actors.warehouse())
     assert simulated == real
-
-

@@ -44,8 +44,8 @@ def test_a_driver_that_froze_before_one_that_ended_cleanly_is_fenced() -> None:
 @pytest.mark.xfail(
     raises=Found,
     strict=True,
-    reason="a new generation is joined to its parent at the end of a micro-batch, also where its snapshot is at another "
-    "position",
+    reason="a new generation is joined to its parent at the end of a micro-batch, also where its snapshot is at "
+    "another position",
 )
 @pytest.mark.parametrize("scenario", scenarios.HAND_OVERS, ids=named)
 def test_a_hand_over_from_any_position_covers_each_row_once(scenario: Scenario) -> None:
