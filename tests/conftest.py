@@ -42,6 +42,18 @@ class Finished(NamedTuple):
 RunCli = Callable[..., Finished]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the simulation of the protocol has looked at."""
+    reports = [
+        one for some in terminalreporter.stats.values() for one in some if hasattr(one, "user_properties")
+    ]
+    lines = {str(text) for one in reports for name, text in one.user_properties if name == "protocol"}
+    if lines:
+        terminalreporter.section("simulation of the protocol")
+        for line in sorted(lines):
+            terminalreporter.line(line)
+
+
 @pytest.fixture(scope="session")
 def models_dir() -> Path:
     """The specs that the repository ships."""

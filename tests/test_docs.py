@@ -68,7 +68,8 @@ def test_files_that_a_page_names_exist(page: Path):
     assert [name for name in named if "VERB" not in name and not (ROOT / name).exists()] == []
 
 
-def test_the_map_names_functions_where_they_are():
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["architecture.md", "protocol.md"])
+def test_the_map_names_functions_where_they_are(page: str):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     for name, path in re.findall(r"`(\w+)` in `([\w/]+\.py)`", text):
         assert re.search(rf"^\s*(def|class) {name}\b", (ROOT / path).read_text(), re.M), f"{name} in {path}"

@@ -28,7 +28,8 @@ from jobs.streaming.exporting import export
 from jobs.training import new_keys
 from jobs.training.learning import Window
 from jobs.training.pretraining import snapshot_at
-from jobs.upgrades import blue_green, context, replace as replacing
+from jobs.upgrades import blue_green, context
+from jobs.upgrades import replace as replacing
 from jobs.upgrades.context import UpgradeContext
 from jobs.warehouse import quarantine
 from jobs.warehouse.delta import Warehouse
@@ -86,7 +87,10 @@ def quiet() -> Progress:
 
 
 def stream(
-    spec: ModelSpec | None = None, adopt: str | None = None, name: str | None = None, seconds: float | None = None
+    spec: ModelSpec | None = None,
+    adopt: str | None = None,
+    name: str | None = None,
+    seconds: float | None = None,
 ) -> None:
     """Drive a generation until it has caught up, as `stream` does."""
     stop: Any = Event()
@@ -157,10 +161,10 @@ def replay(spec: ModelSpec | None = None) -> None:
     """Replay everything in quarantine that fits now, as `quarantine replay` does."""
     here = warehouse()
     if quarantine.ready(here):
-        held = here.read("quarantine").filter((F.col("model") == MODEL) & F.col("status").isNull())
+        rows: Any = here.read("quarantine")
+        held = rows.filter((F.col("model") == MODEL) & F.col("status").isNull())
         columns = ("id", "payload", "source", "generation", "batch_id")
-        chosen: Any = held
-        quarantine_replay.replay(here, spec or spec_of(), chosen.select(*columns))
+        quarantine_replay.replay(here, spec or spec_of(), held.select(*columns))
 
 
 def offer(spec: ModelSpec) -> None:
@@ -176,7 +180,7 @@ def land_history(path: str, spec: ModelSpec) -> None:
 
 
 def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
-    """Stand in for `migrated`: the real export and the real writing of a snapshot, and a state map that keeps states."""
+    """Stand in for `migrated`: really export and write a snapshot, with a state map that keeps every state."""
     source, _ = export(given.warehouse, given.live, None)
     identity = f"{source.snapshot_id}-to-v{given.spec.version}"
     found = find_whole(given.warehouse, identity)
@@ -194,11 +198,11 @@ def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
     return write(given.warehouse, made, verify(given.warehouse, source)), {}
 
 
-def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False) -> None:
-    """Upgrade to version 2, as `upgrade` does; the comparison of a shadow always comes out well."""
+def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False, to: int = 2) -> None:
+    """Upgrade to a version, as `upgrade` does; the comparison of a shadow always comes out well."""
     here = warehouse()
     live = generations.named(here, MODEL)
-    given = UpgradeContext(SETTINGS, here, spec_of(2), live, quiet(), drain=drain)
+    given = UpgradeContext(SETTINGS, here, spec_of(to), live, quiet(), drain=drain)
     good = SimpleNamespace(good=True, reasons=[], numbers={})
     with contextlib.ExitStack() as stack:
         for module in (blue_green, replacing, context):

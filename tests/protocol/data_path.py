@@ -1,4 +1,4 @@
-"""The model of a filter, in place of the numerics and their formats: a key's state is the list of rows that it reflects.
+"""The model of a filter, in place of numerics and formats: a key's state is the list of rows that it reflects.
 
 A row is named by its measurement, a number that no other row has. An estimate carries the name of its row, and a
 snapshot's `mean` the names of all rows of the key. So it can be told which rows are reflected, where, and how often.
@@ -68,7 +68,9 @@ def operator(context: Any) -> Any:
     spec = context.spec
     (key,), time, (value, *_) = spec.key, spec.time, spec.measurement
 
-    def process(states: States, rows: list[dict[str, Any]], seeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def process(
+        states: States, rows: list[dict[str, Any]], seeds: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         packets: list[dict[str, Any]] = []
         for seed in seeds:
             states[seed["key"]] = _state_of(seed)

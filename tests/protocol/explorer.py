@@ -11,7 +11,7 @@ import contextlib
 import random
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.errors import PySparkException
 
@@ -151,7 +151,9 @@ class _Run:
         if pending is None or pending.resource in self.shared or writes:
             if "run" in self.scenario.faults:
                 found += [Deviation("run", label(one)) for one in others]
-            found += [Deviation("wake", one.name) for one in scheduler.processes if one.frozen and not one.dead]
+            found += [
+                Deviation("wake", one.name) for one in scheduler.processes if one.frozen and not one.dead
+            ]
         if process.wrote and "crash" in self.scenario.faults:
             # Between two writes of a process it makes no difference where it is killed.
             process.wrote = False
@@ -168,7 +170,8 @@ class _Run:
 def _state(scheduler: Scheduler) -> int:
     clock = scheduler.world.clock
     threads = tuple(
-        (one.history, one.done, one.deadline, one.process.dead, one.process.frozen) for one in scheduler.threads
+        (one.history, one.done, one.deadline, one.process.dead, one.process.frozen)
+        for one in scheduler.threads
     )
     last = "" if scheduler.last is None else label(scheduler.last)
     return hash((scheduler.world.digest, clock.seconds, clock.shift, threads, last))
@@ -232,7 +235,9 @@ def _recover(
         try:
             scenario.recover()
         except Exception as error:
-            violations.append(Violation(f"recovery is possible: it failed with {type(error).__name__}: {error}"))
+            violations.append(
+                Violation(f"recovery is possible: it failed with {type(error).__name__}: {error}")
+            )
         if not violations:
             try:
                 invariants.at_the_end(scenario.skips)
@@ -242,7 +247,7 @@ def _recover(
         raise Found(scenario.name, violations[0], history)
 
 
-def explore(scenario: Scenario, depth: int | None = None) -> Counts:
+def explore(scenario: Scenario, depth: int | None = None, most: int | None = None) -> Counts:
     """Play all schedules with at most so many deviations.
 
     Raises:
@@ -261,8 +266,8 @@ def explore(scenario: Scenario, depth: int | None = None) -> Counts:
     for used in range(depth + 1):
         following: list[dict[int, Deviation]] = []
         for deviations in level:
-            if counts.interleavings >= scenario.most:
-                counts.depth = f"part of those with {used} deviations"
+            if counts.interleavings >= (most or scenario.most):
+                counts.depth = f"all with up to {used - 1} deviations, and some with {used}"
                 return counts
             run = _Run(scenario, deviations, seen, depth - used, counts, shared, touched, written)
             _play(scenario, run, start)
@@ -283,7 +288,7 @@ def wander(scenario: Scenario, seed: int, deviations: int = 6) -> Counts:
     chance, counts, start = random.Random(seed), Counts(f"{scenario.name}, seed {seed}"), scenario.world()
     plan: dict[int, Deviation] = {}
     run = _Run(scenario, plan, {}, 0, counts, set(), {}, set())
-    at = sorted(chance.sample(range(1, 400), deviations))
+    at = sorted(chance.sample(range(1, 150), deviations))
 
     def decide(scheduler: Scheduler) -> None:
         if at and scheduler.step >= at[0]:
@@ -296,6 +301,7 @@ def wander(scenario: Scenario, seed: int, deviations: int = 6) -> Counts:
             counts.faults += plan[scheduler.step].kind != "run"
 
     run.at_step = decide  # type: ignore[method-assign]
-    _play(scenario, run, start)
+    # A clock that is set may make a lease look old.
+    _play(replace(scenario, keeps_lease=False), run, start)
     counts.interleavings = 1
     return counts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -29,7 +29,7 @@ class Column:
         self,
         value: Callable[[Mapping[str, Any]], Any],
         name: str = "expression",
-        fold: Callable[[list[Mapping[str, Any]]], Any] | None = None,
+        fold: Callable[[Sequence[Mapping[str, Any]]], Any] | None = None,
         descending: bool = False,
     ) -> None:
         self.value, self.name, self.fold, self.descending = value, name, fold, descending
@@ -220,9 +220,7 @@ def concat(*columns: Column) -> Column:
 
 
 def concat_ws(separator: str, *columns: Column) -> Column:
-    return Column(
-        lambda row: separator.join(str(c.value(row)) for c in columns if c.value(row) is not None)
-    )
+    return Column(lambda row: separator.join(str(c.value(row)) for c in columns if c.value(row) is not None))
 
 
 def split(column: str | Column, pattern: str) -> Column:
@@ -292,8 +290,8 @@ def when(test: Column, then: Any) -> _When:
     return _When([(test, _column(then))], lit(None))
 
 
-def _folding(name: str, column: str | Column, fold: Callable[[list[Any]], Any]) -> Column:
-    def of(rows: list[Mapping[str, Any]]) -> Any:
+def _folding(name: str, column: str | Column, fold: Callable[[Sequence[Any]], Any]) -> Column:
+    def of(rows: Sequence[Mapping[str, Any]]) -> Any:
         if isinstance(column, str) and column == "*":
             return fold(rows)
         values = [column_of(column).value(row) for row in rows]
@@ -325,7 +323,8 @@ def __builtins_sum(values: list[Any]) -> Any:
     return total
 
 
-_TOKEN = re.compile(r"\s*('(?:[^']|'')*'|`[^`]+`(?:\.`[^`]+`)?|[\w.]+(?:\.`[^`]+`)?|<=|>=|<>|!=|[=<>()|,-])")
+_NAME = r"(?:\w+|`[^`]+`)"
+_TOKEN = re.compile(rf"\s*('(?:[^']|'')*'|{_NAME}(?:\.{_NAME})*|<=|>=|<>|!=|[=<>()|,-])")
 
 
 def expr(text: str) -> Column:

@@ -1,12 +1,12 @@
 """Stand-in for Delta tables and for the Spark session, in the simulated store.
 
-A table is a log of commits, one file a version; a version is written by put-if-absent. A commit is checked against those
-that came in between as Delta does it:
+A table is a log of commits, one file a version; a version is written by put-if-absent. A commit is checked against
+those that came in between as Delta does it:
 
 - appends do not conflict with each other; an append whose transaction (application, number) is not newer than the last
   one of that application is skipped when it begins, and refused if another came in between;
-- an update, merge or delete conflicts with every commit since it read the table that changed rows that it may have read.
-  Of rows, Delta knows the partition and no more;
+- an update, merge or delete conflicts with every commit since it read the table that changed rows that it may have
+  read; of rows, Delta knows the partition and no more;
 - a merge or update that changes nothing makes no commit.
 
 Not modelled: changes of columns, and the removal of old files (VACUUM), which no rule of the protocol depends on.
@@ -127,7 +127,10 @@ def _refuse_conflict(change: Change, winner: Commit) -> None:
         return
     if winner.rewrote:
         raise ConcurrentDeleteReadException(f"version {winner.version} rewrote files")
-    for rows, error in ((winner.added, ConcurrentAppendException), (winner.removed, ConcurrentDeleteReadException)):
+    for rows, error in (
+        (winner.added, ConcurrentAppendException),
+        (winner.removed, ConcurrentDeleteReadException),
+    ):
         if any(_maybe(change.read, row, winner.partition_by) for row in rows):
             raise error(f"version {winner.version} changed rows that were read")
 

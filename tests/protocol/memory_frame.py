@@ -81,7 +81,9 @@ class Frame:
     where = filter
 
     def select(self, *columns: Any) -> Frame:
-        wanted = list(columns[0]) if len(columns) == 1 and isinstance(columns[0], (list, tuple)) else list(columns)
+        wanted = (
+            list(columns[0]) if len(columns) == 1 and isinstance(columns[0], (list, tuple)) else list(columns)
+        )
         parts: list[Column] = []
         for one in wanted:
             if isinstance(one, str) and one == "*":
@@ -124,7 +126,9 @@ class Frame:
     def orderBy(self, *columns: str | Column) -> Frame:
         rows = list(self.rows)
         for one in reversed([column_of(c) for c in columns]):
-            rows.sort(key=lambda row, one=one: (one.value(row) is not None, one.value(row)), reverse=one.descending)
+            rows.sort(
+                key=lambda row, one=one: (one.value(row) is not None, one.value(row)), reverse=one.descending
+            )
         return self._of(rows)
 
     sort = orderBy

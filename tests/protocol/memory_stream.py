@@ -111,7 +111,9 @@ class StreamFrame:
         return list(self.sources[0].schema.names)
 
     def _then(self, name: str, *arguments: Any) -> StreamFrame:
-        return replace(self, sources=tuple(replace(s, steps=(*s.steps, (name, arguments))) for s in self.sources))
+        return replace(
+            self, sources=tuple(replace(s, steps=(*s.steps, (name, arguments))) for s in self.sources)
+        )
 
     def filter(self, condition: Any) -> StreamFrame:
         return self._then("filter", condition)

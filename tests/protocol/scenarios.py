@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from jobs.core.errors import UserError
-from jobs.lineage import generations
+from jobs.lineage import generations, start_point
+from jobs.specs.model_spec import ModelSpec
+from jobs.streaming.exporting import export
 from jobs.upgrades import blue_green, replace
 from tests.protocol import actors, world
 from tests.protocol.actors import MODEL, spec_of, warehouse
@@ -106,9 +108,6 @@ def shadowed() -> World:
 
 def _shadow() -> None:
     """Begin a shadow of the live generation, from an export of it, and let it catch up."""
-    from jobs.lineage import start_point
-    from jobs.streaming.exporting import export
-
     here = warehouse()
     live = generations.named(here, MODEL)
     manifest, _ = export(here, live, None)
@@ -135,6 +134,67 @@ def damaged() -> World:
         lambda: world.current().newest.update(streaming().newest),
         lambda: MemoryFiles(f"{world.ROOT}/checkpoints/{MODEL}-g0001").remove_tree(""),
     )
+
+
+def _importing() -> ModelSpec:
+    return spec_of(1, "stream: {new_keys: pretrained}")
+
+
+def _with_latest() -> ModelSpec:
+    return spec_of(1, "sinks: {latest: true}")
+
+
+@cache
+def with_history() -> World:
+    """The history of a new key has landed for a stream that imports such keys, and a row of the key after it."""
+    spec = _importing()
+    return _made(
+        lambda: actors.ingest(file("a"), spec),
+        lambda: actors.pretrain(spec),
+        lambda: actors.ingest(file("b"), spec),
+        lambda: actors.stream(spec),
+        lambda: actors.land_history(file("history"), spec),
+        lambda: actors.ingest(file("new"), spec),
+    )
+
+
+@cache
+def two_snapshots() -> World:
+    """The live generation began from the second of two snapshots, and its parent from the first."""
+    return _made(
+        _land("a"),
+        actors.pretrain,
+        _land("b"),
+        actors.stream,
+        lambda: actors.stream(adopt=actors.pretrain()),
+        _land("c"),
+        actors.stream,
+    )
+
+
+@cache
+def streamed_at_once() -> World:
+    """The live generation has read two versions in one micro-batch."""
+    return _made(_land("a"), actors.pretrain, _land("b"), _land("c"), actors.stream)
+
+
+@cache
+def stopped_within_a_version() -> World:
+    """The live generation has read a version of two files, and the first of two files of the next."""
+    slow = spec_of(1, "stream: {max_files_per_batch: 3}")
+
+    def stop_after_one() -> None:
+        scheduler = Scheduler(world.current(), {})
+
+        def kill(scheduler: Scheduler) -> None:
+            if f"{world.ROOT}/checkpoints/{MODEL}-g0001/commits/0" in scheduler.world.files:
+                scheduler.processes[0].dead = True
+
+        scheduler.on_step = kill
+        scheduler.begin("A", lambda: actors.stream(slow))
+        scheduler.run()
+
+    return _made(_land("a"), actors.pretrain, _land("b"), _land("d"), stop_after_one, _pass(1))
 
 
 @cache
@@ -312,14 +372,62 @@ DAMAGED = Scenario(
     _processes(A=actors.stream),
     _tolerant(_stream_all()),
 )
+RETRAIN = Scenario(
+    "a retraining upgrade with --drain beside the live driver",
+    streaming,
+    _processes(upgrade=lambda: actors.upgrade(replace.retrain, drain=True), live=actors.stream),
+    _after(lambda: actors.upgrade(replace.retrain), _stream_all(2)),
+)
+OFFER = Scenario(
+    "states of new keys are offered twice at once, beside a driver",
+    with_history,
+    _processes(
+        one=lambda: actors.offer(_importing()),
+        two=lambda: actors.offer(_importing()),
+        stream=lambda: actors.stream(_importing()),
+    ),
+    _after(lambda: actors.offer(_importing()), lambda: actors.stream(_importing())),
+)
+LATEST = Scenario(
+    "two drivers of one generation that keeps the latest states",
+    streaming,
+    _processes(A=lambda: actors.stream(_with_latest()), B=lambda: actors.stream(_with_latest())),
+    lambda: actors.stream(_with_latest()),
+)
+ADOPT_OLDER = Scenario(
+    "a snapshot is adopted that is older than the live generation's start",
+    two_snapshots,
+    _processes(adopt=lambda: actors.stream(adopt=actors.pretrain(version=1))),
+    _stream_all(),
+    depth=0,
+)
+ADOPT_INSIDE = Scenario(
+    "a snapshot is adopted whose position is inside a micro-batch",
+    streamed_at_once,
+    _processes(adopt=lambda: actors.stream(adopt=actors.pretrain(version=2))),
+    _stream_all(),
+    depth=0,
+)
+RETRAIN_INSIDE = Scenario(
+    "a stream that stopped within a version is retrained",
+    stopped_within_a_version,
+    _processes(upgrade=lambda: actors.upgrade(replace.retrain)),
+    _stream_all(2),
+    depth=0,
+)
+HAND_OVERS = (ADOPT_OLDER, ADOPT_INSIDE, RETRAIN_INSIDE)
+"""Hand-overs from a position that no micro-batch of the live generation ends at."""
+
 ALL = (
     TAKE_OVER,
     FIRST_START,
     SAME_HOST,
     THREE_DRIVERS,
-    STOPPED_BETWEEN,
     BLUE_GREEN,
     STOP_START,
+    RETRAIN,
+    OFFER,
+    LATEST,
     SWITCHES,
     ADOPT,
     INGEST,

@@ -233,7 +233,9 @@ class Scheduler:
             process.dead = process.ended = True
         elif deviation.kind == "wake":
             process.frozen = False
-            self.last = next(one for one in self.threads if one.process is process and one.pending is not None)
+            self.last = next(
+                one for one in self.threads if one.process is process and one.pending is not None
+            )
         else:
             process.frozen = True
             self.world.clock.seconds += FREEZE_SECONDS

@@ -47,7 +47,13 @@ def _without_transactions(prefix: str) -> Callable[[], contextlib.AbstractContex
     append = Warehouse.append
 
     def plain(self: Warehouse, frame: Any, table: str, transaction: Any = None, options: Any = None) -> None:
-        append(self, frame, table, None if transaction and transaction[0].startswith(prefix) else transaction, options)
+        append(
+            self,
+            frame,
+            table,
+            None if transaction and transaction[0].startswith(prefix) else transaction,
+            options,
+        )
 
     return _patched(Warehouse, "append", plain)
 
@@ -267,10 +273,10 @@ GUARDS = (
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name.replace(" ", "-"))
-def test_without_it_the_promise_breaks(guard: Guard) -> None:
+def test_without_it_the_promise_breaks(guard: Guard, record_property: Callable[[str, object], None]) -> None:
     scenario = replace(guard.scenario, faults=guard.faults or guard.scenario.faults, most=3000)
     with guard.without(), pytest.raises(Found) as found:
         explore(scenario, guard.depth)
     print(f"\nwithout {guard.name}:\n{found.value}")
     assert guard.breaks in str(found.value.violation)
-
+    record_property("protocol", f"guard taken out, and missed: {guard.name}")

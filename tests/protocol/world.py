@@ -92,7 +92,9 @@ class World:
         thread.learned(what, mark(value))
         return value
 
-    def write(self, resource: str, what: str, do: Callable[[], T], lost: Callable[[], Exception] = OSError) -> T:
+    def write(
+        self, resource: str, what: str, do: Callable[[], T], lost: Callable[[], Exception] = OSError
+    ) -> T:
         """Write, after the scheduler lets the thread go on; if the answer is lost, raise after writing."""
         thread = self.thread
         if thread is None:
