@@ -115,6 +115,11 @@ class Verifier:
         for segment in segments:
             self._segment(run, segment)
         found = run.findings
+        if found.counts["undecided"]:
+            self._leave_out(
+                f"{found.counts['undecided']:,} keys: late rows came at the time of rows that had left the replay "
+                f"window, so in which order the stream took them is not known"
+            )
         outcome = _outcome(found, self.reasons)
         runs.end(warehouse, run, outcome, self.reasons)
         return Result(run.run_id, outcome, found, self.reasons, plan, continued)
@@ -190,7 +195,6 @@ class SegmentCheck:
     end: Held | None
     options: Options
     folder: str | None
-    retention: int
 
     @classmethod
     def of(cls, verifier: Verifier, segment: Segment, plan: dict[str, Any]) -> SegmentCheck:
@@ -216,9 +220,10 @@ class SegmentCheck:
         )
         begin = waiting_rows.verified(warehouse, manifest) if spec.timed else None
         end = _held_at_the_end(sources, manifest) if spec.timed else None
-        recipe = _recipe(sources, end, verifier.options)
-        kept = duration_us(deployed.retention.quarantine)
-        return cls(sources, manifest, recipe, begin, end, verifier.options, deployed.folder, kept)
+        begun, kept = generation.created_at, duration_us(deployed.retention.quarantine)
+        old = begun is not None and (datetime.now(UTC) - begun).total_seconds() * 1e6 > kept
+        recipe = _recipe(sources, end, verifier.options, old)
+        return cls(sources, manifest, recipe, begin, end, verifier.options, deployed.folder)
 
     def counts(self, rows: DataFrame) -> Findings:
         """Count all rows of the segment: those accepted and those in quarantine are those landed, of all keys."""
@@ -237,7 +242,7 @@ class SegmentCheck:
         waiting = sum(sign * held.rows.count() for sign, held in ((1, self.end), (-1, self.begin)) if held)
         gap = landed - accepted - quarantined - waiting
         counts = dict.fromkeys(COUNTS, 0)
-        if gap == 0 or gap > 0 and self._may_be_forgotten:
+        if gap == 0 or gap > 0 and self.recipe.forgets:
             return Findings({**counts, "landed": landed})
         counts["uncounted"] = abs(gap)
         what = (
@@ -260,18 +265,12 @@ class SegmentCheck:
             Findings({name: row[name] for name in COUNTS}, json.loads(row["firsts"])) for row in found
         )
         firsts = [self._of_generation(one) for one in total.firsts]
-        if total.counts["unrecorded"] and not self._may_be_forgotten:
+        if total.counts["unrecorded"] and not self.recipe.forgets:
             total.counts["missing"] += total.counts["unrecorded"]
             total.counts["unrecorded"] = 0
             what = "a late row is neither estimated nor in quarantine"
             firsts.append(self._of_generation({"key": None, "event_time": None, "batch": None, "what": what}))
         return Findings(total.counts, firsts)
-
-    @property
-    def _may_be_forgotten(self) -> bool:
-        """Tell if the generation is so old that maintenance may have removed rows of it from quarantine."""
-        since = self.sources.generation.created_at
-        return since is not None and (datetime.now(UTC) - since).total_seconds() * 1e6 > self.retention
 
     def _of_generation(self, first: dict[str, Any]) -> dict[str, Any]:
         return {**first, "generation": self.sources.segment.generation}
@@ -339,10 +338,10 @@ class SegmentCheck:
 def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment: Segment) -> None:
     """Raise CannotVerify if the spec has something that the rows alone do not decide."""
     name = segment.generation
-    if spec.expiry is not None and spec.idle_us is None:
+    if spec.expiry is not None and (spec.idle_us is None or not spec.order.waits):
         raise CannotVerify(
-            f"{name}: its keys expire by the machine's clock or return from the archive, which depends on when rows "
-            f"came"
+            f"{name}: when its keys expire depends on when rows came (only with order.kind: strict, clock: event and "
+            f"returns: prior do the rows alone decide it)"
         )
     if spec.duplicates is not None and spec.duplicates.action == "drop":
         raise CannotVerify(
@@ -367,8 +366,8 @@ def _held_at_the_end(sources: Sources, manifest: Manifest) -> Held | None:
     return waiting_rows.verified(sources.warehouse, exported)
 
 
-def _recipe(sources: Sources, end: Held | None, options: Options) -> Recipe:
-    """Return how to recompute a segment."""
+def _recipe(sources: Sources, end: Held | None, options: Options, forgets: bool) -> Recipe:
+    """Return how to recompute a segment; forgets: maintenance may have removed rows of it from quarantine."""
     runtime, segment = sources.runtime, sources.segment
     spec, rows = runtime.spec, runtime.rows.joined
     extra = dict(runtime.kernel.outputs)
@@ -393,7 +392,9 @@ def _recipe(sources: Sources, end: Held | None, options: Options) -> Recipe:
         stored=stored_as(runtime.kernel),
         begin=runtime.begin,
         idle=spec.idle_us,
-        in_order=spec.order.kind == "replay",
+        in_order=spec.order.kind in ("strict", "replay"),
+        replays=spec.order.kind == "replay",
+        forgets=forgets,
         apply_late=spec.late == "apply" and spec.order.kind == "as-arrived",
         has_end=segment.end is not None,
         expired_before=expired,
