@@ -508,7 +508,7 @@ def on_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
         parts = [batch for batch in batches if batch.num_rows]
         if parts:
             found = check_one(pa.Table.from_batches(parts))
-            columns = {name: [count] for name, count in found.counts.items()}
+            columns = {name: [found.counts[name]] for name in COUNTS}
             yield pa.RecordBatch.from_pydict({**columns, "firsts": [json.dumps(found.firsts)]})
 
     return work

@@ -110,6 +110,7 @@ class Verifier:
         plan = run.plan
         self.reasons = list(plan["not_verified"])
         segments = [Segment(**one) for one in plan["segments"]]
+        self._do(run, "hand-overs", partial(_hand_overs, plan["overlaps"]))
         for one in plan["snapshots"]:
             self._do(run, f"snapshot {one}", partial(self._snapshot, one, segments))
         for segment in segments:
@@ -132,6 +133,7 @@ class Verifier:
             "segments": [asdict(one) for one in chain.segments],
             "snapshots": chain.snapshots,
             "not_verified": chain.not_verified,
+            "overlaps": chain.overlaps,
             "versions": gathering.versions_of(self.warehouse, self.spec.name),
             "begun_at": datetime.now(UTC).isoformat(),
         }
@@ -333,6 +335,14 @@ class SegmentCheck:
             )
         table = InputsTable(sources.warehouse, spec)
         return table.joined(rows, sources.runtime.kind, last["version"])
+
+
+def _hand_overs(overlaps: list[str]) -> Findings:
+    """Return the findings of hand-overs after which two generations have estimated the same rows."""
+    counts = {**dict.fromkeys(COUNTS, 0), "uncounted": len(overlaps)}
+    return Findings(
+        counts, [{"key": None, "event_time": None, "batch": None, "what": one} for one in overlaps]
+    )
 
 
 def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment: Segment) -> None:
