@@ -146,14 +146,14 @@ def refused(sources: Sources) -> DataFrame | None:
     fields += [f"`{fmt.time}` timestamp", *(f"`{name}` double" for name in fmt.numbers)]
     parsed = rows.select(
         F.from_json("payload", ", ".join(fields), {"timestampFormat": JSON_TIME}).alias("row"),
-        "batch_id",
-        "reason",
-    ).select("row.*", "batch_id", F.col("reason").alias("_reason"))
+        F.col("batch_id").alias("_batch"),
+        F.col("reason").alias("_reason"),
+    ).select("row.*", "_batch", "_reason")
     bad = F.col("_reason").startswith(_STATE_REASON)
     kind = F.when(bad, Kind.REFUSED_STATE.value).otherwise(Kind.REFUSED.value)
     numbers = _array([F.col(f"`{name}`") for name in fmt.numbers])
     return parsed.select(
-        *_row(kind, text_of(fmt.kind), F.unix_micros(F.col(f"`{fmt.time}`")), numbers, F.col("batch_id")),
+        *_row(kind, text_of(fmt.kind), F.unix_micros(F.col(f"`{fmt.time}`")), numbers, F.col("_batch")),
         *_none("place", "flag", "count", "log_likelihood"),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -24,9 +25,9 @@ from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, meaning_of
 from jobs.snapshots.store import verify
 from jobs.spark.job_labels import labelled
-from jobs.streaming.state_reader import states_at, waiting_at
 from jobs.verification import gathering, runs, snapshot_check
 from jobs.verification.chain import STATE, Chain, Segment, chain_of
+from jobs.verification.ends import End, copy_state, end_of, forget
 from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
 from jobs.verification.gathering import ALL, CannotVerify, Sample, Sources
 from jobs.verification.recomputing import FINDINGS, Kind, Recipe, check, on_partitions
@@ -81,7 +82,7 @@ class Result(NamedTuple):
 
 
 class Verifier:
-    """One run: it takes no lease, pins everything that it reads, and writes to the table of verifications alone."""
+    """One run: it takes no lease, pins everything that it reads, and writes to the tables of verifications alone."""
 
     def __init__(
         self,
@@ -106,7 +107,8 @@ class Verifier:
         run = runs.unfinished(warehouse, name, options, run_id)
         continued = run is not None
         if run is None:
-            run = runs.begin(warehouse, name, {"options": options, **self._plan()}, run_id)
+            run_id = run_id or uuid.uuid4().hex[:12]
+            run = runs.begin(warehouse, name, {"options": options, **self._plan(run_id)}, run_id)
         plan = run.plan
         self.reasons = list(plan["not_verified"])
         segments = [Segment(**one) for one in plan["segments"]]
@@ -123,17 +125,23 @@ class Verifier:
             )
         outcome = _outcome(found, self.reasons)
         runs.end(warehouse, run, outcome, self.reasons)
+        forget(warehouse, name, run.run_id)
         return Result(run.run_id, outcome, found, self.reasons, plan, continued)
 
-    def _plan(self) -> dict[str, Any]:
-        """Pin the chain, and the versions of the tables."""
+    def _plan(self, run_id: str) -> dict[str, Any]:
+        """Pin the chain, and the versions of the tables, and copy the state at the end."""
         self.note("pinning the position")
         chain: Chain = chain_of(self.warehouse, self.spec.name)
+        live = next((one for one in chain.segments if one.end == STATE), None)
+        copied = None
+        if live is not None:
+            copied = copy_state(self.warehouse, self.spec, live, self.options.sample, run_id)
         return {
             "segments": [asdict(one) for one in chain.segments],
             "snapshots": chain.snapshots,
             "not_verified": chain.not_verified,
             "overlaps": chain.overlaps,
+            "end": copied,
             "versions": gathering.versions_of(self.warehouse, self.spec.name),
             "begun_at": datetime.now(UTC).isoformat(),
         }
@@ -166,13 +174,13 @@ class Verifier:
     def _segment(self, run: runs.Run, segment: Segment) -> None:
         """Verify a segment: the counts of all its rows, and then the sampled keys in chunks."""
         try:
-            work = SegmentCheck.of(self, segment, run.plan)
+            work = SegmentCheck.of(self, segment, run)
             rows = gathering.landed(work.sources)
         except CannotVerify as reason:
             self._leave_out(str(reason))
             return
         name = f"{segment.generation} to micro-batch {segment.last_batch}"
-        if work.end is None and segment.end is None:
+        if work.end is None:
             self._leave_out(
                 f"{name}: the state at its end was not exported, so its estimates alone were compared"
             )
@@ -194,12 +202,11 @@ class SegmentCheck:
     manifest: Manifest
     recipe: Recipe
     begin: Held | None
-    end: Held | None
+    end: End | None
     options: Options
-    folder: str | None
 
     @classmethod
-    def of(cls, verifier: Verifier, segment: Segment, plan: dict[str, Any]) -> SegmentCheck:
+    def of(cls, verifier: Verifier, segment: Segment, run: runs.Run) -> SegmentCheck:
         """Read what a segment began and ended with.
 
         Raises:
@@ -216,16 +223,16 @@ class SegmentCheck:
         runtime = ModelRuntime.of(warehouse, spec, manifest.parameters)
         runtime.ship(warehouse.spark)
         takes = imports_new_keys(warehouse, Checkpoint(warehouse, generation.checkpoint), spec)
-        versions = plan["versions"]
+        versions = run.plan["versions"]
         sources = Sources(
             warehouse, generation, runtime, segment, versions["estimates"], versions["quarantine"], takes
         )
         begin = waiting_rows.verified(warehouse, manifest) if spec.timed else None
-        end = _held_at_the_end(sources, manifest) if spec.timed else None
+        end = end_of(warehouse, runtime, segment, run.run_id, run.plan["end"])
         begun, kept = generation.created_at, duration_us(deployed.retention.quarantine)
         old = begun is not None and (datetime.now(UTC) - begun).total_seconds() * 1e6 > kept
         recipe = _recipe(sources, end, verifier.options, old)
-        return cls(sources, manifest, recipe, begin, end, verifier.options, deployed.folder)
+        return cls(sources, manifest, recipe, begin, end, verifier.options)
 
     def counts(self, rows: DataFrame) -> Findings:
         """Count all rows of the segment: those accepted and those in quarantine are those landed, of all keys."""
@@ -241,7 +248,8 @@ class SegmentCheck:
             accepted = mine.count()
         refused = gathering.refused(self.sources)
         quarantined = 0 if refused is None else refused.count()
-        waiting = sum(sign * held.rows.count() for sign, held in ((1, self.end), (-1, self.begin)) if held)
+        waiting = 0 if self.end is None else self.end.waiting
+        waiting -= 0 if self.begin is None else self.begin.rows.count()
         gap = landed - accepted - quarantined - waiting
         counts = dict.fromkeys(COUNTS, 0)
         if gap == 0 or gap > 0 and self.recipe.forgets:
@@ -290,27 +298,13 @@ class SegmentCheck:
         if self.begin is not None:
             parts.append(gathering.waiting_of(Kind.ROW, self.begin.rows))
         if self.end is not None:
-            parts.append(gathering.waiting_of(Kind.WAITING, self.end.rows))
-        if sources.segment.end is not None:
-            parts.append(gathering.states_of(Kind.END, self._end_states(), runtime))
+            parts.append(self.end.rows)
         if sources.imports_keys and warehouse.exists(new_keys(sources.generation.model)):
             parts.append(gathering.states_of(Kind.OFFER, self._offers(), runtime))
         both, *others = (part for part in parts if part is not None)
         for part in others:
             both = both.unionByName(part)
         return both
-
-    def _end_states(self) -> DataFrame:
-        sources, segment = self.sources, self.sources.segment
-        if segment.end == STATE:
-            return states_at(
-                sources.warehouse, sources.generation, self.manifest, segment.last_batch, self.folder
-            )
-        assert segment.end is not None
-        exported = manifests.find(sources.warehouse, segment.end)
-        if exported is None:
-            raise CannotVerify(f"{segment.generation}: snapshot {segment.end}, its end, was removed")
-        return verify(sources.warehouse, exported)
 
     def _offers(self) -> DataFrame:
         """Return the states that were offered to the stream, one a key."""
@@ -363,20 +357,7 @@ def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment
         )
 
 
-def _held_at_the_end(sources: Sources, manifest: Manifest) -> Held | None:
-    """Return the rows that wait at a segment's end, and its watermark; None if nothing holds them."""
-    segment = sources.segment
-    if segment.end == STATE:
-        return waiting_at(sources.warehouse, sources.generation, manifest, segment.last_batch)
-    exported = None if segment.end is None else manifests.find(sources.warehouse, segment.end)
-    if exported is None:
-        if sources.runtime.spec.order.waits:
-            raise CannotVerify(f"{segment.generation}: which rows waited at its end was not exported")
-        return None
-    return waiting_rows.verified(sources.warehouse, exported)
-
-
-def _recipe(sources: Sources, end: Held | None, options: Options, forgets: bool) -> Recipe:
+def _recipe(sources: Sources, end: End | None, options: Options, forgets: bool) -> Recipe:
     """Return how to recompute a segment; forgets: maintenance may have removed rows of it from quarantine."""
     runtime, segment = sources.runtime, sources.segment
     spec, rows = runtime.spec, runtime.rows.joined
