@@ -12,7 +12,7 @@ from jobs.lineage.start_point import origin
 from jobs.snapshots import manifests
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import KAFKA, describe
+from jobs.warehouse.positions import KAFKA, describe, offsets_of
 
 STATE = "state"
 """`Segment.end` of the live generation: the states at its end are those of its checkpoint."""
@@ -36,11 +36,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What is verified: segments, the live one first; the snapshots they began from; reasons why parts cannot be."""
+    """What is verified: segments, the live one first; the snapshots they began from; reasons why parts cannot be.
+
+    overlaps: sentences about rows that two generations have estimated.
+    """
 
     segments: list[Segment]
     snapshots: list[str]
     not_verified: list[str]
+    overlaps: list[str]
 
 
 def chain_of(warehouse: Warehouse, model: str) -> Chain:
@@ -49,27 +53,26 @@ def chain_of(warehouse: Warehouse, model: str) -> Chain:
     segments: list[Segment] = []
     snapshots: list[str] = []
     reasons: list[str] = []
-    later: Segment | None = None
+    overlaps: list[str] = []
+    successor: generations.Generation | None = None
     for name, last_batch in live_lineage(warehouse, model):
         generation = by_name[name]
         seed = origin(warehouse, generation)
         if seed.snapshot_id not in snapshots:
             snapshots.append(seed.snapshot_id)
-        found: Segment | str | None
-        if last_batch is None:
+        found: Segment | str | None = None
+        if successor is None:
             found = _live(warehouse, generation)
-        elif last_batch < 0:
-            found = None
-        else:
-            found = _ended(
-                warehouse, generation, last_batch, snapshots[-1] if later is None else later.snapshot
-            )
+        elif last_batch is not None and last_batch >= 0:
+            found = _ended(warehouse, generation, last_batch, successor)
         if isinstance(found, str):
             reasons.append(found)
         elif found is not None:
             segments.append(found)
-        later = found if isinstance(found, Segment) else later
-    return Chain(segments, snapshots, reasons)
+            if successor is not None:
+                _check_joint(found, successor, reasons, overlaps)
+        successor = generation
+    return Chain(segments, snapshots, reasons, overlaps)
 
 
 def _live(warehouse: Warehouse, generation: generations.Generation) -> Segment | str | None:
@@ -93,11 +96,11 @@ def _live(warehouse: Warehouse, generation: generations.Generation) -> Segment |
 
 
 def _ended(
-    warehouse: Warehouse, generation: generations.Generation, batch: int, successor: str
+    warehouse: Warehouse, generation: generations.Generation, batch: int, successor: generations.Generation
 ) -> Segment | str:
     """Return the segment of an earlier generation, which ends with a micro-batch."""
     name = generation.generation
-    snapshot = exported = manifests.record(warehouse, successor)
+    exported = manifests.record(warehouse, successor.snapshot_id)
     while exported is not None and exported.parent is not None:
         exported = manifests.record(warehouse, exported.parent)
     begins = generation.snapshot_id, generation.start_position
@@ -110,8 +113,32 @@ def _ended(
             return Segment(name, *begins, batch, checkpoint.position(batch, generation.start_position), None)
     except UserError:
         pass
-    at = "" if snapshot is None else f", and its successor began at {describe(snapshot.position)}"
-    return f"{name}: where its micro-batch {batch} ended is no longer known{at}"
+    return (
+        f"{name}: where its micro-batch {batch} ended is no longer known, and {successor.generation} began at "
+        f"{describe(successor.start_position)}"
+    )
+
+
+def _check_joint(
+    segment: Segment, successor: generations.Generation, reasons: list[str], overlaps: list[str]
+) -> None:
+    """Note whether a generation began where the one before ended: with a gap, or with rows that both estimate."""
+    ended, began = places_of(segment.last), places_of(successor.start_position)
+    if ended == began:
+        return
+    names = f"{segment.generation} ended at {describe(segment.last)}"
+    names += f", and {successor.generation} began at {describe(successor.start_position)}"
+    if all(place <= began.get(part, 0) for part, place in ended.items()):
+        reasons.append(
+            f"{names}: rows between have no live estimate, unless that was allowed at the hand-over"
+        )
+    else:
+        overlaps.append(f"{names}: both have estimated the rows between")
+
+
+def places_of(position: dict[str, Any]) -> dict[int, int]:
+    """Return a position as a place for each partition of a topic; a version of the measurements is partition 0."""
+    return offsets_of(position) if position["source"] == KAFKA else {0: int(position["version"])}
 
 
 def is_topic(segment: Segment) -> bool:

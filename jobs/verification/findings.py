@@ -33,12 +33,14 @@ COUNTS = (
     "states",
     "states_close",
     "unrecorded",
+    "undecided",
     *DIFFERENCES,
 )
 """Names of all counts.
 
 landed: rows of all keys; rows: those of the sampled keys; equal: estimates that are equal to the bit; close: within
-the tolerance only; unrecorded: late rows that are no longer in quarantine; states: those that are equal to the bit.
+the tolerance only; unrecorded: late rows that are no longer in quarantine; undecided: keys of which rows of one time
+may have been replayed in another order; states: those that are equal to the bit.
 """
 
 

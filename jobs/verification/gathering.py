@@ -8,7 +8,6 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.keys import text_of
 from jobs.lineage import replayed_late_rows
-from jobs.lineage.live import latest_corrections
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import extras_widths
 from jobs.streaming.sinks.publishing import JSON_TIME
@@ -147,14 +146,14 @@ def refused(sources: Sources) -> DataFrame | None:
     fields += [f"`{fmt.time}` timestamp", *(f"`{name}` double" for name in fmt.numbers)]
     parsed = rows.select(
         F.from_json("payload", ", ".join(fields), {"timestampFormat": JSON_TIME}).alias("row"),
-        "batch_id",
-        "reason",
-    ).select("row.*", "batch_id", F.col("reason").alias("_reason"))
+        F.col("batch_id").alias("_batch"),
+        F.col("reason").alias("_reason"),
+    ).select("row.*", "_batch", "_reason")
     bad = F.col("_reason").startswith(_STATE_REASON)
     kind = F.when(bad, Kind.REFUSED_STATE.value).otherwise(Kind.REFUSED.value)
     numbers = _array([F.col(f"`{name}`") for name in fmt.numbers])
     return parsed.select(
-        *_row(kind, text_of(fmt.kind), F.unix_micros(F.col(f"`{fmt.time}`")), numbers, F.col("batch_id")),
+        *_row(kind, text_of(fmt.kind), F.unix_micros(F.col(f"`{fmt.time}`")), numbers, F.col("_batch")),
         *_none("place", "flag", "count", "log_likelihood"),
     )
 
@@ -165,8 +164,9 @@ def estimated(sources: Sources, extra: tuple[tuple[str, int], ...]) -> DataFrame
         return None
     table = sources.warehouse.read(estimates(sources.generation.model), sources.estimates)
     rows = in_segment(table, sources)
-    if sources.runtime.spec.order.kind == "replay":
-        rows = latest_corrections(rows)
+    correction = F.lit(0)
+    if "correction" in rows.columns:
+        correction = F.coalesce("correction", F.lit(False)).cast("int")
     n = len(sources.runtime.spec.states)
     variances = F.array(
         *(
@@ -181,7 +181,7 @@ def estimated(sources: Sources, extra: tuple[tuple[str, int], ...]) -> DataFrame
     filled = F.transform(numbers, lambda one: F.coalesce(one, F.lit(_NAN)))
     return rows.select(
         *_row(Kind.ESTIMATE, F.col("key"), F.unix_micros("event_time"), filled, F.col("batch_id")),
-        *_none("place"),
+        correction.cast("bigint").alias("place"),
         F.col("flags").alias("flag"),
         *_none("count", "log_likelihood"),
     )

@@ -104,6 +104,26 @@ def fates(rows: Part, refused: Part, bad: Bools, waiting: Part, estimates: Part)
     return Fates(refusal, estimate, waits, batch, free & has_row, free & ~has_row, baseless)
 
 
+def with_corrections(known: Fates, rows: Part, estimates: Part, first: Ints) -> Fates:
+    """Return fates by the first estimate of each row as fates by the last one: that of the latest micro-batch.
+
+    estimates: all of them; first: (E,) places of those that are no corrections, by which `known` was made.
+    """
+    accepted = np.flatnonzero(known.estimate >= 0)
+    estimate = known.estimate.copy()
+    estimate[accepted] = paired(
+        (rows.code[accepted], rows.time[accepted]),
+        (estimates.code, estimates.time),
+        -rows.place[accepted],
+        -estimates.batch,
+    )
+    doubled, strange = (np.zeros(len(estimates.code), bool) for _ in range(2))
+    doubled[first], strange[first] = known.doubled, known.strange
+    return known._replace(
+        estimate=estimate, batch=_at(estimates.batch, estimate), doubled=doubled, strange=strange
+    )
+
+
 def paired(left: Sequence[Ints], right: Sequence[Ints], left_by: Ints, right_by: Ints) -> Ints:
     """Return the position of each left element's partner among the right ones, or -1.
 

@@ -27,7 +27,17 @@ from jobs.state.expiry import run_lives
 from jobs.state.filter_step import Begin
 from jobs.state.row_filter import RowFilter
 from jobs.verification.findings import COUNTS, SHOWN, Findings
-from jobs.verification.matching import Bools, Fates, Floats, Ints, Part, bits, fates, numbered
+from jobs.verification.matching import (
+    Bools,
+    Fates,
+    Floats,
+    Ints,
+    Part,
+    bits,
+    fates,
+    numbered,
+    with_corrections,
+)
 from kalman.flags import FLAGS
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states
 from kalman.types import Filter
@@ -57,6 +67,8 @@ class Recipe(NamedTuple):
     measured, controls, landed: how many measurements and controls a row has, and how many of both were landed
     stored: NumPy type in which states are stored
     in_order: rows are applied by event time, whatever micro-batch brought them
+    replays: a row may have corrected estimates, of which the last one counts
+    forgets: maintenance may have removed rows from quarantine
     apply_late: a late row is applied as if it had come at its state's time
     has_end: the states at the end are to be compared; expired_before: states older than this may have expired
     since: estimates of earlier event times are recomputed, and not compared
@@ -74,6 +86,8 @@ class Recipe(NamedTuple):
     begin: Begin | None = None
     idle: int | None = None
     in_order: bool = False
+    replays: bool = False
+    forgets: bool = False
     apply_late: bool = False
     has_end: bool = True
     expired_before: int = NEVER
@@ -130,9 +144,11 @@ def check(recipe: Recipe, table: pa.Table) -> Findings:
     rows = inputs.part(Kind.ROW, width)
     refused, bad = _joined(*(inputs.part(one, recipe.landed) for one in (Kind.REFUSED, Kind.REFUSED_STATE)))
     estimates, flags = inputs.part(Kind.ESTIMATE, len(recipe.names)), inputs.flags(Kind.ESTIMATE)
-    if recipe.in_order:  # a correction is of a later micro-batch than its row
-        estimates = estimates._replace(batch=np.zeros_like(estimates.batch))
-    known = fates(rows, refused, bad, inputs.part(Kind.WAITING, width), estimates)
+    corrected = np.flatnonzero(estimates.place) if recipe.replays else np.empty(0, np.int64)
+    first = np.setdiff1d(np.arange(len(estimates.code)), corrected)
+    known = fates(rows, refused, bad, inputs.part(Kind.WAITING, width), estimates.take(first))
+    if recipe.replays:
+        known = with_corrections(known, rows, estimates, first)
     return _Check(recipe, inputs.keys, inputs, rows, known, estimates, flags, refused, bad).findings()
 
 
@@ -209,6 +225,8 @@ class _Check(NamedTuple):
         known, rows = self.fates, self.rows
         applied, unrecorded = self._applied()
         attempt, compared, ends = self._best(applied)
+        undecided = self._undecided(applied, compared, ends)
+        compared, ends = _without(compared, undecided[rows.code[applied]]), ends and _without(ends, undecided)
         expecting = (known.refusal[applied] < 0) & (rows.time[applied] >= self.recipe.since)
         missing = applied[expecting & (known.estimate[applied] < 0)]
         paired = expecting & (known.estimate[applied] >= 0)
@@ -221,6 +239,7 @@ class _Check(NamedTuple):
             "refused": np.count_nonzero(known.refusal >= 0),
             "waiting": np.count_nonzero(known.waits),
             "unrecorded": len(unrecorded),
+            "undecided": np.count_nonzero(undecided),
             "missing": len(missing),
             "doubled": np.count_nonzero(known.doubled),
             "strange": np.count_nonzero(known.strange),
@@ -235,6 +254,17 @@ class _Check(NamedTuple):
             firsts += self._ends_named(ends)
         integers = {name: int(count) for name, count in counts.items()}
         return Findings({**dict.fromkeys(COUNTS, 0), **integers}, firsts)
+
+    def _undecided(self, applied: Ints, compared: Comparison, ends: Comparison | None) -> Bools:
+        """Return which keys differ and may do so: late rows of one time, of which some had left the replay window."""
+        size, code = len(self.keys), self.rows.code[applied]
+        wrong = np.bincount(code[compared.differ], minlength=size) > 0
+        if ends is not None:
+            wrong |= ends.differ
+        same = np.zeros(len(applied), bool)
+        same[1:] = (code[1:] == code[:-1]) & (np.diff(self.rows.time[applied]) == 0)
+        tied = np.bincount(code[same], minlength=size) > 0
+        return wrong & tied if self.recipe.replays else np.zeros(size, bool)
 
     def _best(self, applied: Ints) -> tuple[_Attempt, Comparison, Comparison | None]:
         """Recompute and compare; a key that was offered as a new one may begin as offered, if that fits better.
@@ -275,6 +305,8 @@ class _Check(NamedTuple):
         order = which[np.lexsort(columns)]
         # A late row that is in no table any more: maintenance has removed it from quarantine.
         lost = (known.estimate[order] < 0) & (known.refusal[order] < 0)
+        if recipe.in_order and recipe.forgets:
+            return order[~lost], order[lost]
         if not lost.any() or recipe.in_order or recipe.apply_late:
             return order, np.empty(0, np.int64)
         newest = _running_max(rows.code[order], np.where(lost, NEVER, rows.time[order]))
@@ -476,7 +508,7 @@ def on_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
         parts = [batch for batch in batches if batch.num_rows]
         if parts:
             found = check_one(pa.Table.from_batches(parts))
-            columns = {name: [count] for name, count in found.counts.items()}
+            columns = {name: [found.counts[name]] for name in COUNTS}
             yield pa.RecordBatch.from_pydict({**columns, "firsts": [json.dumps(found.firsts)]})
 
     return work
@@ -545,6 +577,11 @@ def _running_max(code: Ints, time: Ints) -> Ints:
     for start, stop in zip(starts, [*starts[1:], len(code)], strict=True):
         result[start + 1 : stop] = np.maximum.accumulate(time[start : stop - 1])
     return result
+
+
+def _without(one: Comparison, which: Bools) -> Comparison:
+    """Return a comparison in which some pairs do not differ."""
+    return one._replace(differ=one.differ & ~which)
 
 
 def _chosen(one: Comparison, other: Comparison, which: Bools) -> Comparison:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,9 +36,9 @@ class Run(NamedTuple):
         return added(self.done[name] for name in sorted(self.done))
 
 
-def begin(warehouse: Warehouse, model: str, plan: dict[str, Any], run_id: str | None) -> Run:
+def begin(warehouse: Warehouse, model: str, plan: dict[str, Any], run_id: str) -> Run:
     """Record that a run has begun."""
-    run = Run(run_id or uuid.uuid4().hex[:12], model, plan, {})
+    run = Run(run_id, model, plan, {})
     _write(warehouse, run, BEGAN, plan=json.dumps(plan))
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -24,9 +25,9 @@ from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, meaning_of
 from jobs.snapshots.store import verify
 from jobs.spark.job_labels import labelled
-from jobs.streaming.state_reader import states_at, waiting_at
 from jobs.verification import gathering, runs, snapshot_check
 from jobs.verification.chain import STATE, Chain, Segment, chain_of
+from jobs.verification.ends import End, copy_state, end_of, forget
 from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
 from jobs.verification.gathering import ALL, CannotVerify, Sample, Sources
 from jobs.verification.recomputing import FINDINGS, Kind, Recipe, check, on_partitions
@@ -81,7 +82,7 @@ class Result(NamedTuple):
 
 
 class Verifier:
-    """One run: it takes no lease, pins everything that it reads, and writes to the table of verifications alone."""
+    """One run: it takes no lease, pins everything that it reads, and writes to the tables of verifications alone."""
 
     def __init__(
         self,
@@ -106,27 +107,41 @@ class Verifier:
         run = runs.unfinished(warehouse, name, options, run_id)
         continued = run is not None
         if run is None:
-            run = runs.begin(warehouse, name, {"options": options, **self._plan()}, run_id)
+            run_id = run_id or uuid.uuid4().hex[:12]
+            run = runs.begin(warehouse, name, {"options": options, **self._plan(run_id)}, run_id)
         plan = run.plan
         self.reasons = list(plan["not_verified"])
         segments = [Segment(**one) for one in plan["segments"]]
+        self._do(run, "hand-overs", partial(_hand_overs, plan["overlaps"]))
         for one in plan["snapshots"]:
             self._do(run, f"snapshot {one}", partial(self._snapshot, one, segments))
         for segment in segments:
             self._segment(run, segment)
         found = run.findings
+        if found.counts["undecided"]:
+            self._leave_out(
+                f"{found.counts['undecided']:,} keys: late rows came at the time of rows that had left the replay "
+                f"window, so in which order the stream took them is not known"
+            )
         outcome = _outcome(found, self.reasons)
         runs.end(warehouse, run, outcome, self.reasons)
+        forget(warehouse, name, run.run_id)
         return Result(run.run_id, outcome, found, self.reasons, plan, continued)
 
-    def _plan(self) -> dict[str, Any]:
-        """Pin the chain, and the versions of the tables."""
+    def _plan(self, run_id: str) -> dict[str, Any]:
+        """Pin the chain, and the versions of the tables, and copy the state at the end."""
         self.note("pinning the position")
         chain: Chain = chain_of(self.warehouse, self.spec.name)
+        live = next((one for one in chain.segments if one.end == STATE), None)
+        copied = None
+        if live is not None:
+            copied = copy_state(self.warehouse, self.spec, live, self.options.sample, run_id)
         return {
             "segments": [asdict(one) for one in chain.segments],
             "snapshots": chain.snapshots,
             "not_verified": chain.not_verified,
+            "overlaps": chain.overlaps,
+            "end": copied,
             "versions": gathering.versions_of(self.warehouse, self.spec.name),
             "begun_at": datetime.now(UTC).isoformat(),
         }
@@ -159,13 +174,13 @@ class Verifier:
     def _segment(self, run: runs.Run, segment: Segment) -> None:
         """Verify a segment: the counts of all its rows, and then the sampled keys in chunks."""
         try:
-            work = SegmentCheck.of(self, segment, run.plan)
+            work = SegmentCheck.of(self, segment, run)
             rows = gathering.landed(work.sources)
         except CannotVerify as reason:
             self._leave_out(str(reason))
             return
         name = f"{segment.generation} to micro-batch {segment.last_batch}"
-        if work.end is None and segment.end is None:
+        if work.end is None:
             self._leave_out(
                 f"{name}: the state at its end was not exported, so its estimates alone were compared"
             )
@@ -187,13 +202,11 @@ class SegmentCheck:
     manifest: Manifest
     recipe: Recipe
     begin: Held | None
-    end: Held | None
+    end: End | None
     options: Options
-    folder: str | None
-    retention: int
 
     @classmethod
-    def of(cls, verifier: Verifier, segment: Segment, plan: dict[str, Any]) -> SegmentCheck:
+    def of(cls, verifier: Verifier, segment: Segment, run: runs.Run) -> SegmentCheck:
         """Read what a segment began and ended with.
 
         Raises:
@@ -210,15 +223,16 @@ class SegmentCheck:
         runtime = ModelRuntime.of(warehouse, spec, manifest.parameters)
         runtime.ship(warehouse.spark)
         takes = imports_new_keys(warehouse, Checkpoint(warehouse, generation.checkpoint), spec)
-        versions = plan["versions"]
+        versions = run.plan["versions"]
         sources = Sources(
             warehouse, generation, runtime, segment, versions["estimates"], versions["quarantine"], takes
         )
         begin = waiting_rows.verified(warehouse, manifest) if spec.timed else None
-        end = _held_at_the_end(sources, manifest) if spec.timed else None
-        recipe = _recipe(sources, end, verifier.options)
-        kept = duration_us(deployed.retention.quarantine)
-        return cls(sources, manifest, recipe, begin, end, verifier.options, deployed.folder, kept)
+        end = end_of(warehouse, runtime, segment, run.run_id, run.plan["end"])
+        begun, kept = generation.created_at, duration_us(deployed.retention.quarantine)
+        old = begun is not None and (datetime.now(UTC) - begun).total_seconds() * 1e6 > kept
+        recipe = _recipe(sources, end, verifier.options, old)
+        return cls(sources, manifest, recipe, begin, end, verifier.options)
 
     def counts(self, rows: DataFrame) -> Findings:
         """Count all rows of the segment: those accepted and those in quarantine are those landed, of all keys."""
@@ -234,10 +248,11 @@ class SegmentCheck:
             accepted = mine.count()
         refused = gathering.refused(self.sources)
         quarantined = 0 if refused is None else refused.count()
-        waiting = sum(sign * held.rows.count() for sign, held in ((1, self.end), (-1, self.begin)) if held)
+        waiting = 0 if self.end is None else self.end.waiting
+        waiting -= 0 if self.begin is None else self.begin.rows.count()
         gap = landed - accepted - quarantined - waiting
         counts = dict.fromkeys(COUNTS, 0)
-        if gap == 0 or gap > 0 and self._may_be_forgotten:
+        if gap == 0 or gap > 0 and self.recipe.forgets:
             return Findings({**counts, "landed": landed})
         counts["uncounted"] = abs(gap)
         what = (
@@ -260,18 +275,12 @@ class SegmentCheck:
             Findings({name: row[name] for name in COUNTS}, json.loads(row["firsts"])) for row in found
         )
         firsts = [self._of_generation(one) for one in total.firsts]
-        if total.counts["unrecorded"] and not self._may_be_forgotten:
+        if total.counts["unrecorded"] and not self.recipe.forgets:
             total.counts["missing"] += total.counts["unrecorded"]
             total.counts["unrecorded"] = 0
             what = "a late row is neither estimated nor in quarantine"
             firsts.append(self._of_generation({"key": None, "event_time": None, "batch": None, "what": what}))
         return Findings(total.counts, firsts)
-
-    @property
-    def _may_be_forgotten(self) -> bool:
-        """Tell if the generation is so old that maintenance may have removed rows of it from quarantine."""
-        since = self.sources.generation.created_at
-        return since is not None and (datetime.now(UTC) - since).total_seconds() * 1e6 > self.retention
 
     def _of_generation(self, first: dict[str, Any]) -> dict[str, Any]:
         return {**first, "generation": self.sources.segment.generation}
@@ -289,27 +298,13 @@ class SegmentCheck:
         if self.begin is not None:
             parts.append(gathering.waiting_of(Kind.ROW, self.begin.rows))
         if self.end is not None:
-            parts.append(gathering.waiting_of(Kind.WAITING, self.end.rows))
-        if sources.segment.end is not None:
-            parts.append(gathering.states_of(Kind.END, self._end_states(), runtime))
+            parts.append(self.end.rows)
         if sources.imports_keys and warehouse.exists(new_keys(sources.generation.model)):
             parts.append(gathering.states_of(Kind.OFFER, self._offers(), runtime))
         both, *others = (part for part in parts if part is not None)
         for part in others:
             both = both.unionByName(part)
         return both
-
-    def _end_states(self) -> DataFrame:
-        sources, segment = self.sources, self.sources.segment
-        if segment.end == STATE:
-            return states_at(
-                sources.warehouse, sources.generation, self.manifest, segment.last_batch, self.folder
-            )
-        assert segment.end is not None
-        exported = manifests.find(sources.warehouse, segment.end)
-        if exported is None:
-            raise CannotVerify(f"{segment.generation}: snapshot {segment.end}, its end, was removed")
-        return verify(sources.warehouse, exported)
 
     def _offers(self) -> DataFrame:
         """Return the states that were offered to the stream, one a key."""
@@ -336,13 +331,21 @@ class SegmentCheck:
         return table.joined(rows, sources.runtime.kind, last["version"])
 
 
+def _hand_overs(overlaps: list[str]) -> Findings:
+    """Return the findings of hand-overs after which two generations have estimated the same rows."""
+    counts = {**dict.fromkeys(COUNTS, 0), "uncounted": len(overlaps)}
+    return Findings(
+        counts, [{"key": None, "event_time": None, "batch": None, "what": one} for one in overlaps]
+    )
+
+
 def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment: Segment) -> None:
     """Raise CannotVerify if the spec has something that the rows alone do not decide."""
     name = segment.generation
-    if spec.expiry is not None and spec.idle_us is None:
+    if spec.expiry is not None and (spec.idle_us is None or not spec.order.waits):
         raise CannotVerify(
-            f"{name}: its keys expire by the machine's clock or return from the archive, which depends on when rows "
-            f"came"
+            f"{name}: when its keys expire depends on when rows came (only with order.kind: strict, clock: event and "
+            f"returns: prior do the rows alone decide it)"
         )
     if spec.duplicates is not None and spec.duplicates.action == "drop":
         raise CannotVerify(
@@ -354,21 +357,8 @@ def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment
         )
 
 
-def _held_at_the_end(sources: Sources, manifest: Manifest) -> Held | None:
-    """Return the rows that wait at a segment's end, and its watermark; None if nothing holds them."""
-    segment = sources.segment
-    if segment.end == STATE:
-        return waiting_at(sources.warehouse, sources.generation, manifest, segment.last_batch)
-    exported = None if segment.end is None else manifests.find(sources.warehouse, segment.end)
-    if exported is None:
-        if sources.runtime.spec.order.waits:
-            raise CannotVerify(f"{segment.generation}: which rows waited at its end was not exported")
-        return None
-    return waiting_rows.verified(sources.warehouse, exported)
-
-
-def _recipe(sources: Sources, end: Held | None, options: Options) -> Recipe:
-    """Return how to recompute a segment."""
+def _recipe(sources: Sources, end: End | None, options: Options, forgets: bool) -> Recipe:
+    """Return how to recompute a segment; forgets: maintenance may have removed rows of it from quarantine."""
     runtime, segment = sources.runtime, sources.segment
     spec, rows = runtime.spec, runtime.rows.joined
     extra = dict(runtime.kernel.outputs)
@@ -393,7 +383,9 @@ def _recipe(sources: Sources, end: Held | None, options: Options) -> Recipe:
         stored=stored_as(runtime.kernel),
         begin=runtime.begin,
         idle=spec.idle_us,
-        in_order=spec.order.kind == "replay",
+        in_order=spec.order.kind in ("strict", "replay"),
+        replays=spec.order.kind == "replay",
+        forgets=forgets,
         apply_late=spec.late == "apply" and spec.order.kind == "as-arrived",
         has_end=segment.end is not None,
         expired_before=expired,

@@ -44,6 +44,10 @@ VERIFICATIONS = """
     differences bigint, first_difference string, not_verified string, counts string, firsts string, plan string,
     recorded_at timestamp
 """
+VERIFIED_ENDS = """
+    run_id string, model string, kind int, key string, time bigint, batch bigint, place bigint, numbers array<double>,
+    flag string, count bigint, log_likelihood double, copied_at timestamp
+"""
 
 
 def measurements(model: str) -> str:

@@ -1,0 +1,108 @@
+"""What a segment ends with: its states, the rows that wait for the watermark, and the watermark.
+
+Spark keeps the state of the last 100 micro-batches, which a fast stream leaves behind before a run has ended. So the
+state of the live generation, of the sampled keys, is copied when a run begins, and removed when it has ended.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as F
+
+from jobs.encoding.packet_kinds import NEVER
+from jobs.lineage import generations
+from jobs.lineage.start_point import origin
+from jobs.snapshots import manifests, waiting_rows
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.store import verify
+from jobs.streaming.state_reader import states_at, waiting_at
+from jobs.verification import gathering
+from jobs.verification.chain import STATE, Segment
+from jobs.verification.gathering import CannotVerify, Sample
+from jobs.verification.recomputing import Kind
+from jobs.verification.runs import CONTINUED_FOR
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import VERIFIED_ENDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.snapshots.waiting_rows import Held
+    from jobs.specs.model_spec import ModelSpec
+
+TABLE = "verified_ends"
+
+
+class End(NamedTuple):
+    """States and waiting rows at the end of a segment, as the checker reads them; how many of all keys wait."""
+
+    rows: DataFrame
+    waiting: int
+    watermark: int
+
+
+def copy_state(
+    warehouse: Warehouse, spec: ModelSpec, segment: Segment, sample: Sample, run_id: str
+) -> dict[str, int]:
+    """Copy the sampled states, and the waiting rows, of the live generation's pinned micro-batch.
+
+    Returns the number of waiting rows of all keys, and the watermark.
+    """
+    generation = generations.named(warehouse, spec.name, segment.generation)
+    begun = origin(warehouse, generation)
+    own = begun.model_spec(spec.folder)
+    runtime = ModelRuntime.of(warehouse, own, begun.parameters)
+    batch = segment.last_batch
+    rows = gathering.states_of(Kind.END, states_at(warehouse, generation, begun, batch, spec.folder), runtime)
+    held = waiting_at(warehouse, generation, begun, batch) if own.timed else None
+    if held is not None:
+        rows = rows.unionByName(gathering.waiting_of(Kind.WAITING, held.rows))
+    columns = {
+        "run_id": F.lit(run_id),
+        "model": F.lit(spec.name),
+        "copied_at": F.current_timestamp(),
+    }
+    warehouse.create(TABLE, VERIFIED_ENDS)
+    forget(warehouse, spec.name, None)
+    warehouse.append(rows.filter(sample.has(F.col("key"))).withColumns(columns), TABLE)
+    return {"waiting": _count(held), "watermark": NEVER if held is None else held.watermark}
+
+
+def forget(warehouse: Warehouse, model: str, run_id: str | None) -> None:
+    """Remove what was copied for a run that has ended, or for runs that are too old to be continued (None)."""
+    old = F.col("copied_at") < F.lit(datetime.now(UTC) - CONTINUED_FOR)
+    warehouse.delete(
+        TABLE, (F.col("model") == model) & (old if run_id is None else F.col("run_id") == run_id)
+    )
+
+
+def end_of(
+    warehouse: Warehouse, runtime: ModelRuntime, segment: Segment, run_id: str, copied: dict[str, Any] | None
+) -> End | None:
+    """Return what a segment ends with, None if nothing holds it; copied: what `copy_state` returned in this run.
+
+    Raises:
+        CannotVerify: it was removed, or the rows that waited are needed and not known.
+    """
+    if segment.end == STATE:
+        assert copied is not None
+        rows = warehouse.read(TABLE).filter(F.col("run_id") == run_id)
+        return End(rows.drop("run_id", "model", "copied_at"), copied["waiting"], copied["watermark"])
+    if segment.end is None:
+        if runtime.spec.order.waits:
+            raise CannotVerify(f"{segment.generation}: which rows waited at its end was not exported")
+        return None
+    exported = manifests.find(warehouse, segment.end)
+    if exported is None:
+        raise CannotVerify(f"{segment.generation}: snapshot {segment.end}, its end, was removed")
+    rows = gathering.states_of(Kind.END, verify(warehouse, exported), runtime)
+    held = waiting_rows.verified(warehouse, exported) if runtime.spec.timed else None
+    if held is not None:
+        rows = rows.unionByName(gathering.waiting_of(Kind.WAITING, held.rows))
+    return End(rows, _count(held), NEVER if held is None else held.watermark)
+
+
+def _count(held: Held | None) -> int:
+    return 0 if held is None else held.rows.count()
