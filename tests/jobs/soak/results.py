@@ -67,8 +67,9 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         for one in records
         if one["verdict"] == VIOLATED
     ]
+    twice = [str(one["seed"]) for one in records if one.get("generations_made", 0) > 1]
     seeds = sorted({one["seed"] for one in records if one["verdict"] != MISSED})
-    return [*table(records), "", f"seeds {seeds}", "", *said]
+    return [*table(records), "", f"seeds {seeds}", f"more than one generation made: {twice}", "", *said]
 
 
 if __name__ == "__main__":

@@ -88,6 +88,7 @@ def run(world: World, kill: Kill, seconds: float) -> dict[str, Any]:
     """
     marks = [time.monotonic()]
     act = world.prepared(kill.verb)
+    before = len(world.generations())
     marks.append(time.monotonic())
     notes = world.pipeline.folder / f"kill-{kill.seed}-{time.monotonic_ns()}"
     notes.mkdir()
@@ -114,6 +115,8 @@ def run(world: World, kill: Kill, seconds: float) -> dict[str, Any]:
         "seconds": {name: round(b - a, 1) for name, a, b in zip(names, marks, marks[1:], strict=False)},
         "verdict": VIOLATED if said else UNHARMED if struck else MISSED,
         "problems": said,
+        # One for an upgrade or an adoption; more if a command that was overtaken commits its own after all.
+        "generations_made": len(world.generations()) - before,
     }
 
 

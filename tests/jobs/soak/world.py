@@ -141,10 +141,12 @@ class World:
         wanted = {"held": self.bad} if self.bad else {}
         return [] if counts == wanted else [f"quarantine has {counts}, and should have {wanted}"]
 
+    def generations(self) -> dict[str, str]:
+        """Return the status of each generation."""
+        return {one.generation: one.status for one in generations.all_of(self.pipeline.warehouse, MODEL)}
+
     def _generations(self) -> list[str]:
-        warehouse = self.pipeline.warehouse
-        known = {one.generation: one.status for one in generations.all_of(warehouse, MODEL)}
-        said = []
+        warehouse, known, said = self.pipeline.warehouse, self.generations(), []
         if sorted(set(known.values()) - {"retired", "removed"}) != ["live"]:
             said.append(f"the generations are {known}")
         live = generations.live(warehouse, MODEL)
