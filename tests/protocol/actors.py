@@ -6,6 +6,7 @@ The real functions are called. A command's own module in `jobs/` would only star
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -60,14 +61,12 @@ initial: {{mean: [0.0], covariance: [[1.0e4]]}}
 
 
 @cache
-def spec_of(version: int = 1, more: str = "", folder: str = "/tmp") -> ModelSpec:
-    """Return the model's spec at a version."""
-    path = Path(folder, f"m-{version}-{abs(hash(more))}.yaml")
-    path.write_text(SPEC.format(version=version, variance=float(version), more=more))
-    try:
+def spec_of(version: int = 1, more: str = "") -> ModelSpec:
+    """Return the model's spec at a version, with further sections."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{MODEL}.yaml")
+        path.write_text(SPEC.format(version=version, variance=float(version), more=more))
         return load_spec(str(path))
-    finally:
-        path.unlink()
 
 
 def warehouse() -> Warehouse:
@@ -165,6 +164,15 @@ def replay(spec: ModelSpec | None = None) -> None:
         held = rows.filter((F.col("model") == MODEL) & F.col("status").isNull())
         columns = ("id", "payload", "source", "generation", "batch_id")
         quarantine_replay.replay(here, spec or spec_of(), held.select(*columns))
+
+
+def change_inputs() -> None:
+    """Commit another version of the table of inputs, as any tool may do."""
+    here = warehouse()
+    here.create(f"inputs/{MODEL}", "k string, gain double")
+    table: Any = here.read(f"inputs/{MODEL}")
+    rows: Any = here.spark.createDataFrame([{"k": "a", "gain": 1.0}], table.schema)
+    here.append(rows, f"inputs/{MODEL}")
 
 
 def offer(spec: ModelSpec) -> None:

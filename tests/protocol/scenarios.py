@@ -144,6 +144,24 @@ def _with_latest() -> ModelSpec:
     return spec_of(1, "sinks: {latest: true}")
 
 
+def _with_inputs() -> ModelSpec:
+    return spec_of(1, "inputs: {columns: {gain: gain}}")
+
+
+@cache
+def with_inputs() -> World:
+    """A model whose keys have inputs, and rows that it has not read."""
+    spec = _with_inputs()
+    return _made(
+        actors.change_inputs,
+        lambda: actors.ingest(file("a"), spec),
+        lambda: actors.pretrain(spec),
+        lambda: actors.ingest(file("b"), spec),
+        lambda: actors.stream(spec),
+        lambda: actors.ingest(file("c"), spec),
+    )
+
+
 @cache
 def with_history() -> World:
     """The history of a new key has landed for a stream that imports such keys, and a row of the key after it."""
@@ -415,6 +433,12 @@ RETRAIN_INSIDE = Scenario(
     _stream_all(2),
     depth=0,
 )
+PINNED = Scenario(
+    "the inputs of keys change beside a driver that is killed",
+    with_inputs,
+    _processes(A=lambda: actors.stream(_with_inputs()), inputs=actors.change_inputs),
+    lambda: actors.stream(_with_inputs()),
+)
 HAND_OVERS = (ADOPT_OLDER, ADOPT_INSIDE, RETRAIN_INSIDE)
 """Hand-overs from a position that no micro-batch of the live generation ends at."""
 
@@ -428,6 +452,7 @@ ALL = (
     RETRAIN,
     OFFER,
     LATEST,
+    PINNED,
     SWITCHES,
     ADOPT,
     INGEST,

@@ -26,6 +26,8 @@ import jobs
 from jobs.core import clock
 from jobs.encoding.rows import select_columns
 from jobs.ingestion import landing, quarantine_replay
+from jobs.key_inputs import pins
+from jobs.key_inputs.table import InputsTable
 from jobs.lineage import leases
 from jobs.snapshots import seeds, state_rows
 from jobs.snapshots.runtime import ModelRuntime
@@ -36,14 +38,24 @@ from jobs.streaming.sinks import latest_states, micro_batch, refused_rows
 from jobs.supervision import driver_identity
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.training import batch_filter
-from jobs.warehouse.files import HadoopFiles
+from jobs.warehouse.files import HadoopFiles, LocalFiles
 from tests.protocol import data_path, memory_columns, memory_delta, world
-from tests.protocol.memory_files import MemoryFiles
+from tests.protocol.memory_files import MemoryFiles, MemoryPath
 from tests.protocol.memory_frame import parse_schema
 
 assert landing and quarantine_replay  # imported, so that they are among the modules below
 
-LOADED = ("ingestion", "lineage", "operations", "snapshots", "streaming", "training", "upgrades", "warehouse")
+LOADED = (
+    "ingestion",
+    "key_inputs",
+    "lineage",
+    "operations",
+    "snapshots",
+    "streaming",
+    "training",
+    "upgrades",
+    "warehouse",
+)
 """Rooms whose modules are loaded before the replacement, so that none is missed."""
 
 
@@ -143,6 +155,12 @@ def _replacements() -> list[tuple[Any, Any]]:
         (state_rows.measure, data_path.measure),
         (state_reader.states_at, data_path.states_at),
         (set_codegen_for, lambda session, rows: None),
+        (
+            pins._folder,
+            lambda warehouse, generation: MemoryPath(f"{warehouse.root}/{generation.checkpoint}/inputs"),
+        ),
+        (LocalFiles, MemoryFiles),
+        (InputsTable, data_path.MemoryInputs),
         (micro_batch.unpack_estimates, data_path.unpack_estimates),
         (latest_states.last_of_keys, data_path.last_of_keys),
         (refused_rows.refused_rows, data_path.refused_rows),

@@ -11,6 +11,8 @@ from unittest import mock
 
 import pytest
 
+from jobs.key_inputs.join import PROPERTY
+from jobs.key_inputs.pins import InputPins
 from jobs.lineage import generations, leases, live, promotion, start_point
 from jobs.lineage.fencing import Fence
 from jobs.snapshots import store
@@ -165,6 +167,13 @@ def _endless_parents() -> Iterator[None]:
         yield
 
 
+def _unpinned(self: InputPins, batch: int) -> Any:
+    """Let a micro-batch use the newest inputs, whatever it used before."""
+    version = self._table.newest()
+    self._spark.sparkContext.setLocalProperty(PROPERTY, str(self._root / self._packet(version)))
+    return version
+
+
 GUARDS = (
     Guard(
         "the fence that a later driver raises",
@@ -250,6 +259,12 @@ GUARDS = (
         _patched(start_point, "refuse_damaged", _nothing),
         scenarios.DAMAGED,
         "each row once in the live estimates",
+    ),
+    Guard(
+        "the pin of a micro-batch's inputs",
+        _patched(InputPins, "take", _unpinned),
+        scenarios.PINNED,
+        "a micro-batch uses one version of the inputs",
     ),
     Guard(
         "a snapshot's rows before its manifest",
