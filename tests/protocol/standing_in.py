@@ -22,10 +22,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions
 from pyspark.sql.types import StructType
 
-import jobs
 from jobs.core import clock
 from jobs.encoding.rows import select_columns
-from jobs.ingestion import landing, quarantine_replay
 from jobs.key_inputs import pins
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import leases
@@ -182,7 +180,6 @@ def _modules() -> list[Any]:
 @contextlib.contextmanager
 def simulated() -> Iterator[None]:
     """Replace Spark, Delta, the store, threads and clocks in all modules of `jobs` that hold them."""
-    assert jobs
     instead = {id(old): new for old, new in _replacements()}
     with contextlib.ExitStack() as stack:
         for module in _modules():
