@@ -41,8 +41,6 @@ from tests.protocol import data_path, memory_columns, memory_delta, world
 from tests.protocol.memory_files import MemoryFiles, MemoryPath
 from tests.protocol.memory_frame import parse_schema
 
-assert landing and quarantine_replay  # imported, so that they are among the modules below
-
 LOADED = (
     "ingestion",
     "key_inputs",
