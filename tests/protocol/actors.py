@@ -6,6 +6,7 @@ The real functions are called. A command's own module in `jobs/` would only star
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -60,14 +61,12 @@ initial: {{mean: [0.0], covariance: [[1.0e4]]}}
 
 
 @cache
-def spec_of(version: int = 1, more: str = "", folder: str = "/tmp") -> ModelSpec:
-    """Return the model's spec at a version."""
-    path = Path(folder, f"m-{version}-{abs(hash(more))}.yaml")
-    path.write_text(SPEC.format(version=version, variance=float(version), more=more))
-    try:
+def spec_of(version: int = 1, more: str = "") -> ModelSpec:
+    """Return the model's spec at a version, with further sections."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{MODEL}.yaml")
+        path.write_text(SPEC.format(version=version, variance=float(version), more=more))
         return load_spec(str(path))
-    finally:
-        path.unlink()
 
 
 def warehouse() -> Warehouse:
@@ -107,9 +106,14 @@ def stopped_stream(spec: ModelSpec | None = None) -> None:
 
 def ingest(path: str, spec: ModelSpec | None = None) -> None:
     """Land a file, as `ingest` does."""
-    here, chosen = warehouse(), spec or spec_of()
-    types = landing.prepare(here, chosen, landing.file_schema(chosen, path))
-    landing.land(here, chosen, path, types)
+    _land(path, spec or spec_of(), history=False)
+
+
+def _land(path: str, spec: ModelSpec, history: bool) -> None:
+    here = warehouse()
+    types = landing.prepare(here, spec, landing.file_schema(spec, path))
+    files = landing.FileLanding(here, spec, history=history)
+    files.land(files.check(path), types)
 
 
 def pretrain(spec: ModelSpec | None = None, version: int | None = None) -> str:
@@ -163,8 +167,17 @@ def replay(spec: ModelSpec | None = None) -> None:
     if quarantine.ready(here):
         rows: Any = here.read("quarantine")
         held = rows.filter((F.col("model") == MODEL) & F.col("status").isNull())
-        columns = ("id", "payload", "source", "generation", "batch_id")
+        columns = ("id", "payload", "source", "position", "generation", "batch_id")
         quarantine_replay.replay(here, spec or spec_of(), held.select(*columns))
+
+
+def change_inputs() -> None:
+    """Commit another version of the table of inputs, as any tool may do."""
+    here = warehouse()
+    here.create(f"inputs/{MODEL}", "k string, gain double")
+    table: Any = here.read(f"inputs/{MODEL}")
+    rows: Any = here.spark.createDataFrame([{"k": "a", "gain": 1.0}], table.schema)
+    here.append(rows, f"inputs/{MODEL}")
 
 
 def offer(spec: ModelSpec) -> None:
@@ -174,9 +187,7 @@ def offer(spec: ModelSpec) -> None:
 
 def land_history(path: str, spec: ModelSpec) -> None:
     """Land a file as history of new keys, as `ingest --history` does."""
-    here = warehouse()
-    types = landing.prepare(here, spec, landing.file_schema(spec, path))
-    landing.land(here, spec, path, types, history=True)
+    _land(path, spec, history=True)
 
 
 def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:

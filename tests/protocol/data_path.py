@@ -11,9 +11,11 @@ import zlib
 from dataclasses import dataclass
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.encoding.packet_kinds import OutputPacket
+from jobs.key_inputs.join import PROPERTY
+from jobs.key_inputs.table import InputsTable
 from jobs.snapshots.seeds import meaning_of
 from jobs.streaming.sinks.refused_rows import REASONS
 from jobs.warehouse.measurements_table import create_new_keys_table
@@ -28,6 +30,13 @@ STATE_ROWS = parse_schema(
 )
 
 
+class Kind(NamedTuple):
+    """What is asked of `jobs.encoding.keys.KeyKind`: keys are one column of text."""
+
+    is_plain_key: bool = True
+    integer: bool = False
+
+
 @dataclass(frozen=True)
 class MemoryRuntime:
     """`jobs.snapshots.runtime.ModelRuntime` without numerics."""
@@ -37,7 +46,7 @@ class MemoryRuntime:
     schema: Any
 
     kernel = SimpleNamespace(initial=lambda size: None)
-    kind = SimpleNamespace(is_plain_key=True, integer=False)
+    kind = Kind()
     rows = SimpleNamespace(joined=None, row_id=None)
     state = SimpleNamespace(layout=None)
     estimates = SimpleNamespace(diagonal=False, kind=kind, extra=(), states=1)
@@ -84,14 +93,36 @@ def operator(context: Any) -> Any:
         for row in sorted(measured, key=lambda one: (one[key], one[time])):
             at = micros(row[time])
             state = states.setdefault(row[key], {"at": -(2**62), "ids": []})
+            used = _version_of_inputs(context)
             late = at <= state["at"]
             if not late:
                 state["at"], state["ids"] = at, [*state["ids"], row[value]]
+                if used is not None:
+                    state["inputs"] = {**state.get("inputs", {}), str(row[value]): used}
             kind = OutputPacket.LATE if late else OutputPacket.ESTIMATES
-            packets.append(_packet(kind, row[key], at, row[value]))
+            packets.append({**_packet(kind, row[key], at, row[value]), "inputs": used})
         return packets
 
     return process
+
+
+def _version_of_inputs(context: Any) -> int | None:
+    """Return the version of the inputs that this micro-batch was told to use, by the name of its packet."""
+    path = context.warehouse.spark.sparkContext.getLocalProperty(PROPERTY)
+    return None if path is None else int(path.removesuffix(".packet").rsplit("-", 2)[1])
+
+
+class MemoryInputs(InputsTable):
+    """`jobs.key_inputs.table.InputsTable`, of whose rows nothing is read but their version."""
+
+    def load(self, kind: Any, version: int) -> Any:
+        return None
+
+    def packet(self, kind: Any, version: int) -> bytes:
+        return str(version).encode()
+
+    def joined(self, frame: Any, kind: Any, version: int) -> Any:
+        return frame.withColumns({name: F.lit(1.0) for name in self.inputs.columns})
 
 
 def micros(at: Any) -> int:
@@ -109,7 +140,7 @@ def _state_of(seed: dict[str, Any]) -> dict[str, Any]:
 
 def unpack_estimates(packets: Frame, *rest: Any) -> Frame:
     """Return the rows of packets of estimates."""
-    return packets.select("key", F.timestamp_micros("at").alias("event_time"), "y")
+    return packets.select("key", F.timestamp_micros("at").alias("event_time"), "y", "inputs")
 
 
 def last_of_keys(packets: Frame, fmt: Any) -> Frame:

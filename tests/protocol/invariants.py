@@ -139,7 +139,15 @@ class Invariants:
         if before is None or after is None:
             return  # the first: its state is that of the snapshot and the micro-batch
         table = rows_of(f"estimates/{MODEL}")
-        wrote = [r["y"] for r in table if (r["generation"], r["batch_id"]) == (generation, batch)]
+        mine = [r for r in table if (r["generation"], r["batch_id"]) == (generation, batch)]
+        wrote = [row["y"] for row in mine]
+        states = json.loads(world.current().files[f"{folder}/{batch}"].content)
+        used = {row: version for one in states.values() for row, version in one.get("inputs", {}).items()}
+        other = [row["y"] for row in mine if used.get(str(row["y"])) != row["inputs"]]
+        if other:
+            raise Violation(
+                f"a micro-batch uses one version of the inputs: rows {other} had another in the state"
+            )
         took = after - before - set(history_rows())
         if sorted(wrote) != sorted(took):
             raise Violation(

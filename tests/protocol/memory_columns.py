@@ -6,6 +6,7 @@ have three values. `UNKNOWN` is for Delta's test of conflicts, which knows a row
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
 import re
@@ -31,11 +32,14 @@ class Column:
         name: str = "expression",
         fold: Callable[[Sequence[Mapping[str, Any]]], Any] | None = None,
         descending: bool = False,
+        fields: tuple[str, ...] = (),
     ) -> None:
         self.value, self.name, self.fold, self.descending = value, name, fold, descending
+        self.fields = fields
+        """Of a struct."""
 
     def alias(self, name: str) -> Column:
-        return Column(self.value, name, self.fold)
+        return Column(self.value, name, self.fold, fields=self.fields)
 
     def cast(self, kind: Any) -> Column:
         to = {"string": _text, "bigint": _whole, "int": _whole, "double": _number, "boolean": _boolean}
@@ -266,7 +270,9 @@ def raise_error(message: str | Column) -> Column:
 
 def struct(*columns: str | Column) -> Column:
     parts = [column_of(one) for one in columns]
-    return Column(lambda row: {part.name: part.value(row) for part in parts})
+    return Column(
+        lambda row: {part.name: part.value(row) for part in parts}, fields=tuple(part.name for part in parts)
+    )
 
 
 class _When(Column):
@@ -297,7 +303,12 @@ def _folding(name: str, column: str | Column, fold: Callable[[Sequence[Any]], An
         values = [column_of(column).value(row) for row in rows]
         return fold([one for one in values if one is not None])
 
-    return Column(lambda row: None, name, of)
+    return Column(lambda row: None, name, of, fields=getattr(column, "fields", ()))
+
+
+def _order(value: Any) -> Any:
+    """Return what a value is ordered by: a struct by its fields in turn."""
+    return tuple(value.values()) if isinstance(value, dict) else value
 
 
 def count(column: str | Column) -> Column:
@@ -305,22 +316,15 @@ def count(column: str | Column) -> Column:
 
 
 def max(column: str | Column) -> Column:  # noqa: A001 (Spark's name)
-    return _folding("max", column, lambda values: None if not values else sorted(values)[-1])
+    return _folding("max", column, lambda values: None if not values else sorted(values, key=_order)[-1])
 
 
 def min(column: str | Column) -> Column:  # noqa: A001 (Spark's name)
-    return _folding("min", column, lambda values: None if not values else sorted(values)[0])
+    return _folding("min", column, lambda values: None if not values else sorted(values, key=_order)[0])
 
 
 def sum(column: str | Column) -> Column:  # noqa: A001 (Spark's name)
-    return _folding("sum", column, lambda values: __builtins_sum(values) if values else None)
-
-
-def __builtins_sum(values: list[Any]) -> Any:
-    total = values[0]
-    for one in values[1:]:
-        total = total + one
-    return total
+    return _folding("sum", column, lambda values: functools.reduce(operator.add, values) if values else None)
 
 
 _NAME = r"(?:\w+|`[^`]+`)"

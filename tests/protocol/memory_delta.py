@@ -475,15 +475,18 @@ class _Conf:
 
 
 class _Context:
-    """A Spark context: only names of jobs."""
+    """A Spark context: its properties, which are those of the one thread that runs jobs."""
 
     defaultParallelism = 2
 
+    def __init__(self) -> None:
+        self._properties: dict[str, str | None] = {}
+
     def setLocalProperty(self, name: str, value: str | None) -> None:
-        return
+        self._properties[name] = value
 
     def getLocalProperty(self, name: str) -> str | None:
-        return None
+        return self._properties.get(name)
 
 
 class _Reader:

@@ -30,6 +30,10 @@ class MemoryFiles:
         )
         return None if kept is None else kept.content
 
+    def first_line(self, name: str) -> bytes | None:
+        kept = self.read(name)
+        return None if kept is None else kept.splitlines()[0]
+
     def write(self, name: str, content: bytes) -> None:
         path, here = self._path(name), world.current()
         here.write(path, f"write {self._short(path)}", lambda: here.put(path, content))

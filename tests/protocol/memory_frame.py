@@ -88,10 +88,13 @@ class Frame:
         for one in wanted:
             if isinstance(one, str) and one == "*":
                 parts += [column_of(name) for name in self.columns]
+            elif isinstance(one, str) and one.endswith(".*"):
+                inside: Any = self.schema[one[:-2]].dataType
+                parts += [column_of(f"{one[:-2]}.{name}") for name in inside.names]
             else:
                 parts.append(column_of(one))
         kinds = {field.name: field.dataType for field in self.schema.fields}
-        schema = StructType([StructField(one.name, kinds.get(one.name, StringType())) for one in parts])
+        schema = StructType([StructField(one.name, _kind(one, kinds)) for one in parts])
         return self._of(({one.name: one.value(row) for one in parts} for row in self.rows), schema)
 
     def withColumns(self, columns: Mapping[str, Column]) -> Frame:
@@ -144,11 +147,24 @@ class Frame:
         matches = [(row, have.get(repr([row[name] for name in names]), [])) for row in self.rows]
         if how in ("left_anti", "left_semi"):
             return self._of(row for row, found in matches if bool(found) == (how == "left_semi"))
+        if how == "full_outer":
+            return self._full_outer(other, names, [(row, found) for row, found in matches])
         assert how == "inner", how
         schema = StructType(
             [*self.schema.fields, *(f for f in other.schema.fields if f.name not in self.columns)]
         )
         return self._of(({**more, **row} for row, found in matches for more in found), schema)
+
+    def _full_outer(self, other: Frame, names: list[str], matches: list[tuple[Any, list[Any]]]) -> Frame:
+        fields = [*self.schema.fields, *(f for f in other.schema.fields if f.name not in self.columns)]
+        none = {field.name: None for field in fields}
+        both = [{**none, **more, **row} for row, found in matches for more in found or [{}]]
+        mine = {repr([row[name] for name in names]) for row in self.rows}
+        alone = [row for row in other.rows if repr([row[name] for name in names]) not in mine]
+        return self._of([*both, *({**none, **row} for row in alone)], StructType(fields))
+
+    def withColumnRenamed(self, name: str, to: str) -> Frame:
+        return self.select(*(column_of(one).alias(to if one == name else one) for one in self.columns))
 
     def groupBy(self, *names: str) -> Groups:
         return Groups(self, list(names))
@@ -197,6 +213,13 @@ class Frame:
         return self.sparkSession.writer(self)
 
 
+def _kind(column: Column, known: Mapping[str, DataType]) -> DataType:
+    """Return a column's type, as far as it matters: of a struct its fields, else that of the former column."""
+    if column.fields:
+        return StructType([StructField(name, StringType()) for name in column.fields])
+    return known.get(column.name, LongType() if column.fold else StringType())
+
+
 class Groups:
     """Rows grouped by columns."""
 
@@ -209,7 +232,10 @@ class Groups:
             groups.setdefault(repr([row[name] for name in self.names]) if self.names else "", []).append(row)
         kinds = {field.name: field for field in self.frame.schema.fields}
         schema = StructType(
-            [*(kinds[name] for name in self.names), *(StructField(one.name, LongType()) for one in columns)]
+            [
+                *(kinds[name] for name in self.names),
+                *(StructField(one.name, _kind(one, {})) for one in columns),
+            ]
         )
         found = [
             {

@@ -32,6 +32,7 @@ FILES = {
     "c": "a,8,8\nb,9,9\n",
     "late": "a,2,10\nb,11,11\n",  # a row that is older than its key's state
     "d": "a,12,12\nb,13,13\na,14,14\n",
+    "grown": "a,15,15\n",
     "history": "h,1,21\nh,2,22\n",
     "new": "h,30,23\n",
 }
@@ -111,7 +112,7 @@ def _shadow() -> None:
     here = warehouse()
     live = generations.named(here, MODEL)
     manifest, _ = export(here, live, None)
-    made = start_point.begin(here, spec_of(2), manifest, generations.SHADOW, None, live)
+    made = start_point.begin_exported(here, spec_of(2), manifest, live, generations.SHADOW)
     actors.stream(spec_of(2), name=made.generation)
 
 
@@ -136,12 +137,39 @@ def damaged() -> World:
     )
 
 
+@cache
+def grown() -> World:
+    """A file has landed, and rows were added to it."""
+    made = _made(_land("a"), actors.pretrain, _land("grown"))
+    with Path(file("grown")).open("a") as more:
+        more.write("b,16,16\n")
+    return made
+
+
 def _importing() -> ModelSpec:
     return spec_of(1, "stream: {new_keys: pretrained}")
 
 
 def _with_latest() -> ModelSpec:
     return spec_of(1, "sinks: {latest: true}")
+
+
+def _with_inputs() -> ModelSpec:
+    return spec_of(1, "inputs: {columns: {gain: gain}}")
+
+
+@cache
+def with_inputs() -> World:
+    """A model whose keys have inputs, and rows that it has not read."""
+    spec = _with_inputs()
+    return _made(
+        actors.change_inputs,
+        lambda: actors.ingest(file("a"), spec),
+        lambda: actors.pretrain(spec),
+        lambda: actors.ingest(file("b"), spec),
+        lambda: actors.stream(spec),
+        lambda: actors.ingest(file("c"), spec),
+    )
 
 
 @cache
@@ -415,6 +443,18 @@ RETRAIN_INSIDE = Scenario(
     _stream_all(2),
     depth=0,
 )
+PINNED = Scenario(
+    "the inputs of keys change beside a driver that is killed",
+    with_inputs,
+    _processes(A=lambda: actors.stream(_with_inputs()), inputs=actors.change_inputs),
+    lambda: actors.stream(_with_inputs()),
+)
+GROWN = Scenario(
+    "a file that has grown since it landed is landed again",
+    grown,
+    _processes(one=lambda: actors.ingest(file("grown")), stream=actors.stream),
+    _after(_tolerant(lambda: actors.ingest(file("grown"))), _stream_all()),
+)
 HAND_OVERS = (ADOPT_OLDER, ADOPT_INSIDE, RETRAIN_INSIDE)
 """Hand-overs from a position that no micro-batch of the live generation ends at."""
 
@@ -423,11 +463,14 @@ ALL = (
     FIRST_START,
     SAME_HOST,
     THREE_DRIVERS,
+    STOPPED_BETWEEN,
     BLUE_GREEN,
     STOP_START,
     RETRAIN,
     OFFER,
     LATEST,
+    PINNED,
+    GROWN,
     SWITCHES,
     ADOPT,
     INGEST,

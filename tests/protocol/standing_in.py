@@ -22,10 +22,10 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions
 from pyspark.sql.types import StructType
 
-import jobs
 from jobs.core import clock
 from jobs.encoding.rows import select_columns
-from jobs.ingestion import landing, quarantine_replay
+from jobs.key_inputs import pins
+from jobs.key_inputs.table import InputsTable
 from jobs.lineage import leases
 from jobs.snapshots import seeds, state_rows
 from jobs.snapshots.runtime import ModelRuntime
@@ -36,14 +36,23 @@ from jobs.streaming.sinks import latest_states, micro_batch, refused_rows
 from jobs.supervision import driver_identity
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.training import batch_filter
-from jobs.warehouse.files import HadoopFiles
+from jobs.warehouse.files import HadoopFiles, LocalFiles
+from jobs.warehouse.transactions import transactions
 from tests.protocol import data_path, memory_columns, memory_delta, world
-from tests.protocol.memory_files import MemoryFiles
+from tests.protocol.memory_files import MemoryFiles, MemoryPath
 from tests.protocol.memory_frame import parse_schema
 
-assert landing and quarantine_replay  # imported, so that they are among the modules below
-
-LOADED = ("ingestion", "lineage", "operations", "snapshots", "streaming", "training", "upgrades", "warehouse")
+LOADED = (
+    "ingestion",
+    "key_inputs",
+    "lineage",
+    "operations",
+    "snapshots",
+    "streaming",
+    "training",
+    "upgrades",
+    "warehouse",
+)
 """Rooms whose modules are loaded before the replacement, so that none is missed."""
 
 
@@ -116,6 +125,11 @@ def _recording(*arguments: Any) -> Iterator[Any]:
     yield SimpleNamespace(problem=None)
 
 
+def _transactions(warehouse: Any, table: str) -> dict[str, int]:
+    last = memory_delta.read_latest(warehouse.path(table))
+    return {} if last is None else dict(last.transactions)
+
+
 def _replacements() -> list[tuple[Any, Any]]:
     now = SimpleNamespace(
         monotonic=lambda: world.current().clock.monotonic(),
@@ -143,6 +157,13 @@ def _replacements() -> list[tuple[Any, Any]]:
         (state_rows.measure, data_path.measure),
         (state_reader.states_at, data_path.states_at),
         (set_codegen_for, lambda session, rows: None),
+        (
+            pins._folder,
+            lambda warehouse, generation: MemoryPath(f"{warehouse.root}/{generation.checkpoint}/inputs"),
+        ),
+        (LocalFiles, MemoryFiles),
+        (transactions, _transactions),
+        (InputsTable, data_path.MemoryInputs),
         (micro_batch.unpack_estimates, data_path.unpack_estimates),
         (latest_states.last_of_keys, data_path.last_of_keys),
         (refused_rows.refused_rows, data_path.refused_rows),
@@ -164,7 +185,6 @@ def _modules() -> list[Any]:
 @contextlib.contextmanager
 def simulated() -> Iterator[None]:
     """Replace Spark, Delta, the store, threads and clocks in all modules of `jobs` that hold them."""
-    assert jobs
     instead = {id(old): new for old, new in _replacements()}
     with contextlib.ExitStack() as stack:
         for module in _modules():

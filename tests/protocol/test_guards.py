@@ -11,6 +11,9 @@ from unittest import mock
 
 import pytest
 
+from jobs.ingestion.landing import FileLanding
+from jobs.key_inputs.join import PROPERTY
+from jobs.key_inputs.pins import InputPins
 from jobs.lineage import generations, leases, live, promotion, start_point
 from jobs.lineage.fencing import Fence
 from jobs.snapshots import store
@@ -165,6 +168,18 @@ def _endless_parents() -> Iterator[None]:
         yield
 
 
+def _only_the_last(generation: Any, before: Any) -> int:
+    """Suspect the last driver alone of being frozen."""
+    return 0 if before is None or before.ended_at is not None else before.epoch
+
+
+def _unpinned(self: InputPins, batch: int) -> Any:
+    """Let a micro-batch use the newest inputs, whatever it used before."""
+    version = self._table.newest()
+    self._spark.sparkContext.setLocalProperty(PROPERTY, str(self._root / self._packet(version)))
+    return version
+
+
 GUARDS = (
     Guard(
         "the fence that a later driver raises",
@@ -187,6 +202,19 @@ GUARDS = (
         _patched(Fence, "_there", lambda *arguments: False),
         scenarios.TAKE_OVER,
         "each row once in the live estimates",
+    ),
+    Guard(
+        "the fence behind a driver that ended cleanly",
+        _patched(leases, "_suspect", _only_the_last),
+        scenarios.STOPPED_BETWEEN,
+        "each row once in the live estimates",
+        depth=2,
+    ),
+    Guard(
+        "the content of a landed file",
+        _patched(FileLanding, "_starts", lambda *arguments: (0, 0)),
+        scenarios.GROWN,
+        "each row lands once",
     ),
     Guard(
         "the transaction of a landed file",
@@ -235,7 +263,7 @@ GUARDS = (
     ),
     Guard(
         "the refusal of a shadow that lags",
-        _patched(promotion, "progress_rank", lambda *arguments: 0),
+        _patched(promotion, "has_reached", lambda *arguments: True),
         scenarios.LAGGING,
         "a promotion takes no estimate away",
     ),
@@ -250,6 +278,12 @@ GUARDS = (
         _patched(start_point, "refuse_damaged", _nothing),
         scenarios.DAMAGED,
         "each row once in the live estimates",
+    ),
+    Guard(
+        "the pin of a micro-batch's inputs",
+        _patched(InputPins, "take", _unpinned),
+        scenarios.PINNED,
+        "a micro-batch uses one version of the inputs",
     ),
     Guard(
         "a snapshot's rows before its manifest",

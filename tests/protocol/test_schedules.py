@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.protocol import scenarios
-from tests.protocol.explorer import Found, Scenario, explore
+from tests.protocol.explorer import Scenario, explore
 
 pytestmark = pytest.mark.usefixtures("simulation")
 
@@ -31,22 +31,6 @@ def test_the_promise_holds_with_two_deviations(
     record_property("protocol", counts.text())
 
 
-@pytest.mark.xfail(
-    raises=Found,
-    strict=True,
-    reason="a driver is fenced only by the one that takes over from it: if that one ends without a write, the next "
-    "does not know that an older one may wake",
-)
-def test_a_driver_that_froze_before_one_that_ended_cleanly_is_fenced() -> None:
-    explore(scenarios.STOPPED_BETWEEN)
-
-
-@pytest.mark.xfail(
-    raises=Found,
-    strict=True,
-    reason="a new generation is joined to its parent at the end of a micro-batch, also where its snapshot is at "
-    "another position",
-)
 @pytest.mark.parametrize("scenario", scenarios.HAND_OVERS, ids=named)
 def test_a_hand_over_from_any_position_covers_each_row_once(scenario: Scenario) -> None:
     explore(scenario)
