@@ -191,7 +191,8 @@ def test_a_stream_that_stopped_within_a_version_is_replaced(
 ) -> None:
     base, snapshots = landed
     pipeline = base.copied(tmp_path / "walk")
-    # Version 5 has three files, each with all rows of its keys, so that none is late. By two files a micro-batch: versions 2 and 3; 4 and a file of 5; the rest of 5.
+    # Version 5 has three files, each with all rows of its keys, so that none is late. By two files a micro-batch:
+    # versions 2 and 3; version 4 and a file of 5; the rest of 5.
     columns = pipeline.warehouse.read("measurements/walk").limit(0)
     rows = pipeline.warehouse.spark.createDataFrame(DAYS[4]).repartition(3, "id")
     rows = columns.unionByName(rows, allowMissingColumns=True)
