@@ -70,6 +70,7 @@ def pairs(rows: pd.DataFrame) -> Counter[tuple[Any, ...]]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_rows_that_are_estimated_again_are_counted_once(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, spec(1))
     days = readings(5, keys=4)

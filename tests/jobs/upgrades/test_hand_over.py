@@ -146,6 +146,7 @@ def test_a_snapshot_within_a_micro_batch_or_ahead_of_the_stream_is_refused(
     assert_once(pipeline, DAYS[3:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [1], indirect=True)
 def test_estimates_of_an_earlier_release_are_found_by_the_checkpoint_or_asked_about(
     streamed: tuple[Pipeline, dict[int, str]],
@@ -182,7 +183,7 @@ def stop_after(pipeline: Pipeline, batches: int, patch: pytest.MonkeyPatch) -> N
             pipeline.stream()
 
 
-@pytest.mark.parametrize("mode", ["retrain", "stateless"])
+@pytest.mark.parametrize("mode", ["retrain", pytest.param("stateless", marks=pytest.mark.slow)])
 def test_a_stream_that_stopped_within_a_version_is_replaced(
     landed: tuple[Pipeline, dict[int, str]],
     tmp_path: Path,
@@ -191,9 +192,10 @@ def test_a_stream_that_stopped_within_a_version_is_replaced(
 ) -> None:
     base, snapshots = landed
     pipeline = base.copied(tmp_path / "walk")
-    # Version 5 has three files. By two files a micro-batch: versions 2 and 3; 4 and a file of 5; the rest of 5.
+    # Version 5 has three files, each with all rows of its keys, so that none is late. By two files a micro-batch:
+    # versions 2 and 3; version 4 and a file of 5; the rest of 5.
     columns = pipeline.warehouse.read("measurements/walk").limit(0)
-    rows = pipeline.warehouse.spark.createDataFrame(DAYS[4]).repartition(3, "at")
+    rows = pipeline.warehouse.spark.createDataFrame(DAYS[4]).repartition(3, "id")
     rows = columns.unionByName(rows, allowMissingColumns=True)
     rows.write.format("delta").mode("append").save(pipeline.warehouse.path("measurements/walk"))
     pipeline.write_spec(spec(2))
