@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.sql.types import LongType
 
 from jobs import export, rollback, upgrade
 from jobs.api import is_live, live_estimates, live_latest
@@ -46,7 +47,7 @@ def check(pipeline: Pipeline, generation: str) -> None:
     warehouse = pipeline.warehouse
     live = ordered(live_estimates(warehouse, "walk").toPandas())
     assert live["generation"].iloc[live["event_time"].argmax()] == generation
-    schema = warehouse.read("estimates/walk").schema.add("ordinal", "bigint")
+    schema = warehouse.read("estimates/walk").schema.add("ordinal", LongType())
     taken = str(pipeline.folder / "models" / "taken.jsonl")
     for place in (warehouse.path("handed"), taken):
         rows = warehouse.spark.read.schema(schema).json(place)
