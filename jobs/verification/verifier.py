@@ -402,16 +402,6 @@ def _outcome(found: Findings, reasons: list[str]) -> str:
     return EQUAL if found.counts["rows"] else NOTHING
 
 
-def refuse_no_share(share: int, keys: tuple[str, ...]) -> None:
-    """Refuse a sample without any key.
-
-    Raises:
-        UserError: the share is not above 0, up to 1.
-    """
-    if not keys and not 0 < share <= ALL:
-        raise UserError("--share must be above 0 %, up to 100 %")
-
-
 def code_of(outcome: str) -> int:
     """Return the exit code of an outcome: a retry finds the same difference, and a part left out is no success."""
     return {EQUAL: 0, DIFFERENT: 2}.get(outcome, 3)

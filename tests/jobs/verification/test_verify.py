@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -113,7 +112,7 @@ def test_damage_is_found_named_recorded_and_raises_an_alarm(chain: Pipeline, tmp
     assert set(places) <= set(named)
     first = named[places[0]]
     assert first["what"].startswith("mean[0] is ")
-    assert f"key {flipped['key']}" in report.errors[0] or "mean[0]" in json.dumps(report.data)
+    assert f"key {flipped['key']}, row of {places[0][1]}" in report.errors[0]
     assert 'kalman_verify_differences{model="walk"} 3' in gauges.read_text()
     last = runs.last_outcome(warehouse, name)
     assert last is not None
