@@ -88,7 +88,7 @@ def test_damage_is_found_named_recorded_and_raises_an_alarm(chain: Pipeline, tmp
     warehouse, name = pipeline.warehouse, pipeline.name
     table = DeltaTable.forPath(warehouse.spark, warehouse.path(estimates(name)))
     rows: list[Any] = [
-        row for _, row in pipeline.estimates().drop_duplicates(["key", "event_time"]).iterrows()
+        row for _, row in pipeline.estimates().drop_duplicates(["key", "event_time"], keep=False).iterrows()
     ]
     flipped, deleted, doubled = rows[20], rows[60], rows[100]
 
