@@ -166,6 +166,7 @@ class Killed(BaseException):
     """Ends a run as a signal would."""
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_continued_at_its_position_while_the_stream_runs_on(
     chain: Pipeline, tmp_path: Path
 ) -> None:
@@ -207,6 +208,7 @@ def test_a_killed_run_is_continued_at_its_position_while_the_stream_runs_on(
     assert (nobody.data["outcome"], nobody.error_code) == ("nothing to verify", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order",
     [
