@@ -61,20 +61,19 @@ def run(
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
-    from jobs.verification.verifier import Options, Verifier, refuse_no_share
+    from jobs.verification.verifier import Options, Verifier
     from jobs.warehouse.delta import Warehouse
     from jobs.warehouse.positions import parse_time
 
     started = time.monotonic()
     options = Options(
-        share=_share(share),
+        share=share_of(share),
         seed=datetime.now(UTC).date().isoformat() if seed is None else seed,
         keys=tuple(keys or ()),
         since=None if since is None else parse_time(since, "--since"),
         tolerance=tolerance,
         chunk_rows=chunk_rows,
     )
-    refuse_no_share(options.share, options.keys)
     spec = load_spec(model, settings.models)
     warehouse = Warehouse(
         spark_session(settings, f"verify {spec.name}", short_rows_conf()), settings.warehouse
@@ -87,7 +86,7 @@ def run(
     return _report(spec.name, result, time.monotonic() - started)
 
 
-def _share(text: str) -> int:
+def share_of(text: str) -> int:
     """Return a share such as 1% or 0.01 in millionths."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)

@@ -53,6 +53,8 @@ def spark_conf() -> dict[str, str]:
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
         f"{rocksdb}.changelogCheckpointing.enabled": "true",
+        # A snapshot of the store that cannot be loaded is rebuilt from the changelogs.
+        "spark.sql.streaming.stateStore.autoSnapshotRepair.enabled": "true",
         # Small tables get one file a commit from one writer; large ones still get one file a task.
         "spark.databricks.delta.snapshotPartitions": "2",
         # Rows written to one partition of a table, a snapshot's or a generation's, carry its name as a constant: no

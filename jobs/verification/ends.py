@@ -14,9 +14,8 @@ from pyspark.sql import functions as F
 from jobs.encoding.packet_kinds import NEVER
 from jobs.lineage import generations
 from jobs.lineage.start_point import origin
-from jobs.snapshots import manifests, waiting_rows
+from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.store import verify
 from jobs.streaming.state_reader import states_at, waiting_at
 from jobs.verification import gathering
 from jobs.verification.chain import STATE, Segment
@@ -97,8 +96,8 @@ def end_of(
     exported = manifests.find(warehouse, segment.end)
     if exported is None:
         raise CannotVerify(f"{segment.generation}: snapshot {segment.end}, its end, was removed")
-    rows = gathering.states_of(Kind.END, verify(warehouse, exported), runtime)
-    held = waiting_rows.verified(warehouse, exported) if runtime.spec.timed else None
+    rows = gathering.states_of(Kind.END, gathering.states_in(warehouse, exported), runtime)
+    held = gathering.held_in(warehouse, exported) if runtime.spec.timed else None
     if held is not None:
         rows = rows.unionByName(gathering.waiting_of(Kind.WAITING, held.rows))
     return End(rows, _count(held), NEVER if held is None else held.watermark)

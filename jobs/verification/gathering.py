@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
+from jobs.core.errors import UserError
 from jobs.encoding.keys import text_of
 from jobs.lineage import replayed_late_rows
+from jobs.snapshots import waiting_rows
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import extras_widths
+from jobs.snapshots.store import verify
 from jobs.streaming.sinks.publishing import JSON_TIME
 from jobs.verification.chain import Segment, is_topic
 from jobs.verification.recomputing import Kind
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from jobs.lineage.generations import Generation
+    from jobs.snapshots.manifests import Manifest
+    from jobs.snapshots.waiting_rows import Held
 
 _STATE_REASON = "state:"
 """Prefix of the reason of rows that the filter has taken, and whose key has no valid state."""
@@ -33,6 +38,30 @@ ALL = 1_000_000
 
 class CannotVerify(Exception):
     """A part cannot be verified, for a reason that the report names."""
+
+
+def states_in(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
+    """Return the state rows of a snapshot.
+
+    Raises:
+        CannotVerify: it is damaged, which the check of the snapshot itself reports as a difference.
+    """
+    try:
+        return verify(warehouse, manifest)
+    except UserError as damage:
+        raise CannotVerify(damage.message) from damage
+
+
+def held_in(warehouse: Warehouse, manifest: Manifest) -> Held | None:
+    """Return the waiting rows of a snapshot, None if its model has no watermark.
+
+    Raises:
+        CannotVerify: they are damaged.
+    """
+    try:
+        return waiting_rows.verified(warehouse, manifest)
+    except UserError as damage:
+        raise CannotVerify(damage.message) from damage
 
 
 class Sample(NamedTuple):

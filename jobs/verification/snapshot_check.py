@@ -116,7 +116,7 @@ def _migrated(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest) -> Data
         )
     migration = build_migration(steps, source.parameters, manifest.parameters)
     migrating.ship_functions(warehouse, steps)
-    states = apply_migration(verify(warehouse, source), migration)
+    states = apply_migration(gathering.states_in(warehouse, source), migration)
     rekey = rekey_of(warehouse, steps, migration.target)
     return states if rekey is None else merged(rekeyed(states, rekey), rekey)
 

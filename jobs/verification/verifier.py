@@ -20,10 +20,9 @@ from jobs.key_inputs.pins import version_of
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
 from jobs.lineage.compatibility import spec_to_run
-from jobs.snapshots import manifests, waiting_rows
+from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, meaning_of
-from jobs.snapshots.store import verify
 from jobs.spark.job_labels import labelled
 from jobs.verification import gathering, runs, snapshot_check
 from jobs.verification.chain import STATE, Chain, Segment, chain_of
@@ -227,7 +226,7 @@ class SegmentCheck:
         sources = Sources(
             warehouse, generation, runtime, segment, versions["estimates"], versions["quarantine"], takes
         )
-        begin = waiting_rows.verified(warehouse, manifest) if spec.timed else None
+        begin = gathering.held_in(warehouse, manifest) if spec.timed else None
         end = end_of(warehouse, runtime, segment, run.run_id, run.plan["end"])
         begun, kept = generation.created_at, duration_us(deployed.retention.quarantine)
         old = begun is not None and (datetime.now(UTC) - begun).total_seconds() * 1e6 > kept
@@ -291,7 +290,7 @@ class SegmentCheck:
         warehouse = sources.warehouse
         parts = [
             gathering.rows_of(sources, self._with_inputs(rows)),
-            gathering.states_of(Kind.SEED, verify(warehouse, self.manifest), runtime),
+            gathering.states_of(Kind.SEED, gathering.states_in(warehouse, self.manifest), runtime),
             gathering.refused(sources),
             gathering.estimated(sources, self.recipe.estimates.extra),
         ]
@@ -400,16 +399,6 @@ def _outcome(found: Findings, reasons: list[str]) -> str:
     if reasons:
         return NOT_VERIFIED
     return EQUAL if found.counts["rows"] else NOTHING
-
-
-def refuse_no_share(share: int, keys: tuple[str, ...]) -> None:
-    """Refuse a sample without any key.
-
-    Raises:
-        UserError: the share is not above 0, up to 1.
-    """
-    if not keys and not 0 < share <= ALL:
-        raise UserError("--share must be above 0 %, up to 100 %")
 
 
 def code_of(outcome: str) -> int:

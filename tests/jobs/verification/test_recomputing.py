@@ -201,3 +201,38 @@ def test_estimates_before_since_are_not_compared() -> None:
     found = late.found()
     assert found.counts["equal"] == sum(time >= middle for time in all_of)
     assert found.differences == 0
+
+
+def test_a_new_key_begins_as_it_was_offered_unless_it_is_known() -> None:
+    stream = streamed(3)
+
+    def offered(rows: list[dict[str, Any]]) -> None:
+        of(rows, Kind.SEED, 0).update(kind=Kind.OFFER)
+        other = of(rows, Kind.SEED, 1)
+        rows.append({**other, "kind": Kind.OFFER, "count": 5})
+
+    whole = stream.found(offered)
+    assert whole.differences == 0, whole
+    lost = stream.found(lambda rows: rows.remove(of(rows, Kind.SEED, 0)))
+    assert lost.counts["different"] > 10
+    assert lost.counts["states_different"] == 1
+
+
+def test_a_key_without_a_valid_state_has_its_rows_in_quarantine() -> None:
+    stream = streamed(4)
+    key = of(stream.rows, Kind.SEED, 0)["key"]
+
+    def broken(rows: list[dict[str, Any]]) -> None:
+        for row in list(rows):
+            if row["key"] == key and row["kind"] in (Kind.ESTIMATE, Kind.REFUSED):
+                rows.remove(row)
+        for row in list(rows):
+            if row["key"] != key:
+                continue
+            if row["kind"] == Kind.ROW:
+                rows.append({**row, "kind": Kind.REFUSED_STATE, "batch": row["place"]})
+            elif row["kind"] in (Kind.SEED, Kind.END):
+                row["numbers"] = [np.nan] * len(row["numbers"])
+
+    found = stream.found(broken)
+    assert found.counts["different"] == found.counts["missing"] == found.counts["baseless"] == 0, found

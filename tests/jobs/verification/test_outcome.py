@@ -1,0 +1,75 @@
+"""What a verification leaves behind: exit code, alarm, metrics."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import verify
+from jobs.core.errors import UserError
+from jobs.observability.metrics import write_verification
+from jobs.operations.alarms import alarms
+from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
+from jobs.verification.verifier import code_of
+
+FIRST = {
+    "key": "7",
+    "event_time": "2024-03-01T00:00:00+00:00",
+    "batch": 3,
+    "generation": "walk-g0001",
+    "what": "mean[0] is 1.0, and recomputed 2.0",
+}
+NOW = datetime(2024, 3, 2, tzinfo=UTC)
+
+
+def test_only_equality_is_a_success_and_a_difference_is_not_retried() -> None:
+    assert [code_of(one) for one in (EQUAL, DIFFERENT, NOTHING, NOT_VERIFIED)] == [0, 2, 3, 3]
+
+
+def test_an_alarm_names_the_first_difference() -> None:
+    last: dict[str, Any] = {
+        "run_id": "r1",
+        "outcome": DIFFERENT,
+        "differences": 3,
+        "first_difference": json.dumps(FIRST),
+        "recorded_at": NOW,
+    }
+    model = {"model": "walk", "generations": [], "followers": [], "given_up": [], "verification": last}
+    assert alarms([model], 600.0, NOW) == [
+        "walk: verification r1 found 3 differences at 2024-03-02 00:00:00 UTC: key 7, row of "
+        "2024-03-01T00:00:00+00:00, micro-batch 3 of walk-g0001: mean[0] is 1.0, and recomputed 2.0"
+    ]
+    assert alarms([{**model, "verification": {**last, "outcome": EQUAL}}], 600.0, NOW) == []
+    assert alarms([{**model, "verification": None}], 600.0, NOW) == []
+
+
+def test_findings_add_up() -> None:
+    one = Findings({**dict.fromkeys(COUNTS, 0), "missing": 1, "equal": 5}, [FIRST] * 4)
+    total = added([one, one])
+    assert (total.differences, total.compared, len(total.firsts)) == (2, 10, 5)
+
+
+def test_the_outcome_as_metrics(tmp_path: Path) -> None:
+    file = tmp_path / "verify.prom"
+    write_verification(str(file), "walk", EQUAL, {"rows": 12, "compared": 9}, 0)
+    text = file.read_text()
+    assert 'kalman_verify_rows{model="walk"} 12.0' in text
+    assert 'kalman_verify_differences{model="walk"} 0.0' in text
+    assert 'kalman_verify_outcome{model="walk",outcome="equal"} 1.0' in text
+    with pytest.raises(UserError, match="--metrics-file"):
+        write_verification(str(tmp_path / "none" / "x"), "walk", EQUAL, {"rows": 0, "compared": 0}, 0)
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 10_000), ("100%", 1_000_000), ("0.5", 500_000)])
+def test_a_share_of_the_keys(text: str, share: int) -> None:
+    assert verify.share_of(text) == share
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "-1%", "all", ""])
+def test_no_share_of_the_keys(text: str) -> None:
+    with pytest.raises(UserError, match="--share"):
+        verify.share_of(text)
