@@ -149,6 +149,7 @@ def begin(
     manifest: Manifest,
     partitions: int,
     blocks: int,
+    beside: Generation | None,
     status: str = LIVE,
     parent: tuple[str, int] | None = None,
 ) -> Generation:
@@ -157,11 +158,25 @@ def begin(
     Killed before the commit, nothing has changed; killed after it, the new generation has no checkpoint yet, and the
     next start begins it from its snapshot.
 
+    Args:
+        warehouse: of the generations.
+        manifest: of the snapshot.
+        partitions: of the shuffle.
+        blocks: of keys.
+        beside: the live generation when the command decided, None if there was none. A command that was frozen since
+            must not replace what another has made live meanwhile.
+        status: LIVE or SHADOW.
+        parent: the generation that it continues, and after which of its micro-batches.
+
     Raises:
-        UserError: another driver did the same at the same moment.
+        UserError: another command has changed the model's generations meanwhile.
     """
     warehouse.create("generations", GENERATIONS)
     known = all_of(warehouse, manifest.model)
+    if [one.generation for one in known if one.status == LIVE] != [
+        one.generation for one in (beside,) if one
+    ]:
+        raise stream_taken_error(manifest.model, _CHANGED)
     name = f"{manifest.model}-g{max((one.number for one in known), default=0) + 1:04d}"
     made = Generation(
         generation=name,

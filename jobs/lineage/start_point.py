@@ -58,7 +58,7 @@ def resolve(
         manifest = _adoptable(warehouse, spec, adopt)
         if live is not None:
             leases.refuse_if_driven(live)
-        return _adopted(warehouse, spec, manifest, allow_missing)
+        return _adopted(warehouse, spec, manifest, live, allow_missing)
     if live is None:
         deployed = compatibility.deployment(warehouse, spec)
         known = spec.fingerprint(), spec.source_kind, deployed.table, deployed.topic_id
@@ -67,7 +67,7 @@ def resolve(
             raise UserError(_no_snapshot(warehouse, spec))
         compatibility.check(compatibility.snapshot_built_with(manifest), deployed)
         parent = hand_over.of_snapshot(warehouse, manifest).link
-        return StartPoint(begin(warehouse, spec, manifest, parent), manifest, spec, True)
+        return StartPoint(begin(warehouse, spec, manifest, parent, None), manifest, spec, True)
     return _again(warehouse, spec, live)
 
 
@@ -76,7 +76,9 @@ def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
     return live is None or live.snapshot_id != adopt or find_damage(warehouse, live) is not None
 
 
-def _adopted(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, allow_missing: bool) -> StartPoint:
+def _adopted(
+    warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, live: Generation | None, allow_missing: bool
+) -> StartPoint:
     """Make the generation that adopts a snapshot.
 
     Raises:
@@ -92,7 +94,7 @@ def _adopted(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, allow_mi
                 f"live estimates never will"
             )
         notes.append(missing)
-    return StartPoint(begin(warehouse, spec, manifest, found.link), manifest, spec, True, tuple(notes))
+    return StartPoint(begin(warehouse, spec, manifest, found.link, live), manifest, spec, True, tuple(notes))
 
 
 def begin_exported(
@@ -103,7 +105,7 @@ def begin_exported(
     status: str = generations.LIVE,
     partitions: int | None = None,
 ) -> Generation:
-    """Make a generation from the state of another one, exported (and migrated), which it continues.
+    """Make a generation from the exported (and migrated) state of the live one, which it continues.
 
     If that generation has committed nothing, its state still is the snapshot that it began from; the new one then
     continues it from its start.
@@ -111,7 +113,7 @@ def begin_exported(
     parent = source.generation, -1
     if manifest.generation == source.generation and manifest.batch_id is not None:
         parent = source.generation, manifest.batch_id
-    return begin(warehouse, spec, manifest, parent, status, partitions)
+    return begin(warehouse, spec, manifest, parent, source, status, partitions)
 
 
 def begin(
@@ -119,16 +121,24 @@ def begin(
     spec: ModelSpec,
     manifest: Manifest,
     parent: tuple[str, int] | None,
+    live: Generation | None,
     status: str = generations.LIVE,
     partitions: int | None = None,
 ) -> Generation:
-    """Make a generation from a snapshot, laid out for its keys; parent: what it continues, after which micro-batch."""
+    """Make a generation from a snapshot, laid out for its keys.
+
+    parent: what it continues, after which micro-batch; live: the live generation that the command has seen.
+
+    Raises:
+        UserError: another command has changed the model's generations meanwhile.
+    """
     partitions = partitions or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
     return generations.begin(
         warehouse,
         manifest,
         partitions,
         compatibility.blocks_of(spec, manifest.key_count, partitions),
+        live,
         status,
         parent,
     )

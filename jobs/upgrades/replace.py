@@ -87,7 +87,7 @@ def start_stateless(context: UpgradeContext) -> Outcome:
 def _replace(context: UpgradeContext, manifest: Manifest, batch: int) -> Outcome:
     """Make a generation from a snapshot the live one, which continues after a micro-batch of the former one."""
     parent = context.live.generation, batch
-    new = start_point.begin(context.warehouse, context.spec, manifest, parent)
+    new = start_point.begin(context.warehouse, context.spec, manifest, parent, context.live)
     return _outcome(context, manifest, new)
 
 

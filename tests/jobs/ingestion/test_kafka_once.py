@@ -65,8 +65,9 @@ def test_a_message_that_several_readers_refused_lands_once_in_its_place(
     ingest.run(pipeline.settings, "poison")
     pipeline.pretrain()
     (manifest,) = manifests.all_of(pipeline.warehouse, "poison")
-    start_point.begin(pipeline.warehouse, pipeline.spec, manifest)
-    shadow = start_point.begin(pipeline.warehouse, pipeline.spec, manifest, SHADOW)
+    live = start_point.begin(pipeline.warehouse, pipeline.spec, manifest, None, None)
+    parent = live.generation, -1
+    shadow = start_point.begin(pipeline.warehouse, pipeline.spec, manifest, parent, live, SHADOW)
     feed.send("poison", [poison(days[0])])
     assert pipeline.stream().data["rejected"] == 1
     assert pipeline.stream(generation=shadow.generation).data["rejected"] == 1
@@ -137,7 +138,7 @@ def test_a_topic_that_was_made_anew_is_refused_at_each_start_and_while_it_is_rea
     (manifest,) = manifests.all_of(warehouse, "anew")
     assert manifest.position["topic_id"] == first
     # A generation of an earlier release does not know the id: its next driver adopts the present one.
-    made = start_point.begin(warehouse, pipeline.spec, manifest)
+    made = start_point.begin(warehouse, pipeline.spec, manifest, None, None)
     unknown = {name: value for name, value in manifest.position.items() if name != "topic_id"}
     generations.update(warehouse, F.col("model") == "anew", {"start_position": F.lit(json.dumps(unknown))})
     feed.send("anew", later)

@@ -46,9 +46,11 @@ def test_the_commit_compares_the_statuses_that_were_seen(
         key_count=0, checksum="", rows=0, snapshots_version=0, spec="",
     )  # fmt: skip
     with pytest.raises(UserError, match="another command has just changed"):
-        generations.begin(warehouse, snapshot, 1, 1)
+        generations.begin(warehouse, snapshot, 1, 1, seen[0])
     monkeypatch.undo()
     statuses = {one.generation: one.status for one in all_of(warehouse, "m")}
     assert statuses == {"m-g0001": LIVE, "m-g0002": RETIRED, "m-g0003": SHADOW}
-    generations.begin(warehouse, snapshot, 1, 1)
+    with pytest.raises(UserError, match="another command has just changed"):
+        generations.begin(warehouse, snapshot, 1, 1, seen[2])  # which was live when a frozen command decided
+    generations.begin(warehouse, snapshot, 1, 1, seen[0])
     assert [one.status for one in all_of(warehouse, "m")] == [RETIRED, RETIRED, SHADOW, LIVE]

@@ -15,7 +15,7 @@ from typing import Any
 from tests.jobs.soak.kills import BOTH, FREEZE, JAVA, KILL, PYTHON, VERBS
 
 VARIABLE = "KALMAN_KILLS_RECORD"
-MISSED, VIOLATED = "missed", "violated"
+MISSED, VIOLATED, BROKEN = "missed", "violated", "broken"
 
 
 def path() -> Path:
@@ -35,7 +35,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def table(records: list[dict[str, Any]]) -> list[str]:
     """Return the table in Markdown: kills that were made, by verb, by how and whose, and what they left."""
-    made = [one for one in records if one["verdict"] != MISSED]
+    made = [one for one in records if one["verdict"] not in (MISSED, BROKEN)]
     kinds = [(how, victim) for how in (KILL, FREEZE) for victim in (PYTHON, JAVA, BOTH)]
     names = {(KILL, BOTH): "killed: both", (FREEZE, BOTH): "frozen: both"}
     heads = [
@@ -68,7 +68,7 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         if one["verdict"] == VIOLATED
     ]
     twice = [str(one["seed"]) for one in records if one.get("generations_made", 0) > 1]
-    seeds = sorted({one["seed"] for one in records if one["verdict"] != MISSED})
+    seeds = sorted({one["seed"] for one in records if one["verdict"] not in (MISSED, BROKEN)})
     return [*table(records), "", f"seeds {seeds}", f"more than one generation made: {twice}", "", *said]
 
 

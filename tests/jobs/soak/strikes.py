@@ -24,7 +24,8 @@ from tests.jobs.support.processes import Driver
 LEASE_SECONDS = 6.0
 """The lease in a freeze: it expires while the processes are stopped."""
 PATIENCE_SECONDS = 300.0
-UNHARMED, MISSED, VIOLATED = "unharmed", "missed", "violated"
+UNHARMED, MISSED, VIOLATED, BROKEN = "unharmed", "missed", "violated", "broken"
+"""The last: the test itself failed on the way, so the outcome is not known."""
 
 
 class Victim(Driver):
