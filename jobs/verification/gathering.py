@@ -19,7 +19,7 @@ from jobs.verification.recomputing import Kind
 from jobs.warehouse import measurements_table
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import hadoop_files
-from jobs.warehouse.positions import landed_offsets, offsets_of
+from jobs.warehouse.positions import landed_position, offsets_of
 from jobs.warehouse.quarantine import TABLE as QUARANTINE
 from jobs.warehouse.tables import estimates, measurements
 
@@ -137,7 +137,8 @@ def _of_topic(sources: Sources) -> DataFrame:
     warehouse, segment = sources.warehouse, sources.segment
     table, topic = measurements(sources.generation.model), segment.last["topic"]
     begin, end = offsets_of(segment.first), offsets_of(segment.last)
-    have = landed_offsets(warehouse, table, topic) or {}
+    landed = landed_position(warehouse, table, topic)
+    have = {} if landed is None else offsets_of(landed)
     behind = [number for number, offset in end.items() if have.get(number, 0) < offset]
     if behind:
         raise CannotVerify(

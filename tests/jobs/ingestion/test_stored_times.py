@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def spec(**changes: Any) -> ModelSpec:
     return ModelSpec.model_validate(random_walk_spec(**changes))
 
 
-def stored(kind: pa.DataType, values: list[int | None]) -> pa.Array:
+def stored(kind: pa.DataType, values: Sequence[int | None]) -> pa.Array:
     whole = pa.array(values, pa.int32() if pa.types.is_date32(kind) else pa.int64())
     return whole.cast(kind) if not pa.types.is_date64(kind) else whole.view(kind)
 
