@@ -43,6 +43,7 @@ def build(spec: ModelSpec) -> DAG:
             ),
             changed=Param(
                 "refuse",
+                type="string",
                 enum=["refuse", "append", "new"],
                 title="Changed files",
                 description="What a file is that has landed with another content: an error (refuse), the same file "

@@ -75,9 +75,11 @@ def act(
         )
     if action == "discard":
         return _discarded(spec.name, quarantine_rows.discard(warehouse, chosen & F.col("status").isNull()))
-    held = held if payloads is None else quarantine_rows.with_payloads(warehouse, held, payloads)
+    before = 0
+    if payloads is not None:
+        held, before = quarantine_rows.with_payloads(warehouse, rows, payloads)
     columns = ("id", "payload", "source", "position", "generation", "batch_id")
-    return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)))
+    return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)), before)
 
 
 def _list(model: str, data: list[dict[str, Any]]) -> Report:
@@ -146,7 +148,7 @@ def _discarded(model: str, count: int) -> Report:
     )
 
 
-def _replayed(model: str, late: str, outcome: Outcome) -> Report:
+def _replayed(model: str, late: str, outcome: Outcome, before: int) -> Report:
     lines = [f"landed {plural(outcome.landed, 'row')} of {model}"]
     if outcome.version is not None:
         lines[0] += f", up to version {outcome.version} of its measurements"
@@ -161,6 +163,8 @@ def _replayed(model: str, late: str, outcome: Outcome) -> Report:
         lines.append(
             f"marked {plural(outcome.copies, 'further row')} as replayed: their messages have landed, each once"
         )
+    if before:
+        lines.append(f"an earlier replay had {plural(before, 'row')} of the file already")
     stay = sum(outcome.reasons.values())
     if stay:
         counts = "; ".join(f"{count:,} {reason}" for reason, count in sorted(outcome.reasons.items()))
@@ -172,6 +176,7 @@ def _replayed(model: str, late: str, outcome: Outcome) -> Report:
             "landed": outcome.landed,
             "late": outcome.late,
             "copies": outcome.copies,
+            "before": before,
             "landed_of_interrupted": outcome.completed,
             "stay": stay,
             "reasons": outcome.reasons,

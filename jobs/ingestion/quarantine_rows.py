@@ -98,19 +98,22 @@ def read_edited(name: str) -> dict[str, str]:
     return found
 
 
-def with_payloads(warehouse: Warehouse, held: DataFrame, edited: dict[str, str]) -> DataFrame:
-    """Return the held rows that have an edited payload, with it.
+def with_payloads(warehouse: Warehouse, rows: DataFrame, edited: dict[str, str]) -> tuple[DataFrame, int]:
+    """Return the held ones of the rows that have an edited payload, with it, and how many were replayed before.
+
+    The latter are left as they are, so that a replay that was killed, or has ended, can be run again.
 
     Raises:
-        UserError: an edited row is not held.
+        UserError: an edited row is neither held nor replayed.
     """
     payloads = warehouse.spark.createDataFrame(list(edited.items()), "id string, payload string")
-    joined = held.drop("payload").join(F.broadcast(payloads), on="id", how="inner")
-    known = {row["id"] for row in joined.select("id").collect()}
-    absent = [one for one in edited if one not in known]
+    joined = rows.drop("payload").join(F.broadcast(payloads), on="id", how="inner")
+    found = {row["id"]: row["status"] for row in joined.select("id", "status").collect()}
+    absent = [one for one in edited if found.get(one, DISCARDED) == DISCARDED]
     if absent:
         raise UserError(
             f"{len(absent):,} rows of the file are not held in quarantine, such as {absent[0]}: "
-            f"they were replayed or discarded, or belong to another model; remove them from the file"
+            f"they were discarded, or belong to another model; remove them from the file"
         )
-    return joined
+    before = sum(status in (REPLAYING, REPLAYED) for status in found.values())
+    return joined.filter(F.col("status").isNull()), before

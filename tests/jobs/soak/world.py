@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from jobs import quarantine, retire, upgrade
 from jobs.cli import app
-from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates, live_latest
 from jobs.snapshots import manifests, store
@@ -50,8 +50,6 @@ class Act:
     done: Callable[[], None] = lambda: None
     streams: bool = True
     """Whether the stream is to catch up before everything is compared."""
-    instead: list[str] | None = None
-    """What an operator runs if the command, run again, is refused."""
 
 
 class World:
@@ -96,8 +94,6 @@ class World:
         words = [*act.words, "--warehouse", settings.warehouse, "--models", str(settings.models)]
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             code = int(app(args=[*words, "--master", MASTER, "--quiet"], standalone_mode=False) or 0)
-        if code == INPUT_ERROR and act.instead is not None:
-            return self.again(Act(act.instead))
         return code, said.getvalue()
 
     def problems(self, catch_up: bool = True) -> list[str]:
@@ -216,8 +212,7 @@ class World:
             self.bad = 0
 
         words = ["quarantine", "replay", "--model", MODEL, "--edited", str(edited)]
-        # After its first commit, the replay itself holds the rows: `quarantine list` names this command then.
-        return Act(words, done, streams=False, instead=words[:-2])
+        return Act(words, done, streams=False)
 
     def _stream(self) -> Act:
         self.land(3)
