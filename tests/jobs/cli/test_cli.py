@@ -94,7 +94,14 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     assert [(name, options) for name, _, options in verb] == [
         (
             "ingest",
-            {**one, "input": ["a", "b*"], "trigger": "available-now", "history": True, "changed": "refuse"},
+            {
+                **one,
+                "input": ["a", "b*"],
+                "trigger": "available-now",
+                "history": True,
+                "accept_loss": False,
+                "changed": "refuse",
+            },
         ),
         (
             "pretrain",
