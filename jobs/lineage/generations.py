@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
@@ -278,7 +279,7 @@ def _commit(
             raise stream_taken_error(model, _CHANGED)
         try:
             merge.execute()
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:  # the latter for an error in a task
             if _CHANGED in str(error):
                 raise stream_taken_error(model, _CHANGED) from error
             raise

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from jobs.lineage import generations
+from jobs.core.errors import UserError
+from jobs.lineage import compatibility, generations
 from jobs.lineage.generations import REMOVED, Generation
 from jobs.lineage.live import live_lineage
 from jobs.lineage.source_ranges import SourceRange, around, last_whole
-from jobs.snapshots.manifests import Manifest
+from jobs.snapshots.manifests import Manifest, record
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.landed_rows import rows_between
@@ -66,13 +67,9 @@ def of_snapshot(warehouse: Warehouse, manifest: Manifest) -> Continuation:
     live = next((one for one in known.values() if one.status == generations.LIVE), None)
     if live is None:
         return Continuation(None, None)
-    if not same_source(live.start_position, manifest.position):
-        return Continuation(
-            live.generation,
-            -1,
-            None,
-            f"{live.generation} reads another table or topic, or one that was made anew",
-        )
+    other = _other_source(warehouse, live, manifest)
+    if other:
+        return Continuation(live.generation, -1, None, other)
     wanted = of_position(manifest.position)
     link = _Link(live, None, None)
     while not includes(wanted, of_position(link.generation.start_position)):
@@ -96,6 +93,20 @@ def last_position(warehouse: Warehouse, live: Generation) -> tuple[dict[str, Any
     if checkpoint.has(found.batch):
         return checkpoint.position(found.batch, start), found.batch
     return delta_position(start["table"], found.end[VERSION], start.get("id")), found.batch
+
+
+def _other_source(warehouse: Warehouse, live: Generation, manifest: Manifest) -> str:
+    """Return why the live generation's rows are not those of a snapshot; empty if they are."""
+    if not same_source(live.start_position, manifest.position):
+        return f"{live.generation} reads another table or topic, or one that was made anew"
+    began_from = record(warehouse, live.snapshot_id)
+    if began_from is None:
+        return ""
+    try:
+        compatibility.refuse_other_measurements(warehouse, live, began_from)
+    except UserError:
+        return f"{live.generation} has read rows that the measurements no longer have, as they were put back from a backup"
+    return ""
 
 
 def _is_export(warehouse: Warehouse, manifest: Manifest, known: dict[str, Generation]) -> bool:

@@ -46,7 +46,7 @@ def test_the_commit_compares_the_statuses_that_were_seen(
         key_count=0, checksum="", rows=0, snapshots_version=0, spec="",
     )  # fmt: skip
     with pytest.raises(UserError, match="another command has just changed"):
-        generations.begin(warehouse, snapshot, 1, 1, seen[0])
+        generations.begin(warehouse, snapshot, 1, 1, seen[1])
     monkeypatch.undo()
     statuses = {one.generation: one.status for one in all_of(warehouse, "m")}
     assert statuses == {"m-g0001": LIVE, "m-g0002": RETIRED, "m-g0003": SHADOW}
