@@ -47,7 +47,7 @@ demo-kafka: setup ## Feed a topic, stream it, kill the broker on the way, check 
 
 PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: setup ## Run the tests: some twenty minutes on two cores
+test: setup ## Run the tests: half an hour or more on two cores
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-slow: setup ## Run the tests that take longer, too many for every change
