@@ -69,7 +69,9 @@ def of_snapshot(warehouse: Warehouse, manifest: Manifest) -> Continuation:
         return Continuation(None, None)
     other = _other_source(warehouse, live, manifest)
     if other:
-        return Continuation(live.generation, -1, None, other)
+        # What was estimated of a former topic has landed, and stays. The rows of a former table are gone.
+        last = None if live.topic is None else Checkpoint(warehouse, live.checkpoint).last_commit()
+        return Continuation(live.generation, -1 if last is None else last, None, other)
     wanted = of_position(manifest.position)
     link = _Link(live, None, None)
     while not includes(wanted, of_position(link.generation.start_position)):
@@ -105,7 +107,7 @@ def _other_source(warehouse: Warehouse, live: Generation, manifest: Manifest) ->
     try:
         compatibility.refuse_other_measurements(warehouse, live, began_from)
     except UserError:
-        return f"{live.generation} has read rows that the measurements no longer have, as they were put back from a backup"
+        return f"{live.generation} has read rows that the measurements lack since they were put back from a backup"
     return ""
 
 

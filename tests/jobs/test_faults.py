@@ -115,7 +115,9 @@ def test_a_pretrain_killed_before_its_manifest_leaves_nothing_visible(tmp_path: 
         one.pretrain()
         one.pretrain()  # finds what it made
     (undisturbed,), (retried,) = manifests.all_of(whole.warehouse), manifests.all_of(pipeline.warehouse)
-    assert retried.snapshot_id == killed["snapshot_id"]  # a digest of the inputs, the table's identity among them
+    assert (
+        retried.snapshot_id == killed["snapshot_id"]
+    )  # a digest of the inputs, the table's identity among them
     assert (retried.checksum, retried.key_count) == (undisturbed.checksum, undisturbed.key_count)
     assert pipeline.warehouse.read("snapshots").count() == retried.key_count
 

@@ -19,6 +19,7 @@ from jobs.core.progress import Progress
 from jobs.ingestion import quarantine_replay, topics
 from jobs.lineage import generations, start_point
 from jobs.lineage.generations import SHADOW
+from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests
 from jobs.spark.kafka import topic_id
 from jobs.streaming.driver import Driver
@@ -174,8 +175,13 @@ def test_a_topic_that_was_made_anew_is_refused_at_each_start_and_while_it_is_rea
     with pytest.raises(UserError, match="made anew since"):
         pipeline.stream(adopt=manifest.snapshot_id)
     feed.send("anew", of_one_partition(days[3]))
-    adopted = pipeline.stream(adopt=snapshot).data
+    with pytest.raises(
+        UserError, match="reads another table or topic, or one that was made anew.*--allow-missing"
+    ):
+        pipeline.stream(adopt=snapshot)
+    adopted = pipeline.stream(adopt=snapshot, allow_missing_estimates=True).data
     assert (adopted["rows"], adopted["position"]["offsets"]) == (60, {"0": 540})
+    assert live_estimates(warehouse, "anew").count() == 60 + 60  # of the first topic, and of the last
     ingest.run(pipeline.settings, "anew")
     assert len(landed(pipeline)) == 60 + 240 + 60 + 480 + 60
 

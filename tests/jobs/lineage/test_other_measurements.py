@@ -95,7 +95,7 @@ def test_a_table_put_back_from_a_backup_and_grown_past_the_position_is_refused(t
 
     # The way out that the sentence names: every row of the table is in the state.
     snapshot = pipeline.pretrain().data["snapshot"]
-    with pytest.raises(UserError, match="no longer have, as they were put back.*--allow-missing-estimates"):
+    with pytest.raises(UserError, match="lack since they were put back.*--allow-missing-estimates"):
         pipeline.stream(adopt=snapshot)
     assert pipeline.stream(adopt=snapshot, allow_missing_estimates=True).data["batches"] == 0
     pipeline.land(DAYS[5])
