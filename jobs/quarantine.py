@@ -75,9 +75,7 @@ def act(
         )
     if action == "discard":
         return _discarded(spec.name, quarantine_rows.discard(warehouse, chosen & F.col("status").isNull()))
-    before = 0
-    if payloads is not None:
-        held, before = quarantine_rows.with_payloads(warehouse, rows, payloads)
+    held, before = (held, 0) if payloads is None else quarantine_rows.with_payloads(warehouse, rows, payloads)
     columns = ("id", "payload", "source", "position", "generation", "batch_id")
     return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)), before)
 
