@@ -33,9 +33,14 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
 
 
+def struck(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of kills that were made; the others are of moments that came too late, and of `verify`."""
+    return [one for one in records if "seed" in one and one["verdict"] not in (MISSED, BROKEN)]
+
+
 def table(records: list[dict[str, Any]]) -> list[str]:
     """Return the table in Markdown: kills that were made, by verb, by how and whose, and what they left."""
-    made = [one for one in records if one["verdict"] not in (MISSED, BROKEN)]
+    made = struck(records)
     kinds = [(how, victim) for how in (KILL, FREEZE) for victim in (PYTHON, JAVA, BOTH)]
     names = {(KILL, BOTH): "killed: both", (FREEZE, BOTH): "frozen: both"}
     heads = [
@@ -64,12 +69,27 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         f"- seed {one['seed']}: {one['verb']}, {one['how']} of {one['victim']}, {one['aim']}; "
         f"last seen: {one['seen'][-1:]}; {'; '.join(one['problems'])} "
         f"(`KALMAN_KILLS={one['seed']} python -m pytest -m soak tests/jobs/test_hundred_kills.py`)"
-        for one in records
+        for one in struck(records)
         if one["verdict"] == VIOLATED
     ]
+    looks = [one for one in records if "verify" in one]
+    said += [f"- world {one['world']}: verify: {one['said']}" for one in looks if one["verdict"] == VIOLATED]
     twice = [str(one["seed"]) for one in records if one.get("generations_made", 0) > 1]
-    seeds = sorted({one["seed"] for one in records if one["verdict"] not in (MISSED, BROKEN)})
-    return [*table(records), "", f"seeds {seeds}", f"more than one generation made: {twice}", "", *said]
+    seeds = sorted({one["seed"] for one in struck(records)})
+    verified = (
+        f"verify looked at {len(looks)} worlds: {sum(one['estimates'] for one in looks):,} estimates and "
+        f"{sum(one['states'] for one in looks):,} states equal to the bit; of "
+        f"{sum(one['verify'] != 'equal' for one in looks)} it left a part out"
+    )
+    return [
+        *table(records),
+        "",
+        f"seeds {seeds}",
+        f"more than one generation made: {twice}",
+        verified,
+        "",
+        *said,
+    ]
 
 
 if __name__ == "__main__":
