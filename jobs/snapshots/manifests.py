@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 GOOD, REMOVED = "good", "removed"
 """`removed`: `maintain` has removed its rows. The manifest stays, as generations refer to it."""
+WITHOUT_STATE = "-empty"
+"""How the id ends of a snapshot with which a generation begins anew, without any key's state."""
 _JSON = ("parameters", "position", "waiting", "inputs")
 """Columns that hold a dictionary as JSON."""
 
@@ -56,6 +58,11 @@ class Manifest:
     def version(self) -> int:
         """Return the rank of the position: a version of the measurements, or the sum of a topic's offsets."""
         return rank(self.position)
+
+    @property
+    def without_state(self) -> bool:
+        """Whether the snapshot has no states because an upgrade left them behind."""
+        return self.snapshot_id.endswith(WITHOUT_STATE)
 
     def model_spec(self, folder: str | None = None) -> ModelSpec:
         """Return the spec that the snapshot was made with, which gives its states their meaning.

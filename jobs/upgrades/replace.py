@@ -15,7 +15,7 @@ from jobs.lineage import compatibility, start_point
 from jobs.lineage.hand_over import last_position
 from jobs.lineage.start_point import origin
 from jobs.migration.apply import left_out_lines
-from jobs.snapshots.manifests import find
+from jobs.snapshots.manifests import WITHOUT_STATE, find
 from jobs.snapshots.state_rows import STATE_ROWS
 from jobs.snapshots.store import write
 from jobs.training.learning import Window
@@ -164,4 +164,4 @@ def _empty_id(spec: ModelSpec, position: dict[str, Any]) -> str:
     """Return the id of the snapshot without any key at a position."""
     inputs = json.dumps([spec.fingerprint(), position], sort_keys=True)
     digest = hashlib.sha256(inputs.encode()).hexdigest()
-    return f"{spec.name}-v{spec.version}-{rank(position)}-{digest[:10]}-empty"
+    return f"{spec.name}-v{spec.version}-{rank(position)}-{digest[:10]}{WITHOUT_STATE}"

@@ -12,7 +12,7 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
-from jobs import export, migrate, verify
+from jobs import export, migrate, upgrade, verify
 from jobs.core.report import Report
 from jobs.lineage.generations import live
 from jobs.operations.alarms import alarms
@@ -241,6 +241,24 @@ def test_rows_out_of_order_and_a_migration(tmp_path: Path, order: dict[str, Any]
     if order["order"]["kind"] == "strict":
         assert counts["waiting"] > 0
         assert len(report.data["segments"]) == 2
+
+
+@pytest.mark.slow
+def test_a_generation_that_began_without_state(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline.land(DAYS[0])
+    pipeline.pretrain()
+    pipeline.land(DAYS[1])
+    pipeline.stream()
+    pipeline.write_spec(random_walk_spec(version=2))
+    upgrade.run(pipeline.settings, pipeline.name, mode="stateless", lose_state=True)
+    pipeline.land(DAYS[2])
+    pipeline.stream()
+    report = verified(pipeline)
+    assert report.data["counts"]["equal"] == len(DAYS[1]) + len(DAYS[2])
+    assert report.data["outcome"] == "not verified", report.data
+    (reason,) = report.data["not_verified"]
+    assert "the state at its end was not exported" in reason
 
 
 def test_a_model_without_a_stream_has_nothing_to_verify(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""Measure what Spark's own guards of a stream's state cost: `python -m benchmarks.suites.guards`.
+
+Each guard is a setting with which a query begins: a checksum in every row of the state store, and the second format of
+a checkpoint, whose files have unique names. The same operator runs the same micro-batches with none and with each.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.contenders.contenders import PARTITIONS, Contender, ours
+from benchmarks.run import session
+from benchmarks.suites.streaming import Share, compare
+from benchmarks.workloads.work import ALL, Work
+from jobs.core.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+WORKS = ("dense_20k_x5", "sparse_1k_of_100k")
+ROUNDS, BATCHES = 6, 3
+STORE = "spark.sql.streaming.stateStore."
+GUARDS = {f"{STORE}rowChecksum.enabled": ("false", "true"), f"{STORE}checkpointFormatVersion": ("1", "2")}
+"""Settings by name: without and with the guard."""
+
+
+def guarded(name: str, guards: tuple[str, ...]) -> Contender:
+    """Return our operator in a query that begins with these guards."""
+
+    def build(frame: DataFrame, work: Work) -> DataFrame:
+        for setting, (without, with_it) in GUARDS.items():
+            frame.sparkSession.conf.set(setting, with_it if setting in guards else without)
+        return ours(frame, work)
+
+    return Contender(name, build, 400_000)
+
+
+def main() -> int:
+    from pyspark.errors import PySparkException
+
+    checksum, unique = GUARDS
+    contenders = [guarded("none", ()), guarded("row checksum", (checksum,)), guarded("format 2", (unique,))]
+    with tempfile.TemporaryDirectory() as folder:
+        spark = session(Settings.load(warehouse=folder, master=f"local[{PARTITIONS}]", quiet=True))
+        print(f"load at the start: {os.getloadavg()[0]:.2f}")
+        for work in (one for one in ALL if one.name in WORKS):
+            try:
+                shares = [Share(one, BATCHES) for one in contenders]
+                found = compare(spark, work, shares, ROUNDS, Path(folder) / work.name)
+            except PySparkException as error:
+                print(f"{work.name}: {error}")
+                return 1
+            base = statistics.median(found["none"].seconds)
+            for name, measured in found.items():
+                median = statistics.median(measured.seconds)
+                print(
+                    f"{work.name}, {name}: {median:.3f} s a micro-batch (median of {len(measured.seconds)}), "
+                    f"{median / base:.3f} of that without a guard"
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
