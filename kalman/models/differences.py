@@ -21,24 +21,42 @@ Where the function bends within one deviation, truncation costs h^4 / 30 = 8e-12
 the function's value.
 """
 RESOLUTION = 2.0**-28
-"""Least first step as a fraction of |x|, 16 million spacings of floats: rounding of values like x costs 4e-8 of a slope."""
+"""Least first step as a fraction of |x|, 16 million spacings of floats: rounding of values like x costs 4e-8 of it."""
 SHORTEST = 2.0**-40
 """Least step as a fraction of |x|, where the function bends within the first one: 4096 spacings of floats."""
 SHRINK = 2.0**-6
 SHORTER = 8
 """How often a step is made shorter: from 100 km to less than a nanometre."""
 AGREED = 2.0**-13
-"""Difference of two step lengths' slopes that is small enough: that of fourth order is then right to about its square."""
+"""Difference of two step lengths' slopes that is small enough: the error of fourth order is about its square."""
 
 Function = Callable[[Array, np.ndarray | slice], Array]
 """A function of points (n, P K') of the keys `which` (K' of them): values (rows, P K')."""
+Wrap = Callable[[Array], Array]
+"""A function that brings differences (rows, ..., K) of angles into half a period."""
 
 
 class Slope(NamedTuple):
-    """A Jacobian (rows, n, K), and what its entries may be wrong by, as far as two step lengths tell (same shape)."""
+    """A Jacobian by differences.
+
+    value (rows, n, K); apart, the difference of two step lengths' slopes, same shape; found (rows, n, 4, K), the
+    function's values; width (n, K) or (rows, n, K), over which the nearer two of them were taken
+    """
 
     value: Array
-    error: Array
+    apart: Array
+    found: Array
+    width: Array
+
+    @property
+    def rounding(self) -> Array:
+        """How much rounding of the function's values may change the entries."""
+        return np.finfo(float).eps * np.abs(self.found).max(axis=2) / self.width
+
+    @property
+    def error(self) -> Array:
+        """What the entries may be wrong by, as far as two step lengths tell."""
+        return self.apart + self.rounding
 
 
 def points_of(n: int) -> int:
@@ -46,40 +64,54 @@ def points_of(n: int) -> int:
     return 4 * n
 
 
-def slope(
-    function: Function, x: Array, spread: Array, rows: int, wrap: Callable[[Array], Array] | None = None
-) -> Slope:
+def slope(function: Function, x: Array, spread: Array, rows: int, wrap: Wrap | None = None) -> Slope:
     """Return the Jacobian at x (n, K) of a function of `rows` values.
 
-    spread (n, K): standard deviations of the states. wrap: brings differences (rows, ..., K) of values that are angles
-    into half a period.
+    spread (n, K): standard deviations of the states. wrap: for values that are angles.
     """
     scale = np.where(spread > 0.0, spread, np.maximum(np.abs(x), 1.0))
-    least = SHORTEST * np.abs(x)
+    known = spread > 0.0
+    scale = spread if known.all() else np.where(known, spread, np.maximum(np.abs(x), 1.0))
     step = np.maximum(FRACTION * scale, RESOLUTION * np.abs(x))
-    found = _differences(function, x, step, slice(None), rows, wrap)
+    slopes = _differences(function, x, step, slice(None), rows, wrap)
+    open_ = np.flatnonzero(_bent(slopes, spread, 0.0).any(axis=0))
+    if len(open_):
+        settled = _settled(function, x, spread, step, open_, rows, wrap, slopes)
+        slopes = slopes._replace(width=np.repeat(slopes.width[None], rows, axis=0))
+        for kept, new in zip(slopes, settled, strict=True):
+            kept[..., open_] = new
+    return slopes
+
+
+def _settled(
+    function: Function,
+    x: Array,
+    spread: Array,
+    step: Array,
+    which: np.ndarray,
+    rows: int,
+    wrap: Wrap | None,
+    first: Slope,
+) -> Slope:
+    """Return the slopes of the keys `which` after shortening the steps within which the function bends."""
+    x, spread, step = x[:, which], spread[:, which], step[:, which]
+    width = np.repeat(first.width[None, :, which], rows, axis=0)
+    best = Slope(first.value[..., which], first.apart[..., which], first.found[..., which], width)
+    least = SHORTEST * np.abs(x)
     for _ in range(SHORTER):
-        bent = _bent(found, spread) & (step > least)
+        bent = _bent(best, spread, 4.0 * best.rounding) & (step > least)
         open_ = np.flatnonzero(bent.any(axis=0))
         if not len(open_):
             break
-        bent = bent[:, open_]
         shorter = np.maximum(SHRINK * step[:, open_], least[:, open_])
-        step[:, open_] = np.where(bent, shorter, step[:, open_])
-        again = _differences(function, x[:, open_], step[:, open_], open_, rows, wrap)
-        old = found.error[:, :, open_] + found.rounding[:, :, open_]
-        better = (again.error + again.rounding < old) | np.isnan(old)
-        for kept, new in zip(found, again, strict=True):
-            kept[:, :, open_] = np.where(better, new, kept[:, :, open_])
-    return Slope(found.value, found.error + found.rounding)
-
-
-class _Differences(NamedTuple):
-    """Slopes, the difference of two step lengths' slopes, and the size of rounding in them, each (rows, n, K)."""
-
-    value: Array
-    error: Array
-    rounding: Array
+        step[:, open_] = np.where(bent[:, open_], shorter, step[:, open_])
+        again = _differences(function, x[:, open_], step[:, open_], which[open_], rows, wrap)
+        old = best.error[:, :, open_]
+        better = (again.error < old) | np.isnan(old)
+        best.found[..., open_] = np.where(better[:, :, None], again.found, best.found[..., open_])
+        for kept, new in ((best.value, again.value), (best.apart, again.apart), (best.width, again.width)):
+            kept[..., open_] = np.where(better, new, kept[..., open_])
+    return best
 
 
 def _differences(
@@ -88,9 +120,9 @@ def _differences(
     step: Array,
     which: np.ndarray | slice,
     rows: int,
-    wrap: Callable[[Array], Array] | None,
-) -> _Differences:
-    """Return the differences at x (n, K) with steps (n, K)."""
+    wrap: Wrap | None,
+) -> Slope:
+    """Return the slopes at x (n, K) with steps (n, K)."""
     n, keys = x.shape
     points = np.repeat(x[:, None, :], 4 * n, axis=1)
     widths = np.empty((2, n, keys))
@@ -104,10 +136,8 @@ def _differences(
     if wrap is not None:
         near, far = wrap(near), wrap(far)
     near, far = near / widths[0], far / widths[1]
-    size = np.abs(found).max(axis=2)
-    return _Differences(
-        (4.0 * near - far) / 3.0, np.abs(near - far), np.finfo(float).eps * size / widths[0]
-    )
+    apart = near - far
+    return Slope(near + apart / 3.0, np.abs(apart), found, widths[0])
 
 
 def row_size(slopes: Array, spread: Array) -> Array:
@@ -116,12 +146,14 @@ def row_size(slopes: Array, spread: Array) -> Array:
     A state without spread is compared with itself alone, as it is.
     """
     known = spread > 0.0
+    if known.all():
+        return np.abs(slopes * spread).max(axis=1, keepdims=True)
     sizes = np.abs(slopes) * np.where(known, spread, 1.0)
     return np.where(known, np.where(known, sizes, 0.0).max(axis=1, keepdims=True), sizes)
 
 
-def _bent(found: _Differences, spread: Array) -> Any:
+def _bent(slopes: Slope, spread: Array, rounding: Array | float) -> Any:
     """Return which states' steps (n, K) are too long for some row."""
     scale = np.where(spread > 0.0, spread, 1.0)
-    allowed = AGREED * row_size(found.value, spread) + 4.0 * found.rounding * scale
-    return (~(found.error * scale <= allowed)).any(axis=0)
+    allowed = AGREED * row_size(slopes.value, spread)
+    return (~((slopes.apart - rounding) * scale <= allowed)).any(axis=0)

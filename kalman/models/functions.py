@@ -22,6 +22,8 @@ from kalman.types import Array, ModelError
 
 SLACK = 1e-5
 """By how much of a row's largest slope, in standard deviations, a given Jacobian may differ from differences."""
+
+
 @dataclass(frozen=True)
 class FunctionProcess:
     """x' = f(x, dt, u) + w, w ~ N(0, Q): once a row, dt being the time since the previous row.
