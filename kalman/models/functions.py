@@ -6,13 +6,14 @@ the initial mean when the model is built; Jacobians that a model does not give a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kalman.linalg.entries import Entry
 from kalman.linalg.packing import packed_index
-from kalman.models import checks, columns, differences
+from kalman.models import angles, checks, columns, differences
 from kalman.models.columns import Cell, Column, resolve
 from kalman.models.differences import Slope
 from kalman.models.inputs import noise_scale
@@ -82,12 +83,13 @@ class FunctionProcess:
 
 @dataclass(frozen=True)
 class FunctionObservation:
-    """y = h(x) + v, of m measurements and n states."""
+    """y = h(x) + v, of m measurements and n states; periods of those that are angles (`kalman.models.angles`)."""
 
     size: int
     states: int
     h: Named
     jacobian: Named | None
+    periods: tuple[float, ...] = ()
 
     def value(self, x: Array) -> Array:
         """Return h(x) (m, K)."""
@@ -101,7 +103,8 @@ class FunctionObservation:
 
     def differences(self, x: Array, spread: Array) -> Slope:
         """Return the Jacobian by differences, and what it may be wrong by."""
-        return differences.slope(lambda points, which: self.value(points), x, spread, self.size)
+        within = partial(angles.within_half, self.periods) if self.periods else None
+        return differences.slope(lambda points, which: self.value(points), x, spread, self.size, within)
 
 
 def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tuple[int, ...]) -> Array:
@@ -136,13 +139,17 @@ def parse_process(
 
 
 def parse_observation(
-    definition: Mapping[str, Any], states: int, measurements: int, folder: str | None
+    definition: Mapping[str, Any],
+    states: int,
+    measurements: int,
+    periods: tuple[float, ...],
+    folder: str | None,
 ) -> FunctionObservation:
     """Read an observation by a function h. Raises ModelError."""
-    checks.known("observation", definition, ("h", "R", "jacobian", "noise_scale"))
+    checks.known("observation", definition, ("h", "R", "jacobian", "noise_scale", "wrap"))
     h, jacobian = (_named("observation", definition, key, folder) for key in ("h", "jacobian"))
     assert h is not None
-    return FunctionObservation(measurements, states, h, jacobian)
+    return FunctionObservation(measurements, states, h, jacobian, periods)
 
 
 def _named(section: str, definition: Mapping[str, Any], key: str, folder: str | None) -> Named | None:
