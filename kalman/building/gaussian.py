@@ -146,7 +146,7 @@ def _parts(
         R = checks.needed("observation", seen, "R")
         R = columns.covariance("observation.R", R, measurements, controls)
         return process, Seen(h, R, (), noise_scale("observation", seen, controls))
-    if periods:
+    if periods and isinstance(seen, Mapping):
         seen = {name: value for name, value in seen.items() if name != "wrap"}
     return process, Seen(*definitions.observation(seen, process, measurements, controls))
 

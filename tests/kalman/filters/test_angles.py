@@ -200,7 +200,7 @@ def test_modes_through_the_cut(kind):
     for side, readings, wrap in ((1.0, y, None), (-1.0, turned(y), {"bearing": "radians"})):
         model = kalman.build(modes(side, wrap))
         rows = kalman.SortedRows(
-            np.zeros(len(y), np.int64), np.arange(len(y)) * UNIT, readings.T, np.empty((0, len(y)))
+            np.zeros(len(y), np.int64), np.arange(len(y)) * 1_000_000, readings.T, np.empty((0, len(y)))
         )
         states, outputs, normalised = innovations(model, kalman.initial_states(model, 1), rows, UNIT)
         results.append((outputs, normalised, forecast(model, states, np.ones((3, 1)))))
