@@ -14,6 +14,8 @@ RULES = [
     {"alpha": 0.5, "beta": 2.0, "kappa": 1.0},
     {"alpha": 1.0, "beta": 1.0, "kappa": 2.0},
     {"alpha": 0.8, "beta": 0.0, "kappa": 3.0},
+    {"alpha": 1.0, "beta": 0.0, "kappa": -0.5},  # the covariance is a difference, as in the next
+    {"alpha": 1.0, "beta": -1.5, "kappa": 1.0},
 ]
 
 
@@ -37,6 +39,8 @@ def by_weights(x, P, R, alpha=1.0, beta=0.0, kappa=2.0):
 def test_forecasts_by_points(form, rule):
     rng = np.random.default_rng([9, RULES.index(rule)])
     definition = {**random_nonlinear(rng, "unscented", 3, 2, 0), "form": form, "unscented": rule}
+    if RULES.index(rule) > 4:  # close to a line, so that the difference stays a covariance
+        definition["initial"]["covariance"] = (0.1 * np.array(definition["initial"]["covariance"])).tolist()
     y = rng.normal(size=(6, 2))
     states, outputs = run_one(definition, y)
     assert not outputs.flag.any()
