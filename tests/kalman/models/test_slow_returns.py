@@ -35,7 +35,8 @@ def test_transition_and_tangents(share, dt):
     found = [np.asarray(a)[0] for a in (moved.F[0][0], moved.Q[0], moved.c[0])]
     np.testing.assert_allclose(found, [F, Q, c], rtol=2e-15)
     (slope,) = process.tangents("rate", np.array([dt]), [], values)
-    np.testing.assert_allclose([slope.F[0][0][0], slope.Q[0][0], slope.c[0][0]], by_rate, rtol=2e-15)
+    found = [np.asarray(a)[0] for a in (slope.F[0][0], slope.Q[0], slope.c[0])]
+    np.testing.assert_allclose(found, by_rate, rtol=2e-15)
     (slope,) = process.tangents("variance", np.array([dt]), [], values)
     np.testing.assert_allclose(slope.Q[0], Q / VARIANCE, rtol=2e-15)
     (slope,) = process.tangents("mean", np.array([dt]), [], values)
