@@ -24,6 +24,7 @@ from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec, takes_steps
 from kalman.evaluation.forecast import check_measuring, forecast, interval, variances
 from kalman.evaluation.scoring_rules import crps, log_score
+from kalman.filters.prediction import beside
 from kalman.run import KeyStates
 from kalman.types import Filter
 
@@ -227,6 +228,7 @@ def score(batch: pa.RecordBatch, kernel: Filter, plan: ScoringPlan) -> pa.Record
         expected = forecast(kernel, states.take(which), dt)
         mean[:, which] = expected.measurement_mean[:, -1]
         variance[:, which] = variances(expected.measurement_covariance)[:, -1]
+    seen = beside(kernel, y, mean)
     low, high = interval(mean, variance, plan.probability)
     known = np.isfinite(mean) & np.isfinite(variance)
     measured = np.flatnonzero(~np.isnan(y).T.ravel())  # pair by pair, the measurements of a pair in order
@@ -246,10 +248,10 @@ def score(batch: pa.RecordBatch, kernel: Filter, plan: ScoringPlan) -> pa.Record
         pa.array((measured % m).astype(np.int32)),
         *(column(one) for one in (mean, variance, low, high)),
         pa.array(flat(y)),
-        column(y - mean),
-        pa.array(flat((low <= y) & (y <= high)), mask=~is_scored),
-        column(crps(mean, variance, y)),
-        column(log_score(mean, variance, y)),
+        column(seen - mean),
+        pa.array(flat((low <= seen) & (seen <= high)), mask=~is_scored),
+        column(crps(mean, variance, seen)),
+        column(log_score(mean, variance, seen)),
     ]
     return pa.RecordBatch.from_arrays(columns, _NAMES)
 

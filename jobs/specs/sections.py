@@ -56,6 +56,13 @@ class Observation(Section):
                 "noise_scale": {"description": "a number or a control column by which R is multiplied"},
                 "h": {"type": "string", "description": "instead of H: module:function of the state x"},
                 "jacobian": {"type": "string", "description": "module:function of x, the Jacobian of h"},
+                "wrap": {
+                    "type": "object",
+                    "description": "measured components that are angles, each with radians, degrees, or the number "
+                    "after which it repeats: their innovations are taken within half a turn (extended, unscented and "
+                    "cubature filters)",
+                    "examples": [{"bearing": "radians"}],
+                },
             }
         },
     )

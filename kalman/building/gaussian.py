@@ -8,6 +8,7 @@ from kalman.filters.linear import LinearFilter, build_linear
 from kalman.filters.sigma_points import Rule, cubature, unscented
 from kalman.models import checks, columns
 from kalman.models import definition as definitions
+from kalman.models.angles import parse_wrap
 from kalman.models.columns import Cell, Cells
 from kalman.models.definition import Definition
 from kalman.models.functions import (
@@ -72,10 +73,11 @@ def build_cubature(definition: Definition, learned: Mapping[str, Any]) -> Gaussi
 
 def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> GaussianFilter:
     states = definitions.names("states", definition.get("states"))
-    measurements = len(definitions.names("measurement", definition.get("measurement")))
+    measurement = definitions.names("measurement", definition.get("measurement"))
     controls = definitions.names("control", definition.get("control") or (), empty=True)
-    n, folder = len(states), definition.get("folder")
-    process, seen = _parts(definition, n, measurements, controls, folder)
+    n, measurements = len(states), len(measurement)
+    periods = parse_wrap(definition.get("observation"), measurement)
+    process, seen = _parts(definition, n, measurements, controls, periods)
     observation = seen.H
     parameters = definitions.parameters(process, seen.R, learned)
     if definition.get("learn") is not None:
@@ -110,6 +112,7 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
             (),
             seen.offset,
             seen.noise_scale,
+            periods,
         )
     )
 
@@ -124,10 +127,14 @@ class Seen(NamedTuple):
 
 
 def _parts(
-    definition: Definition, n: int, measurements: int, controls: tuple[str, ...], folder: Any
+    definition: Definition,
+    n: int,
+    measurements: int,
+    controls: tuple[str, ...],
+    periods: tuple[float, ...],
 ) -> tuple[Structure | FunctionProcess, Seen]:
     """Return process and observation."""
-    written, seen = definition.get("process"), definition.get("observation")
+    written, seen, folder = definition.get("process"), definition.get("observation"), definition.get("folder")
     if isinstance(written, Mapping) and written.get("kind") == "function":
         process: Any = parse_process(written, n, controls, folder)
     else:
@@ -135,10 +142,12 @@ def _parts(
     if isinstance(seen, Mapping) and seen.get("h") is not None:
         if seen.get("H") is not None:
             raise ModelError("observation.h", "is given beside H", "keep one of them")
-        h = parse_observation(seen, n, measurements, folder)
+        h = parse_observation(seen, n, measurements, periods, folder)
         R = checks.needed("observation", seen, "R")
         R = columns.covariance("observation.R", R, measurements, controls)
         return process, Seen(h, R, (), noise_scale("observation", seen, controls))
+    if periods and isinstance(seen, Mapping):
+        seen = {name: value for name, value in seen.items() if name != "wrap"}
     return process, Seen(*definitions.observation(seen, process, measurements, controls))
 
 

@@ -103,6 +103,10 @@ def _modes(
     ]
     pairs = zip(written, own, strict=True)
     modes = tuple(_mode(j, shared, mode, build, values) for j, (mode, values) in enumerate(pairs))
+    for j, mode in enumerate(modes):
+        if getattr(mode, "periods", ()) != getattr(modes[0], "periods", ()):
+            remedy = "give all modes the same, such as in the observation that they share"
+            raise ModelError(f"modes[{j}].observation.wrap", "differs from that of the first mode", remedy)
     M = len(modes)
     probabilities = learned.get("initial.mode_probabilities", probabilities)
     if probabilities is None:

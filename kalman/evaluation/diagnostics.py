@@ -11,7 +11,7 @@ from scipy.special import chdtrc, chdtri
 
 from kalman import flags
 from kalman.evaluation.forecast import check_measuring, variances
-from kalman.filters.prediction import measured
+from kalman.filters.prediction import beside, measured
 from kalman.filters.state_layout import BLOCK, innermost
 from kalman.linalg.entries import dot, minus, times
 from kalman.linalg.ldl import factor, whiten
@@ -117,7 +117,8 @@ def _normalised(model: Filter, before: Array, rows: Rows, flag: npt.NDArray[np.u
     known = ~np.isnan(y) & np.isfinite(variances(covariance)) & (flag == flags.WELL)
     with np.errstate(all="ignore"):  # unknown components are left out
         factors = factor(list(covariance), list(known))
-        v = [np.where(has, a - b, 0.0) for a, b, has in zip(y, mean, known, strict=True)]
+        near = beside(model, y, mean)
+        v = [np.where(has, a - b, 0.0) for a, b, has in zip(near, mean, known, strict=True)]
         white = whiten(factors.L, v)
         result = [times(a, np.sqrt(b)) for a, b in zip(white, factors.inverse, strict=True)]
     return np.where(known, np.array(result), np.nan)

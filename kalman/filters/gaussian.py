@@ -20,6 +20,7 @@ from kalman.filters.update import presence
 from kalman.linalg import cholesky
 from kalman.linalg.packing import pack, packed_index, packed_size, symmetric, unpack
 from kalman.linalg.program import Program
+from kalman.models import angles
 from kalman.models.columns import Cell, Cells, numbers, used
 from kalman.models.functions import FunctionObservation, FunctionProcess
 from kalman.models.structure import Parameter, Structure
@@ -41,6 +42,7 @@ class GaussianFilter(StateLayout):
     mean, covariance (packed): the state at a key's first row
     offset, noise_scale: of a measurement by a matrix; what R is multiplied by. These, H, R and the process may have
                 entries from columns
+    periods     of the measured components, 0 for those that are no angles; () for none
     """
 
     states: tuple[str, ...]
@@ -56,6 +58,7 @@ class GaussianFilter(StateLayout):
     own: tuple[str, ...] = ()
     offset: tuple[Cell, ...] = ()
     noise_scale: Cell = 1.0
+    periods: tuple[float, ...] = ()
 
     @property
     def fading(self) -> float:
@@ -254,7 +257,11 @@ class GaussianFilter(StateLayout):
             slope = observation.slope(x, self._deviations(prior))
             return [*observation.value(x), *slope.reshape(-1, keys)], [*prior], np.inf
         x, L, sound = self._points(prior)
-        return [*observation.value(x).reshape(-1, keys)], [*prior[:n], *L], sound
+        found = observation.value(x).reshape(self.measurements, self.rule.points, keys)
+        if self.periods:  # a mean of angles is taken beside the centre's
+            middle = found[:, 0] if self.rule.centre else observation.value(np.ascontiguousarray(prior[:n]))
+            found = np.array(angles.all_beside(self.periods, list(found), list(middle)))
+        return [*found.reshape(-1, keys)], [*prior[:n], *L], sound
 
     def _points(self, state: Array) -> tuple[Array, Array, Array]:
         """Return points (n, P K), the factor that they were drawn with (p, K), and `sound`."""

@@ -20,6 +20,7 @@ from kalman.linalg.cholesky import Factored
 from kalman.linalg.entries import Entry, Vector, apply, dot, minus, plus, times
 from kalman.linalg.packing import packed_size, symmetric
 from kalman.linalg.program import Program, Tape
+from kalman.models import angles
 from kalman.models.columns import Column, numbers, psd, resolve, resolve_matrix, used
 from kalman.models.functions import FunctionObservation, FunctionProcess
 from kalman.models.structure import Values
@@ -168,11 +169,11 @@ def observe_row(
         return _observe_by_points(model, S, seen, R, y, presents)
     if not isinstance(model.observation, FunctionObservation):
         written = resolve_matrix(model.observation, u)
-        e = _differences(y, _expected(model, written, m, u))
+        e = _innovations(model, y, _expected(model, written, m, u))
         H = posterior.masked(written, presents)
     else:
         H = posterior.masked(_rows(seen[count:], n), presents)
-        e = _differences(y, seen[:count])
+        e = _innovations(model, y, seen[:count])
     return RowObservation(
         e,
         R,
@@ -329,7 +330,7 @@ def _observe_by_points(
     slopes = [[times(rule.scale, a) for a in row] for row in slopes]
     square = rule.scale * rule.scale
     bent = [times(square, a) for a in cholesky.square(bends)]
-    e = _differences(y, mean)
+    e = _innovations(model, y, mean)
     lost = [times(rule.excess, times(shift[i], shift[j])) for i in range(len(e)) for j in range(i + 1)]
 
     def updated(noise: Vector) -> Posterior:
@@ -369,7 +370,9 @@ def _unrooted(slopes: Any, L: Vector) -> list[list[Entry]]:
     return result
 
 
-def _differences(y: Vector, expected: Vector) -> list[Entry]:
+def _innovations(model: GaussianFilter, y: Vector, expected: Vector) -> list[Entry]:
+    """Return y - expected, of angles within half a period."""
+    y = angles.all_beside(model.periods, y, expected)
     return [minus(a, b) for a, b in zip(y, expected, strict=True)]
 
 

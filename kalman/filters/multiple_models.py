@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kalman import flags
 from kalman.filters import mixture_moments
@@ -25,6 +26,7 @@ from kalman.filters.update import presence
 from kalman.linalg.entries import Entry, Vector, minus, plus
 from kalman.linalg.packing import packed_size
 from kalman.linalg.program import Program, Symbol, Tape
+from kalman.models.angles import all_beside
 from kalman.types import Array, Filter, Rows, Step
 
 SEVERAL = ("imm", "mmae")
@@ -65,6 +67,11 @@ class MultipleModels(StateLayout):
     def controls(self) -> int:
         """Number of control inputs."""
         return self.modes[0].controls
+
+    @property
+    def periods(self) -> tuple[float, ...]:
+        """Of the measured components, 0 for those that are no angles; () for none."""
+        return getattr(self.modes[0], "periods", ())
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -129,9 +136,9 @@ class MultipleModels(StateLayout):
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
         """Return the mean (m, K) and packed covariance of a measurement of these states (size, K)."""
         weights = list(np.exp(state[self.places["log_probabilities"]]))
+        found = [measured(mode, state[part], u) for mode, part in zip(self.modes, self.parts, strict=True)]
         expected = [
-            Moments(*(list(a) for a in measured(mode, state[part], u)))
-            for mode, part in zip(self.modes, self.parts, strict=True)
+            Moments(all_beside(self.periods, list(mean), list(found[0][0])), list(P)) for mean, P in found
         ]
         mixed = mixture_moments.moments(weights, expected)
         return np.array(mixed.m), np.array(mixed.P)
@@ -156,19 +163,22 @@ class MultipleModels(StateLayout):
         predicted = rows._replace(first=np.ones(keys, bool))  # at a first row nothing is predicted
         scores = np.empty((M, keys))
         failed, codes = np.empty((M, keys), bool), np.empty((M, keys), np.uint8)
-        expected: list[Array] = []
+        expected: list[tuple[Array, Array]] = []
         for j, (mode, part) in enumerate(zip(self.modes, self.parts, strict=True)):
             moved, prediction = mode.step(before[part], unmeasured)
-            expected += measured(mode, moved, rows.u)
+            expected.append(measured(mode, moved, rows.u))
             after[part], update = mode.step(moved, predicted)
             codes[j] = np.where(prediction.flag != flags.WELL, prediction.flag, update.flag)
             failed[j] = codes[j] != flags.WELL
             scores[j] = update.log_likelihood
-        failing = bool(failed.any())
+        failing, y = bool(failed.any()), rows.y
+        if self.periods:
+            expected, y = self._turned(expected, failed, y)
         program = combine_program(self, presents[0] is not None, failing)
         recent = state[self.places["recent"]] if self.window is not None else ()
         gaussians = [after[part][: self._gaussian] for part in self.parts]
-        inputs = [*chances, *scores, *recent, *(row for a in (*expected, *gaussians) for row in a), *rows.y]
+        inputs = [*chances, *scores, *recent, *(row for pair in expected for a in pair for row in a)]
+        inputs += [*(row for a in gaussians for row in a), *y]
         masks = [*(failed if failing else ()), *(has for has in presents if has is not None)]
         out = np.empty((M * self._gaussian if failing else 0, keys))
         check = np.empty(keys)
@@ -189,6 +199,18 @@ class MultipleModels(StateLayout):
         if not (good.all() and np.isfinite(check).all()):
             left = np.where(np.isfinite(check), flags.WELL, flags.OVERFLOW)
             target.leave(state, np.where(good, left, codes[0]).astype(np.uint8))
+
+    def _turned(
+        self, expected: list[tuple[Array, Array]], failed: npt.NDArray[np.bool_], y: Array
+    ) -> tuple[list[tuple[Array, Array]], Array]:
+        """Return the modes' expected measurements and y (m, K), angles beside those of the first sound mode."""
+        centre = expected[-1][0]
+        for (mean, _), bad in zip(expected[-2::-1], failed[-2::-1], strict=True):
+            centre = np.where(bad, centre, mean)
+        turned = [
+            np.array(all_beside(self.periods, list(a), list(centre))) for a in (y, *(e[0] for e in expected))
+        ]
+        return [(mean, P) for mean, (_, P) in zip(turned[1:], expected, strict=True)], turned[0]
 
     def mixed(self, state: Array, first: Any) -> tuple[Array, Array]:
         """Return the states with each mode's moments mixed, and the logs of the probabilities before the row."""

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from kalman.filters.state_layout import innermost
+from kalman.models.angles import all_beside
 from kalman.types import Array, Filter, ModelError, Rows
 
 
@@ -59,6 +60,12 @@ def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array
     if isinstance(model, Measuring):
         return model.measured(state[: model.size], u)
     raise predicts_no_measurement()
+
+
+def beside(model: Filter, y: Array, expected: Array) -> Array:
+    """Return measurements (m, K), those of angles moved by whole periods to within half a period of `expected`."""
+    periods = getattr(innermost(model), "periods", ())
+    return np.array(all_beside(periods, list(y), list(expected))) if periods else y
 
 
 def predicts_no_measurement() -> ModelError:

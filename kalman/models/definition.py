@@ -147,6 +147,12 @@ def observation(
             "this filter takes no function",
             "write H, or choose filter: extended, unscented or cubature",
         )
+    if isinstance(definition, Mapping) and definition.get("wrap") is not None:
+        raise ModelError(
+            "observation.wrap",
+            "this filter takes no angles",
+            "choose filter: extended, which is the same filter where the model is linear",
+        )
     field = "observation"
     checks.known(field, definition, ("H", "R", "offset", "noise_scale"))
     n = process.size

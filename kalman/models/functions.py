@@ -6,21 +6,23 @@ the initial mean when the model is built; Jacobians that a model does not give a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kalman.linalg.entries import Entry
 from kalman.linalg.packing import packed_index
-from kalman.models import checks, columns
+from kalman.models import angles, checks, columns, differences
 from kalman.models.columns import Cell, Column, resolve
+from kalman.models.differences import Slope
 from kalman.models.inputs import noise_scale
 from kalman.models.named import Named, find
 from kalman.models.structure import Parameter
 from kalman.types import Array, ModelError
 
-STEP = 2.0**-10
-"""The step as a fraction of the scale: near eps^(1/5), where truncation and rounding of four points balance."""
+SLACK = 1e-5
+"""By how much of a row's largest slope, in standard deviations, a given Jacobian may differ from differences."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,18 @@ class FunctionProcess:
 
         spread (n, K): standard deviations, which the steps of the differences are fitted to.
         """
-        n = self.size
         if self.jacobian is not None:
-            return called(self.jacobian, (x, dt, u), (n, n))
-        repeat = numerical_steps(n)
-        times, controls = np.tile(dt, repeat), np.tile(u, repeat)
-        return numerical(lambda points: self.value(points, times, controls), x, spread, n)
+            return called(self.jacobian, (x, dt, u), (self.size, self.size))
+        return self.differences(x, dt, u, spread).value
+
+    def differences(self, x: Array, dt: Array, u: Array, spread: Array) -> Slope:
+        """Return the Jacobian by differences, and what it may be wrong by."""
+        many = differences.points_of(self.size)
+
+        def moved(points: Array, which: np.ndarray | slice) -> Array:
+            return self.value(points, np.tile(dt[which], many), np.tile(u[:, which], many))
+
+        return differences.slope(moved, x, spread, self.size)
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
         """Return entries that are zero or more where what the row's columns say of the noise is possible."""
@@ -75,12 +83,13 @@ class FunctionProcess:
 
 @dataclass(frozen=True)
 class FunctionObservation:
-    """y = h(x) + v, of m measurements and n states."""
+    """y = h(x) + v, of m measurements and n states; periods of those that are angles (`kalman.models.angles`)."""
 
     size: int
     states: int
     h: Named
     jacobian: Named | None
+    periods: tuple[float, ...] = ()
 
     def value(self, x: Array) -> Array:
         """Return h(x) (m, K)."""
@@ -90,7 +99,12 @@ class FunctionObservation:
         """Return the Jacobian of h by x (m, n, K), by differences where the model gives none."""
         if self.jacobian is not None:
             return called(self.jacobian, (x,), (self.size, self.states))
-        return numerical(self.value, x, spread, self.size)
+        return self.differences(x, spread).value
+
+    def differences(self, x: Array, spread: Array) -> Slope:
+        """Return the Jacobian by differences, and what it may be wrong by."""
+        within = partial(angles.within_half, self.periods) if self.periods else None
+        return differences.slope(lambda points, which: self.value(points), x, spread, self.size, within)
 
 
 def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tuple[int, ...]) -> Array:
@@ -104,35 +118,6 @@ def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tu
     if result.dtype.kind not in "fiu":
         raise ValueError(f"it gives {result.dtype}, not numbers")
     return np.asarray(result, np.float64)
-
-
-def numerical_steps(n: int) -> int:
-    """Return the number of points at which `numerical` calls a function of n states."""
-    return 4 * n
-
-
-def numerical(function: Callable[[Array], Array], x: Array, spread: Array, rows: int) -> Array:
-    """Return the Jacobian (rows, n, K) at x (n, K) of a function from (n, 4 n K) to (rows, 4 n K).
-
-    Central differences of fourth order. The steps are fractions of the standard deviations `spread` (n, K), the
-    scale on which a first-order filter linearises the function, bounded by the size of x.
-
-    References: Abramowitz and Stegun (1964), 25.3.6.
-    """
-    n, keys = x.shape
-    size = np.abs(x)
-    scale = np.clip(spread, 0.01 * size, np.maximum(size, 1.0))
-    step = STEP * np.where(scale > 0.0, scale, 1.0)
-    points = np.repeat(x[:, None, :], 4 * n, axis=1)
-    wide = np.empty((n, keys))
-    for j in range(n):
-        upper, lower = x[j] + step[j], x[j] - step[j]
-        points[j, 4 * j], points[j, 4 * j + 1] = upper, lower
-        points[j, 4 * j + 2], points[j, 4 * j + 3] = x[j] + 2.0 * step[j], x[j] - 2.0 * step[j]
-        wide[j] = upper - lower  # as it came out after rounding
-    found = function(points.reshape(n, 4 * n * keys)).reshape(rows, n, 4, keys)
-    near, far = found[:, :, 0] - found[:, :, 1], found[:, :, 2] - found[:, :, 3]
-    return (8.0 * near - far) / (6.0 * wide)
 
 
 def parse_process(
@@ -154,13 +139,17 @@ def parse_process(
 
 
 def parse_observation(
-    definition: Mapping[str, Any], states: int, measurements: int, folder: str | None
+    definition: Mapping[str, Any],
+    states: int,
+    measurements: int,
+    periods: tuple[float, ...],
+    folder: str | None,
 ) -> FunctionObservation:
     """Read an observation by a function h. Raises ModelError."""
-    checks.known("observation", definition, ("h", "R", "jacobian", "noise_scale"))
+    checks.known("observation", definition, ("h", "R", "jacobian", "noise_scale", "wrap"))
     h, jacobian = (_named("observation", definition, key, folder) for key in ("h", "jacobian"))
     assert h is not None
-    return FunctionObservation(measurements, states, h, jacobian)
+    return FunctionObservation(measurements, states, h, jacobian, periods)
 
 
 def _named(section: str, definition: Mapping[str, Any], key: str, folder: str | None) -> Named | None:
@@ -181,9 +170,9 @@ def check_process(
     _check("process.f", process.f, (x, dt, u), (n,))
     if process.jacobian is not None:
         _check("process.jacobian", process.jacobian, (x, dt, u), (n, n))
-        numeric = FunctionProcess(n, process.f, None, process.Q, process.q).slope(x, dt, u, sigma)
-        value = process.value(x, dt, u)
-        _check_slope("process.jacobian", process.slope(x, dt, u, sigma), numeric, sigma, value)
+        with np.errstate(all="ignore"):
+            given, numeric = process.slope(x, dt, u, sigma), process.differences(x, dt, u, sigma)
+        _check_slope("process.jacobian", given, numeric, sigma)
     if process.q is not None:
         _check("process.q", process.q, (dt,), (n, n))
         for key in range(len(dt)):
@@ -199,10 +188,9 @@ def check_observation(
     _check("observation.h", observation.h, (x,), (m,))
     if observation.jacobian is not None:
         _check("observation.jacobian", observation.jacobian, (x,), (m, n))
-        numeric = FunctionObservation(m, n, observation.h, None).slope(x, sigma)
-        _check_slope(
-            "observation.jacobian", observation.slope(x, sigma), numeric, sigma, observation.value(x)
-        )
+        with np.errstate(all="ignore"):
+            given, numeric = observation.slope(x, sigma), observation.differences(x, sigma)
+        _check_slope("observation.jacobian", given, numeric, sigma)
 
 
 def deviations(covariance: tuple[float, ...], n: int) -> tuple[float, ...]:
@@ -253,18 +241,20 @@ def _check(field: str, function: Named, arguments: tuple[Array, ...], shape: tup
         )
 
 
-def _check_slope(field: str, given: Array, numeric: Array, sigma: Array, value: Array) -> None:
-    """Compare Jacobians (r, n, K) in units of each state's standard deviation, of a function of value (r, K)."""
-    scale = np.where(sigma > 0.0, sigma, 1.0)[None]
-    a, b = given * scale, numeric * scale
-    size = np.maximum(np.abs(a), np.abs(b)).max(axis=1, keepdims=True)
-    rounding = 1e-10 * np.abs(value)[:, None]  # of the differences
-    wrong = ~(np.abs(a - b) <= 1e-5 * size + rounding) & np.isfinite(b)
+def _check_slope(field: str, given: Array, numeric: Slope, sigma: Array) -> None:
+    """Compare a Jacobian (r, n, K) with differences, in units of each state's standard deviation.
+
+    It is wrong where it is off by more than the differences may be, by their own account.
+    """
+    b, scale = numeric.value, np.where(sigma > 0.0, sigma, 1.0)
+    with np.errstate(all="ignore"):  # differences may leave the function's domain
+        allowed = 4.0 * numeric.error + SLACK * differences.row_size(b, sigma) / scale
+        wrong = ~(np.abs(given - b) <= allowed) & np.isfinite(b) & np.isfinite(allowed)
     wrong[..., 0] |= ~np.isfinite(given[..., 0])
     if wrong.any():
         i, j, k = (int(a) for a in np.argwhere(wrong)[0])
         raise ModelError(
             f"{field}",
-            f"entry [{i}][{j}] is {given[i, j, k]:.6g}, and by differences {numeric[i, j, k]:.6g}",
+            f"entry [{i}][{j}] is {given[i, j, k]:.6g}, and by differences {b[i, j, k]:.6g}",
             "mend it, or leave it out: then differences are used",
         )

@@ -22,6 +22,9 @@ def move(x, dt, u):
 def see(x):
     return np.stack([np.hypot(x[0], 3.0), x[1] + 0.1 * x[0]])
 
+def turn(x):
+    return np.stack([np.hypot(x[0], 3.0), np.arctan2(np.sin(x[1] + 0.1 * x[0]), np.cos(x[1] + 0.1 * x[0]))])
+
 def doubled(mean, covariance, extras):
     return 2.0 * mean, 4.0 * covariance
 '''
@@ -55,6 +58,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "observation": None,
     },
     "unscented": FUNCTIONS,
+    "angles by differences": {
+        **FUNCTIONS,
+        "filter": "extended",
+        "observation": {"h": "sideways:turn", "R": [[1.0, 0.3], [0.3, 2.0]], "wrap": {"b": "radians"}},
+        "initial": {"mean": [0.0, 0.0], "covariance": [[1e6, 0.0], [0.0, 1.0]]},  # steps are shortened
+    },
     "square root": {"form": "square_root"},
     "gated": {"robust": {"gate": {"probability": 0.99}}},
     "fixed lag": {"smoothing": {"lag": 3}},
@@ -63,7 +72,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-SLOW = ("square root", "gated", "fixed lag", "adaptive")  # the offline command's tests have them too
+SLOW = (
+    "square root",
+    "gated",
+    "fixed lag",
+    "adaptive",
+    "angles by differences",
+)  # the offline command's tests have them too
 
 
 @pytest.mark.parametrize(

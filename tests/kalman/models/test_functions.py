@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kalman
-from kalman.models.functions import numerical
+from kalman.models.differences import slope
 from kalman.models.named import Named, find
 from tests.kalman.support.oracles import run_one
 
@@ -230,10 +230,10 @@ def test_jacobians_by_differences():
                     [np.sin(x[0] / scale) * x[1], np.exp(x[1] / scale), x[0] * x[1] / scale + 10.0 * scale]
                 )
 
-            J = numerical(function, x, np.full((2, 3), 0.1 * scale), 3)
+            J = slope(lambda points, which: function(points), x, np.full((2, 3), 0.1 * scale), 3).value
             a, b = x / scale
             expected = np.array([[np.cos(a) * b, np.sin(a)], [0 * a, np.exp(b) / scale], [b, a]])
             size = np.abs(expected).max(axis=(1, 2))[:, None, None]
             assert (np.abs(J - expected) <= 1e-9 * size).all()
-        at_zero = numerical(lambda x: 3.0 * x, np.zeros((1, 1)), np.zeros((1, 1)), 1)
+        at_zero = slope(lambda x, which: 3.0 * x, np.zeros((1, 1)), np.zeros((1, 1)), 1).value
         assert at_zero[0, 0, 0] == pytest.approx(3.0, rel=1e-14)
