@@ -26,7 +26,7 @@ from kalman.filters.linear import LinearFilter
 from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.prediction import Smoothable
 from kalman.linalg.packing import pack, packed_size, unpack
-from kalman.smoothers.linear import MomentSmoother
+from kalman.smoothers.moments import MomentSmoother
 from kalman.smoothers.rts import CrossSmoother
 from kalman.types import Array, ModelError, Rows
 
