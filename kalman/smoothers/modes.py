@@ -32,7 +32,6 @@ from kalman.smoothers.moments import MomentSmoother
 from kalman.smoothers.rts import CrossSmoother
 from kalman.types import Array, ModelError, Rows
 
-
 ROUNDING = 1e-9
 """What rounding may add to a share of one."""
 TINY = 1e-300
@@ -320,14 +319,10 @@ def _possible(moments: BackwardMoments, P: Array) -> BackwardMoments:
 
 def _sound(moments: BackwardMoments, P: Array) -> BackwardMoments:
     """Return the moments, those of no rows about states of covariance P where a failed mode has no finite number."""
-    good: Any = np.logical_and.reduce(
-        [np.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in moments]
-    )
+    good: Any = np.logical_and.reduce([np.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in moments])
     here = good[:, None, None]
     r, N, V = moments
-    return BackwardMoments(
-        np.where(good[:, None], r, 0.0), np.where(here, N, 0.0), np.where(here, V, P)
-    )
+    return BackwardMoments(np.where(good[:, None], r, 0.0), np.where(here, N, 0.0), np.where(here, V, P))
 
 
 def _merged(weights: Array, means: list[Array], covariances: list[Array]) -> tuple[Array, Array]:
