@@ -75,6 +75,19 @@ def test_a_state_in_tiny_units_is_determined_as_in_others():
         np.testing.assert_allclose(tiny, ordinary, rtol=1e-12)
 
 
+def test_nothing_is_known_in_tiny_units_either():
+    """Before any measurement the forecast is infinite, and so is what no row ever measures."""
+    model = kalman.build(trend(TINY))
+    states = kalman.initial_states(model, 1)
+    _, spread = model.measured(states.values, np.empty((0, 1)))  # type: ignore[attr-defined]
+    assert np.isinf(spread[0, 0])
+    slight = still(
+        [[1.0, 0.0]], process={"kind": "explicit", "F": [[1, 0], [TINY, 0]], "Q": [[0, 0], [0, 0]]}
+    )
+    _, V = smoothed(slight, [np.nan, np.nan, np.nan])
+    assert np.isinf(V[1, 1, 1])
+
+
 @pytest.mark.parametrize(("share", "seen"), [(1e-3, True), (1.5e-9, True), (7e-10, False), (0.0, False)])
 def test_a_component_determines_what_it_sees_a_billionth_of(share, seen):
     """The second component sees the direction that the first leaves by `share` of all that it could see."""

@@ -1,4 +1,4 @@
-"""Smoothing of more keys than a block holds, in one call: the bits of each key are those that it has in small company."""
+"""Smoothing of more keys than a block holds, in one call: each key has the bits that it has in small company."""
 
 from typing import Any
 

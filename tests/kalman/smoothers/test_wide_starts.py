@@ -29,6 +29,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "unscented, square_root": {"filter": "unscented", "form": "square_root"},
     "cubature, square_root": {"filter": "cubature", "form": "square_root"},
 }
+BY_POINTS = {
+    "unscented": {"filter": "unscented"},
+    "unscented, by a difference": {
+        "filter": "unscented",
+        "unscented": {"alpha": 1.0, "beta": 0.0, "kappa": -0.3},
+    },
+    "cubature": {"filter": "cubature"},
+    "cubature, fading": {"filter": "cubature", "robust": {"fading": 1.05}},
+    "unscented, square_root": {"filter": "unscented", "form": "square_root"},
+    "cubature, square_root": {"filter": "cubature", "form": "square_root"},
+}
 LAGGED = [kind for kind in KINDS if kind not in ("imm", "mmae")]
 TREND = {
     "F": [[1.0, 1.0], [0.0, 1.0]],
@@ -77,9 +88,17 @@ def smoothed(written: dict[str, Any], y: np.ndarray) -> tuple[np.ndarray, np.nda
 
 @lru_cache(maxsize=32)
 def exact(name: str, start: float) -> tuple[np.ndarray, np.ndarray]:
-    model, y = {"trend": (TREND, WALK), "dummies": (DUMMIES, LOG_GAS)}[name]
+    line = {**TREND, "Q": [[0.0, 0.0], [0.0, 0.0]]}
+    model, y = {"trend": (TREND, WALK), "line": (line, WALK), "dummies": (DUMMIES, LOG_GAS)}[name]
     P = start * np.eye(len(model["F"]))
     return rationals.smoothed(model["F"], model["Q"], model["H"], model["R"], P, y[:, None])
+
+
+@lru_cache(maxsize=32)
+def faded(start: float, factor: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the trend's states where the predicted covariance is factor^2 F P F' + Q."""
+    model, P = TREND, start * np.eye(2)
+    return rationals.smoothed(model["F"], model["Q"], model["H"], model["R"], P, WALK[:, None], factor)
 
 
 def rounding(model: dict[str, Any], start: float, kind: str) -> float:
@@ -102,6 +121,33 @@ def test_a_trend(kind, start):
     found = smoothed(definition(TREND, start, kind), WALK)
     compare(found, exact("trend", start), rounding(TREND, start, kind))
     assert (np.linalg.eigvalsh(found[1]) > 0.0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("start", STARTS)
+def test_a_straight_line(kind, start):
+    """Without process noise the first state is known far better from all rows than from those up to the second."""
+    line = {**TREND, "Q": [[0.0, 0.0], [0.0, 0.0]]}
+    found = smoothed(definition(line, start, kind), WALK)
+    compare(found, exact("line", start), rounding(line, start, kind))
+
+
+@pytest.mark.parametrize("kind", BY_POINTS)
+@pytest.mark.parametrize("start", [1e2, 1e6, 1e10, 1e14])
+def test_a_trend_by_points(kind, start):
+    """The process as a function, which the unscented and cubature filters take by its values at points."""
+    written = definition(TREND, start) | BY_POINTS[kind]
+    process = {"kind": "function", "f": "tests.kalman.support.nonlinear:line", "Q": TREND["Q"]}
+    fading = written.get("robust", {}).get("fading", 1.0)
+    truth = exact("trend", start) if fading == 1.0 else faded(start, fading)
+    compare(smoothed(written | {"process": process}, WALK), truth, rounding(TREND, start, kind))
+
+
+@pytest.mark.parametrize("form", ["covariance", "square_root", "information"])
+@pytest.mark.parametrize("start", [1e2, 1e6, 1e10, 1e14])
+def test_fading(form, start):
+    written = definition(TREND, start) | {"form": form, "robust": {"fading": 1.05}}
+    compare(smoothed(written, WALK), faded(start, 1.05), rounding(TREND, start, form))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,18 +15,19 @@ def rational(values: Any) -> np.ndarray:
 
 
 def smoothed(
-    F: Any, Q: Any, H: Any, R: Any, start: Any, y: np.ndarray, mean: Any = None
+    F: Any, Q: Any, H: Any, R: Any, start: Any, y: np.ndarray, fading: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return every state's mean (N, n) and covariance (N, n, n) given all of y (N, m), NaN where missing.
 
+    The predicted covariance is fading^2 F P F' + Q. The states have mean 0 before the first row.
     By Rauch, Tung and Striebel's recursion; where the next state's covariance is singular, by any of its inverses.
     """
     F, Q, H, R, P = (rational(a) for a in (F, Q, H, R, start))
-    m = rational(np.zeros(len(F)) if mean is None else mean)
-    filtered, predicted = [], []
+    m = rational(np.zeros(len(F)))
+    filtered, predicted, wider = [], [], Fraction(fading) ** 2
     for k, row in enumerate(y):
         if k:
-            m, P = F @ m, F @ P @ F.T + Q
+            m, P = F @ m, wider * F @ P @ F.T + Q
         predicted.append((m, P))
         for h, r, value in zip(H, np.diagonal(R), row, strict=True):
             if not np.isnan(value):
