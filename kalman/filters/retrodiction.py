@@ -26,15 +26,26 @@ class Retrodiction(NamedTuple):
 
 def retrodict(P: Vector, F: Matrix, Q: Vector, predicted: Vector) -> Retrodiction:
     """Return the way back over x' = F x + noise of covariance Q; P and predicted = F P F' + Q are packed."""
-    cross = [[dot(row, to) for to in F] for row in symmetric(P)]
-    G = gain(predicted, cross)
+    G = gain_over(F, P, predicted)
+    return Retrodiction(G, covariance_back(P, F, G, Q))
+
+
+def gain_over(F: Matrix, P: Vector, predicted: Vector) -> list[list[Entry]]:
+    """Return G = P F' predicted^-1."""
+    return gain(predicted, [[dot(row, to) for to in F] for row in symmetric(P)])
+
+
+def covariance_back(P: Vector, F: Matrix, G: Matrix, spread: Vector) -> list[Entry]:
+    """Return (I - G F) P (I - G F)' + G spread G'.
+
+    spread: Q for the rest, Q and the next state's covariance for that of the previous state.
+    """
     columns = list(zip(*F, strict=True))
     left = [
         [minus(1.0 if i == j else 0.0, dot(row, column)) for j, column in enumerate(columns)]
         for i, row in enumerate(G)
     ]
-    rest = [plus(a, b) for a, b in zip(congruence(left, P), congruence(G, Q), strict=True)]
-    return Retrodiction(G, rest)
+    return [plus(a, b) for a, b in zip(congruence(left, P), congruence(G, spread), strict=True)]
 
 
 def retrodict_from_root(L: Matrix, moved: Matrix, Q: Vector, predicted: Vector) -> Retrodiction:

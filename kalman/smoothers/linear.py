@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from kalman.filters.linear import LinearFilter
-from kalman.filters.retrodiction import carried, gain, retrodict, retrodicted
+from kalman.filters.retrodiction import covariance_back, gain, gain_over, retrodicted
 from kalman.filters.state_layout import BLOCK
-from kalman.linalg.entries import Entry, Vector, minus
+from kalman.linalg.entries import Entry, Vector, minus, plus
 from kalman.linalg.packing import packed_size, symmetric
 from kalman.linalg.program import Program, Tape
 from kalman.smoothers.moments import MomentSmoother
@@ -132,8 +132,10 @@ def _back_program(model: LinearFilter, first: bool | None) -> Program:
         parts = model.split(state, False)
         prior = model.predicted(parts, dt, u, False)
         F, Q, _ = model.process.transition(dt, u, parts.values)
-        back = retrodict(parts.P, F, Q, prior.P)
-        earlier = [*retrodicted(parts.m, prior.m, back.G, later[:n]), *carried(back, later[n:])]
+        G = gain_over(F, parts.P, prior.P)
+        spread = [plus(a, q) for a, q in zip(later[n:], Q, strict=True)]
+        mean = retrodicted(parts.m, prior.m, G, later[:n])
+        earlier = [*mean, *covariance_back(parts.P, F, G, spread)]
     if masks:
         earlier = [np.where(masks[0], a, b) for a, b in zip(later, earlier, strict=True)]
     return Program(tape, [*state, dt, *u, *later, *masks], earlier)

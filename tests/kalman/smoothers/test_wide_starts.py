@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kalman
+from kalman.learning.em_entries import second_moments
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support import rationals
 from tests.kalman.support.oracles import UNIT, full
@@ -169,3 +170,16 @@ def test_fixed_lag(kind, start):
     P = start * np.eye(2)
     truth = rationals.smoothed(TREND["F"], TREND["Q"], TREND["H"], TREND["R"], P, WALK[: lag + 1, None])
     compare((mean, V), [a[:1] for a in truth], rounding(TREND, start, kind))
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_the_moments_that_em_sums(start):
+    """The regression of F and H takes sums of E[x x'] given all rows."""
+    model = kalman.build(definition(TREND, start))
+    rows = rows_of(WALK)
+    starts, measured = second_moments(model, model.initial(1), rows, 1, UNIT, np.ones(len(WALK)))
+    mean, V = exact("trend", start)
+    products = V + mean[:, :, None] * mean[:, None, :]
+    tolerance = rounding(TREND, start, "linear")
+    np.testing.assert_allclose(starts, products[:-1].sum(axis=0)[np.tril_indices(2)], rtol=tolerance)
+    np.testing.assert_allclose(measured, products.sum(axis=0)[np.tril_indices(2)], rtol=tolerance)
