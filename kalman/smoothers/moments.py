@@ -2,8 +2,8 @@
 
 The moments of all later rows are r (n) and N (n x n): a state of mean m and covariance P given the rows up to its own
 has mean m + P r and covariance P - P N P given all. No P, Q or R is inverted, so each may be singular; but the
-difference loses all digits where P is enormous, so that other rows are smoothed as `kalman.smoothers.linear` says. While a part
-P_inf = A A' of the covariance is infinite, r and N are expanded in the powers of 1 / kappa of the prior
+difference loses all digits where P is enormous, so that other rows are smoothed as `kalman.smoothers.linear` says.
+While a part P_inf = A A' of the covariance is infinite, r and N are expanded in the powers of 1 / kappa of the prior
 P + kappa P_inf, kappa -> infinity: r = r0 + r1 / kappa, N = N0 + N1 / kappa + N2 / kappa^2. Where a measurement
 determines a diffuse state that it hardly sees, by a share c of all that it sees, digits are lost with c^4.
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kalman
+from kalman.filters.linear import LinearFilter
 from kalman.learning.em_entries import second_moments
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support import rationals
@@ -177,9 +178,24 @@ def test_the_moments_that_em_sums(start):
     """The regression of F and H takes sums of E[x x'] given all rows."""
     model = kalman.build(definition(TREND, start))
     rows = rows_of(WALK)
+    assert isinstance(model, LinearFilter)
     starts, measured = second_moments(model, model.initial(1), rows, 1, UNIT, np.ones(len(WALK)))
     mean, V = exact("trend", start)
     products = V + mean[:, :, None] * mean[:, None, :]
     tolerance = rounding(TREND, start, "linear")
     np.testing.assert_allclose(starts, products[:-1].sum(axis=0)[np.tril_indices(2)], rtol=tolerance)
     np.testing.assert_allclose(measured, products.sum(axis=0)[np.tril_indices(2)], rtol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["imm", "mmae"])
+def test_unlike_modes_forget_how_wide_the_start_was(kind):
+    """Modes of different noise: a start of 1e8 tells what one of 1e5 does, but for its share of 1e-5."""
+    quiet, wild = ({**TREND, "Q": [[q, 0.0], [0.0, q]]} for q in (1e-4, 1.0))
+    found = []
+    for start in (1e5, 1e8):
+        written = definition(TREND, start, kind)
+        processes = [{"kind": "explicit", "F": TREND["F"], "Q": each["Q"]} for each in (quiet, wild)]
+        written["modes"] = [{**written["modes"][0], "process": process} for process in processes]
+        found.append(smoothed(written, WALK))
+    compare(found[1], found[0], 1e-3)
+    assert (np.linalg.eigvalsh(found[1][1]) > 0.0).all()
