@@ -152,13 +152,13 @@ class GaussianFilter(StateLayout):
         return in_blocks(state, rows, self.outputs, self._step_block, BLOCK)
 
     def prediction(self, state: Array, rows: Rows) -> Prediction:
-        """Return mean, covariance and cross-covariance of the prediction from the states (size, K) before the rows."""
+        """Return the predicted mean and the way back to the states (size, K) before the rows."""
         keys, n = state.shape[1], len(self.states)
         with np.errstate(all="ignore"):
             moved, _ = self._moved(state, rows)
-            out = np.empty((n + packed_size(n) + n * n, keys))
-            run_program(programs.cross_program(self), [*state, rows.dt, *rows.u, *moved], list(out))
-        return Prediction(out[:n], out[n : n + packed_size(n)], out[n + packed_size(n) :].reshape(n, n, keys))
+            out = np.empty((n + n * n + packed_size(n), keys))
+            run_program(programs.back_program(self), [*state, rows.dt, *rows.u, *moved], list(out))
+        return Prediction(out[:n], out[n : n + n * n].reshape(n, n, keys), out[n + n * n :])
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
         """Return the mean (m, K) and packed covariance of a measurement of these states (size, K).

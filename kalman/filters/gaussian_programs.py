@@ -15,10 +15,16 @@ import numpy as np
 from kalman.filters import posterior, sigma_points
 from kalman.filters.posterior import Posterior
 from kalman.filters.recursions import choose, congruence
+from kalman.filters.retrodiction import (
+    Retrodiction,
+    retrodict,
+    retrodict_by_rotation,
+    retrodict_from_root,
+)
 from kalman.linalg import cholesky
 from kalman.linalg.cholesky import Factored
 from kalman.linalg.entries import Entry, Vector, apply, dot, minus, plus, times
-from kalman.linalg.packing import packed_size, symmetric
+from kalman.linalg.packing import packed_size
 from kalman.linalg.program import Program, Tape
 from kalman.models import angles
 from kalman.models.columns import Column, numbers, psd, resolve, resolve_matrix, used
@@ -61,24 +67,24 @@ def predict_program(model: GaussianFilter, some_first: bool) -> Program:
 
 
 @lru_cache(maxsize=64)
-def cross_program(model: GaussianFilter) -> Program:
+def back_program(model: GaussianFilter) -> Program:
     """Return the program from the inputs of `predict_program`, without first rows, to the smoother's prediction.
 
-    Outputs: predicted mean, packed covariance, and row by row the covariance of the previous with the predicted state.
+    Outputs: predicted mean, the gain back to the previous state row by row, and the packed rest.
     """
     tape = Tape()
     inputs, _, predicted = _predicted(model, tape)
-    P = cholesky.gram(predicted.S) if model.rooted else predicted.S
-    return Program(tape, inputs, [*predicted.m, *P, *(entry for row in predicted.cross() for entry in row)])
+    back = predicted.back()
+    return Program(tape, inputs, [*predicted.m, *(entry for row in back.G for entry in row), *back.rest])
 
 
 class Predicted(NamedTuple):
-    """A prediction: mean, covariance or factor, `sound`; `cross` returns its covariance with the previous state."""
+    """A prediction: mean, covariance or factor, `sound`; `back` returns the way back to the previous state."""
 
     m: list[Entry]
     S: list[Entry]
     sound: Entry
-    cross: Callable[[], list[list[Entry]]]
+    back: Callable[[], Retrodiction]
 
 
 def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any], Predicted]:
@@ -92,7 +98,7 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
         F, Q, c = model.process.transition(dt, u, values)
         mean = [plus(a, b) for a, b in zip(apply(F, m), c, strict=True)]
         after = _spread_on(model, _faded(model, S), F, Q)
-        return inputs, state, Predicted(mean, after, np.inf, lambda: _cross(model, S, F))
+        return inputs, state, Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after))
     moved = tape.symbols(n + n * n if rule is None else n * rule.points)
     noise = [] if model.process.q is None else tape.symbols(packed_size(n))
     inputs += [*moved, *noise]
@@ -101,15 +107,14 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
     if rule is None:
         F = _rows(moved[n:], n)
         after = _spread_on(model, _faded(model, S), F, Q)
-        return inputs, state, Predicted(moved[:n], after, np.inf, lambda: _cross(model, S, F))
+        return inputs, state, Predicted(moved[:n], after, np.inf, lambda: _back(model, S, F, Q, after))
     regressed = sigma_points.regress(rule, _rows(moved, rule.points))
     after, sound = _spread_by_points(model, rule, regressed, Q)
 
-    def cross() -> list[list[Entry]]:
-        L = cholesky.rows_of(S if model.rooted else cholesky.cholesky(S).L)
-        return [[times(rule.scale, dot(row, slope)) for slope in regressed.slopes] for row in L]
+    def back() -> Retrodiction:
+        return _back_by_points(model, rule, S, regressed, Q, after)
 
-    return inputs, state, Predicted(regressed.mean, after, sound, cross)
+    return inputs, state, Predicted(regressed.mean, after, sound, back)
 
 
 @lru_cache(maxsize=64)
@@ -276,10 +281,45 @@ def _times(a: float, rows: Any) -> list[list[Entry]]:
     return [[times(a, b) for b in row] for row in rows]
 
 
-def _cross(model: GaussianFilter, S: Vector, F: Any) -> list[list[Entry]]:
-    """Return P F'."""
-    P = symmetric(cholesky.gram(S) if model.rooted else S)
-    return [[dot(row, other) for row in F] for other in P]
+def _back(model: GaussianFilter, S: Vector, F: Any, Q: Vector, after: Vector) -> Retrodiction:
+    """Return the way back over x' = F x + noise; what fading adds to the covariance is noise."""
+    more = model.fading**2 - 1.0
+    if not model.rooted:
+        noise = [plus(times(more, a), q) for a, q in zip(congruence(F, S), Q, strict=True)] if more else Q
+        return retrodict(S, F, noise, after)
+    L = cholesky.rows_of(S)
+    columns = list(zip(*L, strict=True))
+    moved = [[dot(row, column) for column in columns] for row in F]
+    root = cholesky.rows_of(cholesky.cholesky(Q).L)
+    if more:
+        root = _beside(_times(math.sqrt(more), moved), root)
+    return retrodict_by_rotation(L, moved, root)
+
+
+def _back_by_points(
+    model: GaussianFilter,
+    rule: sigma_points.Rule,
+    S: Vector,
+    regressed: sigma_points.Regressed,
+    Q: Vector,
+    after: Vector,
+) -> Retrodiction:
+    """Return the way back over the process's regression; its bends and what fading adds are noise."""
+    L = cholesky.rows_of(S if model.rooted else cholesky.cholesky(S).L)
+    more = model.fading**2 - 1.0
+    moved = _times(rule.scale, regressed.slopes)
+    noise = _times(rule.scale * model.fading, regressed.bends)
+    if more:
+        noise = _beside(_times(math.sqrt(more), moved), noise)
+    if model.rooted and rule.excess == 0.0:
+        return retrodict_by_rotation(L, moved, _beside(noise, cholesky.rows_of(cholesky.cholesky(Q).L)))
+    d, lost = regressed.shift, rule.excess * model.fading**2
+    spread = [plus(a, q) for a, q in zip(cholesky.square(noise), Q, strict=True)]
+    n = len(d)
+    if lost:
+        products = [times(lost, times(d[i], d[j])) for i in range(n) for j in range(i + 1)]
+        spread = [minus(a, b) for a, b in zip(spread, products, strict=True)]
+    return retrodict_from_root(L, moved, spread, cholesky.gram(after) if model.rooted else after)
 
 
 def _spread_by_points(

@@ -12,14 +12,14 @@ from kalman.types import Array, Filter, ModelError, Rows
 
 
 class Prediction(NamedTuple):
-    """The predicted state of a row, and its covariance with the filtered state of the previous row.
+    """The predicted mean of a row's state (n, K), and the way back from that state to the previous row's.
 
-    mean (n, K), covariance (n(n+1)/2, K) packed, cross (n, n, K): cov(previous x, x), P F' where linear
+    gain (n, n, K) and rest (n(n+1)/2, K) packed: as in `kalman.filters.retrodiction`
     """
 
     mean: Array
-    covariance: Array
-    cross: Array
+    gain: Array
+    rest: Array
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from kalman.linalg.entries import Entry, Matrix, Vector, minus, times
 from kalman.linalg.packing import order_of, packed_index
 
 NOTHING = 1e-13
-"""A pivot below this fraction of its variance is a rounded zero."""
+"""A pivot below this fraction of its variance is a rounded zero, where a density is taken over the other directions."""
 
 
 class Factor(NamedTuple):
@@ -20,8 +20,12 @@ class Factor(NamedTuple):
     inverse: Vector
 
 
-def factor(P: Vector, present: Sequence[np.ndarray | None] | None = None) -> Factor:
-    """Return the factors of a packed P; a component that is not `present` in a key is cut out of it."""
+def factor(P: Vector, present: Sequence[np.ndarray | None] | None = None, nothing: float = NOTHING) -> Factor:
+    """Return the factors of a packed P; a component that is not `present` in a key is cut out of it.
+
+    nothing: the share of its variance below which a pivot is zero. A state known to R after a start of P has pivots of
+    R / P, so that 0.0, every pivot above zero counts, is right wherever rounding does no harm.
+    """
     n = order_of(len(P))
     L: list[list[Entry]] = [[1.0 if i == j else 0.0 for j in range(n)] for i in range(n)]
     d: list[Entry] = []
@@ -37,7 +41,7 @@ def factor(P: Vector, present: Sequence[np.ndarray | None] | None = None) -> Fac
             weighed.append(a if has is None else np.where(has, a, 0.0))
             L[i][j] = times(weighed[j], inverse[j])
             own = minus(own, times(weighed[j], L[i][j]))
-        real = np.greater(own, NOTHING * np.abs(P[packed_index(i, i)]))
+        real = np.greater(own, times(nothing, np.abs(P[packed_index(i, i)])))
         real = real if has is None else real & has
         d.append(np.where(real, own, 0.0))
         inverse.append(np.where(real, np.divide(1.0, own), 0.0))

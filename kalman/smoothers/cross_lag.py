@@ -15,9 +15,9 @@ import numpy as np
 
 from kalman import flags
 from kalman.filters.prediction import Prediction, Smoothable
+from kalman.filters.retrodiction import Retrodiction, carried, retrodicted
 from kalman.filters.state_layout import BLOCK, StateLayout, Target, Wrapping, in_blocks
 from kalman.linalg.packing import packed_size, unpack
-from kalman.smoothers.rts import Link, gain, smoothed
 from kalman.types import Array, Filter, Rows, Step
 
 
@@ -99,9 +99,14 @@ class CrossLagFilter(Wrapping, StateLayout):
         ages = links[-1][0]
         mean, covariance = (list(a) for a in self.inner.moments(target.state[:size]))
         for j in range(self.lag):
-            m, P, to, spread, G = (list(part[:, j]) for part in links[:-1])
-            link = Link(m, P, to, spread, [G[i * n : (i + 1) * n] for i in range(n)])
-            mean, covariance = smoothed(link, mean, covariance)
+            m, kept_rest, to, lost, G = (list(part[:, j]) for part in links[:-1])
+            gain = [G[i * n : (i + 1) * n] for i in range(n)]
+            # a row of an earlier release has the whole covariance, and `lost` is what G takes away of the next one
+            spread = [a - b for a, b in zip(covariance, lost, strict=True)]
+            mean, covariance = (
+                retrodicted(m, to, gain, mean),
+                carried(Retrodiction(gain, kept_rest), spread),
+            )
         there = ages[-1] >= 0.0
         well = step.flag == flags.WELL
         for name, values in (
@@ -127,10 +132,11 @@ class CrossLagFilter(Wrapping, StateLayout):
             return old
         prediction = self.inner.prediction(before, rows)
         m, P = self.inner.moments(before)
-        G = [np.broadcast_to(a, rows.dt.shape) for row in gain(prediction) for a in row]
+        nothing = np.zeros_like(P)
+        G = prediction.gain.reshape(-1, len(rows.dt))
         new = np.empty_like(old)
         new[:, 1:] = old[:, :-1]
-        new[:, 0] = [*m, *P, *prediction.mean, *prediction.covariance, *G, np.zeros(len(rows.dt))]
+        new[:, 0] = [*m, *prediction.rest, *prediction.mean, *nothing, *G, nothing[0]]
         new[-1] = np.where(new[-1] >= 0.0, new[-1] + rows.dt, new[-1])
         return new if first is False else np.where(first, old, new)
 

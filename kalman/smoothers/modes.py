@@ -7,7 +7,8 @@ N(x; m_j, P_j) l_k(x), with l_k taken back over the next row in mode k; its stat
 of one j are merged to one Gaussian, as the filter merges its pairs, and l_j of this row is its ratio to N(m_j, P_j).
 
 A function l is carried as two moments r (n) and N (n x n) about some N(m, P): given it too, the state has mean m + P r
-and covariance P - P N P. Nothing is inverted that a known state or a mode without noise makes singular, and a future
+and covariance V = P - P N P, which is carried beside them, since this difference loses all digits where P is enormous.
+Nothing is inverted that a known state or a mode without noise makes singular, and a future
 without measurements (r = 0, N = 0) changes nothing. With one mode, or several that are the same, this is the smoother
 of Rauch, Tung and Striebel; with modes that never change it is theirs for each; with a state that is known it is the
 smoother of Hamilton's filter (Kim 1994).
@@ -26,16 +27,25 @@ from kalman.filters.linear import LinearFilter
 from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.prediction import Smoothable
 from kalman.linalg.packing import pack, packed_size, unpack
-from kalman.smoothers.linear import MomentSmoother
+from kalman.smoothers.linear import LinearSmoother
+from kalman.smoothers.moments import MomentSmoother
 from kalman.smoothers.rts import CrossSmoother
 from kalman.types import Array, ModelError, Rows
 
+ROUNDING = 1e-9
+"""What rounding may add to a share of one."""
+TINY = 1e-300
+
 
 class BackwardMoments(NamedTuple):
-    """The moments of later rows about K keys' states in one mode: r (K, n), N (K, n, n)."""
+    """The moments of later rows about K keys' states in one mode: r (K, n), N (K, n, n).
+
+    V (K, n, n): the states' covariance given these rows too
+    """
 
     r: Array
     N: Array
+    V: Array
 
 
 class BackwardStep(Protocol):
@@ -48,7 +58,10 @@ class BackwardStep(Protocol):
 
 @dataclass(frozen=True)
 class ModeSmoother:
-    """The smoother of an IMM or MMAE. It carries for each mode its log-probability, r and packed N, given all rows."""
+    """The smoother of an IMM or MMAE. It carries for each mode its log-probability, and r, packed N and V.
+
+    All are given all rows.
+    """
 
     model: MultipleModels
 
@@ -59,13 +72,16 @@ class ModeSmoother:
     @property
     def _depth(self) -> int:
         n = len(self.model.states)
-        return n + packed_size(n)
+        return n + 2 * packed_size(n)
 
     def begin(self, values: Array) -> Array:
-        """Return the array after the last rows: the filter's log-probabilities, and zero moments."""
-        M, keys = len(self.model.modes), values.shape[1]
+        """Return the array after the last rows: the filter's log-probabilities and covariances, and zero moments."""
         logs = values[self.model.places["log_probabilities"]]
-        return np.concatenate([logs, np.zeros((M * self._depth, keys))])
+        parts = [logs]
+        for j in range(len(self.model.modes)):
+            P = pack(_rows(self._gaussian(values, j)[1]))
+            parts += [np.zeros((self._depth - len(P), values.shape[1])), P]
+        return np.concatenate(parts)
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance (p, K) of the states after a row, given the later rows too."""
@@ -96,7 +112,7 @@ class ModeSmoother:
         pairs: dict[tuple[int, int], BackwardMoments] = {}
         for k, (part, backward_step) in enumerate(zip(model.parts, self._backward_steps, strict=True)):
             moments = self._moments(later, k)
-            moments = moments._replace(N=_possible(moments.N, self._gaussian(after, k)[1]))
+            moments = _possible(moments, self._gaussian(after, k)[1])
             moments = backward_step(mixed[part], after[part], rows, moments)
             origin = self._gaussian(mixed, k)
             leading = np.flatnonzero(transition[:, k])
@@ -108,12 +124,16 @@ class ModeSmoother:
                 scores[at] = logs[j] + np.log(transition[j, k]) + evidence
             scores = _floored(scores, logs[leading], float(np.log(model.floor)))
             chances[leading, k] = later[k] + scores - np.logaddexp.reduce(scores, axis=0)
-        return self._merged_pairs(chances, pairs, logs)
+        return self._merged_pairs(chances, pairs, logs, [P for _, P in filtered])
 
     def _merged_pairs(
-        self, chances: Array, pairs: dict[tuple[int, int], BackwardMoments], logs: Array
+        self,
+        chances: Array,
+        pairs: dict[tuple[int, int], BackwardMoments],
+        logs: Array,
+        filtered: list[Array],
     ) -> Array:
-        """Return the array to carry, from each pair's log-probability and moments."""
+        """Return the array to carry, from each pair's log-probability and moments; filtered: each mode's covariance."""
         M = len(self.model.modes)
         total = np.logaddexp.reduce(chances, axis=1)
         total = total - np.logaddexp.reduce(total, axis=0)
@@ -125,7 +145,8 @@ class ModeSmoother:
             moments = [pairs[j, k] for k in some]
             r = _sum(weights, [one.r for one in moments])
             N = _sum(weights, [one.N - _square(one.r - r) for one in moments])
-            parts += [r.T, pack(_rows(N))]
+            V = _sum(weights, [one.V + _square(_apply(filtered[j], one.r - r)) for one in moments])
+            parts += [r.T, pack(_rows(N)), pack(_rows(V))]
         # a probability of zero keeps the filter's value, so that its logarithm is finite
         return np.concatenate([np.where(np.isfinite(total), total, logs), *parts])
 
@@ -136,17 +157,17 @@ class ModeSmoother:
 
     def _moments(self, later: Array, j: int) -> BackwardMoments:
         n, at = len(self.model.states), len(self.model.modes) + j * self._depth
-        part = later[at : at + self._depth]
-        return BackwardMoments(part[:n].T, _matrices(part[n:], n))
+        part, p = later[at : at + self._depth], packed_size(n)
+        return BackwardMoments(part[:n].T, _matrices(part[n : n + p], n), _matrices(part[n + p :], n))
 
     def _given_all(self, after: Array, later: Array) -> tuple[list[Array], list[Array]]:
         """Return each mode's mean and covariance given all rows."""
         means, covariances = [], []
         for j in range(len(self.model.modes)):
             m, P = self._gaussian(after, j)
-            r, N = self._moments(later, j)
+            r, _, V = self._moments(later, j)
             means.append(m + _apply(P, r))
-            covariances.append(_left(P, N))
+            covariances.append(V)
         return means, covariances
 
 
@@ -167,13 +188,15 @@ def mode_smoother(model: MultipleModels) -> ModeSmoother:
 def _backward_step(field: str, mode: object) -> BackwardStep:
     """Return the backward step of one mode over a row that is not its first. Raises ModelError."""
     if isinstance(mode, LinearFilter):
-        smoother = MomentSmoother(mode)
+        smoother, states = MomentSmoother(mode), LinearSmoother(mode)
 
         def by_moments(before: Array, after: Array, rows: Rows, moments: BackwardMoments) -> BackwardMoments:
             n = len(mode.states)
-            later = np.concatenate([moments.r.T, pack(_rows(moments.N))])
-            earlier = smoother.back(before, rows._replace(first=np.zeros(len(rows.dt), bool)), later)
-            return _sound(earlier[:n].T, _matrices(earlier[n:], n))
+            rows = rows._replace(first=np.zeros(len(rows.dt), bool))
+            earlier = smoother.back(before, rows, np.concatenate([moments.r.T, pack(_rows(moments.N))]))
+            V = states.back(before, rows, np.concatenate([after[:n], pack(_rows(moments.V))]))[n:]
+            P = _matrices(mode.moments(before)[1], n)
+            return _sound(BackwardMoments(earlier[:n].T, _matrices(earlier[n:], n), _matrices(V, n)), P)
 
         return by_moments
     if not isinstance(mode, Smoothable):
@@ -184,15 +207,15 @@ def _backward_step(field: str, mode: object) -> BackwardStep:
         """By the smoothed states themselves, whose covariances must not be singular."""
         m, P = mode.moments(after)
         n = len(m)
-        full = _matrices(P, n)
-        mean, covariance = m.T + _apply(full, moments.r), _left(full, moments.N)
-        later = np.concatenate([mean.T, pack(_rows(covariance))])
+        mean = m.T + _apply(_matrices(P, n), moments.r)
+        later = np.concatenate([mean.T, pack(_rows(moments.V))])
         earlier = cross.back(before, rows._replace(first=np.zeros(len(rows.dt), bool)), later)
         m, P = mode.moments(before)
         full = _matrices(P, n)
         inverse = _inverse(full)
-        moved = _matrices(earlier[n:], n)
-        return _sound(_apply(inverse, earlier[:n].T - m.T), inverse @ (full - moved) @ inverse)
+        V = _matrices(earlier[n:], n)
+        r = _apply(inverse, earlier[:n].T - m.T)
+        return _sound(BackwardMoments(r, inverse @ (full - V) @ inverse, V), full)
 
     return by_states
 
@@ -205,7 +228,7 @@ def _about(
     The integral of the other times l, in units of that of the origin times l. With D = I + N (P' - P) it is
     |D|^(-1/2) exp(d'r - d'N d / 2 + g'(P' - P) D^-1 g / 2), where d = m' - m and g = r - N d.
     """
-    r, N = moments
+    r, N, V = moments
     d, wider = other[0] - origin[0], other[1] - origin[1]
     D = np.eye(r.shape[1]) + N @ wider
     gap = _apply(N, d)
@@ -213,11 +236,30 @@ def _about(
     D = np.where((sign > 0)[:, None, None], D, np.eye(r.shape[1]))
     g: Any = np.linalg.solve(D, (r - gap)[..., None])[..., 0]
     evidence = _dot(d, r) - 0.5 * _dot(d, gap) + 0.5 * _dot(_apply(wider, r - gap), g)
-    inside = np.linalg.solve(D, N)
+    inside, left = np.linalg.solve(D, N), other[1] @ np.linalg.solve(D, _kept(N, V, origin[1]))
     evidence = evidence - 0.5 * np.where(sign > 0, size, 0.0)
-    return BackwardMoments(g, 0.5 * (inside + inside.swapaxes(1, 2))), np.where(
-        np.isfinite(evidence), evidence, 0.0
-    )
+    about = BackwardMoments(g, 0.5 * (inside + inside.swapaxes(1, 2)), 0.5 * (left + left.swapaxes(1, 2)))
+    return about, np.where(np.isfinite(evidence), evidence, 0.0)
+
+
+def _kept(N: Array, V: Array, P: Array) -> Array:
+    """Return I - N P, which is P^-1 V where P has an inverse.
+
+    As a difference it loses all digits where P is enormous; only along directions without variance it is taken so.
+    """
+    good: Any = np.isfinite(P).all(axis=(1, 2))
+    n = P.shape[1]
+    unit = 1.0 / np.sqrt(np.maximum(np.diagonal(P, axis1=1, axis2=2), TINY))
+    scale = unit[:, :, None] * unit[:, None, :]
+    sizes, axes = np.linalg.eigh(np.where(good[:, None, None], P * scale, 0.0))
+    some = sizes > n * np.finfo(float).eps
+    inverse = (axes * np.where(some, 1.0 / np.where(some, sizes, 1.0), 0.0)[:, None, :]) @ axes.swapaxes(1, 2)
+    if some.all():
+        return inverse * scale @ V
+    # in units of each state: U^-1 (I - N P) U with its directions that have variance, and the others
+    still = (axes * ~some[:, None, :]) @ axes.swapaxes(1, 2)
+    straight = np.eye(n) - N @ P
+    return inverse * scale @ V + (still * unit[:, :, None] / unit[:, None, :]) @ straight
 
 
 def _floored(scores: Array, logs: Array, floor: float) -> Array:
@@ -255,34 +297,32 @@ def _spectrum(N: Array, P: Array) -> Spectrum:
     return Spectrum(L, out, *np.linalg.eigh(L.swapaxes(1, 2) @ np.where(good[:, None, None], N, 0.0) @ L))
 
 
-def _possible(N: Array, P: Array) -> Array:
-    """Return N about states of covariance P, its shares clipped to those that a likelihood can have, 0 to 1.
+def _possible(moments: BackwardMoments, P: Array) -> BackwardMoments:
+    """Return the moments about states of covariance P, with shares that a likelihood can have, 0 to 1.
 
     A merge of distant pairs can be wider than the filter's state. That holds for this state, but it is no likelihood,
     and must not be taken further back.
     """
+    r, N, V = moments
     found = _spectrum(N, P)
     change: Any = np.clip(found.values, 0.0, 1.0) - found.values
-    if not change.any():
-        return N
-    changed = N + found.out @ found.inside(change) @ found.out.swapaxes(1, 2)
-    return np.where(change.any(axis=1)[:, None, None], changed, N)
+    if change.any():
+        changed = N + found.out @ found.inside(change) @ found.out.swapaxes(1, 2)
+        N = np.where(change.any(axis=1)[:, None, None], changed, N)
+    shares, axes = np.linalg.eigh(found.out.swapaxes(1, 2) @ np.where(np.isfinite(V), V, 0.0) @ found.out)
+    wide: Any = (shares > 1.0 + ROUNDING).any(axis=1)
+    if wide.any():
+        inner = (axes * np.clip(shares, 0.0, 1.0)[:, None, :]) @ axes.swapaxes(1, 2)
+        V = np.where(wide[:, None, None], found.L @ inner @ found.L.swapaxes(1, 2), V)
+    return BackwardMoments(r, N, V)
 
 
-def _left(P: Array, N: Array) -> Array:
-    """Return P - P N P, kept positive semidefinite."""
-    found = _spectrum(N, P)
-    over: Any = (found.values > 1.0).any(axis=1)
-    if not over.any():
-        return P - P @ N @ P
-    kept = found.L @ found.inside(np.maximum(1.0 - found.values, 0.0)) @ found.L.swapaxes(1, 2)
-    return np.where(over[:, None, None], kept, P - P @ N @ P)
-
-
-def _sound(r: Array, N: Array) -> BackwardMoments:
-    """Return the moments, zeros where a failed mode leaves no finite number."""
-    good: Any = np.isfinite(r).all(axis=1) & np.isfinite(N).all(axis=(1, 2))
-    return BackwardMoments(np.where(good[:, None], r, 0.0), np.where(good[:, None, None], N, 0.0))
+def _sound(moments: BackwardMoments, P: Array) -> BackwardMoments:
+    """Return the moments, those of no rows about states of covariance P where a failed mode has no finite number."""
+    good: Any = np.logical_and.reduce([np.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in moments])
+    here = good[:, None, None]
+    r, N, V = moments
+    return BackwardMoments(np.where(good[:, None], r, 0.0), np.where(here, N, 0.0), np.where(here, V, P))
 
 
 def _merged(weights: Array, means: list[Array], covariances: list[Array]) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from kalman.filters.prediction import Smoothable
 from kalman.filters.rounded import unrounded
 from kalman.run import KeyStates, Outputs, Round, SortedRows, among, late_rows, rounds, run, spread
 from kalman.smoothers.fixed_lag import FixedLagFilter
-from kalman.smoothers.linear import MomentSmoother
+from kalman.smoothers.linear import LinearSmoother
 from kalman.smoothers.modes import mode_smoother
 from kalman.smoothers.rts import CrossSmoother
 from kalman.types import Array, Filter, ModelError, Rows
@@ -54,9 +54,9 @@ def smoother(model: Filter) -> Smoother:
     """Return the smoother of a filter. Raises ModelError where the filter cannot be smoothed."""
     model = unrounded(model)
     if isinstance(model, LinearFilter):
-        return MomentSmoother(model)
+        return LinearSmoother(model)
     if isinstance(model, FixedLagFilter):
-        return MomentSmoother(model.inner)
+        return LinearSmoother(model.inner)
     if isinstance(model, Smoothable):
         return CrossSmoother(model)
     if isinstance(model, MultipleModels):

@@ -13,7 +13,8 @@ import numpy as np
 from kalman import flags
 from kalman.filters.linear import LinearFilter, Parts, build_linear
 from kalman.filters.prediction import Prediction
-from kalman.filters.recursions import choose
+from kalman.filters.recursions import choose, congruence
+from kalman.filters.retrodiction import retrodict
 from kalman.filters.robust import updates
 from kalman.filters.robust.adaptive import Adaptive
 from kalman.filters.robust.step import (
@@ -29,8 +30,8 @@ from kalman.filters.robust.step import (
 from kalman.filters.robust.updates import Innovation, Robust
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import Scalar, presence, update
-from kalman.linalg.entries import Entry, Vector, dot, minus, times
-from kalman.linalg.packing import packed_index, symmetric
+from kalman.linalg.entries import Entry, Vector, minus, plus, times
+from kalman.linalg.packing import packed_index
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.models import definition as definitions
 from kalman.models.structure import Values
@@ -242,14 +243,17 @@ class RobustLinearFilter(StateLayout):
             )
         parts = self.base.split(list(state[: self.base.size]), False)
         prior = self._predicted(parts, rows.dt, list(rows.u), False)
-        F = self.base.process.transition(rows.dt, list(rows.u), parts.values).F
-        cross = [[dot(row, to) for to in F] for row in symmetric(parts.P)]
+        F, Q, _ = self.base.process.transition(rows.dt, list(rows.u), parts.values)
+        more = self.robust.fading**2 - 1.0
+        if more:  # what fading adds to the covariance is noise
+            Q = [plus(times(more, a), q) for a, q in zip(congruence(F, parts.P), Q, strict=True)]
+        back = retrodict(parts.P, F, Q, prior.P)
         shape = rows.dt.shape
 
         def array(entries: Vector) -> Array:
             return np.array([np.broadcast_to(a, shape) for a in entries])
 
-        return Prediction(array(prior.m), array(prior.P), np.array([array(row) for row in cross]))
+        return Prediction(array(prior.m), np.array([array(row) for row in back.G]), array(back.rest))
 
     def _predicted(self, parts: Parts, dt: Array, u: Vector, first: Any) -> Parts:
         """Return the parts just before the measurement, P = alpha^2 F P F' + Q (Simon 2006, section 7.4)."""

@@ -1,5 +1,7 @@
 """Fixed-lag smoothing of the non-linear filters and other forms: it is fixed-interval smoothing of rows cut there."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from tests.kalman.support import laws
 from tests.kalman.support.laws import keep
 from tests.kalman.support.models import random_definition, random_rows, same
 from tests.kalman.support.nonlinear import random_nonlinear
-from tests.kalman.support.oracles import UNIT
+from tests.kalman.support.oracles import UNIT, full
 
 CASES = {
     "extended": {"filter": "extended"},
@@ -112,3 +114,35 @@ def test_a_filter_that_cannot_be_smoothed_is_refused(change, field):
     with pytest.raises(kalman.ModelError) as error:
         kalman.build({**definition, **change, "smoothing": {"lag": 2}})
     assert error.value.field == field
+
+
+def test_rows_that_an_earlier_release_kept_are_smoothed_as_before():
+    """Such a release kept the filtered and the predicted covariance, of which G takes the difference."""
+    F, Q, lag = np.array([[1.0, 1.0], [0.0, 1.0]]), np.diag([0.5, 0.1]), 2
+    definition = {
+        "filter": "extended",
+        "states": ["level", "slope"],
+        "measurement": ["y"],
+        "process": {"kind": "explicit", "F": F.tolist(), "Q": Q.tolist()},
+        "observation": {"H": [[1.0, 0.0]], "R": [[1.0]]},
+        "initial": {"mean": [0.0, 0.0], "covariance": [[4.0, 0.5], [0.5, 1.0]]},
+        "smoothing": {"lag": lag},
+    }
+    model: Any = kalman.build(definition)
+    y, time = np.array([[1.0, 2.5, 2.0, 4.0, 4.5, 7.0]]), np.arange(6) * int(UNIT)
+    rows = kalman.SortedRows(np.zeros(6, np.int64), time, y, np.empty((0, 6)))
+    states, before = kalman.run(model, kalman.initial_states(model, 1), rows.take(np.arange(4)), UNIT)
+    old = states.values.copy()
+    low = np.tril_indices(2)
+    for age in range(lag):
+        P = full(before.covariance[:, [2 - age]])[0]
+        for name, kept in (("covariances", P), ("predicted", F @ P @ F.T + Q)):
+            place = model.places[f"lagged_{name}"]
+            old[place][age::lag, 0] = kept[low]
+    assert not np.array_equal(old, states.values)
+    found = [
+        kalman.run(model, states._replace(values=values), rows.take(np.arange(4, 6)), UNIT)[1].extra
+        for values in (states.values, old)
+    ]
+    for name in ("lagged_mean", "lagged_covariance"):
+        np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-12)

@@ -8,10 +8,7 @@ from scipy.linalg import null_space
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
-from kalman.filters.linear import LinearFilter
-from kalman.filters.prediction import Prediction
-from kalman.filters.recursions import predict
-from kalman.smoothers.rts import CrossSmoother
+from kalman.smoothers.moments import MomentSmoother
 from kalman.smoothers.smooth import Smoothed, smooth
 from tests.kalman.filters.test_linear import NILE, nile_model
 from tests.kalman.support.decimals import given_all
@@ -263,37 +260,14 @@ def test_splitting_keys_changes_no_bit():
         same(list(alone[:2]), [a[:, mask] for a in together[:2]])
 
 
-class Predicting:
-    """The linear filter as one that only says how its state and the next go together."""
-
-    def __init__(self, model: LinearFilter) -> None:
-        self.model = model
-
-    def moments(self, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.model.moments(state)
-
-    def prediction(self, state: np.ndarray, rows: kalman.Rows) -> Prediction:
-        parts = self.model.split(list(state), False)
-        transition = self.model.process.transition(rows.dt, list(rows.u), parts.values)
-        m, P = predict(parts.m, parts.P, transition)
-        K = state.shape[1]
-        Pf = full(np.array([np.broadcast_to(a, K) for a in parts.P]))
-        F = np.array([[np.broadcast_to(a, K) for a in row] for row in transition.F])
-        cross = np.einsum("kij,ljk->ilk", Pf, F)
-        mean, covariance = (np.array([np.broadcast_to(a, K) for a in part]) for part in (m, P))
-        return Prediction(mean, covariance, cross)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_way_through_the_cross_covariance_is_the_same(kind, monkeypatch):
-    """Rauch, Tung and Striebel's G = C P^-1 against the moments r and N."""
+def test_the_moments_of_later_rows_are_the_same(kind, monkeypatch):
+    """Rauch, Tung and Striebel's states against the moments r and N, which the rows while diffuse are smoothed by."""
     rng = np.random.default_rng([3, KINDS.index(kind)])
     definition = random_definition(rng, kind, 3, 2, 1 if kind == "explicit" else 0)
     rows = random_rows(rng, definition, 40, 8)
     _, expected = smooth_rows(definition, rows, 40)
-    import kalman.smoothers.smooth
-
-    monkeypatch.setattr(kalman.smoothers.smooth, "smoother", lambda model: CrossSmoother(Predicting(model)))
+    monkeypatch.setattr("kalman.smoothers.smooth.LinearSmoother", MomentSmoother)
     _, smoothed = smooth_rows(definition, rows, 40)
     np.testing.assert_allclose(smoothed.mean, expected.mean, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(smoothed.covariance, expected.covariance, rtol=1e-9, atol=1e-9)

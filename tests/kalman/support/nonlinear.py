@@ -85,6 +85,11 @@ def squared(x):
     return x**2
 
 
+def line(x, dt, u):
+    """Constant velocity in one dimension."""
+    return np.array([x[0] + dt * x[1], x[1]])
+
+
 def velocity(x, dt, u):
     """Constant velocity in two dimensions."""
     return np.array([x[0] + dt * x[1], x[1], x[2] + dt * x[3], x[3]])
