@@ -77,7 +77,7 @@ def sums_over_time(both: DataFrame) -> OverTime:
     )
     # A sum of nulls alone stays null: no row of the bin has the statistic.
     bins = frame.groupby("bin")[names].sum(min_count=1).reset_index()
-    blocks = frame.groupby("block")[["scored", "gained"]].sum()
+    blocks: Any = frame.groupby("block")[["scored", "gained"]].sum()
     blocks = blocks[blocks["scored"] > 0]
     moments = Squares(*(float(frame[name].sum()) for name in Squares._fields))
     return OverTime(

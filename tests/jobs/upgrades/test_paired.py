@@ -31,7 +31,7 @@ from jobs.upgrades.comparison.paired import (
     rows_needed,
 )
 
-Floats = NDArray[np.float64]
+Floats = NDArray[Any]
 Series = Callable[[np.random.Generator, int, int], Floats]
 """Makes the gains (K, N) of keys over time."""
 
@@ -52,8 +52,8 @@ def sums_of(gains: Floats, rows: NDArray[np.int64] | None = None) -> PairedSums:
         Squares(float((gains**2).sum()), float(gains.sum()), float(rows.sum())),
         Squares(float(total @ total), float(total @ n), float(n @ n)),
         float((n**4).sum()),
-        np.bincount(block, at),
-        np.bincount(block, gains.sum(0)),
+        np.asarray(np.bincount(block, at), float),
+        np.asarray(np.bincount(block, gains.sum(0)), float),
     )
 
 
@@ -72,7 +72,8 @@ def filters(q: float, factor: float) -> Series:
         a = 1.0 - gain  # the innovations are (1 - L) / (1 - a L) of the data
         return -0.5 * math.log(variance) - 0.5 * (q + 2.0 - 2.0 * a) / (1.0 - a * a) / variance
 
-    small = q * math.exp(brentq(lambda x: expected(q * math.exp(x)) - expected(q * factor), -25.0, -1e-3))
+    root: Any = brentq(lambda x: expected(q * math.exp(x)) - expected(q * factor), -25.0, -1e-3)
+    small = q * math.exp(float(root))
 
     def make(rng: np.random.Generator, keys: int, rows: int) -> Floats:
         start = 300

@@ -40,7 +40,7 @@ def rows_of(keys: int, count: int, begin: int) -> pd.DataFrame:
 def other_noise(version: int, **limits: Any) -> dict[str, Any]:
     """Return the model with a little less noise in Q."""
     process = {"kind": "local_linear_trend", "level_variance": 0.48, "slope_variance": 0.01}
-    return random_walk_spec(version=version, process=process, **({"upgrade": limits} if limits else {}))
+    return random_walk_spec(version=version, process=process, upgrade=limits)
 
 
 def live(pipeline: Pipeline) -> str:
