@@ -58,6 +58,8 @@ def run(
             raise UserError(refusal(comparison, shadow.generation, name, page), RUN_FAILED)
         lines += [*comparison_lines(comparison), f"report: {page}"]
         compared = {"comparison": comparison.numbers, "answer": comparison.answer, "report": page}
+    elif shadow.status == SHADOW and force:
+        lines.append("forced: it was not compared")
     live, retired = promotion.promote(warehouse, name, shadow.generation, behind)
     lines.append(f"generation {live.generation} of version {live.model_version} is live")
     if retired is not None:
