@@ -5,11 +5,15 @@
    scheduled run continues: it exists to notice that a newer version was deployed.
 3. `shadow` (mode blue-green) starts the new version from an export of the live state and lets it process the same
    rows. Its log compares the predictions of both versions and names the report; readers do not see its estimates yet.
-4. `approve` waits for a person, who finds the comparison in the log of `shadow`. (A model with `upgrade:
-   {automatic: true}` in its spec has no such gate: a version whose comparison is good goes live by itself.)
-5. `promote` lets the shadow catch up, compares once more, and makes it live; in the other modes, `replace` ends the
-   old generation and begins the new one, which needs a stream without a driver: it runs in the stream's pool; a
-   continuous stream's driver it stops, and Airflow starts the next one afterwards.
+4. `approve` waits for a person, to whom it shows the comparison: the answer (better, not worse, worse, or not enough to
+   tell), the interval, and the rows and keys that it rests on. (A model with `upgrade: {automatic: true}` in its spec
+   has no such gate: a version whose comparison is good goes live by itself; while the rows are not enough to tell, the
+   task `promote` is skipped, and the next run compares again.)
+5. `promote` lets the shadow catch up, compares once more, and makes it live if the comparison is good. **What predicts
+   worse, or cannot be told from the rows that have come, is not promoted, also after an approval**, unless the form's
+   *Promote it anyway* was ticked. In the other modes, `replace` ends the old generation and begins the new one, which
+   needs a stream without a driver: it runs in the stream's pool; a continuous stream's driver it stops, and Airflow
+   starts the next one afterwards.
 
 Mode `repartition` does not change the version: it gives the state the number of partitions and blocks in the spec, or
 in the form.
@@ -34,6 +38,9 @@ from kalman_dags.operator import KalmanOperator
 
 BLUE_GREEN = "blue-green"
 MODES = (BLUE_GREEN, "stop-start", "retrain", "repartition")
+
+COMPARISON = ("compared on ", "gain per row: ", "answer: ", "verdict: ", "report: ")
+"""The lines of the comparison that a person sees who is asked for approval."""
 
 
 def goes_on(params: Mapping[str, Any], dag_run: Any) -> bool:
@@ -61,8 +68,11 @@ def _approval(spec: ModelSpec) -> ApprovalOperator:
     return ApprovalOperator(
         task_id="approve",
         subject=f"Let version {spec.version} of {spec.name} take over?",
-        body="The log of the task `shadow` compares it with the live version on the same rows, and names the report "
-        "(in another mode than blue-green: it says what becomes of the states).",
+        body="{{ ti.xcom_pull(task_ids='shadow') or '' }}\n\n"
+        "The log of the task `shadow` has more: it compares the new version with the live one on the same rows, and "
+        "names the report (in another mode than blue-green: it says what becomes of the states). A version whose "
+        "verdict is not good is not promoted by an approval: reject it, and start this DAG again later, when more rows "
+        "have come, or with *Promote it anyway*.",
         response_timeout=timedelta(hours=11),
     )
 
@@ -90,6 +100,12 @@ def build(spec: ModelSpec) -> DAG:
                 title="Mode",
                 description="blue-green: prove it in shadow first. stop-start: migrate at once. retrain: from history. "
                 "repartition: the same version in another layout.",
+            ),
+            force=Param(
+                False,
+                type="boolean",
+                title="Promote it anyway",
+                description="Of mode blue-green: promote it whatever the comparison says, or without a row to compare.",
             ),
             partitions=Param(
                 None,
@@ -119,6 +135,7 @@ def build(spec: ModelSpec) -> DAG:
             kafka=spec.speaks_to_kafka,
             options=common,
             flags=["{{ '--no-promote' if params.mode == 'blue-green' else '--dry-run' }}"],
+            returned=COMPARISON,
         )
         choose = BranchPythonOperator(task_id="way", python_callable=way)
         promote = KalmanOperator(
@@ -126,6 +143,11 @@ def build(spec: ModelSpec) -> DAG:
             verb="upgrade",
             kafka=spec.speaks_to_kafka,
             options=common,
+            # Without a person, rows that are not enough to tell are a reason to wait, not a failure.
+            flags=[
+                "{{ '--force' if params.force else '' }}",
+                *(["--needed"] if spec.upgrade.automatic else []),
+            ],
             outlets=[dag_defaults.estimates(spec.name)],
         )
         replace = KalmanOperator(

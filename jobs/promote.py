@@ -1,12 +1,16 @@
-"""Make a shadow generation the live one, and retire the one that was live, in one commit."""
+"""Make a shadow generation the live one, and retire the one that was live, in one commit.
+
+The two are compared first: nothing becomes live that predicts worse, or of which nobody can tell, unless it is forced.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
 from jobs.core.command import Model, command
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 
@@ -21,24 +25,43 @@ def run(
     behind: Annotated[
         bool, Option("--behind", help="Promote the shadow even if it lags the live generation.")
     ] = False,
+    force: Annotated[
+        bool,
+        Option("--force", help="Promote the shadow without a comparison, whatever it would say."),
+    ] = False,
 ) -> Report:
-    """Make a shadow generation the live one, in one commit. Idempotent.
+    """Make a shadow that compares well with the live generation the live one, in one commit. Idempotent.
 
     Raises:
-        UserError: there is no such shadow, or it lags the live generation.
+        UserError: there is no such shadow, it lags the live generation, or the comparison is not good.
     """
     from jobs.lineage import promotion
+    from jobs.lineage.generations import SHADOW
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
+    from jobs.upgrades.comparison.decision import comparison_lines, refusal
+    from jobs.upgrades.comparison.report import compare
     from jobs.warehouse.delta import Warehouse
 
-    name = load_spec(model, settings.models).name
+    spec = load_spec(model, settings.models)
+    name = spec.name
     warehouse = Warehouse(
         spark_session(settings, f"promote {name}", short_command_conf()), settings.warehouse
     )
-    live, retired = promotion.promote(warehouse, name, generation, behind)
-    lines = [f"generation {live.generation} of version {live.model_version} is live"]
+    lines: list[str] = []
+    compared: dict[str, Any] = {}
+    shadow, beside = promotion.to_promote(warehouse, name, generation, behind)
+    if shadow.status == SHADOW and beside is not None and not force:
+        comparison, page = compare(warehouse, spec, beside, shadow)
+        if not comparison.good:
+            raise UserError(refusal(comparison, shadow.generation, name, page), RUN_FAILED)
+        lines += [*comparison_lines(comparison), f"report: {page}"]
+        compared = {"comparison": comparison.numbers, "answer": comparison.answer, "report": page}
+    elif shadow.status == SHADOW and force:
+        lines.append("forced: it was not compared")
+    live, retired = promotion.promote(warehouse, name, shadow.generation, behind)
+    lines.append(f"generation {live.generation} of version {live.model_version} is live")
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")
     return Report(
@@ -48,6 +71,7 @@ def run(
             "generation": live.generation,
             "model_version": live.model_version,
             "retired": retired and retired.generation,
+            **compared,
         },
     )
 

@@ -69,6 +69,7 @@ def run(
             "generation": new.generation,
             "against": old.generation,
             "good": comparison.good,
+            "answer": comparison.answer,
             "reasons": comparison.reasons,
             "comparison": comparison.numbers,
             "report": page,

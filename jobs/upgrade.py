@@ -40,7 +40,17 @@ def run(
     lose_state: Annotated[
         bool, Option("--lose-state", help="Allow mode stateless to forget every key.")
     ] = False,
-    needed: Annotated[bool, Option("--needed", help="Exit code 3 if there is nothing to upgrade.")] = False,
+    force: Annotated[
+        bool,
+        Option("--force", help="Promote it whatever the comparison says, or if there is nothing to compare."),
+    ] = False,
+    needed: Annotated[
+        bool,
+        Option(
+            "--needed",
+            help="Exit code 3 if there is nothing to upgrade, or the comparison cannot tell yet.",
+        ),
+    ] = False,
     drain: Annotated[
         bool,
         Option("--drain", help="Stop the stream first, and let Airflow start it again (not blue-green)."),
@@ -49,8 +59,8 @@ def run(
     """Upgrade the stream to the version of the model's spec, proved on live data first; or change its state's layout.
 
     Raises:
-        UserError: no live generation, no migration between the versions, a driver in the way, a new version that is
-            worse.
+        UserError: no live generation, no migration between the versions, a driver in the way, a new version that
+            predicts worse, or whose comparison cannot tell.
     """
     from jobs.lineage import generations
     from jobs.spark.conf import interpreted_conf
@@ -81,7 +91,7 @@ def run(
     with Progress(f"upgrade {spec.name}", None, quiet=settings.quiet) as progress:
         live = generations.named(warehouse, spec.name)
         context = UpgradeContext(
-            settings, warehouse, spec, live, progress, dry_run, promote, partitions, drain
+            settings, warehouse, spec, live, progress, dry_run, promote, partitions, drain, force, needed
         )
         lines, data = MODES[mode](context)
     if needed and not data.get("upgraded", True):

@@ -29,6 +29,7 @@ class KalmanOperator(SparkSubmitOperator):
         flags: options without a value (templates); one that renders to nothing is left out.
         finish_on_kill: when the task is killed let the driver finish its work, as a stream does with its
             micro-batch, instead of killing the whole process tree.
+        returned: the driver's lines that begin with one of these words are the task's XCom, as one text.
         kafka: add Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); it is fetched if missing.
 
     Exit code 2 (bad input) fails the task at once, because no retry can succeed. Exit code 3 (another driver has
@@ -46,6 +47,7 @@ class KalmanOperator(SparkSubmitOperator):
         options: Mapping[str, str | None],
         flags: Sequence[str] = (),
         finish_on_kill: bool = False,
+        returned: Sequence[str] = (),
         kafka: bool = False,
         conf: dict[str, str] | None = None,
         **kwargs: Any,
@@ -66,11 +68,12 @@ class KalmanOperator(SparkSubmitOperator):
         self.options = dict(options)
         self.flags = list(flags)
         self.finish_on_kill = finish_on_kill
+        self.returned = tuple(returned)
         self.kafka = kafka
         self._hook: KalmanHook | None = None
 
-    def execute(self, context: Context) -> None:
-        """Run the verb; its output is in the task's log."""
+    def execute(self, context: Context) -> str | None:
+        """Run the verb; its output is in the task's log, and the wanted lines of it are returned."""
         self.application_args = [
             text
             for option, value in self.options.items()
@@ -94,6 +97,8 @@ class KalmanOperator(SparkSubmitOperator):
             if said:
                 raise AirflowException(f"{self.verb} ended with exit code {code}: {said}") from error
             raise
+        found = self._hook.lines(self.returned) if self._hook and self.returned else []
+        return "\n\n".join(found) or None
 
     def on_kill(self) -> None:
         """Stop the driver: by SIGTERM if it may finish its work, else as the provider does."""

@@ -100,8 +100,11 @@ class KalmanHook(SparkSubmitHook):
     @property
     def errors(self) -> str:
         """The driver's own `error: ...` lines, or nothing."""
-        found = [line[len("error: ") :] for line in self._last_submit_log_lines if line.startswith("error: ")]
-        return "; ".join(found)
+        return "; ".join(line[len("error: ") :] for line in self.lines(("error: ",)))
+
+    def lines(self, beginnings: tuple[str, ...]) -> list[str]:
+        """Return the driver's last lines that begin with one of these."""
+        return [line for line in self._last_submit_log_lines if line.startswith(beginnings)]
 
     def stop_driver(self, application: str) -> bool:
         """Send SIGTERM to the Python driver of `application` in client mode; say whether it was found."""

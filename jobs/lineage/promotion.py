@@ -29,6 +29,28 @@ def promote(
     Raises:
         UserError: there is no such shadow; `ShadowLags`: it lags the live generation.
     """
+    found, live, known = _promotable(warehouse, model, name, allow_lag)
+    if found.status == LIVE:
+        return found, None
+    return generations.switch(warehouse, model, found, known), live
+
+
+def to_promote(
+    warehouse: Warehouse, model: str, name: str | None = None, allow_lag: bool = False
+) -> tuple[Generation, Generation | None]:
+    """Return what `promote` would make live, and the live generation; change nothing.
+
+    Raises:
+        UserError: as `promote`.
+    """
+    found, live, _ = _promotable(warehouse, model, name, allow_lag)
+    return found, live
+
+
+def _promotable(
+    warehouse: Warehouse, model: str, name: str | None, allow_lag: bool
+) -> tuple[Generation, Generation | None, list[Generation]]:
+    """Return the generation to promote, the live one, and all."""
     known = generations.all_of(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
     found = next((one for one in known if one.generation == name), None) if name else (shadows or [None])[-1]
@@ -36,18 +58,17 @@ def promote(
         raise UserError(f"model {model} has no {f'generation {name}' if name else 'shadow'} to promote")
     live = next((one for one in known if one.status == LIVE), None)
     if found.status == LIVE:
-        return found, None
+        return found, live, known
     if found.status != SHADOW:
         raise UserError(f"{found.generation} is {found.status}, not a shadow: roll back to it instead")
-    if live is not None and not allow_lag:
-        if not has_reached(warehouse, found, live):
-            raise ShadowLags(
-                f"{found.generation} has reached {describe(position_of(warehouse, found))} and {live.generation} "
-                f"{describe(position_of(warehouse, live))}: let it catch up first "
-                f"(kalman-pipeline stream --model {model} --generation {found.generation})",
-                RUN_FAILED,
-            )
-    return generations.switch(warehouse, model, found, known), live
+    if live is not None and not allow_lag and not has_reached(warehouse, found, live):
+        raise ShadowLags(
+            f"{found.generation} has reached {describe(position_of(warehouse, found))} and {live.generation} "
+            f"{describe(position_of(warehouse, live))}: let it catch up first "
+            f"(kalman-pipeline stream --model {model} --generation {found.generation})",
+            RUN_FAILED,
+        )
+    return found, live, known
 
 
 def roll_back(

@@ -132,9 +132,15 @@ class Migrate(StateMapSpec):
 class Upgrade(Section):
     """The conditions on which a new version of the model may become live."""
 
-    rows: int = Field(default=1, ge=0, description="least number of rows that both versions have estimated")
+    rows: int = Field(
+        default=50,
+        ge=0,
+        description="least number of rows that both versions have estimated; without any, nothing is promoted",
+    )
+    keys: int = Field(default=1, ge=1, description="least number of keys that these rows have")
     loss: Number = Field(
-        default=0.0, description="log-likelihood per row that the new version may lose against the old one"
+        default=0.01,
+        description="log-likelihood per row that the new version may lose against the old one and is still not worse",
     )
     keys_worse: Number | None = Field(
         default=None,

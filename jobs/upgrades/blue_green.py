@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import generations, promotion, start_point
 from jobs.lineage.generations import SHADOW, Generation
 from jobs.lineage.leases import stream_lock
 from jobs.migration.apply import left_out_lines
 from jobs.streaming.driver import Driver
-from jobs.upgrades.comparison.decision import comparison_lines
+from jobs.upgrades.comparison.decision import comparison_lines, refusal
+from jobs.upgrades.comparison.paired import Answer
 from jobs.upgrades.comparison.report import compare
 from jobs.upgrades.context import (
     Outcome,
@@ -67,7 +68,7 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     """Let a shadow catch up, compare it with the live generation, and promote it if the comparison is good.
 
     Raises:
-        UserError: it is to be promoted, and the comparison is not good.
+        UserError: it is to be promoted, the comparison is not good, and nothing forces it.
     """
     live, model, note = context.live, context.spec.name, context.progress.note
     note(f"{shadow.generation} catches up in shadow")
@@ -89,6 +90,7 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
         "snapshot": shadow.snapshot_id,
         "comparison": comparison.numbers,
         "good": comparison.good,
+        "answer": comparison.answer,
         "reasons": comparison.reasons,
         "report": report,
         "upgraded": True,
@@ -96,13 +98,13 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     }
     if not context.promote:
         return [*lines, f"promote it with `kalman-pipeline promote --model {model}`"], data
-    if not comparison.good:
+    if not comparison.good and not context.force:
+        waits = context.needed and comparison.answer == Answer.UNKNOWN
         raise UserError(
-            "; ".join([f"{shadow.generation} was not promoted", *comparison.reasons])
-            + f". It stays in shadow: `kalman-pipeline promote --model {model}` promotes it nevertheless, "
-            f"and `retire` gives it up; report: {report}",
-            RUN_FAILED,
+            refusal(comparison, shadow.generation, model, report), ALREADY_RUNNING if waits else RUN_FAILED
         )
+    if not comparison.good:
+        lines.append("forced: it is promoted whatever the verdict")
     _promote(context, shadow)
     return [*lines, f"promoted {shadow.generation}; {live.generation} is retired"], {**data, "promoted": True}
 

@@ -34,7 +34,8 @@ class UpgradeContext(NamedTuple):
     """One run of an upgrade: the deployed spec, the live generation, and the options of the command.
 
     promote: whether a shadow that compares well becomes live. partitions: of mode repartition. drain: whether the
-    modes that need a stopped stream stop it.
+    modes that need a stopped stream stop it. force: promote the shadow whatever the comparison says. needed: a
+    comparison that cannot tell yet is no failure, but a reason to come again.
     """
 
     settings: Settings
@@ -46,6 +47,8 @@ class UpgradeContext(NamedTuple):
     promote: bool = True
     partitions: int | None = None
     drain: bool = False
+    force: bool = False
+    needed: bool = False
 
     def exclusive(self, mode: str) -> AbstractContextManager[None]:
         """Hold the live generation's stream, which no driver may run meanwhile."""

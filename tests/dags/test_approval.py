@@ -33,9 +33,9 @@ def statuses(tiny: Tiny) -> dict[str, str]:  # noqa: F811
     return {row["generation"]: row["status"] for row in rows_of(tiny.warehouse / "generations")}
 
 
-def upgraded(airflow: Airflow, answer: str) -> dict[str, str]:  # noqa: F811
+def upgraded(airflow: Airflow, answer: str, force: bool = False) -> dict[str, str]:  # noqa: F811
     """Run the DAG, answer at its gate, and return the state that each task ended in."""
-    body = {"logical_date": None, "conf": {"dry_run": False}}
+    body = {"logical_date": None, "conf": {"dry_run": False, "force": force}}
     run = f"{UPGRADE}/dagRuns/{airflow.call(f'{UPGRADE}/dagRuns', body)['dag_run_id']}"
 
     def tasks() -> dict[str, str]:
@@ -50,6 +50,8 @@ def upgraded(airflow: Airflow, answer: str) -> dict[str, str]:  # noqa: F811
     wait_for(waits, 400, "the gate")
     before = tasks()
     assert before["shadow"] == "success" and before["promote"] in ("None", "scheduled"), before
+    asked = airflow.call(f"{run}/taskInstances/approve/-1/hitlDetails")["body"]
+    assert "answer: not enough to tell" in asked and "verdict: not good: there is nothing to compare" in asked
     airflow.call(f"{run}/taskInstances/approve/-1/hitlDetails", {"chosen_options": [answer]}, "PATCH")
     wait_for(lambda: airflow.call(run)["state"] in ("success", "failed"), 400, "the run's end")
     assert airflow.call(run)["state"] == "success"
@@ -65,7 +67,7 @@ def test_refused_then_approved(airflow: Airflow, tiny: Tiny) -> None:  # noqa: F
     spec = tiny.models / "tiny.yaml"
     first = spec.read_text()
     second = first.replace("version: 1", "version: 2").replace("variance: 0.01", "variance: 0.011")
-    spec.write_text(second + "upgrade: {loss: 1.0, rows: 0}\n")
+    spec.write_text(second)
     try:
         airflow.switch("kalman_upgrade__tiny")
         refused = upgraded(airflow, "Reject")
@@ -73,7 +75,7 @@ def test_refused_then_approved(airflow: Airflow, tiny: Tiny) -> None:  # noqa: F
         assert {refused[name] for name in ("way", "promote", "replace")} == {"skipped"}
         assert statuses(tiny) == {"tiny-g0001": "live", "tiny-g0002": "shadow"}
 
-        approved = upgraded(airflow, "Approve")  # takes up the shadow that is there
+        approved = upgraded(airflow, "Approve", force=True)  # takes up the shadow that is there
         assert (approved["promote"], approved["replace"]) == ("success", "skipped")
         assert statuses(tiny) == {"tiny-g0001": "retired", "tiny-g0002": "live"}
         assert (tiny.warehouse / "reports" / "tiny" / "tiny-g0002.html").exists()

@@ -115,6 +115,15 @@ def test_the_drivers_lines_are_in_the_log(operator: Operator, capsys: pytest.Cap
     assert "estimated 12 rows (3,000 rows/s)" in capsys.readouterr().out
 
 
+def test_the_wanted_lines_are_returned(operator: Operator) -> None:
+    says = "12 rows\nanswer: better\nWARN of Spark\nverdict: good"
+    assert operator(says=says).execute(context()) is None
+    assert (
+        operator(says=says, returned=("answer: ", "verdict: ")).execute(context())
+        == "answer: better\n\nverdict: good"
+    )
+
+
 def test_a_failed_run_is_retried(operator: Operator) -> None:
     with pytest.raises(AirflowException, match="stream ended with exit code 1: the disk is full") as caught:
         operator(1, "error: the disk is full").execute(context())

@@ -91,13 +91,18 @@ def test_upgrade_and_roll_back(streamed: Tiny) -> None:
     spec = landed.models / "tiny.yaml"
     first = spec.read_text()
     second = first.replace("version: 1", "version: 2").replace("variance: 0.01", "variance: 0.011")
-    spec.write_text(second + "upgrade: {automatic: true, loss: 1.0, rows: 0}\n")
+    spec.write_text(second + "upgrade: {automatic: true}\n")
     try:
         preview = run_dag(landed, "kalman_upgrade__tiny", DAYS)
         assert preview["preview"] == "success" and preview["shadow"] == preview["promote"] == "skipped"
         assert [row["status"] for row in rows_of(landed.warehouse / "generations")] == ["live"]
 
-        done = run_dag(landed, "kalman_upgrade__tiny", DAYS, {"dry_run": False})
+        # No row has come since the shadow began: nothing is promoted on nothing, unless the form says so.
+        waits = run_dag(landed, "kalman_upgrade__tiny", DAYS, {"dry_run": False})
+        assert waits["shadow"] == "success" and waits["promote"] == "skipped"
+        status = {row["generation"]: row["status"] for row in rows_of(landed.warehouse / "generations")}
+        assert status == {"tiny-g0001": "live", "tiny-g0002": "shadow"}
+        done = run_dag(landed, "kalman_upgrade__tiny", DAYS, {"dry_run": False, "force": True})
         assert done["promote"] == "success" and done["replace"] == "skipped"
         status = {row["generation"]: row["status"] for row in rows_of(landed.warehouse / "generations")}
         assert status == {"tiny-g0001": "retired", "tiny-g0002": "live"}

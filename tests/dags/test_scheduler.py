@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -119,7 +118,7 @@ def test_stopping_ends_everything_also_a_running_task(airflow: Airflow) -> None:
         lambda: any("pretrain.py" in command for command in airflow.processes().values()), 120, "its driver"
     )
     airflow.script.terminate()
-    time.sleep(1)
+    wait_for(lambda: "stopping Airflow" in airflow.said(), 60, "the beginning of the end")
     airflow.script.terminate()  # a person who is in a hurry
     assert airflow.script.wait(60) == 0
     wait_for(lambda: not airflow.processes(), 20, f"the end of {airflow.processes()}")

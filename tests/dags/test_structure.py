@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jinja2
@@ -144,6 +145,7 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
     # What ends the old generation at once waits until its driver is gone; the shadow runs beside it.
     assert dag.get_task("replace").pool == "kalman_stream__tiny"
     assert dag.get_task("promote").pool == dag.get_task("shadow").pool == "default_pool"
+    check_the_gate(dag)
     assert dag.get_task("replace").flags == []  # pyright: ignore[reportAttributeAccessIssue]
     text = (ROOT / "models" / "nile.yaml").read_text()
     (tmp_path / "nile.yaml").write_text(
@@ -152,7 +154,23 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
     monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
     automatic = load_bag().dags["kalman_upgrade__nile"]
     assert "approve" not in automatic.task_ids
+    assert automatic.get_task("promote").flags[-1] == "--needed"  # pyright: ignore[reportAttributeAccessIssue]
     assert automatic.timetable.can_be_scheduled
+
+
+def check_the_gate(dag: Any) -> None:
+    """Check that approval shows the comparison, and that nothing but the form's box forces a promotion."""
+    body = jinja2.Template(dag.get_task("approve").body)
+    said = "compared on 9 rows of 1 key\n\nanswer: not enough to tell"
+    pulled: dict[str, str | None] = {"shadow": said}
+    ti = SimpleNamespace(xcom_pull=lambda task_ids: pulled[task_ids])
+    assert body.render(ti=ti).startswith(said) and "is not promoted by an approval" in body.render(ti=ti)
+    pulled["shadow"] = None  # in another mode, or where the driver's output is not seen
+    assert "None" not in body.render(ti=ti)
+    assert {"compared on ", "gain per row: ", "answer: ", "verdict: "} <= set(dag.get_task("shadow").returned)
+    assert dag.params["force"] is False
+    (flag,) = map(jinja2.Template, dag.get_task("promote").flags)
+    assert [flag.render(params={"force": force}) for force in (False, True)] == ["", "--force"]
 
 
 def test_an_upgrade_of_a_continuous_stream_does_not_wait_for_its_slot(

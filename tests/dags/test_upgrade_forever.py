@@ -33,7 +33,7 @@ def tiny(landed: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tin
     own.landing.mkdir()
     spec = own.models / "tiny.yaml"
     text = spec.read_text().replace('{schedule: "*/10 * * * *"}', '{schedule: "@continuous", trigger: 1s}')
-    spec.write_text(text + "upgrade: {automatic: true, loss: 1.0, rows: 0}\n")
+    spec.write_text(text + "upgrade: {automatic: true}\n")
     yield own
     command(own, "stop", "--wait", "2min")  # whatever has failed, no driver is left behind
 
@@ -130,7 +130,7 @@ def test_it_is_upgraded_in_each_mode_and_resumes(airflow: Airflow, tiny: Tiny, l
     # Beside the stream, which runs on until it is replaced.
     wait_for(lambda: drives("tiny-g0003"), 300, "the next driver")
     spec.write_text(spec.read_text().replace("version: 2", "version: 3").replace("0.011", "0.012"))
-    done = upgraded(airflow, mode="blue-green")
+    done = upgraded(airflow, mode="blue-green", force=True)
     assert (done["promote"], done["replace"]) == ("success", "skipped"), done
     wait_for(lambda: drives("tiny-g0004"), 300, "the next driver")
     land(tiny, DAYS + 2)

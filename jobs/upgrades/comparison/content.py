@@ -12,10 +12,12 @@ from jobs.encoding.keys import key_kind, text_of
 from jobs.lineage.live import latest_corrections
 from jobs.lineage.start_point import origin
 from jobs.upgrades.comparison.decision import Comparison, decide
+from jobs.upgrades.comparison.over_time import OverTime, Sums, sums_of, sums_over_time
+from jobs.upgrades.comparison.paired import Gain, PairedSums, gain_of
 from jobs.upgrades.comparison.statistics import (
     SIDES,
-    SUMS,
     count_unequal_rows,
+    estimates_table,
     paired_sums,
     same_model,
     sums_by_key,
@@ -25,28 +27,13 @@ from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, measurements
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from jobs.lineage.generations import Generation
     from jobs.specs.model_spec import ModelSpec
 
 Floats = NDArray[np.float64]
-BINS = 60
 SAMPLE = 5_000
 """At most so many keys are drawn; the statistics count all."""
 ROWS_SHOWN = 400
-
-
-class Sums(NamedTuple):
-    """The `statistics.SUMS` of one side in N bins of time, or of N keys, (N,) each; NaN where there is no row."""
-
-    rows: Floats
-    ll: Floats
-    nis: Floats
-    degrees: Floats
-    flagged: Floats
-    innovation: Floats
-    components: Floats
 
 
 class Example(NamedTuple):
@@ -93,6 +80,8 @@ class Content(NamedTuple):
             "old": self.old,
             "new": self.new,
             "good": self.comparison.good,
+            "answer": self.comparison.answer,
+            "rows_needed": self.comparison.rows_needed,
             "reasons": self.comparison.reasons,
             "numbers": self.comparison.numbers,
             "thresholds": self.limits,
@@ -137,10 +126,11 @@ def gather(
     keys = sums_by_key(both).persist()
     try:
         numbers = totals(keys)
+        course = sums_over_time(both)
+        numbers["gain"] = paired_gain(numbers.pop("scored"), course)._asdict()
         if same_model(warehouse, old, new):
-            table = warehouse.read(estimates(spec.name))
+            table = estimates_table(warehouse, spec.name)
             numbers["unequal_rows"] = count_unequal_rows(table, old.generation, new.generation, first_batch)
-        time, by_time = _sums_by_time(both)
         sample = (
             keys.orderBy(F.xxhash64("key")).limit(SAMPLE).toPandas().sort_values("key", ignore_index=True)
         )
@@ -148,7 +138,7 @@ def gather(
         keys.unpersist()
         both.unpersist()
     names, gain = sample["key"].tolist(), sample["gain"].to_numpy(np.float64)
-    by_key = {side: _sums(sample, letter) for letter, side in SIDES.items()}
+    by_key = {side: sums_of(sample, letter) for letter, side in SIDES.items()}
     chosen = [(names[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]
     examples = _examples(warehouse, spec, old, new, first_batch, chosen)
     return Content(
@@ -158,12 +148,21 @@ def gather(
         _generation_data(new),
         decide(numbers, spec.upgrade),
         spec.upgrade.model_dump(),
-        time,
-        by_time,
+        course.time,
+        course.sums,
         names,
         by_key,
         gain,
         examples,
+    )
+
+
+def paired_gain(scored: dict[str, Any], course: OverTime) -> Gain:
+    """Return the gain per row of the rows that both versions have scored, from their sums by key and over time."""
+    return gain_of(
+        PairedSums(
+            moments=course.moments, block_rows=course.block_rows, block_gain=course.block_gain, **scored
+        )
     )
 
 
@@ -193,26 +192,6 @@ def _generation_data(one: Generation) -> dict[str, Any]:
         "parent": one.parent,
         "created_at": one.created_at,
     }
-
-
-def _sums_by_time(both: DataFrame) -> tuple[NDArray[np.int64], dict[str, Sums]]:
-    """Return the middles of up to `BINS` equal bins of event time, and the sums of both sides in each."""
-    micros = F.unix_micros("event_time")
-    span = both.agg(F.min(micros).alias("first"), F.max(micros).alias("last")).first()
-    if span is None or span["first"] is None:
-        empty = np.empty(0)
-        return np.empty(0, np.int64), {side: Sums(*[empty] * len(SUMS)) for side in SIDES.values()}
-    first, width = int(span["first"]), max(1, -(-(int(span["last"]) - int(span["first"]) + 1) // BINS))
-    number = F.floor((micros - first) / width).cast("bigint")
-    names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
-    sums = [F.sum(F.col(name).cast("double")).alias(name) for name in names]
-    frame = both.groupBy(number.alias("bin")).agg(*sums).orderBy("bin").toPandas()
-    time = first + frame["bin"].to_numpy(np.int64) * width + width // 2
-    return time, {side: _sums(frame, letter) for letter, side in SIDES.items()}
-
-
-def _sums(frame: Any, letter: str) -> Sums:
-    return Sums(*(frame[f"{letter}_{name}"].to_numpy(np.float64) for name in SUMS))
 
 
 def _examples(

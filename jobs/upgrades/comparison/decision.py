@@ -4,38 +4,92 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from jobs.core.report import plural
 from jobs.specs.migration import Upgrade
+from jobs.upgrades.comparison.paired import Answer, Gain, answer_of, rows_needed
 
 
 class Comparison(NamedTuple):
-    """The result of a comparison: its numbers, whether the new generation is good enough, and why not."""
+    """The result of a comparison.
+
+    numbers: its statistics; good: whether the new generation may become live, and if not, the reasons; answer: whether
+    it predicts better; rows_needed: about how many rows in total would give an answer, None where no number would.
+    """
 
     numbers: dict[str, Any]
     good: bool
     reasons: list[str]
+    answer: Answer
+    rows_needed: int | None
 
 
 def decide(numbers: dict[str, Any], limits: Upgrade) -> Comparison:
-    """Return the decision on the numbers of `statistics.totals`, by the spec's section `upgrade`."""
+    """Return the decision on the numbers of `content.gather`, by the spec's section `upgrade`."""
+    gain = Gain(**numbers["gain"])
+    allowed = max(limits.loss, 0.0)
+    needed = rows_needed(gain, allowed, limits.rows)
+    if not numbers["rows"]:
+        reason = "there is nothing to compare: no row has been estimated by both"
+        return Comparison(numbers, False, [reason], Answer.UNKNOWN, needed)
+    answer = answer_of(gain, allowed, limits.rows, limits.keys)
     if "unequal_rows" in numbers:  # of the same model: only the bits can differ
         count = numbers["unequal_rows"]
-        reasons = [f"it is the same model, and {count:,} rows differ"] if count else []
-        return Comparison(numbers, not reasons, reasons)
-    reasons: list[str] = []
-    if numbers["rows"] < limits.rows:
-        reasons.append(f"only {numbers['rows']:,} rows to compare, of {limits.rows:,} wanted (upgrade.rows)")
-    if numbers["rows"]:
-        loss = numbers["log_likelihood_a_row"]["old"] - numbers["log_likelihood_a_row"]["new"]
-        if not loss <= limits.loss:
-            reasons.append(
-                f"it predicts worse: {loss:.4g} less log-likelihood per row, {limits.loss:g} allowed (upgrade.loss)"
-            )
-        if numbers["flagged"]["new"] > numbers["flagged"]["old"]:
-            reasons.append(
-                f"it flags {numbers['flagged']['new']:,} rows, the old one {numbers['flagged']['old']:,}"
-            )
-        reasons += _shares(numbers, limits)
-    return Comparison(numbers, not reasons, reasons)
+        if not count:
+            return Comparison(numbers, True, [], Answer.NOT_WORSE, numbers["rows"])
+        return Comparison(
+            numbers, False, [f"it is the same model, and {count:,} rows differ"], answer, needed
+        )
+    reasons = _gain_reasons(gain, answer, needed, limits)
+    if numbers["flagged"]["new"] > numbers["flagged"]["old"]:
+        reasons.append(
+            f"it flags {numbers['flagged']['new']:,} rows, the old one {numbers['flagged']['old']:,}"
+        )
+    reasons += _shares(numbers, limits)
+    return Comparison(numbers, not reasons, reasons, answer, needed)
+
+
+def _gain_reasons(gain: Gain, answer: Answer, needed: int | None, limits: Upgrade) -> list[str]:
+    """Return the reasons why a gain is not enough."""
+    allowed = f"{limits.loss:g} allowed (upgrade.loss)"
+    if answer == Answer.WORSE:
+        mean = "no number" if gain.mean is None else f"{-gain.mean:.4g}"
+        between = "" if gain.low is None else f", {_interval(gain)}"
+        return [f"it predicts worse: {mean} less log-likelihood per row{between}, {allowed}"]
+    if answer == Answer.UNKNOWN:
+        return [f"not enough to tell: {_why_unknown(gain, limits)}{_more(gain, needed)}"]
+    if gain.low is not None and gain.low < -limits.loss and limits.loss < 0.0:
+        return [
+            f"it gains too little log-likelihood per row: {_interval(gain)}, {-limits.loss:g} required (upgrade.loss)"
+        ]
+    return []
+
+
+def _why_unknown(gain: Gain, limits: Upgrade) -> str:
+    """Return why a gain has no answer."""
+    if gain.rows < limits.rows:
+        return f"only {gain.rows:,} rows to compare, of {limits.rows:,} wanted (upgrade.rows)"
+    if gain.keys < limits.keys:
+        return f"only {gain.keys:,} keys to compare, of {limits.keys:,} wanted (upgrade.keys)"
+    if gain.low is None:
+        return (
+            f"{plural(gain.rows, 'row')} of {plural(gain.keys, 'key')} span too little time to know the noise"
+        )
+    return (
+        f"the gain per row is {_interval(gain)}, and a loss of {max(limits.loss, 0.0):g} is allowed "
+        "(upgrade.loss)"
+    )
+
+
+def _more(gain: Gain, needed: int | None) -> str:
+    """Return how many rows more would give an answer."""
+    if needed is None:
+        return "; no number of rows would tell: the loss is as large as the one allowed"
+    more = needed - gain.rows
+    return f"; about {plural(more, 'row')} more would tell" if more > 0 else ""
+
+
+def _interval(gain: Gain) -> str:
+    return f"between {gain.low:+.4g} and {gain.high:+.4g}"
 
 
 def _shares(numbers: dict[str, Any], limits: Upgrade) -> list[str]:
@@ -65,7 +119,7 @@ def _shares(numbers: dict[str, Any], limits: Upgrade) -> list[str]:
 def comparison_lines(comparison: Comparison) -> list[str]:
     """Return a comparison as lines of a report."""
     numbers = comparison.numbers
-    lines = [f"compared on {numbers['rows']:,} rows of {numbers['keys']:,} keys"]
+    lines = [f"compared on {plural(numbers['rows'], 'row')} of {plural(numbers['keys'], 'key')}"]
     if numbers["rows"]:
         likelihood = numbers["log_likelihood_a_row"]
         lines.append(
@@ -88,8 +142,47 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         lines.append(f"the same model: {numbers['unequal_rows']:,} rows differ")
     return [
         *lines,
+        gain_line(comparison),
+        f"answer: {answer_text(comparison)}",
         "verdict: good" if comparison.good else f"verdict: not good: {'; '.join(comparison.reasons)}",
     ]
+
+
+def gain_line(comparison: Comparison) -> str:
+    """Return the gain with its interval as a line."""
+    gain = Gain(**comparison.numbers["gain"])
+    if gain.mean is None:
+        return "gain per row: none, as no row was scored by both"
+    interval = (
+        "no interval" if gain.low is None else f"95 % interval from {gain.low:+.4g} to {gain.high:+.4g}"
+    )
+    return (
+        f"gain per row: {gain.mean:+.4g} log-likelihood, {interval}, over {plural(gain.rows, 'row')} of "
+        f"{plural(gain.keys, 'key')}"
+    )
+
+
+def answer_text(comparison: Comparison) -> str:
+    """Return the answer in plain words."""
+    text = {
+        Answer.BETTER: "the new version predicts better",
+        Answer.NOT_WORSE: "the new version predicts no worse than is allowed",
+        Answer.WORSE: "the new version predicts worse",
+        Answer.UNKNOWN: "not enough to tell whether the new version predicts better or worse",
+    }[comparison.answer]
+    if comparison.answer == Answer.UNKNOWN:
+        text += _more(Gain(**comparison.numbers["gain"]), comparison.rows_needed)
+    return text
+
+
+def refusal(comparison: Comparison, name: str, model: str, report: str) -> str:
+    """Return the sentence that refuses to promote a generation."""
+    return (
+        "; ".join([f"{name} was not promoted", *comparison.reasons])
+        + f". It stays in shadow: `kalman-pipeline stream --model {model} --generation {name}` gives it the rows that "
+        f"have come since, `kalman-pipeline promote --model {model} --force` promotes it nevertheless, and `retire` "
+        f"gives it up; report: {report}"
+    )
 
 
 def _share(value: float | None) -> str:

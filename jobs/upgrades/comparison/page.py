@@ -6,6 +6,7 @@ import html
 from typing import Any
 
 from jobs.upgrades.comparison.content import Content
+from jobs.upgrades.comparison.decision import answer_text, gain_line
 
 try:
     from jobs.upgrades.comparison import figures
@@ -30,6 +31,7 @@ def page(content: Content) -> str:
         f"<style>{_STYLE}</style></head><body><main>"
         f"<h1>{html.escape(title)}</h1><p>{html.escape(_subject(content))}</p>"
         f'<p class="verdict {"good" if good else "bad"}">{html.escape(verdict)}</p>'
+        f"<p>{html.escape(_answer(content))}</p>"
         f"{_cards(content)}{_thresholds(content)}{''.join(_pictures(content))}{_keys(content)}{_generations(content)}"
         "</main></body></html>\n"
     )
@@ -43,14 +45,28 @@ def _subject(content: Content) -> str:
     ).strip()
 
 
+def _answer(content: Content) -> str:
+    """Return the answer, and the interval that it rests on."""
+    comparison = content.comparison
+    answer, gain = answer_text(comparison), gain_line(comparison)
+    return (
+        f"{answer[0].upper()}{answer[1:]}. {gain[0].upper()}{gain[1:]}. The interval allows for autocorrelation and "
+        "for keys that change together."
+    )
+
+
 def _cards(content: Content) -> str:
     numbers = content.comparison.numbers
-    likelihood = numbers["log_likelihood_a_row"]
-    gain = None if likelihood["new"] is None else likelihood["new"] - likelihood["old"]
+    gain = numbers["gain"]
+    interval = (
+        "no interval: too few rows"
+        if gain["low"] is None
+        else f"from {gain['low']:+.4f} to {gain['high']:+.4f} (95 %); above 0 the new version predicts better"
+    )
     keys = numbers["keys"] or 1
     cards = [
         (f"{numbers['rows']:,}", "rows compared", f"of {numbers['keys']:,} keys"),
-        (number(gain, "+.4f"), "log-likelihood gained per row", "above 0 the new version predicts better"),
+        (number(gain["mean"], "+.4f"), "log-likelihood gained per row", interval),
         (
             f"{numbers['keys_better'] / keys:.0%}",
             "of the keys predicted better",
@@ -85,11 +101,12 @@ def _thresholds(content: Content) -> str:
     loss = numbers["log_likelihood_a_row"]
     rows: list[tuple[str, str, str, str]] = [
         ("rows compared", "", f"{numbers['rows']:,}", f"at least {limits['rows']:,} (upgrade.rows)"),
+        ("keys compared", "", f"{keys:,}", f"at least {limits['keys']:,} (upgrade.keys)"),
         (
             "log-likelihood per row",
             number(loss["old"], ".6g"),
             number(loss["new"], ".6g"),
-            f"at most {limits['loss']:g} less than the old (upgrade.loss)",
+            f"at most {limits['loss']:g} less than the old, beyond the noise (upgrade.loss)",
         ),
         (
             "keys predicted worse",

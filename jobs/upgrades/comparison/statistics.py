@@ -22,6 +22,7 @@ from jobs.lineage.live import latest_corrections
 from jobs.lineage.replayed_late_rows import without
 from jobs.lineage.start_point import origin
 from jobs.specs.model_spec import ModelSpec
+from jobs.upgrades.comparison.paired import Squares
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, measurements
 from kalman.evaluation.diagnostics import mean_bounds
@@ -46,19 +47,38 @@ def same_model(warehouse: Warehouse, old: Generation, new: Generation) -> bool:
 
 
 def paired_sums(warehouse: Warehouse, spec: ModelSpec, old: str, new: str, first_batch: int) -> DataFrame:
-    """Return the `SUMS` of the old (`a_`) and the new generation (`b_`) by key and event time.
+    """Return the `SUMS` of the old (`a_`) and the new generation (`b_`) by key and event time, `scored` and `gained`.
 
-    Only pairs of the same number of rows are compared.
+    Only pairs of the same number of rows are compared. scored: the number of rows, 0 if a row has no log-likelihood on
+    one side; gained: the log-likelihood that the new generation has more on them.
 
     first_batch: the old generation's first micro-batch whose rows the new one has too.
     """
-    table = warehouse.read(estimates(spec.name))
+    table = estimates_table(warehouse, spec.name)
     a, b = (
         _sums_of(table, generation, letter, first)
         for generation, letter, first in ((old, "a", first_batch), (new, "b", 0))
     )
     both = a.join(b, ["key", "event_time"], "inner").filter(F.col("a_rows") == F.col("b_rows"))
+    scored = (F.col("a_scored") == F.col("a_rows")) & (F.col("b_scored") == F.col("b_rows"))
+    both = both.withColumns(
+        {
+            "scored": F.when(scored, F.col("a_rows")).otherwise(F.lit(0)),
+            "gained": F.when(scored, F.col("b_ll") - F.col("a_ll")).otherwise(F.lit(0.0)),
+        }
+    )
     return _with_degrees(warehouse, spec, both)
+
+
+def estimates_table(warehouse: Warehouse, model: str) -> DataFrame:
+    """Return the estimates of all generations; no rows if none has estimated any yet."""
+    if warehouse.exists(estimates(model)):
+        return warehouse.read(estimates(model))
+    return warehouse.spark.createDataFrame(
+        [],
+        "key string, event_time timestamp, generation string, batch_id bigint, mean array<double>, "
+        "covariance array<double>, log_likelihood double, nis double, flags string",
+    )
 
 
 def _sums_of(table: DataFrame, generation: str, letter: str, first_batch: int) -> DataFrame:
@@ -69,6 +89,7 @@ def _sums_of(table: DataFrame, generation: str, letter: str, first_batch: int) -
     named: dict[str, Column] = {
         "rows": F.count("*"),
         "ll": F.sum(F.nanvl("log_likelihood", F.lit(0.0))),  # a flagged row has none
+        "scored": F.count(F.when(~F.isnan("log_likelihood"), F.col("log_likelihood"))),
         "nis": F.sum(F.when(good, F.col("nis"))),
         "judged": F.count(F.when(good, F.col("nis"))),
         "flagged": F.count("flags"),
@@ -117,7 +138,7 @@ def sums_by_key(both: DataFrame) -> DataFrame:
     chi-square bounds; bias_outside: the mean innovation is more than 1.96 of its standard deviations from 0. Null where
     no row tells.
     """
-    names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
+    names = [*(f"{letter}_{name}" for letter in SIDES for name in SUMS), "scored", "gained"]
     keys = both.groupBy("key").agg(*(F.sum(name).alias(name) for name in names))
     schema = ", ".join(f"`{name}` double" for name in names)
     added = ", ".join(
@@ -149,7 +170,7 @@ def judge_keys(frame: pd.DataFrame) -> pd.DataFrame:
         frame[f"{letter}_bias_outside"] = _where_known(count > 0, far)
     names = [f"{letter}_{what}" for letter in SIDES for what in ("nis_outside", "bias_outside")]
     sums = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
-    return frame.filter(["key", *sums, "gain", *names])
+    return frame.filter(["key", *sums, "scored", "gained", "gain", *names])
 
 
 def _where_known(known: Any, value: Any) -> Any:
@@ -160,11 +181,21 @@ def _where_known(known: Any, value: Any) -> Any:
 
 
 def totals(keys: DataFrame) -> dict[str, Any]:
-    """Return the statistics over all keys, the keys predicted better and worse, and the shares outside their bounds."""
+    """Return the statistics over all keys, the keys predicted better and worse, and the shares outside their bounds.
+
+    scored: what `paired_gain` needs of the keys.
+    """
     names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
     judged_columns = [f"{letter}_{what}" for letter in SIDES for what in ("nis_outside", "bias_outside")]
+    scored, gained = F.col("scored"), F.col("gained")
     row = keys.agg(
         F.count("*").alias("keys"),
+        F.sum(scored).alias("scored"),
+        F.count(F.when(scored > 0, 1)).alias("scored_keys"),
+        F.sum(gained * gained).alias("gain2"),
+        F.sum(gained * scored).alias("gain_rows"),
+        F.sum(scored * scored).alias("rows2"),
+        F.sum(scored * scored * scored * scored).alias("rows4"),
         *(F.sum(name).alias(name) for name in names),
         F.sum((F.col("gain") > 0).cast("int")).alias("better"),
         F.sum((F.col("gain") < 0).cast("int")).alias("worse"),
@@ -193,6 +224,12 @@ def totals(keys: DataFrame) -> dict[str, Any]:
         "flagged": {side: int(value or 0) for side, value in sides("flagged").items()},
         "keys_better": int(row["better"] or 0),
         "keys_worse": int(row["worse"] or 0),
+        "scored": {
+            "rows": int(row["scored"] or 0),
+            "keys": int(row["scored_keys"]),
+            "by_key": Squares(*(float(row[name] or 0.0) for name in Squares._fields)),
+            "rows4": float(row["rows4"] or 0.0),
+        },
     }
 
 

@@ -75,7 +75,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     assert call("export", "--model", "m", "--batch", "4").exit_code == 0
     assert call("migrate", "--model", "m", "--snapshot", "s1", "--to", "2", "--dry-run").exit_code == 0
     assert call("upgrade", "--model", "m", "--mode", "retrain", "--no-promote", "--needed").exit_code == 0
-    assert call("promote", "--model", "m", "--generation", "g2", "--behind").exit_code == 0
+    assert call("promote", "--model", "m", "--generation", "g2", "--behind", "--force").exit_code == 0
     assert call("rollback", "--model", "m", "--last-state", "--dry-run").exit_code == 0
     assert call("retire", "--model", "m", "--generation", "g2").exit_code == 0
     assert call("verify", "--model", "m", "--share", "5%", "--key", "a", "--key", "b").exit_code == 0
@@ -129,9 +129,10 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
                 "needed": True,
                 "partitions": None,
                 "drain": False,
+                "force": False,
             },
         ),
-        ("promote", {**one, "generation": "g2", "behind": True}),
+        ("promote", {**one, "generation": "g2", "behind": True, "force": True}),
         ("rollback", {**one, "to": None, "last_state": True, "dry_run": True}),
         ("retire", {**one, "generation": "g2"}),
         (

@@ -77,7 +77,6 @@ class World:
         return random_walk_spec(
             MODEL,
             version=version,
-            upgrade={"rows": 0},
             sinks={"latest": True},
             stream={"max_files_per_batch": 1, "partitions": self.partitions, "keys_per_block": 8},
             retention=RULES,
@@ -273,7 +272,7 @@ class World:
         return Act(words, lambda: self.oracle.continues(part, began))
 
     def _blue_green(self) -> Act:
-        return self._upgrade("blue-green")
+        return self._upgrade("blue-green", "--force")  # the old version may not read the rows of the new one
 
     def _stop_start(self) -> Act:
         return self._upgrade("stop-start")
@@ -289,7 +288,7 @@ class World:
         self.partitions = 5 - self.partitions
         self.pipeline.write_spec(self.spec(self.version, self.migrated_from))
         self.land()
-        return Act(["upgrade", "--model", MODEL, "--mode", "repartition"])
+        return Act(["upgrade", "--model", MODEL, "--mode", "repartition", "--force"])
 
     def _maintain(self) -> Act:
         """Leave a shadow that was given up, its snapshots, and rows that were replayed, all of them long ago."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jobs import resume, stop
@@ -162,8 +163,9 @@ def test_a_driver_outlives_its_launcher(tmp_path: Path, log: DriverLog) -> None:
     launch = launched(tmp_path, 0.0, "stays")
     wait_for(lambda: driver_status(log).state == RUNNING)
     assert launch.pid is not None
-    os.kill(os.getsid(launch.pid), signal.SIGKILL)
-    time.sleep(0.2)
+    launcher = psutil.Process(os.getsid(launch.pid))
+    launcher.kill()
+    wait_for(lambda: not launcher.is_running() or launcher.status() == psutil.STATUS_ZOMBIE)
     sight = driver_status(log)
     assert sight.state == RUNNING and sight.driver
     log.ask_to_stop(sight.driver, "test")
@@ -228,7 +230,16 @@ def test_a_stream_is_paused_and_resumed(
         assert not was.driven
     assert log.hold() == mine
     log.put_hold(None)
+    renew, renewals = pausing._PauseHold.renew, []
+
+    def counted(hold: pausing._PauseHold, first: bool = False) -> None:
+        renew(hold, first)
+        renewals.append(first)
+
+    monkeypatch.setattr(pausing._PauseHold, "renew", counted)
     with pausing.paused_stream(log, "an upgrade"):
         log.put_hold(mine)  # a person stops it meanwhile
-        time.sleep(0.2)
+        before = len(renewals)
+        wait_for(lambda: len(renewals) >= before + 2)  # the second one began after that
+        assert log.hold() == mine
     assert log.hold() == mine

@@ -18,6 +18,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.comparison.content import Content, Example, Sums, choose_examples, measured_direction
 from jobs.upgrades.comparison.decision import comparison_lines, decide
 from jobs.upgrades.comparison.page import page
+from jobs.upgrades.comparison.paired import Answer, Gain
 from jobs.upgrades.comparison.statistics import SUMS, judge_keys
 from tests.demo.test_report import page_of
 from tests.jobs.support.pipeline import random_walk_spec
@@ -35,6 +36,15 @@ def sums(rng: np.random.Generator, count: int, rows: int, scale: float = 1.0, bi
     )
 
 
+def seen(
+    mean: float | None, half: float | None = None, rows: int = 45_000, keys: int = 300
+) -> dict[str, Any]:
+    """Return a gain per row with its interval of so many either way; without, the rows are too few for one."""
+    if mean is None or half is None:
+        return Gain(rows, keys, mean, None, None, None, None, 4 * rows)._asdict()
+    return Gain(rows, keys, mean, mean - half, mean + half, half / 3.0 * rows**0.5, 8.0, 0)._asdict()
+
+
 def content(**changes: Any) -> Content:
     rng = np.random.default_rng(5)
     names = [f"key {number} <&> ü" for number in range(300)]
@@ -45,6 +55,7 @@ def content(**changes: Any) -> Content:
     numbers = {
         "keys": 300,
         "rows": 45_000,
+        "gain": seen(0.28, 0.01),
         "log_likelihood_a_row": {"old": -1.7, "new": -1.42},
         "nis_a_component": {"old": 1.56, "new": 1.002},
         "nis_outside": {"old": 0.93, "new": 0.047},
@@ -117,10 +128,47 @@ def test_each_key_is_judged_by_its_chi_square_and_normal_bounds() -> None:
     ("changes", "limits", "message"),
     [
         ({}, {}, None),
-        ({"rows": 4}, {"rows": 5}, "only 4 rows to compare, of 5 wanted"),
-        ({"log_likelihood_a_row": {"old": -1.0, "new": -1.1}}, {}, "it predicts worse: 0.1 less"),
-        ({"log_likelihood_a_row": {"old": -1.0, "new": -1.1}}, {"loss": 0.2}, None),
-        ({"log_likelihood_a_row": {"old": -1.0, "new": float("nan")}}, {}, "it predicts worse: nan less"),
+        ({"rows": 0, "gain": seen(None, rows=0, keys=0)}, {}, "there is nothing to compare: no row has been"),
+        ({"rows": 0, "gain": seen(None, rows=0, keys=0)}, {"rows": 0}, "there is nothing to compare"),
+        (
+            {"rows": 0, "gain": seen(None, rows=0, keys=0), "unequal_rows": 0},
+            {},
+            "there is nothing to compare",
+        ),
+        (
+            {"gain": seen(0.1, 0.05, 4)},
+            {"rows": 5},
+            "not enough to tell: only 4 rows to compare, of 5 wanted",
+        ),
+        ({"gain": seen(0.1, 0.05, 90, 2)}, {"keys": 3}, "only 2 keys to compare, of 3 wanted (upgrade.keys)"),
+        (
+            {"gain": seen(-0.002249, None, 10, 1)},
+            {"rows": 1, "loss": 0.0},
+            "10 rows of 1 key span too little time",
+        ),
+        (
+            {"gain": seen(-0.1, 0.05)},
+            {},
+            "it predicts worse: 0.1 less log-likelihood per row, between -0.15 and",
+        ),
+        ({"gain": seen(-0.1, 0.05)}, {"loss": 0.2}, None),
+        ({"gain": seen(-0.1, 0.05)}, {"loss": 0.1}, "no number of rows would tell"),
+        (
+            {"gain": seen(0.0, 0.02)},
+            {},
+            "the gain per row is between -0.02 and +0.02, and a loss of 0.01 is allowed",
+        ),
+        ({"gain": seen(0.0, 0.009)}, {}, None),
+        ({"gain": seen(0.0, 0.009)}, {"loss": 0.0}, "no number of rows would tell"),
+        ({"gain": seen(0.0, 0.0)}, {"loss": 0.0}, None),
+        ({"gain": seen(0.1, 0.05)}, {"loss": -0.02}, None),
+        (
+            {"gain": seen(0.1, 0.05)},
+            {"loss": -0.07},
+            "gains too little log-likelihood per row: between +0.05 and",
+        ),
+        ({"gain": seen(float("nan"))}, {}, "it predicts worse: nan less"),
+        ({"gain": seen(float("-inf"))}, {}, "it predicts worse: inf less"),
         ({"flagged": {"old": 3, "new": 4}}, {}, "it flags 4 rows, the old one 3"),
         ({"keys_worse": 150}, {"keys_worse": 0.4}, "predicts 50.0% of the keys worse, 40.0% allowed"),
         ({"keys_worse": 150}, {"keys_worse": 0.5}, None),
@@ -155,11 +203,11 @@ def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "report.html"
     path.write_text(page(content()), encoding="utf-8")
-    seen = page_of(path)
-    pictures = [attributes["src"] or "" for tag, attributes in seen.seen if tag == "img"]
+    found = page_of(path)
+    pictures = [attributes["src"] or "" for tag, attributes in found.seen if tag == "img"]
     assert len(pictures) == 4
     assert all(source.startswith("data:image/png;base64,") for source in pictures)
-    assert not any("href" in attributes or tag in ("script", "link") for tag, attributes in seen.seen)
+    assert not any("href" in attributes or tag in ("script", "link") for tag, attributes in found.seen)
     for message in (
         "version 2 against 1",
         "45,000",
@@ -167,19 +215,31 @@ def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
         "walk-g0001",
         "What wanders <and> more.",
     ):
-        assert message in seen.text
-    assert ("p", {"class": "verdict good"}) in seen.seen
-    worse = content(log_likelihood_a_row={"old": -1.0, "new": -2.0})
-    path.write_text(page(worse), encoding="utf-8")
-    seen = page_of(path)
-    assert ("p", {"class": "verdict bad"}) in seen.seen and "it predicts worse: 1 less" in seen.text
+        assert message in found.text
+    assert ("p", {"class": "verdict good"}) in found.seen
+    assert (
+        "The new version predicts better. Gain per row: +0.28 log-likelihood, 95 % interval from"
+        in found.text
+    )
+    assert "+0.29, over 45,000 rows of 300 keys" in found.text
+    path.write_text(page(content(gain=seen(-1.0, 0.1))), encoding="utf-8")
+    found = page_of(path)
+    assert ("p", {"class": "verdict bad"}) in found.seen and "it predicts worse: 1 less" in found.text
+    path.write_text(page(content(gain=seen(0.001, 0.1))), encoding="utf-8")
+    found = page_of(path)
+    assert ("p", {"class": "verdict bad"}) in found.seen
+    assert "Not enough to tell whether the new version predicts better or worse; about " in found.text
+    assert (
+        "rows more would tell. Gain per row: +0.001 log-likelihood, 95 % interval from -0.099" in found.text
+    )
 
 
 def test_the_page_names_what_is_missing(tmp_path: Path) -> None:
     nothing = np.empty(0)
     none = {"old": None, "new": None}
     empty = content(
-        keys=0, rows=0, log_likelihood_a_row=none, nis_a_component=none, nis_outside=none, bias=none,
+        keys=0, rows=0, gain=seen(None, rows=0, keys=0), log_likelihood_a_row=none,
+        nis_a_component=none, nis_outside=none, bias=none,
         bias_outside=none, keys_better=0, keys_worse=0,
     )._replace(
         time=np.empty(0, np.int64), keys=[], gain=nothing, examples=[],
@@ -203,6 +263,7 @@ def test_without_matplotlib_the_page_has_no_pictures(monkeypatch: pytest.MonkeyP
 def test_the_json_report_has_the_same_numbers() -> None:
     data = json.loads(json.dumps(plain(content().data()), allow_nan=False))
     assert data["good"] is True and data["numbers"]["rows"] == 45_000
+    assert data["answer"] == Answer.BETTER == "better" and data["numbers"]["gain"]["low"] == 0.28 - 0.01
     assert data["thresholds"]["nis_outside"] == 0.1
     best, worst = ([one["gain_a_row"] for one in data[f"keys_{which}"]] for which in ("best", "worst"))
     assert best == sorted(best, reverse=True) and worst == sorted(worst) and best[0] > worst[0]

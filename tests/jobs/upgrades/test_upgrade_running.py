@@ -42,7 +42,7 @@ FIRST: dict[str, Any] = {
     "learn": None,  # so that the oracle knows its numbers
     "airflow": {},
 }
-V2: dict[str, Any] = {**FIRST, **SECOND, "upgrade": {"loss": 10.0}}  # what is good is not the question here
+V2: dict[str, Any] = {**FIRST, **SECOND}  # it is forced: what is good is not the question here
 V3: dict[str, Any] = {  # in hours, by another filter
     **V2,
     "version": 3,
@@ -206,7 +206,7 @@ def test_air_time_is_upgraded_twice_and_rolled_back_under_a_running_stream(tmp_p
     with fed(pipeline, days, rows_of) as sent, kept_running(pipeline):
         wait_for_batches("air_time-g0001", 3)
         pipeline.write_spec(V2)
-        done = upgrade.run(settings, MODEL).data
+        done = upgrade.run(settings, MODEL, force=True).data
         assert (done["generation"], done["promoted"]) == ("air_time-g0002", True)
         assert done["comparison"]["rows"] > 0
         more = len(files(Path(settings.warehouse, "checkpoints", "air_time-g0002", "commits")))
