@@ -26,12 +26,14 @@ class Outcome(IntEnum):
 class Population(NamedTuple):
     """The distribution of keys' free numbers theta, the prior of each key: mean (p,), covariance (p, p).
 
-    keys: the number of keys it was made of.
+    keys  the number of keys it was made of
+    zero  (p,) share of keys whose variance is zero, not part of mean and covariance; None where not known
     """
 
     mean: Array
     covariance: Array
     keys: int
+    zero: Array | None = None
 
 
 class KeyFit(NamedTuple):
