@@ -21,6 +21,8 @@ WIDE = 100.0
 """Variance of theta in a population of which nothing is known."""
 OWN = 1.0
 """Weight, in keys, of a variance of one (a factor e either way) in the population's covariance."""
+RARE = 1e-6
+"""Least share of keys whose variance is zero."""
 SMALL = 1e-4
 """Smallest variance of theta in the population."""
 
@@ -31,25 +33,25 @@ def population_of(theta: Array, information: Array, zero: Array, start: Array) -
     start: the mean (p,) where no key says anything.
     """
     p, keys = theta.shape
-    I = np.moveaxis(np.where((zero[:, None] | zero[None, :]), 0.0, information), -1, 0)
+    J = np.moveaxis(np.where((zero[:, None] | zero[None, :]), 0.0, information), -1, 0)
     share = (zero.sum(axis=1) + 0.5) / (keys + 1.0)
     mean = np.asarray(start, float).copy()
     told = np.zeros(p, bool)
     for i in range(p):
-        known = ~zero[i] & (I[:, i, i] > 0.0)
+        known = ~zero[i] & (J[:, i, i] > 0.0)
         told[i] = known.any()
         if told[i]:
             mean[i] = np.median(theta[i, known])
     covariance = np.eye(p)
     for _ in range(ITERATIONS if told.any() else 0):
         inverse = np.linalg.inv(covariance)
-        C = np.linalg.inv(inverse + I)
+        C = np.linalg.inv(inverse + J)
         away = theta.T - mean
-        pulled = np.einsum("kij,kj->ki", I, away)
+        pulled = np.einsum("kij,kj->ki", J, away)
         shift = np.einsum("kij,kj->ki", C, pulled)
         distance = np.maximum(np.einsum("ki,kij,jl,kl->k", pulled, C, inverse, away), 0.0)
         weight = (DEGREES + p) / (DEGREES + distance)
-        weight *= np.einsum("kii->k", C @ I) > 1e-3
+        weight *= np.einsum("kii->k", C @ J) > 1e-3
         if not weight.any():
             break
         moved = weight @ shift / weight.sum()
@@ -69,18 +71,18 @@ def population_of(theta: Array, information: Array, zero: Array, start: Array) -
 
 def posterior(population: Population, theta: Array, information: Array) -> tuple[Array, Array]:
     """Return the mean (p, K) of theta given keys' own estimates, and its covariance (p, p, K)."""
-    I = np.moveaxis(information, -1, 0)
-    C = np.linalg.inv(np.linalg.inv(population.covariance) + I)
+    J = np.moveaxis(information, -1, 0)
+    C = np.linalg.inv(np.linalg.inv(population.covariance) + J)
     away = (theta - population.mean[:, None]).T
-    shift = np.einsum("kij,kjl,kl->ki", C, I, away)
+    shift = np.einsum("kij,kjl,kl->ki", C, J, away)
     return population.mean[:, None] + shift.T, np.moveaxis(C, 0, -1)
 
 
 def own_share(population: Population, information: Array) -> Array:
     """Return the share (K,) of keys' own rows in theta: the mean of the eigenvalues of C I."""
-    I = np.moveaxis(information, -1, 0)
-    C = np.linalg.inv(np.linalg.inv(population.covariance) + I)
-    return np.clip(np.einsum("kij,kji->k", C, I) / len(population.mean), 0.0, 1.0)
+    J = np.moveaxis(information, -1, 0)
+    C = np.linalg.inv(np.linalg.inv(population.covariance) + J)
+    return np.clip(np.einsum("kij,kji->k", C, J) / len(population.mean), 0.0, 1.0)
 
 
 def evidence(
@@ -97,9 +99,9 @@ def evidence(
     precision = np.linalg.inv(covariance)
     away = np.where(held, 0.0, (theta - population.mean[:, None]).T)
     distance = np.einsum("ki,kij,kj->k", away, precision, away)
-    I = np.where(either, 0.0, np.moveaxis(information, -1, 0))
-    occam = np.linalg.slogdet(np.eye(p) + covariance @ I)[1]
-    share = np.full(p, 0.5 / (population.keys + 1.0)) if population.zero is None else population.zero
-    share = np.clip(share, 1e-6, 1.0 - 1e-6)
+    J = np.where(either, 0.0, np.moveaxis(information, -1, 0))
+    occam = np.linalg.slogdet(np.eye(p) + covariance @ J)[1]
+    share = np.zeros(p) if population.zero is None else population.zero
+    share = np.clip(share, RARE, 1.0 - RARE)
     chance = np.where(zero, np.log(share)[:, None], np.log1p(-share)[:, None])
     return value - 0.5 * distance - 0.5 * occam + dot(np.ones_like(chance), chance)
