@@ -454,7 +454,7 @@ def _checked(searches: KeySearches, entries: Array) -> tuple[Array, Array]:
         known = np.isfinite(z)
         total += np.bincount(key[known], z[known] ** 2, minlength=searches.keys)
         count += np.bincount(key[known], minlength=searches.keys)
-        p_value = ljung_box(key[order], z[order], searches.keys).p_value
+        p_value = ljung_box(key[order], z[order], searches.keys, fitted=len(searches.model.free) - 1).p_value
         least = np.fmin(least, p_value)
     with np.errstate(all="ignore"):
         return total / count, np.where(np.isfinite(least), np.minimum(1.0, m * least), np.nan)
