@@ -4,14 +4,15 @@ Single keys learn by batch EM too, each shrunk towards the pooled mixture.
 References: Biernacki, Celeux and Govaert (2003) for short runs before a long one; Smyth (2000) for held-out likelihood.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample, climb
+from kalman.learning.em import Evaluate, Evaluation, Fit, Sample, climb
+from kalman.learning.key_fits import KeyFit, Outcome, Population, unexamined
 from kalman.linalg.packing import symmetric
 from kalman.mixtures.batch import Sums, maximised, ordered, pooled, sums, usable, with_prior
 from kalman.mixtures.building import Request, least, request, split
@@ -24,6 +25,11 @@ SHORT = 15
 STRENGTH = 20.0
 """Weight of the pooled mixture in rows, beside a key's own rows."""
 KEY_ITERATIONS = 50
+ALONE_ITERATIONS = 500
+AT_REST = 1e-4
+"""Change of a weight by the last iteration below which a key's EM has come to rest."""
+ENOUGH = 5
+"""Usable rows for each number of a mixture below which a key has too few."""
 
 
 @dataclass(frozen=True)
@@ -132,15 +138,18 @@ class MixtureLearner:
             found[family.spread] = [symmetric(a) for a in mixture.spreads]
         return found
 
-    def fit_keys(self, rows: SortedRows, keys: int, unit: float, pooled: Array) -> KeyFit:
-        """Return each key's own mixture, the mode of a posterior in which the pooled one counts as `STRENGTH` rows.
+    def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+        """Return each key's own mixture, the mode of a posterior in which the population's counts as `STRENGTH` rows.
 
-        A key without rows gets the pooled mixture, one with few rows stays near it. Components keep their order.
+        A key without rows gets the population's mixture, one with few rows stays near it. Components keep their order.
         """
         asked = self._asked
         rows = usable(asked, rows)
-        bounds = least(asked, pooled.tolist())
-        prior = np.asarray(pooled, float)
+        count = np.bincount(rows.key, minlength=keys)
+        if population is None:
+            return self._each_alone(rows, keys, count)
+        prior = np.asarray(population.mean, float)
+        bounds = least(asked, prior.tolist())
         theta = np.repeat(prior[:, None], keys, axis=1)
         found, moved = sums(asked, theta, rows, keys), np.zeros(keys)
         for _ in range(KEY_ITERATIONS):
@@ -148,7 +157,47 @@ class MixtureLearner:
             moved = np.abs(following[: asked.count] - theta[: asked.count]).max(axis=0)
             theta = following
             found = sums(asked, theta, rows, keys)
-        return KeyFit(theta, theta, found.log_likelihood, found.rows.astype(int), moved < 1e-4)
+        used = found.rows.astype(int)
+        own = found.rows / (found.rows + STRENGTH)
+        return _judged(theta, found.log_likelihood, used, moved < AT_REST, own < 0.5)._replace(own=own)
+
+    def _each_alone(self, rows: SortedRows, keys: int, count: np.ndarray) -> KeyFit:
+        """Return each key's own mixture, without a prior; NaN where a key has no usable row."""
+        theta, values = np.full((self._width, keys), np.nan), np.zeros(keys)
+        rested = np.ones(keys, bool)
+        for key in np.flatnonzero(count).tolist():
+            own = rows.take(rows.key == key)
+            own = own._replace(key=np.zeros_like(own.key))
+            found = self._fit_one(own)
+            theta[:, key], values[key], rested[key] = found.theta, found.log_likelihood, found.converged
+        return _judged(theta, values, count, rested, count < ENOUGH * self._width)
+
+    def _fit_one(self, rows: SortedRows) -> Fit:
+        return self.fit(lambda theta: self.evaluate(theta, rows, 1, 1.0), lambda: rows.y, ALONE_ITERATIONS)
+
+    def population(self, fits: Sequence[KeyFit]) -> Population:
+        """Return the mixture of all keys' rows, as far as their components correspond.
+
+        Raises ModelError where no key has a mixture.
+        """
+        theta = np.concatenate([one.theta for one in fits], axis=1)
+        used = np.concatenate([one.used for one in fits]).astype(float)
+        sound = np.isfinite(theta).all(axis=0) & (used > 0)
+        if not sound.any():
+            raise ModelError("measurement", "no row of a sample of keys is possible", "choose another filter")
+        theta, weight = theta[:, sound], used[sound] / used[sound].sum()
+        mean = theta @ weight
+        away = theta - mean[:, None]
+        return Population(mean, (weight * away) @ away.T, len(weight))
+
+
+def _judged(theta: Array, values: Array, used: np.ndarray, rested: np.ndarray, few: np.ndarray) -> KeyFit:
+    """Return fits with their outcomes: whether EM came to rest, and which keys have few rows."""
+    found = unexamined(theta, theta, values, used)
+    for key in np.flatnonzero(few | ~rested).tolist():
+        found.outcome[key] = Outcome.TOO_FEW_ROWS if few[key] else Outcome.FAILED
+        found.reason[key] = f"{used[key]} usable rows" if few[key] else "EM did not come to rest"
+    return found
 
 
 def mixture_learner(definition: Mapping[str, Any]) -> MixtureLearner:
