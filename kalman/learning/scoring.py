@@ -13,12 +13,12 @@ import numpy as np
 
 from kalman.types import Array
 
-TOLERANCE = 1e-10
+TOLERANCE = 1e-11
 """Gain in log-likelihood a row below which the search stops."""
 ROUNDING = 1e-13
 """The same relative to the log-likelihood: below it rounding of the sums dominates."""
 SMALL = 1e-5
-"""An insignificant gain in log-likelihood, less than a hundredth of a standard error; a significant one is about 1/2."""
+"""An insignificant gain, less than a hundredth of a standard error; a significant one is about one half."""
 HIDDEN = 0.01
 """A gain so large that it counts: a search that cannot see it has not converged."""
 FLAT = 0.05
@@ -78,9 +78,10 @@ def search(start: Point, limits: Array, max_iterations: int, held: np.ndarray | 
     """Search the maximum from `start`, a finite point.
 
     limits: how far one step may go in each variable (p,). held: those that stay where they are, not 0 (p,). A point at
-    which rows fall out is refused. It ends when the next step is expected to gain less than `TOLERANCE` a row, or gains
-    less; in parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. It ends too where a step
-    meets a limit in a variable of which the rows know nothing (`FLAT`): the caller sees whether that is at a bound.
+    which rows fall out is refused. It ends when the next step is expected to gain less than `TOLERANCE` a row, or
+    gains less; in parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. It ends too
+    where a step meets a limit in a variable of which the rows know nothing (`FLAT`): `kalman.learning.bounds` finds
+    out whether that is at a bound.
 
     References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton steps
     that begin from any matrix, here J's inverse.
