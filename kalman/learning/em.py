@@ -80,6 +80,15 @@ class Learner(Protocol):
         """Return each key's own parameters, with the population as their prior; None: by its own rows alone."""
         ...
 
+    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
+        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
+        ...
+
+    @property
+    def places(self) -> Mapping[str, Any]:
+        """Return the positions in `KeyFit.parameters` of the entries of each parameter, in its shape."""
+        ...
+
     def population(self, fits: Sequence[KeyFit]) -> Population:
         """Return the population of keys that were fitted without a prior; odd keys count little."""
         ...

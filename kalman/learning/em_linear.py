@@ -173,6 +173,15 @@ class ExpectationMaximisation:
         """Return each key's own parameters, as maximum likelihood finds them."""
         return self.model.fit_keys(rows, keys, unit, population)
 
+    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
+        """Return each key's mean NIS (K,) and p-value of Ljung and Box."""
+        return self.model.check(theta, rows, keys, unit)
+
+    @property
+    def places(self) -> Mapping[str, Any]:
+        """Return the positions in `KeyFit.parameters` of the entries of each parameter."""
+        return self.model.places
+
     def population(self, fits: Sequence[KeyFit]) -> Population:
         """Return the population of keys."""
         return self.model.population(fits)

@@ -21,7 +21,7 @@ from kalman.learning.bounds import Variables, covariance_within, search_within, 
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
 from kalman.learning.fisher_information import information
 from kalman.learning.key_fits import KeyFit, Outcome, Population
-from kalman.learning.key_learning import Model, fit_each, key_model
+from kalman.learning.key_learning import Model, check, fit_each, key_model
 from kalman.learning.key_population import population_of
 from kalman.learning.optimisers import fit
 from kalman.learning.score import score
@@ -273,6 +273,21 @@ class Learning:
         With a population the result is the mode of the posterior, and a key without rows has the population's mean.
         """
         return fit_each(self._key_model, rows, keys, unit, population)
+
+    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
+        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
+        return check(self._key_model, rows, keys, unit, theta)
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """Return the positions in `KeyFit.parameters` of the entries of each parameter, in its shape."""
+        result: dict[str, Any] = {}
+        at = 0
+        for p in self.learned:
+            numbered = natural(p._replace(value=tuple(float(at + e) for e in range(len(p.value)))))
+            result[p.name] = numbered
+            at += len(p.value)
+        return result
 
     @cached_property
     def _key_model(self) -> Model:

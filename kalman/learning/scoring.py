@@ -13,7 +13,7 @@ import numpy as np
 
 from kalman.types import Array
 
-TOLERANCE = 1e-11
+TOLERANCE = 1e-12
 """Gain in log-likelihood a row below which the search stops."""
 ROUNDING = 1e-13
 """The same relative to the log-likelihood: below it rounding of the sums dominates."""
