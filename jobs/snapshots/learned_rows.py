@@ -1,6 +1,6 @@
 """What was learned for a snapshot and how good it is: a row a key, a group, or one for all keys.
 
-The rows are written before the manifest, which has their digest: a snapshot that exists has all of them. Beside the rows
+The rows are written before the manifest, which has their digest: a snapshot that exists has them all. Beside the rows
 of keys there is one for the population that they lean on (for each group, where there are groups): scope population.
 """
 
