@@ -198,7 +198,7 @@ class KeySearches:
 
     def _again(self, found: Found, which: np.ndarray, begin: Array) -> None:
         """Search some keys from another start, and keep the better end, in place."""
-        box = self.box._replace(low=self.box.low[:, which], high=self.box.high[:, which])
+        box = self.box.take(which)
 
         def point(theta: Array, zero: np.ndarray, some: np.ndarray) -> Point:
             return self.point(theta, zero, which[some])
@@ -255,7 +255,9 @@ def fit_each(model: Model, rows: SortedRows, keys: int, unit: float, population:
     if population is not None:
         ends = _leaning(searches, ends, population)
     outcome, reason = _judged(searches, ends, population)
-    lost = outcome == Outcome.FAILED
+    lost = (outcome == Outcome.FAILED) & (
+        searches.starts.constant | ~np.isfinite(ends.value) | (population is not None)
+    )
     theta = np.where(lost, np.asarray(middle, float)[:, None], ends.theta)
     zero = ends.zero & ~lost
     nis, p_value = _checked(searches, searches.entries(theta, zero))

@@ -26,6 +26,8 @@ SHORTEST = 1e-5
 """Share of a step below which the search gives up."""
 RIDGE = 1e-7
 """Added to the information's diagonal, relative to it, so that it can be inverted."""
+LOST = 1e-4
+"""Expected gain in log-likelihood, hidden by rounding, at which a search that cannot step has ended well."""
 REFUSED = 4
 """Steps after which zero is tried again where it was refused."""
 
@@ -54,6 +56,10 @@ class Box(NamedTuple):
     limit: Array
     alone: np.ndarray
     power: np.ndarray
+
+    def take(self, which: np.ndarray) -> "Box":
+        """Return the box of some keys."""
+        return self._replace(low=self.low[:, which], high=self.high[:, which])
 
 
 class Found(NamedTuple):
@@ -129,81 +135,122 @@ def search(objective: Objective, start: Array, zero: np.ndarray, box: Box, rows:
     return found
 
 
+class _Try(NamedTuple):
+    """Where J keys are tried next: theta, zero (p, J); which jump there, to zero or from it (J,); to_zero (p, J)."""
+
+    theta: Array
+    zero: np.ndarray
+    jumps: np.ndarray
+    to_zero: np.ndarray
+
+
 def _step(
     objective: Objective, found: Found, memory: _Memory, active: np.ndarray, box: Box, rows: Array
 ) -> np.ndarray:
     """Move the active keys by one step, in place; return those that go on."""
-    now = found.take(active)
-    low, high = box.low[:, active], box.high[:, active]
-    held = now.zero | (now.theta <= low) & (now.point.gradient < 0.0)
-    held |= (now.theta >= high) & (now.point.gradient > 0.0)
+    now, inside = found.take(active), box.take(active)
+    held = now.zero | (now.theta <= inside.low) & (now.point.gradient < 0.0)
+    held |= (now.theta >= inside.high) & (now.point.gradient > 0.0)
     step, rise = _direction(now.point, held, memory, active)
     enough = TOLERANCE * rows[active]
     found.rise[active] = rise
     still = rise <= enough
-    released = _release(now, box, still, enough)
-    moving = ~still | released.any(axis=0)
-    found.done[active[~moving]] = True
-    active, now, step, rise = active[moving], now.take(np.flatnonzero(moving)), step[:, moving], rise[moving]
-    low, high, released = low[:, moving], high[:, moving], released[:, moving]
+    released = _release(now, still, enough)
+    moving = np.flatnonzero(~still | released.any(axis=0))
+    found.done[np.delete(active, moving)] = True
+    active = active[moving]
     if not len(active):
         return active
-    # a step of scoring below zero, in the variance itself, is one of less than -1 in its logarithm
-    step = np.where(released.any(axis=0), 0.0, step)
-    below = box.alone[:, None] & ~now.zero & (box.power[:, None] * step < -1.0)
-    to_zero = below & (memory.refused[:, active] == 0)
+    now, inside = now.take(moving), inside.take(moving)
+    tried = _tried(now, inside, memory, active, step[:, moving], held[:, moving], released[:, moving])
+    ended = _judged(objective, found, memory, active, now, tried, TOLERANCE * rows[active])
+    return active[~ended]
+
+
+def _tried(
+    now: Found,
+    box: Box,
+    memory: _Memory,
+    active: np.ndarray,
+    step: Array,
+    held: np.ndarray,
+    released: np.ndarray,
+) -> _Try:
+    """Return where to try next.
+
+    A step of scoring that leads below zero in the variance itself is one of less than -1 in its logarithm: the variance
+    furthest below is tried as zero, unless that was refused lately; others so go down by the largest step.
+    """
+    leaving = released.any(axis=0)
+    size = box.power[:, None] * step
+    below = box.alone[:, None] & ~now.zero & ~leaving & (size < -1.0)
+    if below.any():
+        others, _ = _direction(now.point, held | below, memory, active)
+        step = np.where(below, -box.limit[:, None], others)
+    furthest = np.arange(len(step))[:, None] == np.where(below, size, 0.0).argmin(axis=0)
+    to_zero = below & furthest & (memory.refused[:, active] == 0)
     memory.refused[:, active] = np.maximum(memory.refused[:, active] - 1, 0)
-    share = np.minimum(
-        1.0,
-        (box.limit[:, None] / np.maximum(np.abs(step), 1e-300)).min(axis=0, where=~to_zero, initial=np.inf),
-    )
-    step = step * share * memory.length[active]
-    tried = np.clip(now.theta + step, low, high)
+    room = box.limit[:, None] / np.maximum(np.abs(step), 1e-300)
+    share = np.minimum(1.0, room.min(axis=0, where=~below, initial=np.inf)) * memory.length[active]
+    theta = np.clip(now.theta + np.where(leaving, 0.0, step * share), box.low, box.high)
     zero = now.zero & ~released | to_zero
-    tried = _opened(now, box, tried, released, low, high)
-    tried = np.where(zero, low, tried)
-    new = objective(tried, zero, active)
-    moved = np.where(zero | now.zero, 0.0, tried - now.theta)
-    wanted = 1e-4 * dot(moved, now.point.gradient)
-    jumped = to_zero.any(axis=0) | released.any(axis=0)
-    better = new.value - now.point.value >= np.where(jumped, 0.0, np.minimum(wanted, 0.1 * rise))
-    better &= np.isfinite(new.value) & np.isfinite(new.gradient).all(axis=0)
+    theta = np.where(zero, box.low, _opened(now, box, theta, released))
+    return _Try(theta, zero, to_zero.any(axis=0) | leaving, to_zero)
+
+
+def _judged(
+    objective: Objective,
+    found: Found,
+    memory: _Memory,
+    active: np.ndarray,
+    now: Found,
+    tried: _Try,
+    enough: Array,
+) -> np.ndarray:
+    """Evaluate and accept or refuse what is tried, in place; return which keys (J,) end here."""
+    new, rise = objective(tried.theta, tried.zero, active), found.rise[active]
+    moved = np.where(tried.zero | now.zero, 0.0, tried.theta - now.theta)
+    wanted = np.minimum(1e-4 * dot(moved, now.point.gradient), 0.1 * rise)
+    gain = np.where(np.isfinite(new.value), new.value, -np.inf) - now.point.value
+    better = gain >= np.where(tried.jumps, 0.0, wanted)
+    better &= np.isfinite(new.gradient).all(axis=0)
+    smooth = better & ~tried.jumps
+    memory.forget(active[better & tried.jumps])
+    change = np.where(tried.zero, 0.0, now.point.gradient - new.gradient)
+    memory.remember(active[smooth], moved[:, smooth], change[:, smooth])
     at = active[better]
-    smooth = better & ~jumped
-    memory.forget(active[better & jumped])
-    memory.remember(
-        active[smooth], moved[:, smooth], (now.point.gradient - new.gradient)[:, smooth] * ~zero[:, smooth]
-    )
-    gain = new.value - now.point.value
-    found.theta[:, at], found.zero[:, at] = tried[:, better], zero[:, better]
+    found.theta[:, at], found.zero[:, at] = tried.theta[:, better], tried.zero[:, better]
     for own, fresh in zip(found.point, new, strict=True):
         own[..., at] = fresh[..., better]
     # zero is refused: not again at once; any other refusal: a shorter step
-    memory.refused[:, active] += np.where(to_zero & ~better, REFUSED, 0)
-    shorter = ~better & ~jumped
-    memory.length[active] = np.where(better, 1.0, np.where(shorter, 0.25, 1.0) * memory.length[active])
-    stuck = (memory.length[active] < SHORTEST) | (~better & released.any(axis=0))
-    fresh = stuck & memory.used[:, active].any(axis=0)
-    memory.forget(active[fresh])
-    memory.length[active[fresh]] = 1.0
-    ended = stuck & ~fresh
-    found.done[active[ended]] = rise[ended] < 1e-4
-    little = better & ~jumped & (gain <= TOLERANCE * rows[active]) & (rise <= 10.0 * TOLERANCE * rows[active])
+    memory.refused[:, active] += np.where(tried.to_zero & ~better, REFUSED, 0)
+    length = memory.length[active]
+    shorter = ~better & ~tried.jumps
+    length = np.where(better, np.minimum(1.0, 4.0 * length), np.where(shorter, 0.25 * length, length))
+    stuck = (length < SHORTEST) | (~better & tried.jumps & ~tried.to_zero.any(axis=0))
+    again = stuck & memory.used[:, active].any(axis=0)
+    memory.forget(active[again])
+    memory.length[active] = np.where(again, 1.0, length)
+    ended = stuck & ~again
+    found.done[active[ended]] = rise[ended] < LOST
+    little = smooth & (gain <= enough) & (rise <= 10.0 * enough)
     found.done[active[little]] = True
-    return active[~(ended | little)]
+    return ended | little
 
 
-def _opened(now: Found, box: Box, tried: Array, released: np.ndarray, low: Array, high: Array) -> Array:
+def _opened(now: Found, box: Box, tried: Array, released: np.ndarray) -> Array:
     """Return theta with the variances that leave zero at where scoring from zero leads."""
     if not released.any():
         return tried
     diagonal = np.array([now.point.information[i, i] for i in range(len(tried))])
     with np.errstate(all="ignore"):
         variance = np.log(now.point.gradient / diagonal) / np.maximum(box.power, 1)[:, None]
-    return np.where(released, np.clip(np.where(np.isfinite(variance), variance, low), low, high), tried)
+    return np.where(
+        released, np.clip(np.where(np.isfinite(variance), variance, box.low), box.low, box.high), tried
+    )
 
 
-def _release(now: Found, box: Box, still: np.ndarray, enough: Array) -> np.ndarray:
+def _release(now: Found, still: np.ndarray, enough: Array) -> np.ndarray:
     """Return which variances (p, J) leave zero: of keys that are still, the one whose rise promises most."""
     diagonal = np.array([now.point.information[i, i] for i in range(len(now.theta))])
     with np.errstate(all="ignore"):
