@@ -121,10 +121,10 @@ def test_a_variance_of_zero_is_an_answer_at_its_bound():
     """The other parameter is what it is without the first; at the bound there is no standard error."""
     rng = np.random.default_rng(4)
     y = 10.0 + rng.normal(size=200)[::-1]
-    for q, r in ((0.5, 2.0), (1e-3, 1e6), (1e9, 1e-3)):
+    for q, r, most in ((0.5, 2.0, 20), (1e-3, 1e6, 20), (1e9, 1e-3, 45)):
         learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, q, r))
         found, evaluations = counted(learn, series(y), 1)
-        assert (found.outcome, found.reason) == (Outcome.AT_BOUND, "variance is zero") and evaluations < 25
+        assert (found.outcome, found.reason) == (Outcome.AT_BOUND, "variance is zero") and evaluations < most
         values, errors = learn.parameters(found.theta), dict(found.errors or {})
         assert values["variance"] < 1e-7 and values["R"][0][0] == pytest.approx(y.var(ddof=1), rel=1e-5)
         assert np.isnan(errors["variance"])
