@@ -145,15 +145,21 @@ def of_keys(rows: DataFrame) -> DataFrame:
         "key": F.col("key").cast("string"),
         "log_likelihood_a_row": a_row,
     }
-    schema = StructType.fromDDL(LEARNED)
+    schema = _schema()
     return rows.filter(fit.isNotNull()).select(
         *(given.get(name, F.lit(None)).cast(schema[name].dataType).alias(name) for name in COLUMNS)
     )
 
 
+def _schema() -> StructType:
+    schema = StructType.fromDDL(LEARNED)
+    assert isinstance(schema, StructType)
+    return schema
+
+
 def of_driver(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFrame:
     """Return the rows that the driver makes."""
-    schema = StructType.fromDDL(LEARNED)
+    schema = _schema()
     wanted = StructType([schema[name] for name in COLUMNS])
     rows = []
     for one in entries:

@@ -180,7 +180,7 @@ def fit_bucket(
     """Return the fits of a bucket's keys, each with its population as prior, and the names of their groups."""
     names = group_names(batch.rows.kind, populations.by, keyed)
     own = {name: place + 1 for place, name in enumerate(populations.groups)}
-    place = np.array([own.get(name, 0) for name in names], np.int64)
+    place = np.array([0 if name is None else own.get(name, 0) for name in names], np.int64)
     listed = [populations.of_all, *populations.groups.values()]
     parts: list[KeyFit] = []
     order: list[NDArray[np.int64]] = []

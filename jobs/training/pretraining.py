@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from jobs.encoding.rows import RowFormat
     from jobs.key_inputs.table import Version
     from jobs.specs.key_inputs import Inputs
-    from jobs.specs.model_spec import Learn
     from jobs.training.batch_filter import Batch
     from jobs.training.key_learning import Populations
     from jobs.training.learning import Learned
@@ -93,15 +92,10 @@ def snapshot_at(
             floor = runtime.event_time_policy().late_before(held.watermark)
             held = held._replace(ids=of_rows(packed, batch.rows, floor))
         search = Search(runtime, packed, batch, window, progress)
-        learned: Learned | None = None
-        populations: Populations | None = None
+        learned, populations = None, None
         if spec.learn is not None and count:
             with labelled(spark, doing, "learn"):
-                if spec.learn.scope == "key":
-                    populations = search.populations(_keys(frame, spec))
-                else:
-                    keys = _keys(frame, spec) if spec.learn.sample_keys is not None else None
-                    learned = search.pooled(keys)
+                learned, populations = search.run(frame)
         runtime = replace(runtime, parameters=search.parameters(learned, populations))
         progress.note(f"filtering {count:,} rows")
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
@@ -133,40 +127,22 @@ class Search:
     window: Window
     progress: Progress
 
-    def populations(self, keys: int) -> Populations:
-        """Return the populations that keys lean on."""
-        return learn_populations(
-            self.packed,
-            self.runtime.definition,
-            self._learn,
-            self.batch,
-            self.window,
-            keys,
-            self.progress.note,
-        )
-
-    def pooled(self, keys: int | None) -> Learned:
-        """Return what all keys, or groups of keys, learn together."""
-        return learn_pooled(
-            self.packed,
-            self.runtime.definition,
-            self._learn,
-            self.batch,
-            self.window,
-            keys,
-            self.progress.note,
-        )
+    def run(self, frame: DataFrame) -> tuple[Learned | None, Populations | None]:
+        """Return what all keys, or groups of keys, learn together; or the populations that single keys lean on."""
+        spec, learn = self.runtime.spec, self.runtime.spec.learn
+        assert learn is not None
+        by_key = learn.scope == "key"
+        keys = _keys(frame, spec) if by_key or learn.sample_keys is not None else None
+        given = self.packed, self.runtime.definition, learn, self.batch, self.window
+        if by_key:
+            return None, learn_populations(*given, keys or 0, self.progress.note)
+        return learn_pooled(*given, keys, self.progress.note), None
 
     def parameters(self, learned: Learned | None, populations: Populations | None) -> dict[str, Any]:
         """Return the parameters of the snapshot: of all keys, or of keys that it does not know."""
         if populations is not None:
             return populations.parameters(learnable(self.runtime.definition))
         return {} if learned is None else learned.parameters
-
-    @property
-    def _learn(self) -> Learn:
-        assert self.runtime.spec.learn is not None
-        return self.runtime.spec.learn
 
 
 def _keys(frame: DataFrame, spec: ModelSpec) -> int:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kalman.learning.em import Evaluate, Fit
 from kalman.learning.key_fits import Outcome
 from kalman.learning.scoring import FLAT, Maximum, Point, Search, finite, search
 from kalman.types import Array
@@ -166,3 +167,24 @@ def covariance_within(spread: Array, held: np.ndarray) -> Array:
     """Return the covariance (p, p) with no number for variables at a bound, which have no standard error."""
     free = held == 0
     return np.where(np.outer(free, free), spread, math.nan)
+
+
+def at_zero(evaluate: Evaluate, found: Fit, variables: Variables) -> Fit:
+    """Return a fit by a method without bounds with those variances at zero that lose nothing there.
+
+    Expectation maximisation tends to zero for ever, and its steps get small where nothing is left to gain.
+    """
+    held = np.zeros(len(found.theta), np.int8)
+    for i in np.flatnonzero(variables.scale > 0.0).tolist():
+        moved = found.theta.copy()
+        moved[i] -= JUMP
+        value, _, used = evaluate(moved)
+        if np.isfinite(value) and used >= found.used and value > found.log_likelihood - FALL:
+            found = found._replace(theta=moved, log_likelihood=value)
+            held[i] = -1
+    if not held.any():
+        return found
+    ends = [
+        f"{name} {low}" for name, low, side in zip(variables.names, variables.low, held, strict=True) if side
+    ]
+    return found._replace(outcome=Outcome.AT_BOUND, reason=", ".join(ends))
