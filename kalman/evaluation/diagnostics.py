@@ -161,13 +161,14 @@ def consistency(
         return Consistency(total / degrees, low, high, degrees)
 
 
-def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10) -> LjungBox:
+def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10, fitted: int = 0) -> LjungBox:
     """Return the test of each key's series for autocorrelation up to a lag.
 
     key (N,) non-decreasing; values (N,) in the order of time; NaN is skipped. The p-value is NaN where
-    a series has no more values than lags, or does not vary.
+    a series has no more values than lags, or does not vary. fitted: degrees of freedom that were spent on parameters
+    learned from the same values.
 
-    Reference: Ljung and Box (1978), equation 1.1; with the mean removed.
+    References: Ljung and Box (1978), equation 1.1, with the mean removed; Harvey (1989), section 5.4.2.
     """
     seen = np.isfinite(values)
     key, values = key[seen], values[seen]
@@ -181,7 +182,7 @@ def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10) -> LjungB
             product = np.bincount(key[lag:][same], (away[lag:] * away[:-lag])[same], minlength=keys)
             statistic += np.where(count > lag, (product / power) ** 2 / (count - lag), 0.0)
         statistic *= count * (count + 2.0)
-        p_value = np.where((count > lags) & (power > 0.0), chdtrc(lags, statistic), np.nan)
+        p_value = np.where((count > lags) & (power > 0.0), chdtrc(max(1, lags - fitted), statistic), np.nan)
     return LjungBox(np.where(np.isfinite(p_value), statistic, np.nan), p_value, count)
 
 

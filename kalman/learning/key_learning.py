@@ -23,7 +23,9 @@ MOST = 60
 ENOUGH = 5
 """Measured values for each free number below which a key has too few rows."""
 STARTS = 3
-"""Searches of a key in doubt."""
+"""Searches of a key in doubt, the first included."""
+MOST_STARTS = 6
+"""Candidates from which they may begin."""
 APART = 1.5
 """Distance in theta of a start that is another one."""
 FALL, RISE = 28.0, 14.0
@@ -58,43 +60,24 @@ def key_model(of: Learned, parameters: tuple[Parameter, ...], written: Array) ->
     return Model(of, parameters, written, free, not proper and all_noises <= noises)
 
 
-class KeySearches:
-    """The searches of the keys that have rows, numbered 0 to J - 1."""
+class _Points:
+    """Problems 0 to V - 1, each the rows of a key: evaluations for a search."""
 
-    def __init__(self, model: Model, rows: SortedRows, unit: float) -> None:
-        self.model, self.sorted, self.unit = model, rows, unit
-        self.rows = by_rounds(rows, unit)
-        self.keys = self.rows.keys
-        self._left = self.rows
-        self._theta = np.zeros((len(model.written), self.keys))
-
-    @cached_property
-    def measured(self) -> Array:
-        """Number of measured values (J,) beyond those that determine a diffuse state."""
-        seen = (~np.isnan(self.sorted.y)).sum(axis=0)
-        states = self.model.of.factor // max(1, len(self.model.of.model.states))
-        return np.maximum(np.bincount(self.sorted.key, seen) - states, 0.0)
-
-    def entries(self, theta: Array, zero: np.ndarray) -> Array:
-        """Return the learned entries (p, J)."""
-        found: list[Array] = []
-        at = 0
-        for p in self.model.parameters:
-            width = len(constraints.free_entries(p))
-            values = constraints.value(p, list(theta[at : at + width]))
-            found += [values[e] for e in constraints.free_entries(p)]
-            at += width
-        return np.where(zero, 0.0, np.array(found))
+    def __init__(self, model: Model, rows: RoundRows) -> None:
+        self.model, self.rows, self.problems = model, rows, rows.keys
+        self._left = rows
+        self._entries = np.zeros((len(model.written), rows.keys))
 
     def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> Point:
-        """Return the points of the keys `which`, by theta, or by the variance where it is zero."""
-        self._theta[:, which] = self.entries(theta, zero)
+        """Return the points of the problems `which`, by theta, or by the variance where it is zero."""
+        model = self.model
+        self._entries[:, which] = free_entries(model, theta, zero)
         rows = self._only(which)
-        values = evaluate(self.model.of, rows, self._theta[:, rows.number])
-        place = np.empty(self.keys, np.int64)
+        values = evaluate(model.of, rows, self._entries[:, rows.number])
+        place = np.empty(self.problems, np.int64)
         place[rows.number] = np.arange(rows.keys)
         here = place[which]
-        jacobian = self._jacobian(theta, zero)
+        jacobian = _jacobian(model, theta, zero)
         p = len(theta)
         slopes, J = values.gradient[:, here], values.information[:, :, here]
         gradient = np.array([_sum(slopes[k] * jacobian[k, i] for k in range(p)) for i in range(p)])
@@ -104,32 +87,69 @@ class KeySearches:
         return Point(value, gradient, np.array(whole).reshape(p, p, len(which)))
 
     def _only(self, which: np.ndarray) -> RoundRows:
-        """Return rows of these keys, and perhaps of some more."""
-        asked = np.zeros(self.keys, bool)
+        """Return rows of these problems, and perhaps of some more."""
+        asked = np.zeros(self.problems, bool)
         asked[which] = True
-        if np.count_nonzero(asked[self._left.number]) < len(which):
-            self._left = self.rows
+        kept = asked[self._left.number]
+        if np.count_nonzero(kept) < len(which):
+            self._left, kept = self.rows, asked[self.rows.number]
         if len(which) < 0.8 * self._left.keys:
-            self._left = self._left.only(asked[self._left.number])
+            self._left = self._left.at(np.flatnonzero(kept), self._left.number[kept])
         return self._left
 
-    def _jacobian(self, theta: Array, zero: np.ndarray) -> Array:
-        """Return the derivatives (p, p, J) of the learned entries by theta, or by themselves where they are zero."""
-        p = len(theta)
-        result = np.zeros((p, p, theta.shape[1]))
-        at = 0
-        for one in self.model.parameters:
-            entries = constraints.free_entries(one)
-            width = len(entries)
-            for row, e in enumerate(entries):
-                unit = [float(e == other) for other in range(len(one.value))]
-                slopes = constraints.pull_back(one, list(theta[at : at + width]), unit)
-                for column, slope in enumerate(slopes):
-                    result[at + row, at + column] = slope
-            at += width
-        for i in range(p):
-            result[i, i] = np.where(zero[i], 1.0, result[i, i])
-        return result
+
+def free_entries(model: Model, theta: Array, zero: np.ndarray) -> Array:
+    """Return the learned entries (p, J) at theta (p, J)."""
+    found: list[Array] = []
+    at = 0
+    for p in model.parameters:
+        entries = constraints.free_entries(p)
+        values = constraints.value(p, list(theta[at : at + len(entries)]))
+        found += [values[e] for e in entries]
+        at += len(entries)
+    return np.where(zero, 0.0, np.array(found))
+
+
+def _jacobian(model: Model, theta: Array, zero: np.ndarray) -> Array:
+    """Return the derivatives (p, p, J) of the learned entries by theta, or by themselves where they are zero."""
+    p = len(theta)
+    result = np.zeros((p, p, theta.shape[1]))
+    at = 0
+    for one in model.parameters:
+        entries = constraints.free_entries(one)
+        width = len(entries)
+        for row, e in enumerate(entries):
+            unit = [float(e == other) for other in range(len(one.value))]
+            slopes = constraints.pull_back(one, list(theta[at : at + width]), unit)
+            for column, slope in enumerate(slopes):
+                result[at + row, at + column] = slope
+        at += width
+    for i in range(p):
+        result[i, i] = np.where(zero[i], 1.0, result[i, i])
+    return result
+
+
+class KeySearches:
+    """The searches of the keys that have rows, numbered 0 to J - 1."""
+
+    def __init__(self, model: Model, rows: SortedRows, unit: float) -> None:
+        self.model, self.sorted, self.unit = model, rows, unit
+        self.rows = by_rounds(rows, unit)
+        self.keys = self.rows.keys
+
+    def points(self, which: np.ndarray) -> _Points:
+        """Return the problems of these keys, which may repeat, in their order."""
+        place = np.empty(self.keys, np.int64)
+        place[self.rows.number] = np.arange(self.keys)
+        order = np.argsort(place[which], kind="stable")
+        return _Points(self.model, self.rows.at(place[which][order], order))
+
+    @cached_property
+    def measured(self) -> Array:
+        """Number of measured values (J,) beyond those that determine a diffuse state."""
+        seen = (~np.isnan(self.sorted.y)).sum(axis=0)
+        states = self.model.of.factor // max(1, len(self.model.of.model.states))
+        return np.maximum(np.bincount(self.sorted.key, seen) - states, 0.0)
 
     @cached_property
     def starts(self) -> Starts:
@@ -144,7 +164,9 @@ class KeySearches:
         nothing = np.zeros(written.shape, bool)
         for one in several:
             logs, squares = np.empty(self.keys), np.empty(self.keys)
-            logs[order], squares[order] = fits(model.of, self.rows, self.entries(one, nothing)[:, order])
+            logs[order], squares[order] = fits(
+                model.of, self.rows, free_entries(model, one, nothing)[:, order]
+            )
             value = logs - 0.5 * squares
             if model.whole:
                 count = np.maximum(self.measured, 1.0)
@@ -179,41 +201,43 @@ class KeySearches:
     def alone(self) -> Found:
         """Return the maximum of each key by its own rows."""
         starts, box = self.starts.theta, self.box
-        begin = np.clip(starts[0], box.low, box.high)
-        found = search(self.point, begin, np.zeros(begin.shape, bool), box, self.measured, MOST)
-        tried = [begin]
-        for start in starts[1:]:
-            doubt = ~found.done | found.zero.any(axis=0) | self._at(found, box).any(axis=0)
-            doubt &= ~self.starts.constant
-            here = np.clip(start, box.low, box.high)
-            for other in tried:
-                doubt &= np.abs(here - other).max(axis=0) > APART
-            which = np.flatnonzero(doubt)
-            tried.append(here)
-            if len(tried) > STARTS:
-                break
-            if len(which):
-                self._again(found, which, here[:, which])
+        begins = [np.clip(start, box.low, box.high) for start in starts[:MOST_STARTS]]
+        points = _Points(self.model, self.rows)
+        found = search(points.point, begins[0], np.zeros(begins[0].shape, bool), box, self.measured, MOST)
+        doubt = ~found.done | found.zero.any(axis=0) | self.at_bound(found).any(axis=0)
+        doubt &= ~self.starts.constant
+        which: list[np.ndarray] = []
+        theta: list[Array] = []
+        taken = np.zeros(self.keys, np.int64)
+        for i, begin in enumerate(begins[1:], start=1):
+            other = doubt & (taken < STARTS - 1)
+            for before in begins[:i]:
+                other &= np.abs(begin - before).max(axis=0) > APART
+            which.append(np.flatnonzero(other))
+            theta.append(begin[:, which[-1]])
+            taken += other
+        self._again(found, which, theta)
         return found
 
-    def _again(self, found: Found, which: np.ndarray, begin: Array) -> None:
-        """Search some keys from another start, and keep the better end, in place."""
-        box = self.box.take(which)
+    def _again(self, found: Found, which: list[np.ndarray], theta: list[Array]) -> None:
+        """Search some keys from other starts, all at once, and keep the best end of each, in place."""
+        keys, begin = np.concatenate(which), np.concatenate(theta, axis=1)
+        if not len(keys):
+            return
+        points, box = self.points(keys), self.box.take(keys)
+        ends = search(points.point, begin, np.zeros(begin.shape, bool), box, self.measured[keys], MOST)
+        at = 0
+        for some in which:
+            other = ends.take(np.arange(at, at + len(some)))
+            at += len(some)
+            least = 1e-8 * self.measured[some]
+            gain = other.point.value - found.point.value[some]
+            better = (gain > least) | (other.done & ~found.done[some] & (gain > -least))
+            found.put(some, other, better & np.isfinite(other.point.value))
 
-        def point(theta: Array, zero: np.ndarray, some: np.ndarray) -> Point:
-            return self.point(theta, zero, which[some])
-
-        other = search(point, begin, np.zeros(begin.shape, bool), box, self.measured[which], MOST)
-        least = 1e-8 * self.measured[which]
-        now = found.point.value[which]
-        better = (other.point.value > now + least) | (
-            other.done & ~found.done[which] & (other.point.value > now - least)
-        )
-        found.put(which, other, better & np.isfinite(other.point.value))
-
-    def _at(self, found: Found, box: Box) -> np.ndarray:
+    def at_bound(self, found: Found) -> np.ndarray:
         """Return which numbers (p, J) ended at a bound of the search."""
-        return ((found.theta <= box.low) | (found.theta >= box.high)) & ~found.zero
+        return ((found.theta <= self.box.low) | (found.theta >= self.box.high)) & ~found.zero
 
 
 class _Ends(NamedTuple):
@@ -260,7 +284,7 @@ def fit_each(model: Model, rows: SortedRows, keys: int, unit: float, population:
     )
     theta = np.where(lost, np.asarray(middle, float)[:, None], ends.theta)
     zero = ends.zero & ~lost
-    nis, p_value = _checked(searches, searches.entries(theta, zero))
+    nis, p_value = _checked(searches, free_entries(model, theta, zero))
     errors = _errors(searches, theta, zero, ends)
     errors[:, lost] = np.nan
     parts = (
@@ -318,11 +342,7 @@ def _alone(searches: KeySearches) -> _Ends:
     p = len(found.theta)
     gone = found.zero[:, None] | found.zero[None, :]
     information = np.where(gone | ~np.isfinite(found.point.information), 0.0, found.point.information)
-    held = (
-        found.zero
-        | searches._at(found, searches.box)
-        | (np.array([information[i, i] for i in range(p)]) <= 0.0)
-    )
+    held = found.zero | searches.at_bound(found) | (np.array([information[i, i] for i in range(p)]) <= 0.0)
     covariance = np.where(held[:, None] | held[None, :], np.nan, inverse(information, held))
     ones = np.ones(searches.keys)
     return _Ends(found.theta, found.zero, found.point.value, information, covariance, ones, found.done)
@@ -339,8 +359,10 @@ def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _End
     information = np.where(ends.done[which], ends.information[:, :, which], 0.0)
     begin, _ = posterior(population, ends.theta[:, which], information)
 
+    points = searches.points(which)
+
     def point(theta: Array, zero: np.ndarray, some: np.ndarray) -> Point:
-        plain = searches.point(theta, zero, which[some])
+        plain = points.point(theta, zero, some)
         away = theta - population.mean[:, None]
         pull = np.array([_sum(precision[i, j] * away[j] for j in range(p)) for i in range(p)])
         penalty = 0.5 * _sum(pull[i] * away[i] for i in range(p))
@@ -350,7 +372,7 @@ def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _End
     free = np.full(begin.shape, np.inf)
     box = searches.box._replace(low=-free, high=free, alone=np.zeros(p, bool))
     found = search(point, begin, none, box, searches.measured[which], MOST)
-    plain = searches.point(found.theta, none, which)
+    plain = points.point(found.theta, none, np.arange(len(which)))
     alone = evidence(
         population,
         ends.theta[:, which],
@@ -454,7 +476,7 @@ def _checked(searches: KeySearches, entries: Array) -> tuple[Array, Array]:
         known = np.isfinite(z)
         total += np.bincount(key[known], z[known] ** 2, minlength=searches.keys)
         count += np.bincount(key[known], minlength=searches.keys)
-        p_value = ljung_box(key[order], z[order], searches.keys).p_value
+        p_value = ljung_box(key[order], z[order], searches.keys, fitted=len(searches.model.free) - 1).p_value
         least = np.fmin(least, p_value)
     with np.errstate(all="ignore"):
         return total / count, np.where(np.isfinite(least), np.minimum(1.0, m * least), np.nan)

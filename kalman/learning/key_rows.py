@@ -44,28 +44,25 @@ class RoundRows(NamedTuple):
 
     def within(self, keys: slice) -> Iterator[RowOf]:
         """Yield the rounds of the keys at these positions; the keys of each are a prefix of them."""
-        missing = self.missing.tolist()
-        for t, place in enumerate(self.places()):
-            begin, end = place.start + keys.start, min(place.start + keys.stop, place.stop)
+        starts, missing = self.starts.tolist(), self.missing.tolist()
+        dt, y, u = self.dt, self.y, self.u
+        for t, absent in enumerate(missing):
+            begin, end = starts[t] + keys.start, min(starts[t] + keys.stop, starts[t + 1])
             if begin >= end:
                 return
-            yield t == 0, self.dt[begin:end], self.y[:, begin:end], self.u[:, begin:end], missing[t]
+            yield t == 0, dt[begin:end], y[:, begin:end], u[:, begin:end], absent
 
-    def counts(self) -> np.ndarray:
-        """Return the number of rows of each key (J,)."""
+    def at(self, positions: np.ndarray, number: np.ndarray) -> "RoundRows":
+        """Return the rows of the keys at these ascending positions, which may repeat, under these numbers."""
         widths = np.diff(self.starts)
-        return (widths[None, :] > np.arange(self.keys)[:, None]).sum(axis=1) if self.keys else widths[:0]
-
-    def only(self, kept: np.ndarray) -> "RoundRows":
-        """Return the rows of the keys where `kept` (J,) is true."""
-        widths = np.diff(self.starts)
-        whole = np.concatenate([kept[:width] for width in widths.tolist()]) if len(widths) else kept[:0]
-        before = np.concatenate([[0], np.cumsum(kept)])
-        left = before[widths]
+        left = np.searchsorted(positions, widths)
         left = left[left > 0]
+        begins = self.starts[: len(left)]
         starts = np.concatenate([[0], np.cumsum(left)]).astype(np.int64)
+        within = np.arange(starts[-1]) - np.repeat(starts[:-1], left)
+        whole = np.repeat(begins, left) + positions[within]
         y = self.y[:, whole]
-        return RoundRows(self.number[kept], starts, self.dt[whole], y, self.u[:, whole], _missing(y, starts))
+        return RoundRows(number, starts, self.dt[whole], y, self.u[:, whole], _missing(y, starts))
 
 
 def by_rounds(rows: SortedRows, unit: float) -> RoundRows:

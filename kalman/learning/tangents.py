@@ -139,27 +139,43 @@ def _sums(of: Learned, rows: RoundRows, block: slice, entries: Array) -> Array:
     start = of.model.initial(1)[: of.model.places["covariance"].stop + of.factor]
     state = np.zeros((sum(of.sizes(diffuse)) + of.sums, k))
     state[: len(start)] = start
-    after = np.empty_like(state)
-    buffers: dict[int, Array] = {}
+    pair, programs = _Pair(state), dict[tuple[bool, bool, bool], tuple[Program, Array, list[Array]]]()
+    own = list(entries)
     with np.errstate(all="ignore"):  # a value that is not finite is refused by the search
         for first, dt, y, u, missing in rows.within(block):
             here = y.shape[1]
-            if diffuse and not state[_factor_place(of)].any():
-                diffuse, state = False, of.settled(state)
-                after = np.empty_like(state)
-            program = _program(of, missing, first, diffuse)
-            work = buffers.get(id(program))
-            if work is None:
-                work = buffers[id(program)] = np.empty((program.buffers, k))
+            if diffuse and not pair.state[_factor_place(of)].any():
+                diffuse, pair = False, _Pair(of.settled(pair.state))
+            case = missing, first, diffuse
+            if case not in programs:
+                program = _program(of, *case)
+                work = np.empty((program.buffers, k))
+                programs[case] = program, work, list(work)
+            program, work, buffers = programs[case]
             masks = list(~np.isnan(y)) if missing else []
             if here < k:
-                after[:, here:] = state[:, here:]
-                inputs = [*state[:, :here], *entries[:, :here], dt, *u, *y, *masks]
-                program(inputs, work[:, :here], after[:, :here])
+                pair.after[:, here:] = pair.state[:, here:]
+                inputs = [*pair.state[:, :here], *entries[:, :here], dt, *u, *y, *masks]
+                program(inputs, work[:, :here], pair.after[:, :here])
             else:
-                program([*state, *entries, dt, *u, *y, *masks], work, after)
-            state, after = after, state
-    return state[-of.sums :]
+                program([*pair.rows, *own, dt, *u, *y, *masks], buffers, pair.later)
+            pair = pair.swapped()
+    return pair.state[-of.sums :]
+
+
+class _Pair:
+    """The running state and where the next is written, each also as a list of its rows."""
+
+    def __init__(self, state: Array, after: Array | None = None) -> None:
+        self.state = state
+        self.after = np.empty_like(state) if after is None else after
+        self.rows, self.later = list(self.state), list(self.after)
+
+    def swapped(self) -> "_Pair":
+        """Return the two in turn, the same object."""
+        self.state, self.after = self.after, self.state
+        self.rows, self.later = self.later, self.rows
+        return self
 
 
 def whitened(of: Learned, rows: RoundRows, entries: Array) -> Array:

@@ -148,7 +148,9 @@ class Program:
                 needed.update(id(a) for a in args if isinstance(a, Symbol))
         return needed
 
-    def __call__(self, inputs: Sequence[Any], buffers: np.ndarray, outputs: Iterable[np.ndarray]) -> None:
+    def __call__(
+        self, inputs: Sequence[Any], buffers: Iterable[np.ndarray], outputs: Iterable[np.ndarray]
+    ) -> None:
         """Run the program. inputs in the order of compilation; buffers (self.buffers, K); outputs rows (K,)."""
         self._line(*inputs, *buffers, *outputs)
 

