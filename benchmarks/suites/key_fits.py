@@ -1,8 +1,8 @@
 """Measure learning by key: series a second of one core, compared with statsmodels.
 
-`python -m benchmarks.suites.key_fits` takes a minute or two. 10,000 series of 300 rows are learned in one call; statsmodels
-(`UnobservedComponents`, exact diffuse start, its own settings) learns the first of them one after another. The two take
-turns. Both must reach the same log-likelihood before anything is told. Writes `key_fits.json`.
+`python -m benchmarks.suites.key_fits` takes a minute or two. 10,000 series of 300 rows are learned in one call;
+statsmodels (`UnobservedComponents`, exact diffuse start, its own settings) learns the first of them one after another.
+The two take turns. Both must reach the same log-likelihood before anything is told. Writes `key_fits.json`.
 """
 
 from __future__ import annotations

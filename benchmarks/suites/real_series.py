@@ -93,10 +93,9 @@ def lines() -> Iterator[str]:
             lost.append(peer.log_likelihood - float(fits.log_likelihood[k]))
             outcome = Outcome(int(fits.outcome[k])).name
             told = outcome + (f": {fits.reason[k]}" if fits.reason[k] else "")
-            yield (
-                f"| {name} | {np.count_nonzero(~np.isnan(y))} | {model} | {peer.log_likelihood:.3f} | {lost[-1]:+.4f} | "
-                f"{told} | {fits.nis[k]:.2f} | {fits.ljung_box[k]:.2g} |"
-            )
+            rows = np.count_nonzero(~np.isnan(y))
+            numbers = f"{rows} | {model} | {peer.log_likelihood:.3f} | {lost[-1]:+.4f}"
+            yield f"| {name} | {numbers} | {told} | {fits.nis[k]:.2f} | {fits.ljung_box[k]:.2g} |"
     yield "| all, pooled and by group | | | not measured here | | | | |"
     yield ""
     worst, number = max(lost), len(lost)
