@@ -177,9 +177,12 @@ def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10, fitted: i
         away = values - (np.bincount(key, values, minlength=keys) / count)[key]
         power = np.bincount(key, away * away, minlength=keys)
         statistic = np.zeros(keys)
+        firsts = np.flatnonzero(np.diff(key, prepend=-1))
         for lag in range(1, min(lags, len(key) - 1) + 1):
-            same = key[lag:] == key[:-lag]
-            product = np.bincount(key[lag:][same], (away[lag:] * away[:-lag])[same], minlength=keys)
+            starts = firsts[firsts < len(key) - lag]
+            pairs = away[lag:] * away[:-lag] * (key[lag:] == key[:-lag])
+            product = np.zeros(keys)
+            product[key[starts]] = np.add.reduceat(pairs, starts)
             statistic += np.where(count > lag, (product / power) ** 2 / (count - lag), 0.0)
         statistic *= count * (count + 2.0)
         p_value = np.where((count > lags) & (power > 0.0), chdtrc(max(1, lags - fitted), statistic), np.nan)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample, climb
-from kalman.learning.key_fits import KeyFit, Population, unexamined
+from kalman.learning.key_fits import KeyFit, Outcome, Population, unexamined
 from kalman.linalg.packing import symmetric
 from kalman.mixtures.batch import Sums, maximised, ordered, pooled, sums, usable, with_prior
 from kalman.mixtures.building import Request, least, request, split
@@ -25,6 +25,11 @@ SHORT = 15
 STRENGTH = 20.0
 """Weight of the pooled mixture in rows, beside a key's own rows."""
 KEY_ITERATIONS = 50
+ALONE_ITERATIONS = 500
+AT_REST = 1e-4
+"""Change of a weight by the last iteration below which a key's EM has come to rest."""
+ENOUGH = 5
+"""Usable rows for each number of a mixture below which a key has too few."""
 
 
 @dataclass(frozen=True)
@@ -140,25 +145,35 @@ class MixtureLearner:
         """
         asked = self._asked
         rows = usable(asked, rows)
+        count = np.bincount(rows.key, minlength=keys)
         if population is None:
-            found = [self._alone(rows.take(rows.key == k)) for k in range(keys)]
-            theta = np.array([one.theta for one in found]).T.reshape(self._width, keys)
-            values = np.array([one.log_likelihood for one in found])
-            return unexamined(theta, theta, values, np.bincount(rows.key, minlength=keys))
+            return self._each_alone(rows, keys, count)
         prior = np.asarray(population.mean, float)
         bounds = least(asked, prior.tolist())
         theta = np.repeat(prior[:, None], keys, axis=1)
-        found = sums(asked, theta, rows, keys)
+        found, moved = sums(asked, theta, rows, keys), np.zeros(keys)
         for _ in range(KEY_ITERATIONS):
             following = maximised(asked, theta, with_prior(asked, theta, found, prior, STRENGTH), bounds)
+            moved = np.abs(following[: asked.count] - theta[: asked.count]).max(axis=0)
             theta = following
             found = sums(asked, theta, rows, keys)
-        return unexamined(theta, theta, found.log_likelihood, found.rows.astype(int))
+        used = found.rows.astype(int)
+        own = found.rows / (found.rows + STRENGTH)
+        return _judged(theta, found.log_likelihood, used, moved < AT_REST, own < 0.5)._replace(own=own)
 
-    def _alone(self, rows: SortedRows) -> Fit:
-        """Return one key's own mixture, without a prior."""
-        rows = rows._replace(key=np.zeros_like(rows.key))
-        return self.fit(lambda theta: self.evaluate(theta, rows, 1, 1.0), lambda: rows.y, KEY_ITERATIONS)
+    def _each_alone(self, rows: SortedRows, keys: int, count: np.ndarray) -> KeyFit:
+        """Return each key's own mixture, without a prior; NaN where a key has no usable row."""
+        theta, values = np.full((self._width, keys), np.nan), np.zeros(keys)
+        rested = np.ones(keys, bool)
+        for key in np.flatnonzero(count).tolist():
+            own = rows.take(rows.key == key)
+            own = own._replace(key=np.zeros_like(own.key))
+            found = self._fit_one(own)
+            theta[:, key], values[key], rested[key] = found.theta, found.log_likelihood, found.converged
+        return _judged(theta, values, count, rested, count < ENOUGH * self._width)
+
+    def _fit_one(self, rows: SortedRows) -> Fit:
+        return self.fit(lambda theta: self.evaluate(theta, rows, 1, 1.0), lambda: rows.y, ALONE_ITERATIONS)
 
     def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
         """Return no figures: the rows of a key are no series of innovations here."""
@@ -170,11 +185,28 @@ class MixtureLearner:
         return dict(self.parameters(np.arange(self._width, dtype=float)))
 
     def population(self, fits: Sequence[KeyFit]) -> Population:
-        """Return the mixture of all keys' rows, as far as their components correspond."""
+        """Return the mixture of all keys' rows, as far as their components correspond.
+
+        Raises ModelError where no key has a mixture.
+        """
         theta = np.concatenate([one.theta for one in fits], axis=1)
         used = np.concatenate([one.used for one in fits]).astype(float)
-        mean = theta @ used / used.sum()
-        return Population(mean, np.cov(theta, aweights=used).reshape(len(mean), -1), theta.shape[1])
+        sound = np.isfinite(theta).all(axis=0) & (used > 0)
+        if not sound.any():
+            raise ModelError("measurement", "no row of a sample of keys is possible", "choose another filter")
+        theta, weight = theta[:, sound], used[sound] / used[sound].sum()
+        mean = theta @ weight
+        away = theta - mean[:, None]
+        return Population(mean, (weight * away) @ away.T, len(weight))
+
+
+def _judged(theta: Array, values: Array, used: np.ndarray, rested: np.ndarray, few: np.ndarray) -> KeyFit:
+    """Return fits with their outcomes: whether EM came to rest, and which keys have few rows."""
+    found = unexamined(theta, theta, values, used)
+    for key in np.flatnonzero(few | ~rested).tolist():
+        found.outcome[key] = Outcome.TOO_FEW_ROWS if few[key] else Outcome.FAILED
+        found.reason[key] = f"{used[key]} usable rows" if few[key] else "EM did not come to rest"
+    return found
 
 
 def mixture_learner(definition: Mapping[str, Any]) -> MixtureLearner:

@@ -9,7 +9,7 @@ import pytest
 from scipy import special, stats
 
 import kalman
-from kalman.learning.key_fits import Population
+from kalman.learning.key_fits import Outcome, Population
 from kalman.learning.learners import learnable
 from kalman.learning.mixtures import MixtureLearner, mixture_learner
 from tests.kalman.support.models import random_covariance, same
@@ -283,7 +283,10 @@ def test_each_key_is_drawn_towards_the_pooled_mixture():
     pooled = np.array([0.5, 0.5, 5.0, 15.0])
     around = Population(pooled, np.eye(4), 0)
     found = one.fit_keys(rows, 3, UNIT, around)
-    assert found.used.tolist() == counts and found.converged.all()
+    assert found.used.tolist() == counts
+    assert found.outcome.tolist() == [Outcome.TOO_FEW_ROWS, Outcome.TOO_FEW_ROWS, Outcome.CONVERGED]
+    assert found.reason == ["0 usable rows", "3 usable rows", None]
+    np.testing.assert_allclose(found.own, np.array(counts) / (np.array(counts) + 20.0))
     np.testing.assert_allclose(found.theta[:, 0], pooled, rtol=1e-12)
     np.testing.assert_allclose(found.theta[:, 1], pooled, rtol=0.25)
     alone = fitted(one, rows_of(y[:, 3:]))
@@ -301,6 +304,24 @@ def test_each_key_is_drawn_towards_the_pooled_mixture():
     model = kalman.build(one.definition, one.parameters(pooled))
     state = model.with_parameters(model.initial(3), found.parameters)
     same(state[:4], found.theta)
+
+
+def test_a_population_of_mixtures_is_that_of_all_rows():
+    rng = np.random.default_rng(11)
+    counts = [0, 600, 900, 4]
+    y = np.concatenate([rng.poisson(rng.choice([4.0, 15.0], n)) for n in counts])[None].astype(float)
+    one = learner("poisson_mixture", 2, scope="key")
+    alone = one.fit_keys(rows_of(y, np.repeat(np.arange(4), counts)), 4, UNIT, None)
+    few, sound = Outcome.TOO_FEW_ROWS, Outcome.CONVERGED
+    assert alone.outcome.tolist() == [few, sound, sound, few] and np.isnan(alone.theta[:, 0]).all()
+    own = fitted(one, rows_of(y[:, :600]))
+    np.testing.assert_allclose(alone.theta[:, 1], own.theta, rtol=1e-3)
+    population = one.population([alone.take(np.arange(2)), alone.take(np.arange(2, 4))])
+    assert population.keys == 3
+    np.testing.assert_allclose(population.mean, [0.5, 0.5, 4.0, 15.0], rtol=0.15)
+    nothing = one.fit_keys(rows_of(np.empty((1, 0))), 2, UNIT, None)
+    with pytest.raises(kalman.ModelError, match="no row"):
+        one.population([nothing])
 
 
 def test_online_em_converges_to_batch_em():
