@@ -39,6 +39,8 @@ SLOW_ROWS = 500_000
 SLOW_KEYS = 1_000_000
 """From so many keys on it has none: only to make its state would take minutes."""
 PRETRAIN = DENSE[1]
+LEARN_KEY = "pretrain_learn_key_1m"
+"""A million keys that learn parameters of their own."""
 LIFE_KEYS = 1_000_000
 LIFE = f"verbs_{LIFE_KEYS // 1_000_000}m"
 
@@ -66,7 +68,7 @@ def names_of(quick: bool) -> list[str]:
     """Return the names of all works, in their order."""
     if quick:
         return [*(work.name for work in QUICK), f"pretrain_{DENSE[0].name}"]
-    return [*(work.name for work in ALL), f"pretrain_{PRETRAIN.name}", LIFE]
+    return [*(work.name for work in ALL), f"pretrain_{PRETRAIN.name}", LEARN_KEY, LIFE]
 
 
 def session(settings: Settings) -> SparkSession:
@@ -98,6 +100,9 @@ def measure(
             {"work": LIFE, "what": verb, "rows_per_s": results.spread(values), "samples": len(values)}
             for verb, values in rates.items()
         ]
+    if name == LEARN_KEY:
+        own = Work(name, given.keys or 1_000_000, 5)
+        return results.results_of(name, batch.by_key(spark, own, folder), {})
     known = {work.name: work for work in (*ALL, *QUICK)}
     work = known[name.removeprefix("pretrain_")]
     if given.keys is not None:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
     from jobs.training.learning import Learned
+    from jobs.training.learning_summary import Summary
     from jobs.training.new_keys import Offer
+    from jobs.training.pretraining import Made
 
 
 @command
@@ -60,6 +62,7 @@ def run(
     from jobs.state.kernel import load_checked_spec
     from jobs.training import new_keys
     from jobs.training.learning import Window
+    from jobs.training.learning_summary import summary
     from jobs.training.pretraining import snapshot_at
     from jobs.warehouse.delta import Warehouse
     from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time
@@ -86,11 +89,12 @@ def run(
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
-        manifest, learned, made = snapshot_at(warehouse, spec, table, cut, window, progress)
+        found = snapshot_at(warehouse, spec, table, cut, window, progress)
+        told = summary(warehouse, found.manifest)
         offers = []
         if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
             offers = new_keys.offer(warehouse, spec, table, cut.version, progress.note)
-    return profiler.added_to(_report(spec, manifest, learned, made, offers, time.monotonic() - started))
+    return profiler.added_to(_report(spec, found, told, offers, time.monotonic() - started))
 
 
 def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
@@ -111,19 +115,16 @@ def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
 
 
 def _report(
-    spec: ModelSpec,
-    manifest: Manifest,
-    learned: Learned | None,
-    made: bool,
-    offers: list[Offer],
-    seconds: float,
+    spec: ModelSpec, found: Made, told: Summary | None, offers: list[Offer], seconds: float
 ) -> Report:
     from jobs.training import new_keys
 
+    manifest, learned, made = found
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
     lines = [
         *_snapshot_lines(manifest, waiting),
         *([] if learned is None else _learned_lines(learned)),
+        *([] if told is None else told.lines),
         *_input_lines(manifest),
     ]
     if not made:
@@ -146,7 +147,10 @@ def _report(
         "parameters": manifest.parameters,
         "standard_errors": None if errors is None else _rounded(errors, 17),
         "log_likelihood": None if learned is None else learned.log_likelihood,
-        "converged": None if learned is None else learned.converged,
+        "converged": None if told is None else told.outcomes["converged"] == told.total,
+        "outcome": None if learned is None else learned.outcome.name.lower(),
+        "reason": None if learned is None else learned.reason,
+        "learned": None if told is None else told.data,
         "held_out": None if learned is None else learned.held_out,
         "seconds": seconds,
     }
@@ -176,12 +180,11 @@ def _learned_lines(learned: Learned) -> list[str]:
         for name, value in learned.parameters.items()
         if name != GROUPS
     )
-    end = "converged" if learned.converged else "stopped before it converged"
+    end = "converged" if learned.reason is None else f"not converged: {learned.reason}"
     lines = [f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})"]
     if learned.groups is not None:
-        ended = f"{int(learned.groups.result.converged.sum()):,} converged"
         lines.append(
-            f"and for each of {len(learned.groups.values):,} groups of {', '.join(learned.groups.by)} ({ended})"
+            f"and for each of {len(learned.groups.values):,} groups of {', '.join(learned.groups.by)}"
         )
     if learned.held_out is not None:
         lines.append(f"log-likelihood of the held-out rows: {learned.held_out:.4f} a row")
@@ -205,7 +208,8 @@ def _error(learned: Learned, name: str) -> str:
     """Return a parameter's standard error in brackets, or nothing."""
     if learned.errors is None or name not in learned.errors:
         return ""
-    return f" (standard error {json.dumps(_rounded(learned.errors[name], 3))})"
+    error = json.dumps(_rounded(learned.errors[name], 3))
+    return "" if error == "null" else f" (standard error {error})"
 
 
 def _rounded(value: Any, digits: int) -> Any:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 LEARNED = ["level_variance", "slope_variance", "R"]
 ITERATIONS = 3
 """Steps of the optimiser in one measured search; the result is rows a second of its evaluations, however many."""
+KEY_ROWS = 20
+"""Rows of each key that learns its own parameters."""
 
 
 def compare(
@@ -73,3 +75,48 @@ def compare(
                 rates[name].append(gone / (time.perf_counter() - began))
     shutil.rmtree(folder)
     return rates
+
+
+def by_key(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[float]]:
+    """Return rows a second, and keys a second, of learning each key's parameters and filtering its rows, once.
+
+    That is all of `pretrain` with `learn.scope: key` but the writing: the population from a sample of keys, then every
+    key with it as its prior.
+    """
+    import kalman
+    from jobs.encoding.keys import key_kind
+    from jobs.encoding.rows import row_format
+    from jobs.specs.model_spec import ModelSpec
+    from jobs.training.batch_filter import Batch, bucket_rows
+    from jobs.training.key_learning import learn_populations, learned_states
+    from jobs.training.learning import Window
+    from kalman.learning.learners import learnable
+
+    rows = fill(work, folder)
+    number = 0
+    while rows < KEY_ROWS * work.keys:
+        number += 1
+        rows += batch(work, folder, number)
+    frame = spark.read.parquet(str(folder))
+    spec = work.spec
+    learning = ModelSpec.model_validate(
+        {**spec.model_dump(by_alias=True), "learn": {"parameters": LEARNED, "scope": "key"}}
+    )
+    assert learning.learn is not None
+    definition = learning.definition()
+    fmt = row_format(learning, key_kind(spec.key, frame.schema))
+    way = Batch(fmt, spec.unit_us)
+    spark.conf.set("spark.sql.shuffle.partitions", PARTITIONS)
+    began = time.perf_counter()
+    packed = bucket_rows(frame, fmt, rows)
+    populations = learn_populations(packed, definition, learning.learn, way, Window(), work.keys, _silent)
+    kernel = kalman.build(definition, populations.parameters(learnable(definition)))
+    made = learned_states(packed, definition, kernel, way, Window(), populations)
+    made.write.format("noop").mode("overwrite").save()
+    seconds = time.perf_counter() - began
+    shutil.rmtree(folder)
+    return {"learning by key": [rows / seconds], "learning by key, keys": [work.keys / seconds]}
+
+
+def _silent(line: str) -> None:
+    """Say nothing of a line of progress."""

@@ -41,7 +41,7 @@ CHECKPOINTS = "checkpoints/"
 
 SHARED = ("manifests", "quarantine", "late_copies")
 
-OF_SNAPSHOTS = ("snapshots", "waiting", "remembered_ids")
+OF_SNAPSHOTS = ("snapshots", "waiting", "remembered_ids", "learned")
 
 
 @dataclass

@@ -22,7 +22,7 @@ GOOD, REMOVED = "good", "removed"
 """`removed`: `maintain` has removed its rows. The manifest stays, as generations refer to it."""
 WITHOUT_STATE = "-empty"
 """How the id ends of a snapshot with which a generation begins anew, without any key's state."""
-_JSON = ("parameters", "position", "waiting", "inputs")
+_JSON = ("parameters", "position", "waiting", "inputs", "learned")
 """Columns that hold a dictionary as JSON."""
 
 
@@ -53,6 +53,8 @@ class Manifest:
     """The watermark and a digest of the waiting rows (`jobs.snapshots.waiting_rows`), if the model's rows wait."""
     inputs: dict[str, Any] | None = None
     """The version of the table of inputs at the last rows (`jobs.key_inputs.table.Version`), if the model has any."""
+    learned: dict[str, Any] | None = None
+    """A digest of what was learned (`jobs.snapshots.learned_rows`); None: nothing, or not known (earlier releases)."""
 
     @property
     def version(self) -> int:

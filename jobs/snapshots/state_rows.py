@@ -28,6 +28,17 @@ STATE_ROWS = (
 )
 
 
+STATE_COLUMNS = (
+    pa.field("state_index", pa.int64()),
+    pa.field("event_time", pa.int64()),
+    pa.field("mean", pa.list_(pa.float64())),
+    pa.field("covariance", pa.list_(pa.float64())),
+    pa.field("log_likelihood", pa.float64()),
+    pa.field("extras", pa.map_(pa.string(), pa.list_(pa.float64()))),
+)
+"""The same as Arrow has them."""
+
+
 def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.RecordBatch]:
     """Convert state records to Arrow rows: key, then the columns of `STATE_ROWS`."""
     step = 65_536

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from jobs.core.errors import UserError, first_line
-from jobs.snapshots import waiting_rows
+from jobs.snapshots import learned_rows, waiting_rows
 from jobs.snapshots.manifests import GOOD, REMOVED, Manifest, all_of, find, record, row_of
 from jobs.snapshots.row_ids import TABLE as IDS
 from jobs.snapshots.state_rows import measure, read_rows
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from jobs.snapshots.waiting_rows import Held
 
 
-def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Held | None = None) -> Manifest:
+def write(
+    warehouse: Warehouse,
+    manifest: Manifest,
+    states: DataFrame,
+    held: Held | None = None,
+    learned: DataFrame | None = None,
+) -> Manifest:
     """Write a snapshot: its rows, replacing those of a killed attempt, then its manifest. Return the written manifest.
 
     Killed before the manifest is committed, the snapshot does not exist, and the next attempt overwrites its rows. A
@@ -39,16 +45,20 @@ def write(warehouse: Warehouse, manifest: Manifest, states: DataFrame, held: Hel
             number of keys to expect, about.
         states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras.
         held: waiting rows and remembered ids, for a model whose rows wait for a watermark.
+        learned: what was learned (`learned_rows.COLUMNS`), if anything was.
     """
     version = _write_states(warehouse, manifest, states)
     waiting = None
     if held is not None:
         waiting = waiting_rows.write(warehouse, manifest.snapshot_id, manifest.model, held)
+    told = None
+    if learned is not None:
+        told = learned_rows.write(warehouse, manifest.snapshot_id, manifest.model, learned)
     with codegen_for(warehouse.spark, manifest.key_count):
         written = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
         count, checksum, total = measure(written)
     found = {"key_count": count, "checksum": checksum, "rows": total, "snapshots_version": version}
-    return _commit(warehouse, replace(manifest, **found, status=GOOD, waiting=waiting))
+    return _commit(warehouse, replace(manifest, **found, status=GOOD, waiting=waiting, learned=told))
 
 
 def _write_states(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> int:
@@ -104,8 +114,9 @@ def _restore(warehouse: Warehouse, row: DataFrame) -> None:
 def _point_to_new_rows(warehouse: Warehouse, row: dict[str, Any]) -> None:
     """Point the manifest of a snapshot to its rows, which were written again, in one commit."""
     names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
-    if row["waiting"] is not None:
-        names.append("waiting")
+    names += [name for name in ("waiting", "learned") if row[name] is not None]
+    if "learned" in names and "learned" not in warehouse.read("manifests").columns:  # of an earlier release
+        warehouse.spark.sql(f"ALTER TABLE delta.`{warehouse.path('manifests')}` ADD COLUMNS (learned string)")
     table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests"))
     with warehouse.lock("manifests"):
         table.update(F.col("snapshot_id") == row["snapshot_id"], {name: F.lit(row[name]) for name in names})
@@ -125,7 +136,7 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
             )
     gone = [one.snapshot_id for one in all_of(warehouse, model) if one.status == REMOVED]
     mine = (F.col("model") == model) & F.col("snapshot_id").isin(gone)
-    for table in ("snapshots", WAITING, IDS):
+    for table in ("snapshots", WAITING, IDS, learned_rows.TABLE):
         if gone and warehouse.exists(table) and not warehouse.read(table).filter(mine).isEmpty():
             with warehouse.lock(table):
                 DeltaTable.forPath(warehouse.spark, warehouse.path(table)).delete(mine)
@@ -137,6 +148,7 @@ def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
     try:
         if found is not None:
             verify(warehouse, found)
+            learned_rows.verified(warehouse, found)
     except UserError:
         return None
     return found

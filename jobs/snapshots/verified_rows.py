@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.types import MapType
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.warehouse.delta import Warehouse
@@ -87,7 +88,11 @@ def _read(warehouse: Warehouse, table: str, snapshot_id: str, model: str, versio
 
 def _measure(rows: DataFrame, columns: Sequence[str]) -> tuple[int, str]:
     """Return the count of rows, and the sum, modulo 2^64, of a 64-bit hash of each."""
-    digest = F.xxhash64(*columns).cast("decimal(38,0)")
+    hashed = [  # maps have no hash; their entries have
+        F.map_entries(name) if isinstance(rows.schema[name].dataType, MapType) else F.col(name)
+        for name in columns
+    ]
+    digest = F.xxhash64(*hashed).cast("decimal(38,0)")
     row = rows.agg(F.count("*").alias("count"), F.sum(digest).alias("digest")).first()
     assert row is not None
     return int(row["count"]), f"{int(row['digest'] or 0) % (1 << 64):016x}"

@@ -133,7 +133,11 @@ class Learn(Section):
         default="pooled",
         description="one value for all keys, for each group of keys, or for each key",
     )
-    by: list[str] = Field(default=[], description="with scope: group, the key columns that define the groups")
+    by: list[str] = Field(
+        default=[],
+        description="with scope: group, the key columns that define the groups; with scope: key, those of the groups "
+        "whose keys lean on each other",
+    )
     window: str | None = Field(
         default=None, description="learn from this long before the position's last event time, such as 90d"
     )

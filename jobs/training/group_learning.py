@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from jobs.core.errors import UserError
 from jobs.encoding.packets import Layout
 from jobs.training.batch_filter import Batch
-from kalman.learning.em import Learner
+from kalman.learning.em import Fit, Learner
 from kalman.learning.groups import GroupFit, GroupLearning, Sums, group_learning
 from kalman.models.groups import GROUPS
 from kalman.run import SortedRows
@@ -50,11 +50,11 @@ def learn_groups(
     problem: Learner,
     by: tuple[str, ...],
     batch: Batch,
-    pooled: NDArray[np.float64],
+    pooled: Fit,
     max_iterations: int,
     on_progress: Callable[[str], None],
 ) -> LearnedGroups:
-    """Learn the parameters of each group from its rows, starting at the pooled theta.
+    """Learn the parameters of each group from its rows.
 
     Args:
         rows: packets with the names of their groups (`jobs.training.learning.window_rows`).
@@ -62,7 +62,7 @@ def learn_groups(
         problem: what to learn.
         by: key columns that define the groups.
         batch: settings of the batch pass.
-        pooled: theta (p,) of all keys together.
+        pooled: the fit of all keys together.
         max_iterations: limit on the optimiser's steps.
         on_progress: called with a line after each round.
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from scipy.stats import chi2
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows
+from jobs.snapshots.learned_rows import GROUP, POOLED, Entry
 from jobs.specs.model_spec import Learn
 from jobs.state.distinct import each_bucket
-from jobs.state.key_groups import group_keys
-from jobs.training.batch_filter import Batch, Begin
-from jobs.training.group_learning import LearnedGroups, learn_groups
+from jobs.state.key_groups import group_keys, name_of
+from jobs.training.batch_filter import Batch
+from jobs.training.group_learning import LearnedGroups, grouped_parts, learn_groups
 from kalman.learning.em import Evaluation, Fit, Learner
-from kalman.learning.key_fits import Population
+from kalman.learning.key_fits import Outcome
 from kalman.learning.learners import learnable
+from kalman.models.groups import GROUPS
 from kalman.run import SortedRows
-from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,6 +51,16 @@ class Window:
         return held
 
 
+class Fitness(NamedTuple):
+    """Mean NIS per measured component, 1 expected, and the p-value of the test of the innovations' autocorrelation."""
+
+    nis: float
+    ljung_box: float
+
+
+UNKNOWN = Fitness(math.nan, math.nan)
+
+
 @dataclass(frozen=True, slots=True)
 class Learned:
     """Learned parameters, as `kalman.build` takes them, and how the search ended."""
@@ -55,7 +68,9 @@ class Learned:
     parameters: dict[str, Any]
     log_likelihood: float
     iterations: int
-    converged: bool
+    outcome: Outcome
+    reason: str | None
+    """Why the search did not converge inside the bounds, None where it did."""
     rows: int
     theta: NDArray[np.float64]
     """The parameters as the optimiser's unconstrained variables (p,)."""
@@ -65,6 +80,54 @@ class Learned:
     """Standard errors in the shape of the parameters, if known."""
     groups: LearnedGroups | None = None
     """Learned parameters of each group of keys; they are in `parameters` too."""
+    fitness: Mapping[str | None, Fitness] = field(default_factory=dict)
+    """How well the model fits the rows of all keys (None), and of each group by its name."""
+
+    @property
+    def converged(self) -> bool:
+        """Whether the search ended at a maximum inside the bounds."""
+        return self.outcome == Outcome.CONVERGED
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Return what was learned as rows of the snapshot."""
+        shown = {name: value for name, value in self.parameters.items() if name != GROUPS}
+        of_all = self.fitness.get(None, UNKNOWN)
+        result = [
+            Entry(
+                POOLED,
+                None,
+                shown,
+                self.errors,
+                self.outcome,
+                self.reason,
+                self.rows,
+                self.log_likelihood,
+                None,
+            )._replace(nis=of_all.nis, ljung_box=of_all.ljung_box)
+        ]
+        if self.groups is None:
+            return result
+        found = self.groups.result
+        for g, values in enumerate(self.groups.values):
+            name = name_of(values)
+            fits = self.fitness.get(name, UNKNOWN)
+            result.append(
+                Entry(
+                    GROUP,
+                    name,
+                    found.parameters[g],
+                    found.errors[g],
+                    found.outcome[g],
+                    found.reason[g],
+                    int(found.used[g]),
+                    float(found.log_likelihood[g]),
+                    float(found.own[g]),
+                    fits.nis,
+                    fits.ljung_box,
+                )
+            )
+        return result
 
 
 def learn_pooled(
@@ -91,7 +154,7 @@ def learn_pooled(
         UserError: there is nothing to learn from.
     """
     problem = learnable(definition)
-    by = tuple(learn.by)
+    by = tuple(learn.by) if learn.scope == "group" else ()
     share = 1.0 if learn.sample_keys is None or not keys else learn.sample_keys / keys
     rows = window_rows(packed, batch, window, share, by).persist()
     try:
@@ -117,45 +180,88 @@ def learn_pooled(
         groups = None
         if by:
             layout = _layout(batch, by)
-            groups = learn_groups(
-                rows, layout, problem, by, batch, result.theta, learn.max_iterations, on_progress
-            )
-        return _learned(problem, result, groups, int(count))
+            groups = learn_groups(rows, layout, problem, by, batch, result, learn.max_iterations, on_progress)
+        fitness = _fitness(rows, problem, batch, result, groups)
+        return _learned(problem, result, groups, int(count), fitness)
     finally:
         rows.unpersist()
 
 
-def _learned(problem: Learner, result: Fit, groups: LearnedGroups | None, rows: int) -> Learned:
+def _learned(
+    problem: Learner,
+    result: Fit,
+    groups: LearnedGroups | None,
+    rows: int,
+    fitness: Mapping[str | None, Fitness],
+) -> Learned:
     return Learned(
         {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)},
         result.log_likelihood,
         result.iterations,
-        result.converged,
+        result.outcome,
+        result.reason,
         rows,
         result.theta,
         result.held_out,
         result.errors,
         groups,
+        fitness,
     )
 
 
-def each_key_learner(
-    definition: dict[str, Any], kernel: Filter, window: Window, pooled: NDArray[np.float64], unit: float
-) -> Begin:
-    """Return the function from a bucket's rows to initial states (size, K), each with parameters learned for its key.
+def _fitness(
+    rows: DataFrame, problem: Learner, batch: Batch, result: Fit, groups: LearnedGroups | None
+) -> dict[str | None, Fitness]:
+    """Return how well the rows of all keys, and of each group, fit what was learned, in one pass.
 
-    A key's parameters are shrunk towards the pooled ones, the more the fewer rows it has in the window.
+    A key's NIS counts by its rows; the p-values of keys are combined as Fisher (1932) does.
     """
+    by = () if groups is None else groups.by
+    layout, unit = _layout(batch, by), batch.unit
+    names = [] if groups is None else [name_of(values) for values in groups.values]
+    theta = result.theta if groups is None else groups.result.theta
 
-    def begin(keyed: KeyedRows) -> NDArray[np.float64]:
-        keys, rows = keyed.keys.size, keyed.rows
-        kept = np.flatnonzero(window.holds(rows.time))
-        part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
-        around = Population(pooled, np.eye(len(pooled)), 0)
-        found = learnable(definition).fit_keys(part, keys, unit, around)
-        return kernel.with_parameters(kernel.initial(keys), found.parameters)
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        place_of = {name: g for g, name in enumerate(names)}
+        for place, part, group in _parts_with_groups(layout, batches, place_of):
+            keys = int(part.key[-1]) + 1
+            own = np.repeat(theta[:, None], keys, axis=1) if theta.ndim == 1 else theta[:, group]
+            nis, p_value = problem.check(own, part, keys, unit)
+            count = np.bincount(part.key, minlength=keys).astype(float)
+            told, tested = np.isfinite(nis), np.isfinite(p_value)
+            logs = np.log(np.maximum(np.where(tested, p_value, 1.0), 1e-300))
+            kinds = (np.where(told, nis * count, 0.0), np.where(told, count, 0.0), logs, tested.astype(float))
+            sums = [[math.fsum(a[group == g].tolist()) for g in np.unique(group).tolist()] for a in kinds]
+            columns = [
+                pa.array([place]),
+                pa.array([np.unique(group).tolist()]),
+                *(pa.array([a]) for a in sums),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, ["place", "which", "nis", "rows", "logs", "tested"])
 
-    return begin
+    schema = (
+        "place bigint, which array<bigint>, nis array<double>, rows array<double>, logs array<double>, "
+        "tested array<double>"
+    )
+    totals: dict[int, NDArray[np.float64]] = {}
+    for part in sorted(rows.mapInArrow(work, schema).collect()):
+        for g, *sums in zip(
+            part["which"], *(part[name] for name in ("nis", "rows", "logs", "tested")), strict=True
+        ):
+            totals[g] = totals.get(g, np.zeros(4)) + np.array(sums)
+    found: dict[str | None, Fitness] = {
+        name: fitness_of(totals[g]) for g, name in enumerate(names) if g in totals
+    }
+    if totals:
+        found[None] = fitness_of(sum(totals[g] for g in sorted(totals)))
+    return found
+
+
+def fitness_of(sums: Any) -> Fitness:
+    """Return the fitness for sums of keys: NIS times rows, rows, logarithms of p-values, number of p-values."""
+    nis, rows, logs, tested = (float(a) for a in sums)
+    p_value = float(chi2.sf(-2.0 * logs, 2.0 * tested)) if tested else math.nan
+    return Fitness(nis / rows if rows else math.nan, p_value)
 
 
 def _layout(batch: Batch, by: tuple[str, ...] = ()) -> Layout:
@@ -234,6 +340,18 @@ def _sample(rows: DataFrame, batch: Batch, every: int, by: tuple[str, ...] = ())
     parts = sorted(rows.mapInArrow(work, "place bigint, some array<double>").collect())
     m = len(batch.rows.measurement)
     return np.concatenate([np.array(part["some"]).reshape(m, -1) for part in parts], axis=1)
+
+
+def _parts_with_groups(
+    layout: Layout, batches: Iterator[pa.RecordBatch], place_of: Mapping[str, int]
+) -> Iterator[tuple[int, SortedRows, NDArray[np.int64]]]:
+    """Yield place, rows and the group (K,) of each key of each bucket's packet; one group where there are no names."""
+    if not place_of:
+        for place, part in _parts(layout, batches):
+            yield place, part, np.zeros(int(part.key[-1]) + 1, np.int64)
+        return
+    for place, part, group, here in grouped_parts(layout, batches):
+        yield place, part, np.array([place_of[name] for name in here], np.int64)[group]
 
 
 def _parts(layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, SortedRows]]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
@@ -22,25 +23,27 @@ from jobs.core.report import plural
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
 from jobs.lineage.start_point import origin
-from jobs.snapshots import manifests
+from jobs.snapshots import learned_rows, manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import meaning_of
 from jobs.snapshots.store import find_whole, verify, write
 from jobs.specs.sections import PRETRAINED
 from jobs.training.batch_filter import batch_of, bucket_rows, final_states
-from jobs.training.learning import Window, each_key_learner
+from jobs.training.key_learning import Populations
+from jobs.training.learning import Window
+from jobs.training.pretraining import write_with_keys
 from jobs.training.table_source import Source, of_earlier_release
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import create_new_keys_table, is_history, latest_history_version
 from jobs.warehouse.positions import check_version, delta_position, to_datetime
 from jobs.warehouse.tables import measurements
+from kalman.learning.key_fits import Population
 from kalman.learning.learners import LEARNERS
 from kalman.learning.maximum_likelihood import maximum_likelihood
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
-    from jobs.state.filter_step import Begin
 
 
 class Offer(NamedTuple):
@@ -112,7 +115,7 @@ def _offer(
         on_progress(f"filtering {count:,} rows of history")
         runtime.ship(warehouse.spark)
         packed = bucket_rows(rows, runtime.rows.joined, count)
-        states = final_states(packed, runtime.kernel, batch_of(runtime), _begin(runtime))
+        populations = _populations(warehouse, runtime, base)
         made = replace(
             base,
             snapshot_id=identity,
@@ -123,10 +126,15 @@ def _offer(
             batch_id=None,
             parent=base.snapshot_id,
             waiting=None,
+            learned=None,
             inputs=None if version is None else {**version._asdict(), "left_out": given - count},
             spec=spec.model_dump_json(by_alias=True),
         )
-        manifest = write(warehouse, made, states)
+        if populations is None:
+            states = final_states(packed, runtime.kernel, batch_of(runtime), runtime.begin)
+            manifest = write(warehouse, made, states)
+        else:
+            manifest = write_with_keys(warehouse, made, runtime, packed, Window(), populations)
     return Offer(manifest, _append(warehouse, spec.name, manifest, meaning))
 
 
@@ -134,23 +142,29 @@ def _digest(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
 
 
-def _begin(runtime: ModelRuntime) -> Begin | None:
-    """Return the initial states of new keys as a stream with these parameters has them; None: the model's own.
+def _populations(warehouse: Warehouse, runtime: ModelRuntime, base: Manifest) -> Populations | None:
+    """Return the populations that new keys lean on, as those of the stream do; None: none has parameters of its own.
+
+    Of a snapshot of an earlier release only the middle is known; it counts as wide as that release took it.
 
     Raises:
         UserError: each key has parameters of its own, which this filter's learner cannot start from the stream's.
     """
     spec = runtime.spec
     if spec.learn is None or spec.learn.scope != "key":
-        return runtime.begin
+        return None
     if spec.filter in LEARNERS:
         raise UserError(
             f"{spec.name}: new keys of filter: {spec.filter} with learn.scope: key cannot be pretrained beside a "
             f"stream: write stream.new_keys: prior, or learn.scope: pooled"
         )
+    found = learned_rows.populations(warehouse, base)
+    if found:
+        groups = {name: one for name, one in found.items() if name is not None}
+        return Populations(tuple(spec.learn.by), found[None], groups)
     problem = maximum_likelihood(runtime.definition)
     theta = replace(problem, begin={**problem.begin, **runtime.parameters}).start
-    return each_key_learner(runtime.definition, runtime.kernel, Window(), theta, spec.unit_us)
+    return Populations((), Population(theta, np.eye(len(theta)), 0), {})
 
 
 def _append(warehouse: Warehouse, model: str, manifest: Manifest, meaning: str) -> int:

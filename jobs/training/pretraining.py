@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
@@ -13,15 +13,18 @@ from jobs.core.progress import Progress
 from jobs.encoding.packet_kinds import NEVER
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
+from jobs.snapshots import learned_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.row_ids import of_rows
 from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.state_rows import typed_states
 from jobs.snapshots.store import find_whole, write
 from jobs.snapshots.waiting_rows import Held, of_measurements
 from jobs.spark.job_labels import labelled
 from jobs.specs.model_spec import ModelSpec
 from jobs.training.batch_filter import batch_of, bucket_rows, final_states
-from jobs.training.learning import Window, each_key_learner, learn_pooled
+from jobs.training.key_learning import learn_populations, learned_states
+from jobs.training.learning import Window, learn_pooled
 from jobs.training.table_source import Source, of_earlier_release
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import TOPIC_ID
@@ -34,6 +37,7 @@ from jobs.warehouse.positions import (
     to_datetime,
     topic_position,
 )
+from kalman.learning.learners import learnable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -41,14 +45,23 @@ if TYPE_CHECKING:
     from jobs.encoding.rows import RowFormat
     from jobs.key_inputs.table import Version
     from jobs.specs.key_inputs import Inputs
-    from jobs.state.filter_step import Begin
+    from jobs.training.batch_filter import Batch
+    from jobs.training.key_learning import Populations
     from jobs.training.learning import Learned
+
+
+class Made(NamedTuple):
+    """A snapshot, what this call learned for it by a search over all keys, and whether this call made it."""
+
+    manifest: Manifest
+    learned: Learned | None
+    made: bool
 
 
 def snapshot_at(
     warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut, window: Window, progress: Progress
-) -> tuple[Manifest, Learned | None, bool]:
-    """Return the snapshot of a model at a cut, what this call learned for it, and whether this call made it."""
+) -> Made:
+    """Return the snapshot of a model at a cut."""
     frame = _history(warehouse, spec, table, cut)
     window = _window(spec, frame, window)
     inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
@@ -59,7 +72,7 @@ def snapshot_at(
     identity = identity or snapshot_id(spec, table, cut, window, version, of_table)
     found = find_whole(warehouse, identity)
     if found is not None:
-        return found, None, False
+        return Made(found, None, False)
     runtime = ModelRuntime(spec, {}, frame.schema)
     landed = 0
     if inputs is not None and version is not None:
@@ -78,26 +91,84 @@ def snapshot_at(
         if held is not None and batch.rows.row_id is not None:
             floor = runtime.event_time_policy().late_before(held.watermark)
             held = held._replace(ids=of_rows(packed, batch.rows, floor))
-        learned = None
+        search = Search(runtime, packed, batch, window, progress)
+        learned, populations = None, None
         if spec.learn is not None and count:
             with labelled(spark, doing, "learn"):
-                sampled = spec.learn.sample_keys is not None
-                keys = frame.select(*spec.key).distinct().count() if sampled else None
-                learned = learn_pooled(
-                    packed, runtime.definition, spec.learn, batch, window, keys, progress.note
-                )
-        runtime = replace(runtime, parameters={} if learned is None else learned.parameters)
+                learned, populations = search.run(frame)
+        runtime = replace(runtime, parameters=search.parameters(learned, populations))
         progress.note(f"filtering {count:,} rows")
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
         runtime.ship(spark)
         given = None if version is None else {**version._asdict(), "left_out": landed - count}
         position = cut.place or position_at(warehouse, spec, table, cut.version, of_table)
         manifest = _manifest(runtime, identity, position, cut, window, given)
-        states = final_states(packed, runtime.kernel, batch, _begin(runtime, learned, window))
         with labelled(spark, doing, "filter and write the snapshot"):
-            return write(warehouse, manifest, states, held), learned, True
+            if populations is not None:
+                return Made(
+                    write_with_keys(warehouse, manifest, runtime, packed, window, populations, held),
+                    None,
+                    True,
+                )
+            states = final_states(packed, runtime.kernel, batch, runtime.begin)
+            told = None if learned is None else learned_rows.of_driver(warehouse, learned.entries)
+            return Made(write(warehouse, manifest, states, held, told), learned, True)
     finally:
         packed.unpersist()
+
+
+@dataclass(frozen=True)
+class Search:
+    """The learning of one snapshot."""
+
+    runtime: ModelRuntime
+    packed: DataFrame
+    batch: Batch
+    window: Window
+    progress: Progress
+
+    def run(self, frame: DataFrame) -> tuple[Learned | None, Populations | None]:
+        """Return what all keys, or groups of keys, learn together; or the populations that single keys lean on."""
+        spec, learn = self.runtime.spec, self.runtime.spec.learn
+        assert learn is not None
+        by_key = learn.scope == "key"
+        keys = _keys(frame, spec) if by_key or learn.sample_keys is not None else None
+        given = self.packed, self.runtime.definition, learn, self.batch, self.window
+        if by_key:
+            return None, learn_populations(*given, keys or 0, self.progress.note)
+        return learn_pooled(*given, keys, self.progress.note), None
+
+    def parameters(self, learned: Learned | None, populations: Populations | None) -> dict[str, Any]:
+        """Return the parameters of the snapshot: of all keys, or of keys that it does not know."""
+        if populations is not None:
+            return populations.parameters(learnable(self.runtime.definition))
+        return {} if learned is None else learned.parameters
+
+
+def _keys(frame: DataFrame, spec: ModelSpec) -> int:
+    return frame.select(*spec.key).distinct().count()
+
+
+def write_with_keys(
+    warehouse: Warehouse,
+    manifest: Manifest,
+    runtime: ModelRuntime,
+    packed: DataFrame,
+    window: Window,
+    populations: Populations,
+    held: Held | None = None,
+) -> Manifest:
+    """Learn every key in the pass that filters, and write the snapshot with a row a key of how good that is."""
+    problem = learnable(runtime.definition)
+    both = learned_states(
+        packed, runtime.definition, runtime.kernel, batch_of(runtime), window, populations
+    ).persist()
+    try:
+        states = typed_states(both.filter(F.col("fit").isNull()).drop("fit"))
+        own = learned_rows.of_driver(warehouse, populations.entries(problem))
+        return write(warehouse, manifest, states, held, learned_rows.of_keys(both).union(own))
+    finally:
+        both.unpersist()
 
 
 def _history(warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut) -> DataFrame:
@@ -140,14 +211,6 @@ def _manifest(
         spec=spec.model_dump_json(by_alias=True),
         inputs=inputs,
     )
-
-
-def _begin(runtime: ModelRuntime, learned: Learned | None, window: Window) -> Begin | None:
-    """Return the initial states of keys whose parameters are learned by key or by group, otherwise None."""
-    spec = runtime.spec
-    if spec.learn is not None and spec.learn.scope == "key" and learned is not None:
-        return each_key_learner(runtime.definition, runtime.kernel, window, learned.theta, spec.unit_us)
-    return runtime.begin
 
 
 def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame, Held]:

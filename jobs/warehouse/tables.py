@@ -21,7 +21,7 @@ MANIFESTS = """
     snapshot_id string, model string, model_version int, fingerprint string, parameters string, position string,
     cut timestamp, learn_from timestamp, learn_to timestamp, generation string, batch_id bigint, key_count bigint,
     checksum string, rows bigint, snapshots_version bigint, status string, spec string, parent string,
-    committed_at timestamp, waiting string, inputs string
+    committed_at timestamp, waiting string, inputs string, learned string
 """
 WAITING_ROWS = """
     snapshot_id string, model string, key string, event_time timestamp, measurement array<double>,
@@ -30,6 +30,12 @@ WAITING_ROWS = """
 REMEMBERED_IDS = """
     snapshot_id string, model string, key_identity bigint, key_check bigint, id bigint, id_check bigint,
     event_time timestamp
+"""
+LEARNED = """
+    snapshot_id string, model string, scope string, key string, key_group string, outcome string, reason string,
+    rows bigint, log_likelihood double, log_likelihood_a_row double, parameters map<string, double>,
+    standard_errors map<string, double>, own double, nis double, ljung_box double, keys bigint,
+    free_numbers array<double>, covariance array<double>, zero array<double>
 """
 GENERATIONS = """
     generation string, model string, model_version int, fingerprint string, snapshot_id string, checkpoint string,

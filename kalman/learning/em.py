@@ -5,36 +5,50 @@ both additive over buckets, and `fit` iterates theta by the sums.
 The vector may be a gradient (maximum likelihood) or expected sufficient statistics (EM).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kalman.learning.key_fits import KeyFit, Population
+from kalman.learning.key_fits import KeyFit, Outcome, Population
 from kalman.run import SortedRows
 from kalman.types import Array
 
 Evaluation = tuple[float, Array, int]
 """Log-likelihood, a vector (s,), and the number of rows used; over several buckets: their sums."""
 Evaluate = Callable[[Array], Evaluation]
+PROMISED = 1e-6
+"""Log-likelihood a row that EM may still hope to gain when it stops."""
+ROUNDING = 1e-15
+"""Share of the log-likelihood below which a gain is rounding."""
 Sample = Callable[[], Array]
 """Returns the measurements (m, N) of a fixed sample of all rows, a few thousand at most."""
 
 
 class Fit(NamedTuple):
-    """The result of learning: free numbers theta (p,), log-likelihood, iterations, whether it converged.
+    """The result of learning: free numbers theta (p,), log-likelihood, iterations, and how the search ended.
 
+    reason     why it did not converge inside the bounds, None where it did; used: rows
     held_out   log-likelihood per held-out row, by which a start was chosen; None without held-out rows
-    covariance (p, p) of theta, and the standard errors of the parameters by name, in their shape; None if not known
+    covariance (p, p) of theta, and the standard errors of the parameters by name, in their shape; None if not known.
+               NaN for a parameter at its bound, which has none
     """
 
     theta: Array
     log_likelihood: float
     iterations: int
-    converged: bool
+    outcome: Outcome
+    reason: str | None = None
+    used: int = 0
     held_out: float | None = None
     covariance: Array | None = None
     errors: Mapping[str, Any] | None = None
+
+    @property
+    def converged(self) -> bool:
+        """Whether it ended at a maximum inside the bounds."""
+        return self.outcome == Outcome.CONVERGED
 
 
 class Learner(Protocol):
@@ -66,6 +80,15 @@ class Learner(Protocol):
         """Return each key's own parameters, with the population as their prior; None: by its own rows alone."""
         ...
 
+    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
+        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
+        ...
+
+    @property
+    def places(self) -> Mapping[str, Any]:
+        """Return the positions in `KeyFit.parameters` of the entries of each parameter, in its shape."""
+        ...
+
     def population(self, fits: Sequence[KeyFit]) -> Population:
         """Return the population of keys that were fitted without a prior; odd keys count little."""
         ...
@@ -80,19 +103,28 @@ def climb(
 ) -> Fit:
     """Return the limit of theta <- maximise(theta, evaluate(theta)'s vector).
 
-    It has converged when a step gains less than `tolerance` of the log-likelihood's size. The best theta seen is
-    kept: a step of EM never loses, but rounding and bounds may.
+    It has converged when a step gains less than `tolerance` of log-likelihood a row, and the rate at which the gains
+    fall promises less than `PROMISED` a row of all steps to come. The best theta seen is kept: a step of EM never
+    loses, but rounding and bounds may.
 
     Reference: Dempster, Laird and Rubin (1977).
     """
     theta = np.asarray(start, float)
-    value, vector, _ = evaluate(theta)
+    value, vector, used = evaluate(theta)
+    gain, last = math.inf, math.inf
     for iteration in range(1, max_iterations + 1):
         following = maximise(theta, vector)
-        reached, vector, _ = evaluate(following)
-        gain = reached - value
+        reached, vector, used = evaluate(following)
+        last, gain = gain, reached - value
         if gain > 0.0:
             theta, value = following, reached
-        if not gain > tolerance * max(1.0, abs(value)):
-            return Fit(theta, value, iteration, True)
-    return Fit(theta, value, max_iterations, False)
+        least = max(tolerance * used, ROUNDING * abs(value))
+        if not gain > least and (gain <= 0.0 or not _to_come(last, gain) > PROMISED * used):
+            return Fit(theta, value, iteration, Outcome.CONVERGED, None, used)
+    reason = f"it stopped after {max_iterations} steps, and the last gained {gain:.3g} of log-likelihood"
+    return Fit(theta, value, max_iterations, Outcome.FAILED, reason, used)
+
+
+def _to_come(last: float, gain: float) -> float:
+    """Return the sum of all further gains if each is the same share of the one before."""
+    return math.inf if gain >= last else gain * gain / (last - gain)

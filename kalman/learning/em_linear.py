@@ -18,6 +18,7 @@ import numpy as np
 
 from kalman.filters.robust.adaptive import scaled
 from kalman.learning import constraints
+from kalman.learning.bounds import at_zero
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample, climb
 from kalman.learning.em_entries import Regression, of_letter, regressed, second_moments
 from kalman.learning.key_fits import KeyFit, Population
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from kalman.learning.maximum_likelihood import Learning
 
 TOLERANCE = 1e-10
-"""Relative gain in log-likelihood below which EM stops."""
+"""Gain in log-likelihood a row below which EM stops."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class ExpectationMaximisation:
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
         """Return the theta of EM from the written parameters; the log-likelihood never falls."""
-        return climb(evaluate, self.maximise, self.model.start, max_iterations, TOLERANCE)
+        found = climb(evaluate, self.maximise, self.model.start, max_iterations, TOLERANCE)
+        return at_zero(evaluate, found, self.model.variables)
 
     def maximise(self, theta: Array, vector: Array) -> Array:
         """Return the theta of the M-step."""
@@ -172,6 +174,15 @@ class ExpectationMaximisation:
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
         """Return each key's own parameters, as maximum likelihood finds them."""
         return self.model.fit_keys(rows, keys, unit, population)
+
+    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
+        """Return each key's mean NIS (K,) and p-value of Ljung and Box."""
+        return self.model.check(theta, rows, keys, unit)
+
+    @property
+    def places(self) -> Mapping[str, Any]:
+        """Return the positions in `KeyFit.parameters` of the entries of each parameter."""
+        return self.model.places
 
     def population(self, fits: Sequence[KeyFit]) -> Population:
         """Return the population of keys."""

@@ -1,26 +1,33 @@
 """Maximum likelihood for groups of keys: each group has parameters of its own, all groups are searched together.
 
 A group's log-likelihood is the sum over its keys, so that one evaluation of all keys, each at its group's theta, is one
-of every group. Each group is searched by scoring (`kalman.learning.scoring`) from the pooled maximum, and all
-unfinished searches are evaluated at once. A group's theta has a normal prior around the pooled one, so a group with
-few rows stays near it.
+of every group. Each group is searched by scoring (`kalman.learning.scoring`), at first along its own scale, and all
+unfinished searches are evaluated at once. The start is inside the bounds also where the pooled maximum is not: at a
+bound a group's likelihood would be flat. A group's theta has a normal prior, so that a group with few rows stays near
+its mean: the pooled theta, where the groups differ in scale by no more than the prior expects, and otherwise as much
+wider as they differ.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from kalman.learning.bounds import Variables, covariance_within, search_within, to_scale, told
+from kalman.learning.em import Fit
 from kalman.learning.fisher_information import information
+from kalman.learning.key_fits import Outcome
 from kalman.learning.maximum_likelihood import STEP, Learning
 from kalman.learning.score import score
-from kalman.learning.scoring import Maximum, Point, Search, covariance, finite, search
+from kalman.learning.scoring import Maximum, Point, finite
 from kalman.linalg.packing import symmetric
 from kalman.run import SortedRows
 from kalman.types import Array
 
+FEW = 0.5
+"""Share of a group's own rows in the result below which it leans on the other groups."""
 DEVIATION = 1.0
 """Standard deviation of the prior in free numbers without unit: a variance within a factor e^2 either way, at 95 %."""
 
@@ -34,8 +41,12 @@ class GroupFit(NamedTuple):
     """The result of learning for each of G groups.
 
     theta          (p, G) free numbers
-    parameters     of each group by name, as `kalman.build` takes them; errors: their standard errors, None if not known
-    log_likelihood (G,) without the prior; used (G,) rows; converged (G,) bool
+    parameters     of each group by name, as `kalman.build` takes them; errors: their standard errors, None if not
+                   known, NaN for a parameter at its bound
+    log_likelihood (G,) without the prior; used (G,) rows
+    outcome        of each group, and reason: why it did not converge, None where it did
+    own            (G,) share of its own rows in the result against the prior's, 0 to 1
+    precision      (p, p) of the prior, whose mean is the theta that the search began at
     iterations     the largest number of any group
     """
 
@@ -44,8 +55,16 @@ class GroupFit(NamedTuple):
     errors: list[dict[str, Any] | None]
     log_likelihood: Array
     used: np.ndarray
-    converged: np.ndarray
+    outcome: list[Outcome]
+    reason: list[str | None]
+    own: Array
+    precision: Array
     iterations: int
+
+    @property
+    def converged(self) -> np.ndarray:
+        """Which groups (G,) ended at a maximum inside the bounds."""
+        return np.array(self.outcome) == Outcome.CONVERGED
 
 
 @dataclass(frozen=True)
@@ -77,60 +96,144 @@ class GroupLearning:
         used = np.bincount(group, scored.used, minlength=groups).astype(np.int64)
         return add(scored.log_likelihood), vector, used
 
-    def fit(self, evaluate: GroupEvaluate, pooled: Array, groups: int, max_iterations: int) -> GroupFit:
-        """Return the modes of the groups' posteriors, searched from the pooled theta (p,)."""
-        pooled = np.asarray(pooled, float)
-        p = len(pooled)
-        narrow = np.where(np.isfinite(self.model.limits), DEVIATION**-2.0, 0.0)
+    def fit(self, evaluate: GroupEvaluate, pooled: Fit, groups: int, max_iterations: int) -> GroupFit:
+        """Return the modes of the groups' posteriors."""
+        middle, free = self._inside(pooled)
+        variables, p = self.model.variables, len(middle)
 
         def points(theta: Array, which: np.ndarray) -> list[Point]:
             value, vector, used = evaluate(theta, which)
-            away = theta - pooled[:, None]
-            value = value - 0.5 * (narrow[:, None] * away**2).sum(axis=0)
-            gradient = vector[:p] - narrow[:, None] * away
             return [
                 Point(
                     theta[:, j],
                     float(value[j]),
-                    gradient[:, j],
-                    np.array(symmetric(vector[p:, j].tolist())) + np.diag(narrow),
+                    vector[:p, j],
+                    np.array(symmetric(vector[p:, j].tolist())),
                     int(used[j]),
                 )
                 for j in range(len(which))
             ]
 
-        starts = points(np.repeat(pooled[:, None], groups, axis=1), np.arange(groups))
-        found = [Maximum(start, 0, False) for start in starts]
-        searches = {
-            g: search(start, self.model.limits, max_iterations)
-            for g, start in enumerate(starts)
-            if finite(start)
-        }
-        _together(searches, found, points)
-        theta = np.array([one.point.theta for one in found]).reshape(groups, p).T
+        starts = points(np.repeat(middle[:, None], groups, axis=1), np.arange(groups))
+        able = [g for g, start in enumerate(starts) if finite(start) and start.used]
+        scaled = _together(
+            {g: to_scale(starts[g], variables.scale, variables.measurements) for g in able}, points
+        )
+        precision = _precision(middle, variables, free, [scaled[g].theta for g in able])
+        prior = _Prior(middle, precision)
+        found = _together(
+            {g: search_within(prior.added(scaled[g]), variables, max_iterations) for g in able},
+            lambda theta, which: [prior.added(point) for point in points(theta, which)],
+        )
+        still = np.zeros(p, np.int8)
+        all_found = [
+            found.get(g) or Maximum(prior.added(starts[g]), 0, 0.0, still, None) for g in range(groups)
+        ]
+        return self._result(all_found, prior)
+
+    def _inside(self, pooled: Fit) -> tuple[Array, Array]:
+        """Return a theta inside the bounds near the pooled one, and which of it (p,) the pooled one determines.
+
+        A variable at its bound begins as it is written, relative to the scale of the others.
+        """
+        theta, start, scale = np.asarray(pooled.theta, float), self.model.start, self.model.variables.scale
+        if pooled.covariance is None:
+            return theta, np.ones(len(theta), bool)
+        free = ~np.isnan(np.diag(pooled.covariance))
+        moved = free & (scale > 0.0)
+        shift = float(np.mean((theta - start)[moved] / scale[moved])) if moved.any() else 0.0
+        return np.where(free, theta, start + shift * scale), free
+
+    def _result(self, found: list[Maximum], prior: "_Prior") -> GroupFit:
+        variables = self.model.variables
+        ends = [_told(one, variables, prior) for one in found]
+        errors = [
+            self.model.errors(
+                one.point.theta, covariance_within(self.model.spread(one.point, one.held), one.held)
+            )
+            if finite(one.point)
+            else None
+            for one in found
+        ]
+        theta = np.array([one.point.theta for one in found]).reshape(len(found), len(prior.mean)).T
         return GroupFit(
             theta,
             [self.model.parameters(one.point.theta) for one in found],
-            [
-                self.model.errors(one.point.theta, covariance(one.point.information))
-                if finite(one.point)
-                else None
-                for one in found
-            ],
-            np.array([one.point.value for one in found])
-            + 0.5 * (narrow[:, None] * (theta - pooled[:, None]) ** 2).sum(axis=0),
+            errors,
+            np.array([one.point.value - prior.value(one.point.theta) for one in found]),
             np.array([one.point.used for one in found], np.int64),
-            np.array([one.converged for one in found], bool),
+            [outcome for outcome, _, _ in ends],
+            [reason for _, reason, _ in ends],
+            np.array([own for _, _, own in ends]),
+            prior.precision,
             max((one.iterations for one in found), default=0),
         )
 
 
+@dataclass(frozen=True)
+class _Prior:
+    """A normal prior of theta (p,)."""
+
+    mean: Array
+    precision: Array
+
+    def value(self, theta: Array) -> float:
+        """Return the logarithm of its density, without the constant."""
+        away = theta - self.mean
+        return -0.5 * float(away @ self.precision @ away)
+
+    def added(self, point: Point) -> Point:
+        """Return a point of the posterior."""
+        return point._replace(
+            value=point.value + self.value(point.theta),
+            gradient=point.gradient - self.precision @ (point.theta - self.mean),
+            information=point.information + self.precision,
+        )
+
+
+def _precision(middle: Array, variables: Variables, free: Array, scaled: Sequence[Array]) -> Array:
+    """Return the precision of the groups' prior.
+
+    Its standard deviation is DEVIATION, and along the scale of the noise as much more as the groups differ in scale.
+    Variables with a unit have no prior, nor have those that all groups together leave at a bound.
+    """
+    known = np.flatnonzero(np.isfinite(variables.limits) & free)
+    scale = variables.scale[known]
+    result = np.zeros((len(middle), len(middle)))
+    length = float(scale @ scale)
+    apart = [float(scale @ (one - middle)[known]) / length for one in scaled] if length else []
+    covariance = DEVIATION**2.0 * np.eye(len(known))
+    if apart:
+        covariance = covariance + np.mean(np.square(apart)) * np.outer(scale, scale)
+    result[np.ix_(known, known)] = np.linalg.inv(covariance)
+    return result
+
+
+def _told(found: Maximum, variables: Variables, prior: _Prior) -> tuple[Outcome, str | None, float]:
+    """Return how a group's search ended, why it did not converge, and the share of its own rows in the result."""
+    held = np.diag(prior.precision) > 0.0
+    whole = np.diag(found.point.information)[held]
+    own = 1.0 - float(np.mean(np.diag(prior.precision)[held] / whole)) if held.any() else 1.0
+    if not found.point.used:
+        return Outcome.TOO_FEW_ROWS, "no row can be used: it has the values of all groups", 0.0
+    if not finite(found.point):
+        return Outcome.FAILED, "the log-likelihood is not finite: it has the values of all groups", 0.0
+    outcome, reason = told(found, variables)
+    if outcome == Outcome.CONVERGED and own < FEW:
+        reason = f"its own rows make {own:.0%} of the result, the other groups the rest"
+        return Outcome.TOO_FEW_ROWS, reason, own
+    return outcome, reason, own
+
+
+T = TypeVar("T")
+
+
 def _together(
-    searches: dict[int, Search],
-    found: list[Maximum],
+    searches: dict[int, Generator[Array, Point, T]],
     points: Callable[[Array, np.ndarray], Sequence[Point]],
-) -> None:
-    """Run searches, evaluating the points of all of them at once, and put their maxima into `found`."""
+) -> dict[int, T]:
+    """Return the results of searches by group, evaluating the points of all of them at once."""
+    found: dict[int, T] = {}
     answers: dict[int, Point | None] = dict.fromkeys(searches)
     while answers:
         asked: dict[int, Array] = {}
@@ -140,9 +243,10 @@ def _together(
             except StopIteration as end:
                 found[g] = end.value
         if not asked:
-            return
+            break
         theta = np.array(list(asked.values())).T
         answers = dict(zip(asked, points(theta, np.array(list(asked))), strict=True))
+    return found
 
 
 def _adder(group: np.ndarray, groups: int) -> Callable[[Array], Array]:

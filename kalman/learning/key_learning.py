@@ -482,6 +482,23 @@ def _checked(searches: KeySearches, entries: Array) -> tuple[Array, Array]:
         return total / count, np.where(np.isfinite(least), np.minimum(1.0, m * least), np.nan)
 
 
+def check(model: Model, rows: SortedRows, keys: int, unit: float, theta: Array) -> tuple[Array, Array]:
+    """Return the mean NIS per measured component (K,), and the p-value of Ljung and Box, of keys at theta (p, K).
+
+    NaN for keys without rows, and where there are too few.
+    """
+    nis, p_value = np.full(keys, np.nan), np.full(keys, np.nan)
+    rows = _usable(model, rows)
+    present, number = np.unique(rows.key, return_inverse=True)
+    if len(present):
+        searches = KeySearches(model, rows._replace(key=number), unit)
+        some = np.asarray(theta, float)[:, present]
+        nis[present], p_value[present] = _checked(
+            searches, searches.entries(some, np.zeros(some.shape, bool))
+        )
+    return nis, p_value
+
+
 def _sum(parts: Iterable[Array]) -> Array:
     """Return the sum of arrays, added in their order."""
     total: Array | None = None

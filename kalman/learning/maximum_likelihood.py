@@ -15,17 +15,19 @@ import numpy as np
 
 from kalman.building.registry import build
 from kalman.filters.linear import LinearFilter
+from kalman.filters.robust.adaptive import scaled
 from kalman.learning import constraints
+from kalman.learning.bounds import Variables, covariance_within, search_within, told
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
 from kalman.learning.fisher_information import information
 from kalman.learning.key_fits import KeyFit, Outcome, Population
-from kalman.learning.key_learning import Model, fit_each, key_model
+from kalman.learning.key_learning import Model, check, fit_each, key_model
 from kalman.learning.key_population import population_of
 from kalman.learning.optimisers import fit
 from kalman.learning.score import score
 from kalman.learning.scoring import Point, covariance, finite, maximise
 from kalman.learning.tangents import learned
-from kalman.linalg.packing import symmetric
+from kalman.linalg.packing import packed_index, symmetric
 from kalman.models import learned_entries
 from kalman.models.definition import learn_request, natural
 from kalman.models.learned_entries import is_chosen
@@ -176,13 +178,39 @@ class Learning:
 
         begin = point(self.start)
         if not p:
-            return Fit(self.start, begin.value, 0, True)
+            return Fit(self.start, begin.value, 0, Outcome.CONVERGED, used=begin.used)
         if not finite(begin):
             return fit(lambda theta: point(theta)[1:3], self.start, max_iterations)
-        best, iterations, converged = maximise(point, begin, self.limits, max_iterations)
-        spread = covariance(best.information)
-        errors = self.errors(best.theta, spread)
-        return Fit(best.theta, best.value, iterations, converged, covariance=spread, errors=errors)
+        best = maximise(point, search_within(begin, self.variables, max_iterations))
+        outcome, reason = told(best, self.variables)
+        spread = covariance_within(self.spread(best.point, best.held), best.held)
+        errors = self.errors(best.point.theta, spread)
+        place = best.point
+        return Fit(
+            place.theta, place.value, best.iterations, outcome, reason, place.used, None, spread, errors
+        )
+
+    def spread(self, point: Point, held: np.ndarray) -> Array:
+        """Return the covariance (p, p) of the free variables, the others being known."""
+        free = held == 0
+        return covariance(np.where(np.outer(free, free), point.information, np.diag((~free).astype(float))))
+
+    @cached_property
+    def variables(self) -> Variables:
+        """What the free numbers are, for a search with bounds."""
+        names: list[str] = []
+        scale: list[float] = []
+        low: list[str | None] = []
+        high: list[str | None] = []
+        for p in self.learned:
+            for e in constraints.free_entries(p):
+                names.append(entry_name(p, e))
+                below, above = _bounds(p)
+                low.append(below)
+                high.append(above)
+                scale.append(_follows_scale(self.filter, p, e))
+        ends = tuple(low), tuple(high)
+        return Variables(tuple(names), self.limits, np.array(scale), self.filter.measurements, *ends)
 
     @property
     def limits(self) -> Array:
@@ -246,6 +274,21 @@ class Learning:
         """
         return fit_each(self._key_model, rows, keys, unit, population)
 
+    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
+        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
+        return check(self._key_model, rows, keys, unit, theta)
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """Return the positions in `KeyFit.parameters` of the entries of each parameter, in its shape."""
+        result: dict[str, Any] = {}
+        at = 0
+        for p in self.learned:
+            numbered = natural(p._replace(value=tuple(float(at + e) for e in range(len(p.value)))))
+            result[p.name] = numbered
+            at += len(p.value)
+        return result
+
     @cached_property
     def _key_model(self) -> Model:
         return key_model(learned(self.each), self.learned, self.start)
@@ -277,6 +320,37 @@ def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     result = Learning(definition, names, scope, {p.name: natural(p) for p in formed})
     _ = result.start  # raises here, before the cluster is used
     return result
+
+
+def entry_name(parameter: Parameter, entry: int) -> str:
+    """Return the name of a packed entry of a parameter, such as R[1][0]."""
+    if len(parameter.value) == 1:
+        return parameter.name
+    if parameter.kind != "covariance":
+        return f"{parameter.name}[{entry}]"
+    i = math.isqrt(8 * entry + 1) - 1
+    i //= 2
+    return f"{parameter.name}[{i}][{entry - packed_index(i, 0)}]"
+
+
+def _bounds(parameter: Parameter) -> tuple[str | None, str | None]:
+    """Return what is said of a parameter at the bound below, and at that above."""
+    low, high = parameter.bounds or (None, None)
+    below = "is zero" if low is None and parameter.kind != "bounded" else f"is at its bound {low}"
+    above = "grows without bound" if high is None else f"is at its bound {high}"
+    if parameter.kind == "bounded" and low is None:  # the free number is that of the distance below the bound
+        return above, "falls without bound"
+    return below, above
+
+
+def _follows_scale(model: LinearFilter, parameter: Parameter, entry: int) -> float:
+    """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
+    if parameter.kind == "covariance":
+        row = (math.isqrt(8 * entry + 1) - 1) // 2
+        return 0.5 if entry == packed_index(row, row) else 0.0
+    if parameter.kind != "positive":
+        return 0.0
+    return 1.0 if scaled(model.process, parameter, model.controls).rank else 0.0
 
 
 def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:

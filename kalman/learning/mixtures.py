@@ -175,6 +175,15 @@ class MixtureLearner:
     def _fit_one(self, rows: SortedRows) -> Fit:
         return self.fit(lambda theta: self.evaluate(theta, rows, 1, 1.0), lambda: rows.y, ALONE_ITERATIONS)
 
+    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
+        """Return no figures: the rows of a key are no series of innovations here."""
+        return np.full(keys, np.nan), np.full(keys, np.nan)
+
+    @property
+    def places(self) -> Mapping[str, Any]:
+        """Return the positions in `KeyFit.parameters` of the entries of each parameter."""
+        return dict(self.parameters(np.arange(self._width, dtype=float)))
+
     def population(self, fits: Sequence[KeyFit]) -> Population:
         """Return the mixture of all keys' rows, as far as their components correspond.
 

@@ -125,6 +125,15 @@ class ModeLearning:
         """Refuse: modes are learned for all keys together."""
         raise NotImplementedError("modes are learned for all keys together")
 
+    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
+        """Return no figures: the rows of a key are no series of innovations here."""
+        return np.full(keys, np.nan), np.full(keys, np.nan)
+
+    @property
+    def places(self) -> Mapping[str, Any]:
+        """Return the positions in `KeyFit.parameters` of the entries of each parameter."""
+        return {}
+
     def population(self, fits: Sequence[KeyFit]) -> Population:
         """Refuse: modes are learned for all keys together."""
         raise NotImplementedError("modes are learned for all keys together")

@@ -7,10 +7,13 @@ import numpy as np
 from scipy.optimize import minimize
 
 from kalman.learning.em import Fit
+from kalman.learning.key_fits import Outcome
 from kalman.types import Array
 
 REACH = 25.0
 """How far a free number may go from its start: a factor e^25 for a variance."""
+STEEP = 1e-4
+"""Slope of the log-likelihood a row by a free number above which a search has not arrived."""
 
 
 def fit(
@@ -27,26 +30,26 @@ def fit(
     """
     start = np.asarray(start, float)
     evaluations = 0
-    scale = 0.0
-    rows_at_start = 0
+    rows = 1
+    worst = 0.0
 
     def negative(theta: Array) -> tuple[float, Array]:
-        nonlocal evaluations, scale, rows_at_start
+        nonlocal evaluations, rows, worst
         log_likelihood, gradient, *rest = objective(theta)
         evaluations += 1
         if progress is not None:
             progress(evaluations, float(log_likelihood))
         if evaluations == 1:
-            scale = max(1.0, abs(float(log_likelihood)))
-            rows_at_start = rest[0] if rest else 0
-        lost = bool(rest) and rest[0] < rows_at_start
+            rows = max(1, rest[0] if rest else 1)
+            worst = 1e3 + 2.0 * abs(float(log_likelihood)) / rows if np.isfinite(log_likelihood) else 1e3
+        lost = bool(rest) and rest[0] < rows
         if lost or not np.isfinite(log_likelihood) or not np.isfinite(gradient).all():
-            return 1e3, np.zeros(len(theta))
-        return -float(log_likelihood) / scale, -np.asarray(gradient, float) / scale
+            return worst, np.zeros(len(theta))
+        return -float(log_likelihood) / rows, -np.asarray(gradient, float) / rows
 
     if len(start) == 0:
         log_likelihood = float(objective(start)[0])
-        return Fit(start, log_likelihood, 0, True)
+        return Fit(start, log_likelihood, 0, Outcome.CONVERGED)
     found = minimize(
         negative,
         start,
@@ -55,6 +58,17 @@ def fit(
         bounds=[(a - REACH, a + REACH) for a in start],
         options={"maxiter": max_iterations, "ftol": 1e-13, "gtol": 1e-9},
     )
+    theta = np.asarray(found.x, float)
+    outcome, reason = _ended(found, np.abs(theta - start))
+    return Fit(theta, -float(found.fun) * rows, int(found.nit), outcome, reason, rows)
+
+
+def _ended(found: Any, moved: Array) -> tuple[Outcome, str | None]:
+    """Return how a search by L-BFGS-B ended, in log-likelihood a row, and why it did not converge."""
+    if (moved > REACH - 1e-6).any():
+        return Outcome.AT_BOUND, f"a parameter moved by a factor of e^{REACH:g} from where it is written"
+    steepest = float(np.abs(found.jac).max())
     # "abnormal" is a line search that rounding stops: the optimum, as far as float64 can tell
-    converged = found.status == 0 or "ABNORMAL" in str(found.message)
-    return Fit(np.asarray(found.x, float), -float(found.fun) * scale, int(found.nit), bool(converged))
+    if (found.status == 0 or "ABNORMAL" in str(found.message)) and steepest < STEEP:
+        return Outcome.CONVERGED, None
+    return Outcome.FAILED, f"it stopped where the log-likelihood a row still has a slope of {steepest:.3g}"

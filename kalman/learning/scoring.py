@@ -5,6 +5,7 @@ variables, which an optimiser with gradients alone has to find by further evalua
 differs from the curvature; the gradient changes of the last steps correct it.
 """
 
+import math
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
@@ -12,12 +13,16 @@ import numpy as np
 
 from kalman.types import Array
 
-TOLERANCE = 1e-10
-"""Gain in log-likelihood below which the search stops; a significant gain is about one half."""
+TOLERANCE = 1e-12
+"""Gain in log-likelihood a row below which the search stops."""
 ROUNDING = 1e-13
 """The same relative to the log-likelihood: below it rounding of the sums dominates."""
 SMALL = 1e-5
-"""An insignificant gain, less than a hundredth of a standard error, not worth a long step."""
+"""An insignificant gain, less than a hundredth of a standard error; a significant one is about one half."""
+HIDDEN = 0.01
+"""A gain so large that it counts: a search that cannot see it has not converged."""
+FLAT = 0.05
+"""Information about the logarithm of a parameter below which its standard error is a factor of ninety."""
 PAIRS = 6
 """Number of last steps whose gradient changes correct the information."""
 
@@ -33,11 +38,17 @@ class Point(NamedTuple):
 
 
 class Maximum(NamedTuple):
-    """The best point, the number of steps, and whether the search converged."""
+    """The best point, the number of steps, and the gain that a further step promises.
+
+    held: the variables (p,) that the search left at their bounds, each -1, 1 or 0 where it is free.
+    problem: why the search did not arrive, None where it did.
+    """
 
     point: Point
     iterations: int
-    converged: bool
+    gain: float
+    held: np.ndarray
+    problem: str | None
 
 
 def finite(point: Point) -> bool:
@@ -53,15 +64,8 @@ Search = Generator[Array, Point, Maximum]
 """Yields a theta, is sent its point, and returns the maximum; so many searches can be evaluated together."""
 
 
-def maximise(
-    evaluate: Callable[[Array], Point],
-    start: Point,
-    limits: Array,
-    max_iterations: int,
-    tolerance: float = TOLERANCE,
-) -> Maximum:
-    """Maximise from `start`, a finite point, as `search` says."""
-    asking = search(start, limits, max_iterations, tolerance)
+def maximise(evaluate: Callable[[Array], Point], asking: Search) -> Maximum:
+    """Return the maximum of a search (`search`, or `kalman.learning.bounds.search_within`)."""
     try:
         theta = next(asking)
         while True:
@@ -70,40 +74,70 @@ def maximise(
         return end.value
 
 
-def search(start: Point, limits: Array, max_iterations: int, tolerance: float = TOLERANCE) -> Search:
+def search(start: Point, limits: Array, max_iterations: int, held: np.ndarray | None = None) -> Search:
     """Search the maximum from `start`, a finite point.
 
-    limits: how far one step may go in each variable (p,). A point at which rows fall out is refused. It ends when the
-    next step is expected to gain less than `tolerance`, in units of the log-likelihood, or gains less: parameters are
-    then within sqrt(2 * tolerance) of a standard error of the maximum.
+    limits: how far one step may go in each variable (p,). held: those that stay where they are, not 0 (p,). A point at
+    which rows fall out is refused. It ends when the next step is expected to gain less than `TOLERANCE` a row, or
+    gains less; in parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. It ends too
+    where a step meets a limit in a variable of which the rows know nothing (`FLAT`): `kalman.learning.bounds` finds
+    out whether that is at a bound.
 
     References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton steps
     that begin from any matrix, here J's inverse.
     """
     point, pairs = start, []
+    held = np.zeros(len(limits), np.int8) if held is None else held
     ridge = 1e-6 * np.diag(start.information)
-    least = max(tolerance, ROUNDING * abs(start.value))
+    rise = math.inf
     for iteration in range(max_iterations):
-        H = _inverse(point.information, ridge, pairs)
-        step = H @ point.gradient
-        rise = 0.5 * float(point.gradient @ step)
-        if not rise > least or (rise < SMALL and float(np.max(np.abs(step) / limits)) > 0.2):
-            return Maximum(point, iteration, True)
-        step *= min(1.0, float(np.min(limits / np.maximum(np.abs(step), 1e-300))))
+        least = least_gain(point)
+        H = _inverse(_information(point, held), ridge, pairs)
+        gradient = np.where(held == 0, point.gradient, 0.0)
+        step = H @ gradient
+        rise = 0.5 * float(gradient @ step)
+        far = float(np.max(np.abs(step) / limits))
+        if not rise > least or (rise < SMALL and far > 0.2) or _creeps(point, step, limits, held):
+            return Maximum(point, iteration, max(rise, 0.0), held, _hidden(least))
+        step *= min(1.0, 1.0 / max(far, 1e-300))
         following, length = yield from _along(point, step, start.used)
         if following is None:
             if not pairs:
-                return Maximum(point, iteration, rise < SMALL)
+                problem = f"no step gains, and {rise:.3g} of log-likelihood is expected"
+                return Maximum(point, iteration, rise, held, None if rise < SMALL else problem)
             pairs = []
             continue
-        s, y = following.theta - point.theta, point.gradient - following.gradient
+        s, y = following.theta - point.theta, np.where(held == 0, point.gradient - following.gradient, 0.0)
         gain = following.value - point.value
         if s @ y > 1e-10 * np.linalg.norm(s) * np.linalg.norm(y):
             pairs = [*pairs, (s, y)][-PAIRS:]
         point = following
-        if gain < least and length == 1.0:
-            return Maximum(point, iteration + 1, True)
-    return Maximum(point, max_iterations, False)
+        if gain < least and length == 1.0 and far <= 1.0:
+            return Maximum(point, iteration + 1, gain, held, _hidden(least))
+    problem = f"it stopped after {max_iterations} steps, and the next promises {rise:.3g} of log-likelihood"
+    return Maximum(point, max_iterations, rise, held, problem)
+
+
+def least_gain(point: Point) -> float:
+    """Return the gain in log-likelihood below which a search stops: a row's, and not below rounding."""
+    return max(min(TOLERANCE * point.used, SMALL), ROUNDING * abs(point.value))
+
+
+def _hidden(least: float) -> str | None:
+    """Return the problem of a log-likelihood so large that its rounding hides gains that count."""
+    return f"rounding hides gains in log-likelihood below {least:.3g}" if least > HIDDEN else None
+
+
+def _creeps(point: Point, step: Array, limits: Array, held: np.ndarray) -> bool:
+    """Tell whether a step goes beyond its limit in a free variable of which the rows know nothing."""
+    unknown = (np.diag(point.information) < FLAT) & (held == 0) & np.isfinite(limits)
+    return bool((unknown & (np.abs(step) > limits)).any())
+
+
+def _information(point: Point, held: np.ndarray) -> Array:
+    """Return the information about the free variables, with a unit matrix for the others."""
+    free = held == 0
+    return np.where(np.outer(free, free), point.information, np.diag((~free).astype(float)))
 
 
 def _along(point: Point, step: Array, used: int) -> Generator[Array, Point, tuple[Point | None, float]]:
@@ -118,7 +152,7 @@ def _along(point: Point, step: Array, used: int) -> Generator[Array, Point, tupl
         if not sound:
             length *= 0.25
             continue
-        if length * slope < 1e-9 * max(1.0, abs(point.value)):
+        if length * slope < ROUNDING * abs(point.value):
             break  # rounding hides any gain
         # the parabola through the value and slope here and the value there
         top = slope * length**2 / (2.0 * (slope * length - gain))

@@ -108,6 +108,8 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
     wanted, scope = definition.learn_request(given, tuple(Parameter(n, "number", ()) for n in names))
     if scope == "group":
         raise ModelError("learn.scope", f"a {kind} is not learned by group", "choose pooled or key")
+    if (given.get("learn") or {}).get("by"):
+        raise ModelError("learn.by", f"the keys of a {kind} lean on all keys", "remove it")
     written = {name: options[name] for name in names if name in options} | dict(learned or {})
     count = _count(options, written)
     start = _start(family, count, len(states), written, learned or {})

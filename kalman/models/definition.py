@@ -72,9 +72,12 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
     scope = learn.get("scope") or "pooled"
     if scope not in ("pooled", "group", "key"):
         raise ModelError("learn.scope", f"{scope!r} is not known", "choose pooled, group or key")
-    if (scope == "group") != bool(learn.get("by")):
+    if scope == "group" and not learn.get("by"):
         remedy = "write both, such as scope: group, by: [region]"
-        raise ModelError("learn.by", "goes with scope: group, and the other way round", remedy)
+        raise ModelError("learn.by", "is missing: it names the key columns that make the groups", remedy)
+    if scope == "pooled" and learn.get("by"):
+        remedy = "write scope: group (one value a group) or scope: key (a population a group), or remove it"
+        raise ModelError("learn.by", "goes with scope: group or key", remedy)
     asked = [request for request in learn_requests(definition) if not is_chosen(request.name)]
     wanted = [request.name for request in asked]
     known = [parameter.name for parameter in parameters]

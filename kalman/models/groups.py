@@ -1,8 +1,8 @@
-"""Parameters learned by group of keys, which learned parameters hold beside the pooled values, under `groups`:
+"""Parameters by group of keys, which learned parameters hold beside the values of all, under `groups`:
 
 by          names of the key columns that define the groups
 values      of each group: the texts of those columns
-parameters  of each group: its learned parameters, by name
+parameters  of each group: its learned parameters by name, or the middle of its keys' with scope: key
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ def pooled(definition: Mapping[str, Any], parameters: Mapping[str, Any]) -> Mapp
     if found is None:
         return parameters
     learn = definition.get("learn") or {}
-    if learn.get("scope") != "group" or list(learn.get("by") or ()) != list(found["by"]):
+    if learn.get("scope") not in ("group", "key") or list(learn.get("by") or ()) != list(found["by"]):
         problem = f"they were learned by {', '.join(found['by'])}, and the model learns otherwise"
         raise ModelError(f"parameters.{GROUPS}", problem, "learn again")
     return {name: value for name, value in parameters.items() if name != GROUPS}

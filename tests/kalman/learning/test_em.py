@@ -7,6 +7,7 @@ import pytest
 
 import kalman
 from kalman.learning import learners, maximum_likelihood
+from kalman.learning.key_fits import Outcome
 from tests.kalman.learning.test_learning import NILE, level, series
 from tests.kalman.support.models import random_definition, random_rows
 from tests.kalman.support.oracles import UNIT
@@ -21,7 +22,8 @@ def climbed(definition, rows, keys, iterations=3000):
         return seen[-1]
 
     found = learn.fit(evaluate, lambda: np.empty((1, 0)), iterations)
-    return learn, found, np.array([value for value, _, _ in seen])
+    # the evaluations after the climb try variances of zero
+    return learn, found, np.array([value for value, _, _ in seen[: found.iterations + 1]])
 
 
 @pytest.mark.parametrize(
@@ -254,3 +256,13 @@ def test_entries_without_a_regression_are_refused(changes, name, problem):
     with pytest.raises(kalman.ModelError, match=problem) as error:
         learners.learnable(definition)
     assert error.value.field == "learn.parameters[0]"
+
+
+def test_a_variance_that_tends_to_zero_is_at_its_bound_and_a_cut_search_says_so():
+    rng = np.random.default_rng(4)
+    rows = series(10.0 + rng.normal(size=100))
+    learn = learners.learnable(level({"parameters": ["variance", "R"], "method": "em"}, 0.5, 2.0))
+    found = learn.fit(lambda theta: learn.evaluate(theta, rows, 1, UNIT), lambda: rows.y, 200)
+    assert (found.outcome, found.reason) == (Outcome.AT_BOUND, "variance is zero")
+    cut = learn.fit(lambda theta: learn.evaluate(theta, NILE, 1, UNIT), lambda: NILE.y, 2)
+    assert cut.outcome == Outcome.FAILED and "stopped after 2 steps" in str(cut.reason)

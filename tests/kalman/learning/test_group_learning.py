@@ -5,7 +5,9 @@ import pytest
 
 import kalman
 from kalman.learning import learners, maximum_likelihood
+from kalman.learning.em import Fit
 from kalman.learning.groups import GroupLearning, group_learning
+from kalman.learning.key_fits import Outcome
 from kalman.models.groups import begin_states
 from tests.kalman.learning.test_learning import level, simulated
 from tests.kalman.support.models import random_definition, random_rows, same
@@ -76,7 +78,10 @@ def test_each_group_learns_as_it_would_alone():
         level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 1.0)
     )
     pooled = learn.fit(lambda theta: learn.evaluate(theta, rows, keys, UNIT), lambda: rows.y, 100)
-    found, asked = fit_all(group_learning(learn), rows, group, pooled.theta, 3)
+    found, asked = fit_all(group_learning(learn), rows, group, pooled, 3)
+    # one unit of variance in the ratio of the two variances, and along their common scale as the groups differ in it
+    np.testing.assert_allclose(np.linalg.eigvalsh(np.linalg.inv(found.precision))[0], 1.0)
+    np.testing.assert_allclose(found.own, 1.0, atol=0.1)
     assert found.converged.all() and found.used.tolist() == [300, 600, 900] and len(asked) < 15
     for g in range(3):
         alone = of_group(rows, group, g)
@@ -84,12 +89,13 @@ def test_each_group_learns_as_it_would_alone():
         def objective(theta, alone=alone, members=group == g):
             value, gradient, used = learn.value_and_gradient(theta, alone, int(members.sum()), UNIT)
             away = theta - pooled.theta
-            return value - 0.5 * away @ away, gradient - away, used
+            drawn = found.precision @ away
+            return value - 0.5 * away @ drawn, gradient - drawn, used
 
         expected = maximum_likelihood.fit(objective, pooled.theta)
         np.testing.assert_allclose(found.theta[:, g], expected.theta, atol=2e-5)
         away = found.theta[:, g] - pooled.theta
-        value = found.log_likelihood[g] - 0.5 * away @ away
+        value = found.log_likelihood[g] - 0.5 * away @ found.precision @ away
         assert value == pytest.approx(expected.log_likelihood, rel=1e-11)
         errors = found.errors[g]
         assert errors is not None and 0.0 < errors["R"][0][0] < 0.3 * found.parameters[g]["R"][0][0]
@@ -104,16 +110,17 @@ def test_groups_do_not_see_each_other_and_a_bad_one_stays_at_the_pooled_values()
     y[:, group[rows.key] == 2] = np.nan  # nothing measured
     rows = rows._replace(y=y)
     learn = group_learning(learners.learnable(level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 1.0)))
-    pooled = np.array([0.2, -0.3])
+    pooled = Fit(np.array([0.2, -0.3]), 0.0, 0, Outcome.CONVERGED)
     found, _ = fit_all(learn, rows, group, pooled, 4)
-    same(found.theta[:, 2], pooled)
-    some = np.array([1, 3])
-    kept = np.isin(group, some)
-    number = np.cumsum(kept) - 1
-    mask = kept[rows.key]
-    part = kalman.SortedRows(number[rows.key[mask]], rows.time[mask], rows.y[:, mask], rows.u[:, mask])
-    alone, _ = fit_all(learn, part, np.searchsorted(some, group[kept]), pooled, 2)
-    np.testing.assert_allclose(alone.theta, found.theta[:, some], rtol=1e-12)
+    same(found.theta[:, 2], pooled.theta)
+    assert found.outcome[2] == Outcome.TOO_FEW_ROWS and found.own[2] == 0.0
+    # the others are at the maxima of their own posteriors: of the company they know the width of the prior alone
+    model = learn.model
+    for g in (0, 1, 3):
+        alone = of_group(rows, group, g)
+        _, gradient, _ = model.value_and_gradient(found.theta[:, g], alone, 3, UNIT)
+        drawn = found.precision @ (found.theta[:, g] - pooled.theta)
+        np.testing.assert_allclose(gradient, drawn, atol=1e-4)
 
 
 def test_keys_begin_with_the_parameters_of_their_group():

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import yaml
+from scipy.optimize import minimize
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
 from kalman.learning import maximum_likelihood, scoring
+from kalman.learning.key_fits import Outcome
 from tests.kalman.learning.test_learning import NILE, level, series
 from tests.kalman.support.models import same
 from tests.kalman.support.oracles import UNIT
@@ -115,12 +117,54 @@ def test_errors_of_independent_values():
     assert errors[0][1] == 0.0
 
 
-def test_a_variance_of_zero_is_left_after_a_while():
+def test_a_variance_of_zero_is_an_answer_at_its_bound():
+    """The other parameter is what it is without the first; at the bound there is no standard error."""
     rng = np.random.default_rng(4)
-    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 0.5, 2.0))
-    found, evaluations = counted(learn, series(10.0 + rng.normal(size=200)[::-1]), 1)
-    assert found.converged and evaluations < 40
-    assert learn.parameters(found.theta)["variance"] < 2e-3
+    y = 10.0 + rng.normal(size=200)[::-1]
+    for q, r, most in ((0.5, 2.0, 20), (1e-3, 1e6, 20), (1e9, 1e-3, 45)):
+        learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, q, r))
+        found, evaluations = counted(learn, series(y), 1)
+        assert (found.outcome, found.reason) == (Outcome.AT_BOUND, "variance is zero") and evaluations < most
+        values, errors = learn.parameters(found.theta), dict(found.errors or {})
+        assert values["variance"] < 1e-7 and values["R"][0][0] == pytest.approx(y.var(ddof=1), rel=1e-5)
+        assert np.isnan(errors["variance"])
+        assert errors["R"][0][0] == pytest.approx(y.var(ddof=1) * np.sqrt(2 / 199), rel=1e-3)
+
+
+def test_a_search_that_is_cut_short_says_so():
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 1.0, 1.0))
+    found = learn.fit(lambda theta: learn.evaluate(theta, NILE, 1, UNIT), lambda: NILE.y, 2)
+    assert found.outcome == Outcome.FAILED and "stopped after 2 steps" in str(found.reason)
+
+
+def unlike_units(seed, keys=24, length=300):
+    """Return series whose units are 1e9 apart, with signal-to-noise ratios from 0.001 to 1000."""
+    rng = np.random.default_rng(seed)
+    scale = 10.0 ** np.linspace(-1, 8, keys)[:, None]
+    ratio = 10.0 ** rng.uniform(-3, 3, (keys, 1))
+    x = np.cumsum(rng.normal(size=(keys, length)) * np.sqrt(ratio), axis=1)
+    y = scale * (x + rng.normal(size=(keys, length)) + 100.0 * rng.normal(size=(keys, 1)))
+    time = np.tile(np.arange(length) * int(UNIT), keys)
+    key = np.repeat(np.arange(keys), length)
+    return kalman.SortedRows(key, time, y.reshape(1, -1), np.empty((0, keys * length)))
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_units_that_are_1e9_apart_take_few_evaluations(seed):
+    """Against a search without gradients of the sum of statsmodels' log-likelihoods."""
+    rows = unlike_units(seed)
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 1.0, 1.0))
+    found, evaluations = counted(learn, rows, 24)
+    assert found.outcome == Outcome.CONVERGED and evaluations < 20
+    models = [UnobservedComponents(y, "llevel", use_exact_diffuse=True) for y in rows.y[0].reshape(24, -1)]
+
+    def negative(theta):
+        level_variance, noise = np.exp(theta)
+        return -sum(model.loglike([noise, level_variance]) for model in models) / len(rows.key)
+
+    loudest = np.log(np.diff(rows.y[0].reshape(24, -1)[-1]).var())
+    best = min(minimize(negative, [loudest + a, loudest + a], method="Nelder-Mead").fun for a in (-1.0, -4.0))
+    assert found.log_likelihood == pytest.approx(-best * len(rows.key), abs=0.01)
 
 
 def test_evaluation_does_not_depend_on_the_order_of_keys_and_adds_up():

@@ -1,0 +1,230 @@
+"""What was learned for a snapshot and how good it is: a row a key, a group, or one for all keys.
+
+The rows are written before the manifest, which has their digest: a snapshot that exists has them all. Beside the rows
+of keys there is one for the population that they lean on (for each group, where there are groups): scope population.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from jobs.snapshots.manifests import record
+from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import LEARNED
+from kalman.learning.key_fits import KeyFit, Outcome, Population
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.snapshots.manifests import Manifest
+
+TABLE = "learned"
+COLUMNS = (
+    "scope",
+    "key",
+    "key_group",
+    "outcome",
+    "reason",
+    "rows",
+    "log_likelihood",
+    "log_likelihood_a_row",
+    "parameters",
+    "standard_errors",
+    "own",
+    "nis",
+    "ljung_box",
+    "keys",
+    "free_numbers",
+    "covariance",
+    "zero",
+)
+KEY, GROUP, POOLED, POPULATION = "key", "group", "pooled", "population"
+"""What a row is about: column `scope`."""
+FIT_ROWS = (
+    "struct<key_group: string, outcome: string, reason: string, rows: bigint, log_likelihood: double, "
+    "parameters: map<string, double>, standard_errors: map<string, double>, own: double, nis: double, "
+    "ljung_box: double>"
+)
+"""The part of a key's row that its fit fills, in one column of what the workers return."""
+_MAP = pa.map_(pa.string(), pa.float64())
+FIT = pa.struct(
+    [
+        ("key_group", pa.string()),
+        ("outcome", pa.string()),
+        ("reason", pa.string()),
+        ("rows", pa.int64()),
+        ("log_likelihood", pa.float64()),
+        ("parameters", _MAP),
+        ("standard_errors", _MAP),
+        ("own", pa.float64()),
+        ("nis", pa.float64()),
+        ("ljung_box", pa.float64()),
+    ]
+)
+
+
+class Entry(NamedTuple):
+    """A row that the driver makes: of all keys, of a group, or of a population; None and NaN: not known."""
+
+    scope: str
+    group: str | None
+    parameters: Mapping[str, Any]
+    errors: Mapping[str, Any] | None = None
+    outcome: Outcome | None = None
+    reason: str | None = None
+    rows: int | None = None
+    log_likelihood: float | None = None
+    own: float | None = None
+    nis: float | None = None
+    ljung_box: float | None = None
+    population: Population | None = None
+
+
+def named(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of parameters by names such as R[1][0]; of a matrix of one entry the name alone."""
+    result: dict[str, float] = {}
+    for name, value in values.items():
+        found = list(_entries(name, value))
+        result |= {name: found[0][1]} if len(found) == 1 else dict(found)
+    return result
+
+
+def _entries(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, list | tuple | np.ndarray):
+        for i, item in enumerate(value):
+            yield from _entries(f"{name}[{i}]", item)
+    else:
+        yield name, float(value)
+
+
+def fit_array(fit: KeyFit, places: Mapping[str, Any], group: Iterable[str | None]) -> pa.StructArray:
+    """Return the fits of K keys as Arrow structs (`FIT`). places: `Learner.places`; group: the name of each key's."""
+    names = {name: int(place) for name, place in named(places).items()}
+    places_of = list(names.values())
+    outcomes = [Outcome(code).name.lower() for code in fit.outcome.tolist()]
+    columns = [
+        pa.array(list(group), pa.string()),
+        pa.array(outcomes, pa.string()),
+        pa.array(fit.reason, pa.string()),
+        pa.array(fit.used.astype(np.int64)),
+        _numbers(fit.log_likelihood),
+        _maps(list(names), fit.parameters[places_of]),
+        _maps(list(names), fit.errors[places_of]),
+        *(_numbers(a) for a in (fit.own, fit.nis, fit.ljung_box)),
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(FIT))
+
+
+def _numbers(values: Any) -> pa.Array:
+    """Return numbers as Arrow, null where they are not finite."""
+    given = np.ascontiguousarray(values, np.float64)
+    return pa.array(given, mask=~np.isfinite(given))
+
+
+def _maps(names: list[str], values: np.ndarray) -> pa.MapArray:
+    """Return maps from names to values (d, K)."""
+    d, keys = values.shape
+    offsets = pa.array(np.arange(keys + 1, dtype=np.int32) * np.int32(d))
+    return pa.MapArray.from_arrays(offsets, pa.array(names * keys, pa.string()), _numbers(values.T.ravel()))
+
+
+def of_keys(rows: DataFrame) -> DataFrame:
+    """Return the rows of keys, given their columns `key` and `fit` (`FIT_ROWS`)."""
+    fit = F.col("fit")
+    a_row = F.when(fit["rows"] > 0, fit["log_likelihood"] / fit["rows"])
+    given = {name: fit[name] for name in FIT.names} | {
+        "scope": F.lit(KEY),
+        "key": F.col("key").cast("string"),
+        "log_likelihood_a_row": a_row,
+    }
+    schema = _schema()
+    return rows.filter(fit.isNotNull()).select(
+        *(given.get(name, F.lit(None)).cast(schema[name].dataType).alias(name) for name in COLUMNS)
+    )
+
+
+def _schema() -> StructType:
+    schema = StructType.fromDDL(LEARNED)
+    assert isinstance(schema, StructType)
+    return schema
+
+
+def of_driver(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFrame:
+    """Return the rows that the driver makes."""
+    schema = _schema()
+    wanted = StructType([schema[name] for name in COLUMNS])
+    rows = []
+    for one in entries:
+        of, value, count = one.population, _known(one.log_likelihood), one.rows
+        row: dict[str, Any] = {
+            "scope": one.scope,
+            "key_group": one.group,
+            "outcome": None if one.outcome is None else one.outcome.name.lower(),
+            "reason": one.reason,
+            "rows": count,
+            "log_likelihood": value,
+            "log_likelihood_a_row": value / count if value is not None and count else None,
+            "parameters": named(one.parameters),
+            "standard_errors": None
+            if one.errors is None
+            else {name: _known(a) for name, a in named(one.errors).items()},
+            "own": _known(one.own),
+            "nis": _known(one.nis),
+            "ljung_box": _known(one.ljung_box),
+            "keys": None if of is None else of.keys,
+            "free_numbers": None if of is None else of.mean.tolist(),
+            "covariance": None if of is None else of.covariance.ravel().tolist(),
+            "zero": None if of is None or of.zero is None else of.zero.tolist(),
+        }
+        rows.append(tuple(row.get(name) for name in COLUMNS))
+    return warehouse.spark.createDataFrame(rows, wanted).coalesce(1)
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def write(warehouse: Warehouse, snapshot_id: str, model: str, rows: DataFrame) -> dict[str, Any]:
+    """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest."""
+    warehouse.create(TABLE, LEARNED, partition_by=("model", "snapshot_id"))
+    return write_rows(warehouse, TABLE, snapshot_id, model, rows, COLUMNS)._asdict()
+
+
+def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
+    """Return what was learned for a snapshot (`COLUMNS`), pinned and verified; None: nothing, or not known.
+
+    Raises:
+        UserError: rows are missing, doubled or changed.
+    """
+    if manifest.learned is None:
+        return None
+    digest = RowsDigest(**manifest.learned)
+    return verified_rows(warehouse, TABLE, manifest, digest, COLUMNS, "rows of what was learned")
+
+
+def populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | None, Population]:
+    """Return the populations that the keys of a snapshot lean on, by the name of their group; None: of all keys.
+
+    A snapshot that was made of another one has those of that one. Empty: not known.
+    """
+    found: Manifest | None = manifest
+    while found is not None and found.learned is None:
+        found = None if found.parent is None else record(warehouse, found.parent)
+    rows = None if found is None else verified(warehouse, found)
+    if rows is None:
+        return {}
+    result: dict[str | None, Population] = {}
+    for row in rows.filter(F.col("scope") == POPULATION).collect():
+        mean = np.array(row["free_numbers"], float)
+        covariance = np.array(row["covariance"], float).reshape(len(mean), len(mean))
+        zero = None if row["zero"] is None else np.array(row["zero"], float)
+        result[row["key_group"]] = Population(mean, covariance, int(row["keys"]), zero)
+    return result

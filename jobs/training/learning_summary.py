@@ -1,0 +1,161 @@
+"""What a snapshot's learning came to: how many searches ended how, the worst of them, and whether the model fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as F
+
+from jobs.core.report import plural
+from jobs.snapshots import learned_rows
+from jobs.snapshots.learned_rows import GROUP, KEY, POOLED, POPULATION
+from kalman.learning.key_fits import Outcome
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from jobs.snapshots.manifests import Manifest
+    from jobs.warehouse.delta import Warehouse
+
+WORST = 5
+"""How many are named."""
+NIS_OFF = 0.3
+"""Distance of the mean NIS from 1 that counts as far, beside four standard errors of it."""
+DEPENDENT = 0.001
+"""p-value of Ljung and Box below which innovations are dependent: a right model has one such key in a thousand."""
+MANY = 0.05
+"""Share of keys for which the model does not fit, from which it is said."""
+TOLD = {
+    "converged": "converged",
+    "at_bound": "at a bound",
+    "too_few_rows": "with too few rows of their own",
+    "failed": "failed",
+}
+"""Words for the outcomes, by their names in the table."""
+
+
+class Summary(NamedTuple):
+    """Of the keys, or the groups, or all keys together (`of`): numbers by outcome, the worst, and what does not fit.
+
+    far: of which the mean NIS is far from 1; dependent: with autocorrelated innovations; judged: of which it is known.
+    """
+
+    of: str
+    outcomes: dict[str, int]
+    worst: list[dict[str, Any]]
+    judged: int
+    far: int
+    dependent: int
+
+    @property
+    def total(self) -> int:
+        """Return the number of keys or groups."""
+        return sum(self.outcomes.values())
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Return it for a program."""
+        return self._asdict()
+
+    @property
+    def lines(self) -> list[str]:
+        """Return it for a person."""
+        counts = ", ".join(
+            f"{self.outcomes[name]:,} {words}" for name, words in TOLD.items() if self.outcomes.get(name)
+        )
+        lines = [] if self.of == POOLED else [f"learned for {plural(self.total, self.of)}: {counts}"]
+        named = [
+            f"  {one['name']}: {TOLD[one['outcome']]}"
+            + (f" ({one['reason']})" if one["reason"] else "")
+            + _fit(one)
+            for one in self.worst
+        ]
+        if named and self.of != POOLED:
+            lines += [f"the worst {len(named)}:" if len(named) < self.total else "of these:", *named]
+        return [*lines, *self._warnings()]
+
+    def _warnings(self) -> list[str]:
+        found: list[str] = []
+        whom = "all rows" if self.of == POOLED else None
+        for count, what in (
+            (self.far, "the mean NIS is far from 1: the noise is not as large as the model says"),
+            (self.dependent, "the innovations are autocorrelated: the model leaves structure in the rows"),
+        ):
+            if count and count >= MANY * self.judged:
+                of = whom or f"{count:,} of {plural(self.judged, self.of)}"
+                found.append(
+                    f"warning: the model does not fit: of {of} {what} (columns nis and ljung_box of the table learned)"
+                )
+        return found
+
+
+def summary(warehouse: Warehouse, manifest: Manifest) -> Summary | None:
+    """Return what a snapshot's learning came to; None: nothing was learned, or it is not known.
+
+    Raises:
+        UserError: the rows of what was learned are damaged.
+    """
+    rows = learned_rows.verified(warehouse, manifest)
+    if rows is None:
+        return None
+    rows = rows.filter(F.col("scope") != POPULATION)
+    scopes = {row["scope"] for row in rows.select("scope").distinct().collect()}
+    of = next(scope for scope in (KEY, GROUP, POOLED) if scope in scopes)
+    return _of(rows.filter(F.col("scope") == of), of)
+
+
+def _of(rows: DataFrame, of: str) -> Summary:
+    values = F.greatest(F.col("rows"), F.lit(1))
+    off = F.abs(F.col("nis") - 1.0)
+    enough = F.col("rows") >= 10
+    far = enough & (off > F.greatest(F.lit(NIS_OFF), 4.0 * F.sqrt(2.0 / values)))
+    dependent = enough & (F.col("ljung_box") < DEPENDENT)
+    counted = rows.groupBy("outcome").agg(
+        F.count("*").alias("n"),
+        _number(enough & (F.col("nis").isNotNull() | F.col("ljung_box").isNotNull())).alias("judged"),
+        _number(far).alias("far"),
+        _number(dependent).alias("dependent"),
+    )
+    found = {row["outcome"]: row for row in counted.collect()}
+    outcomes = {
+        outcome.name.lower(): int(found[outcome.name.lower()]["n"]) if outcome.name.lower() in found else 0
+        for outcome in Outcome
+    }
+    sums = {name: sum(int(row[name]) for row in found.values()) for name in ("judged", "far", "dependent")}
+    return Summary(of, outcomes, _worst(rows, of, far | dependent), **sums)
+
+
+def _number(condition: Column) -> Column:
+    return F.sum(F.when(condition, 1).otherwise(0))
+
+
+def _worst(rows: DataFrame, of: str, misfit: Column) -> list[dict[str, Any]]:
+    """Return those that failed, then those that do not fit, then those at a bound, then those with too few rows."""
+    misfit = F.coalesce(misfit, F.lit(False))
+    rank = (
+        F.when(F.col("outcome") == "failed", 0)
+        .when(misfit, 1)
+        .when(F.col("outcome") == "at_bound", 2)
+        .when(F.col("outcome") == "too_few_rows", 3)
+    )
+    name = {KEY: F.col("key"), GROUP: F.col("key_group"), POOLED: F.lit("all keys")}[of]
+    away = F.abs(F.log(F.greatest(F.col("nis"), F.lit(1e-300))))
+    worst = (
+        rows.filter(rank.isNotNull())
+        .select(name.alias("name"), "outcome", "reason", "rows", "log_likelihood_a_row", "nis", "ljung_box")
+        .withColumn("_rank", rank)
+        .withColumn("_away", F.coalesce(away, F.lit(0.0)))
+        .orderBy("_rank", F.desc("_away"), "name")
+        .drop("_rank", "_away")
+        .limit(WORST)
+    )
+    return [row.asDict() for row in worst.collect()]
+
+
+def _fit(one: dict[str, Any]) -> str:
+    parts = [plural(one["rows"], "row")]
+    if one["nis"] is not None:
+        parts.append(f"NIS {one['nis']:.3g}")
+    if one["ljung_box"] is not None:
+        parts.append(f"Ljung-Box {one['ljung_box']:.2g}")
+    return "; " + ", ".join(parts)
