@@ -95,11 +95,11 @@ def run(
         **prior.data,
         "seconds": round(perf_counter() - start, 3),
     }
-    lines = _lines(data, every is None)
+    lines = _lines(data, every is None, future is not None)
     return Report(lines=[*lines[:1], *prior.lines, *lines[1:]], data=data)
 
 
-def _lines(data: dict[str, Any], is_median: bool) -> list[str]:
+def _lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> list[str]:
     bounds = f"bounds hold {100 * data['probability']:g} %"
     if data["step_microseconds"]:
         bounds += f"; a step is {_duration(data['step_microseconds'])}"
@@ -110,7 +110,8 @@ def _lines(data: dict[str, Any], is_median: bool) -> list[str]:
         bounds,
     ]
     if data["keys_past"]:
-        lines.append(f"omitted {plural(data['keys_past'], 'key')} with rows after --until")
+        why = "without a future row" if through_rows else "with rows after --until"
+        lines.append(f"omitted {plural(data['keys_past'], 'key')} {why}")
     if data["flagged"]:
         lines.append(f"flagged {data['flagged']:,}")
     return lines
