@@ -138,7 +138,7 @@ def _fits(one: dict[str, Any], spec: ModelSpec) -> bool:
 
 
 def _order(one: dict[str, Any]) -> tuple[bool, int, int]:
-    """Return the rank of a manifest among those that fit: by position, as a stream chooses; those with a cut are last."""
+    """Return a manifest's rank among those that fit: by position, as a stream chooses; those with a cut come last."""
     position = json.loads(one["position"])
     offsets = position.get("offsets")
     rank = sum(map(int, offsets.values())) if isinstance(offsets, dict) else int(position.get("version", 0))
