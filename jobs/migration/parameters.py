@@ -90,7 +90,12 @@ def _reason(step: Step, states: StateMap, name: str, new: str) -> str | None:
             return "the modes are others, or in another order"
     elif not is_chosen(name):
         if _kind_of(step.old, name) != _kind_of(step.new, new):
-            return f"it belongs to another process in version {version}"
+            there = _written(step.new, new) is not None
+            return (
+                f"it belongs to another process in version {version}"
+                if there
+                else f"version {version} has no such parameter"
+            )
         if kind != "Q" and step.old.time_unit != step.new.time_unit:
             return f"the time unit changed from {step.old.time_unit} to {step.new.time_unit}"
     if new not in _learns(step.new) and _written(step.old, name) != _written(step.new, new):

@@ -183,7 +183,7 @@ def test_every_parameter_is_listed_with_both_values_and_where_the_new_one_comes_
         "level_variance       -     0.5  the spec",
         "slope_variance       -    0.01  the spec",
         "R              [[3.0]] [[3.0]]  learned by version 1, carried over",
-        "variance         0.426       -  learned, and given up: version 2: the model has no such parameter",
+        "variance         0.426       -  learned, and given up: version 2 has no such parameter",
         "not learned yet: level_variance, slope_variance; learn from history instead with `kalman-pipeline upgrade "
         "--model walk --mode retrain`",
     ]
