@@ -7,6 +7,7 @@ tables that this project writes are read: without deletion vectors and without r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,7 +50,7 @@ def read_table(
         if features:
             raise UserError(f"{path}: cannot be read without Spark: it has {', '.join(sorted(features))}")
         kept = [(name, "=", value) for name, value in (partition or {}).items()]
-        parts = [_read(file, columns) for file in sorted(log.file_uris(file_pruning_predicate=kept or None))]
+        parts = [_read(uri, columns) for uri in sorted(log.file_uris(file_pruning_predicate=kept or None))]
     except TableNotFoundError:
         return None
     except (DeltaError, OSError, pa.ArrowException) as error:
@@ -57,6 +58,12 @@ def read_table(
     return pa.concat_tables(parts, promote_options="default") if parts else None
 
 
-def _read(path: str, columns: Sequence[str]) -> pa.Table:
-    file = pq.ParquetFile(path)
-    return file.read([name for name in columns if name in file.schema_arrow.names])
+def _read(uri: str, columns: Sequence[str]) -> pa.Table:
+    file = pq.ParquetFile(unquote(uri))
+    rows = file.read([name for name in columns if name in file.schema_arrow.names])
+    # Writers differ in Arrow's type of text.
+    plain = [
+        field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field
+        for field in rows.schema
+    ]
+    return rows.cast(pa.schema(plain))
