@@ -215,7 +215,7 @@ def write_forecasts(path: Path, spec: ModelSpec, forecasts: Forecasts, probabili
     columns = {name: values.take(arrow.integers(key)) for name, values in keys.items()}
     clashes = {*keys, spec.time} & {"step", "flag"}
     columns[spec.time] = arrow.times(forecasts.time[step, key], np.ones(len(key), bool))
-    columns["step"] = arrow.integers(np.cumsum(forecasts.wanted, axis=0)[step, key])
+    columns["step"] = arrow.integers(np.cumsum(forecasts.wanted, axis=0, dtype=np.int64)[step, key])
     for prefix, names, mean, packed in (
         ("", spec.states, expected.mean, expected.covariance),
         (

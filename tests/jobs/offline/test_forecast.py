@@ -161,27 +161,28 @@ class Pushed:
         rng = np.random.default_rng(5)
         at = pd.Timestamp("2024-01-01T00:00:00Z") + pd.to_timedelta(np.arange(9), "h")
         every = pd.MultiIndex.from_product([[("s", 1), ("n", 2), ("w", 3)], at], names=["key", "at"])
-        whole = every.to_frame(index=False)
+        whole: Any = every.to_frame(index=False)
         whole["site"], whole["id"] = whole["key"].str[0], whole["key"].str[1]
         numbers = rng.normal(size=(len(whole), 3))
         whole["a"], whole["b"], whole["push"] = numbers.T
-        self.whole = whole[["site", "id", "at", "a", "b", "push"]]
+        whole = whole[["site", "id", "at", "a", "b", "push"]]
         # The keys' newest rows are at different times.
-        newest = self.whole["site"].map({"s": 4, "n": 5, "w": 6})
-        past = self.whole["at"] <= at[0] + pd.to_timedelta(newest, "h")
-        self.now, self.later = self.whole[past], self.whole[~past].drop(columns=["a", "b"])
+        newest: Any = whole["site"].map({"s": 4, "n": 5, "w": 6})
+        past = whole["at"] <= at[0] + pd.to_timedelta(newest, "h")
+        self.now: Any = whole[past]
+        self.later: Any = whole[~past].drop(columns=["a", "b"])
         self.inputs = pd.DataFrame({"site": ["s", "n", "w"], "id": [1, 2, 3], "db": [1.0, 2.5, 0.3]})
         self.now.to_csv(folder / "now.csv", index=False)
         self.inputs.to_csv(folder / "inputs.csv", index=False)
 
-    def forecast(self, later: pd.DataFrame, **options: Any) -> pd.DataFrame:
+    def forecast(self, later: pd.DataFrame, **options: Any) -> Any:
         later.to_csv(self.folder / "later.csv", index=False)
         out = self.folder / "out.parquet"
         files = {"future": str(self.folder / "later.csv"), "inputs": str(self.folder / "inputs.csv")}
         forecast(self.model, self.folder / "now.csv", out, **files, **options)
         return pd.read_parquet(out)
 
-    def appended(self, later: pd.DataFrame) -> pd.DataFrame:
+    def appended(self, later: pd.DataFrame) -> Any:
         """Return what the filter gives for the future rows, appended without measurements."""
         rows, out = self.folder / "appended.csv", self.folder / "appended.parquet"
         pd.concat([self.now, later]).to_csv(rows, index=False)
@@ -190,7 +191,7 @@ class Pushed:
         return pd.read_parquet(out).iloc[len(self.now) :]
 
 
-def the_same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+def the_same(found: Any, expected: Any) -> None:
     order = ["site", "id", "at"]
     columns = {"id": int}
     left, right = (one.astype(columns).sort_values(order, ignore_index=True) for one in (found, expected))

@@ -107,7 +107,8 @@ def test_filter_ends_in_the_states_of_the_snapshot_whose_parameters_it_takes(tmp
 
 def _check_unknown_keys(pipeline: Pipeline, rows: pd.DataFrame, name: str) -> None:
     """A key that the snapshot does not know has the parameters of its group, or those of all."""
-    known, other = rows[rows["id"] == 2], rows[rows["id"] == 2].assign(id=77)
+    known: Any = rows[rows["id"] == 2]
+    other = known.assign(id=77)
     report, out = filtered(pipeline, pd.concat([known, other]))
     last = last_rows(out)
     if name == "by_key":

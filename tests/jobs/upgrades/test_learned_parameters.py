@@ -149,7 +149,7 @@ def _check_skill(pipeline: Pipeline, parameters: Own, snapshot: str) -> None:
 
 
 def _compare(pipeline: Pipeline, parameters: dict[str, tuple[float, ...]], section: Any) -> None:
-    scored = pipeline.warehouse.read("forecast_skill/walk").toPandas()
+    scored: Any = pipeline.warehouse.read("forecast_skill/walk").toPandas()
     scored = scored[scored["definition"] == section.definition()]
     assert len(scored) == 7 * 10
     made: Any = pipeline.estimates().set_index(["key", "event_time"])
@@ -169,7 +169,7 @@ def _check_estimates(pipeline: Pipeline, done: dict[str, Any], rows: pd.DataFram
     for one in pipeline.snapshot(done["snapshot"]).to_dict("records"):
         extras = {name: np.array(values)[:, None] for name, values in dict(one["extras"]).items()}
         state = model.restore(np.array(one["mean"])[:, None], np.array(one["covariance"])[:, None], extras)
-        mine = rows[rows["id"] == int(one["key"])]
+        mine: Any = rows[rows["id"] == int(one["key"])]
         at = np.array([one["event_time"].value // 1000])
         before = kalman.KeyStates(state, at, np.ones(1, np.int64), np.zeros(1))
         time = mine["at"].astype("int64").to_numpy()
