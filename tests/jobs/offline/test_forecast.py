@@ -229,6 +229,21 @@ def test_a_forecast_through_future_inputs_is_the_filter_over_rows_without_measur
     )
 
 
+def test_the_inputs_of_a_key_stay_where_no_others_are_given(tmp_path: Path) -> None:
+    pushed = Pushed(tmp_path)
+    own = PUSHED.replace("control: [push]\n", "").replace("B: [[0.5, 0.0], [1.0, 0.0]]", "B: [[0.5], [1.0]]")
+    pushed.model.write_text(own)
+    out, inputs = tmp_path / "out.parquet", str(tmp_path / "inputs.csv")
+    ahead = {"steps": 4, "every": "1h", "inputs": inputs}
+    forecast(pushed.model, tmp_path / "now.csv", out, **ahead)
+    found = pd.read_parquet(out)
+    rows = found[["site", "id", "at"]].copy()
+    rows["at"] = rows["at"].astype(str)
+    the_same(found, pushed.appended(rows))
+    with pytest.raises(UserError, match="pushed has inputs: give a file of them, a row a key, with --inputs"):
+        forecast(pushed.model, tmp_path / "now.csv", out, steps=1)
+
+
 @pytest.mark.parametrize(
     ("change", "options", "said"),
     [
