@@ -237,7 +237,7 @@ def test_the_inputs_of_a_key_stay_where_no_others_are_given(tmp_path: Path) -> N
     ahead = {"steps": 4, "every": "1h", "inputs": inputs}
     forecast(pushed.model, tmp_path / "now.csv", out, **ahead)
     found = pd.read_parquet(out)
-    rows = found[["site", "id", "at"]].copy()
+    rows: Any = found[["site", "id", "at"]].copy()
     rows["at"] = rows["at"].astype(str)
     the_same(found, pushed.appended(rows))
     with pytest.raises(UserError, match="pushed has inputs: give a file of them, a row a key, with --inputs"):
