@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.core.command import Model, command
+from jobs.core.command import Model, Snapshot, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
@@ -39,6 +39,7 @@ def run(
             help="Of a model with inputs: a .csv or .parquet file with one row per key.", show_default=False
         ),
     ] = None,
+    snapshot: Snapshot = None,
 ) -> Report:
     """Try a model on a file, without Spark: one output row for each input row.
 
@@ -50,25 +51,30 @@ def run(
     from jobs.ingestion.parsing import parse
     from jobs.offline.filtering import filter_rows, write
     from jobs.offline.key_inputs import join_file
+    from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target
+    from jobs.snapshots.learned import learned_parameters
     from jobs.state.kernel import load_checked_spec
 
     start = perf_counter()
     spec = load_checked_spec(model, settings.models)
     source_path, target = Path(input), Path(output)
     check_target(target, source_path)
+    learned = learned_parameters(settings.warehouse, spec, snapshot)
     source = read(source_path, spec.columns)
     if source.rows == 0:
         raise UserError(f"{source_path}: has no rows")
     rows = parse(spec, source, input)
     rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
-    estimates = filter_rows(spec, rows, smooth)
+    prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
+    estimates = filter_rows(spec, rows, smooth, prior)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
     if target.suffix.lower() == ".parquet" and source_path.suffix.lower() != ".parquet":
         # A CSV file has times as text only; Parquet has a type for them.
         written[spec.time] = arrow.times(rows.time, estimates.applied)
     write(target, spec.states, written, estimates)
-    return _report(spec, input, output, rows, estimates, perf_counter() - start)
+    report = _report(spec, input, output, rows, estimates, perf_counter() - start)
+    return Report([*report.lines[:1], *prior.lines, *report.lines[1:]], {**report.data, **prior.data})
 
 
 def _report(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from jobs.core.command import Model, command
+from jobs.core.command import Model, Snapshot, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
@@ -36,6 +36,21 @@ def run(
         Option(help="A step, such as 1h. With --steps by default the median time between rows."),
     ] = None,
     probability: Annotated[float, Option(help="Probability that a value lies between the bounds.")] = 0.95,
+    future: Annotated[
+        str | None,
+        Option(
+            help="Of a model with control: a .csv or .parquet file of future rows, with key, time and control columns. "
+            "Its rows are the steps unless --every is given.",
+            show_default=False,
+        ),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        Option(
+            help="Of a model with inputs: a .csv or .parquet file with one row per key.", show_default=False
+        ),
+    ] = None,
+    snapshot: Snapshot = None,
 ) -> Report:
     """Forecast the keys of a file, without Spark: state and measurement at future times.
 
@@ -45,18 +60,26 @@ def run(
     from jobs.ingestion.csv_parquet import read
     from jobs.ingestion.parsing import parse
     from jobs.offline.forecasting import forecast_keys, parse_horizon, write_forecasts
+    from jobs.offline.future import read_future
+    from jobs.offline.key_inputs import join_file
+    from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target
+    from jobs.snapshots.learned import learned_parameters
     from jobs.state.kernel import load_checked_spec
 
     start = perf_counter()
     spec = load_checked_spec(model, settings.models)
     source_path, target = Path(input), Path(output)
     check_target(target, source_path)
-    horizon = parse_horizon(spec, steps, until, every, probability)
+    horizon = parse_horizon(spec, steps, until, every, probability, future)
+    learned = learned_parameters(settings.warehouse, spec, snapshot)
     source = read(source_path, spec.columns)
     if source.rows == 0:
         raise UserError(f"{source_path}: has no rows")
-    forecasts = forecast_keys(spec, source, parse(spec, source, input), horizon)
+    rows = join_file(spec, parse(spec, source, input), [source.columns[name] for name in spec.key], inputs)
+    prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
+    ahead = None if future is None else read_future(spec, future)
+    forecasts = forecast_keys(spec, source, rows, horizon, prior, ahead)
     write_forecasts(target, spec, forecasts, probability)
     data: dict[str, Any] = {
         "model": spec.name,
@@ -69,12 +92,14 @@ def run(
         "step_microseconds": forecasts.length,
         "probability": probability,
         "flagged": int((forecasts.expected.flag != 0)[forecasts.wanted].sum()),
+        **prior.data,
         "seconds": round(perf_counter() - start, 3),
     }
-    return Report(lines=_lines(data, every is None), data=data)
+    lines = _lines(data, every is None, future is not None)
+    return Report(lines=[*lines[:1], *prior.lines, *lines[1:]], data=data)
 
 
-def _lines(data: dict[str, Any], is_median: bool) -> list[str]:
+def _lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> list[str]:
     bounds = f"bounds hold {100 * data['probability']:g} %"
     if data["step_microseconds"]:
         bounds += f"; a step is {_duration(data['step_microseconds'])}"
@@ -85,7 +110,8 @@ def _lines(data: dict[str, Any], is_median: bool) -> list[str]:
         bounds,
     ]
     if data["keys_past"]:
-        lines.append(f"omitted {plural(data['keys_past'], 'key')} with rows after --until")
+        why = "without a future row" if through_rows else "with rows after --until"
+        lines.append(f"omitted {plural(data['keys_past'], 'key')} {why}")
     if data["flagged"]:
         lines.append(f"flagged {data['flagged']:,}")
     return lines

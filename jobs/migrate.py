@@ -66,12 +66,10 @@ def _report(
     is_new: bool,
     seconds: float,
 ) -> Report:
-    from jobs.migration.apply import change_table, left_out_lines, rekeying_lines
+    from jobs.migration.report import change_lines
 
     lines = [f"{source.snapshot_id} (version {source.model_version}) to version {target}"]
-    if change:
-        lines += [f"  {line}" for line in change_table(change)]
-        lines += [*rekeying_lines(change), *left_out_lines(change)]
+    lines += change_lines(source.model, change)
     if manifest is None:
         lines.append("dry run: nothing was written")
     else:

@@ -7,7 +7,7 @@ replaces them.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -34,6 +34,13 @@ def run(
         str | None,
         Option(help="The old one; by default the parent of the new one.", show_default=False),
     ] = None,
+    snapshot: Annotated[
+        str | None,
+        Option(
+            help="In place of --generation: the newest generation that began from this snapshot.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> Report:
     """Compare two generations of a model, and write an HTML and a JSON report beside the tables.
 
@@ -48,18 +55,24 @@ def run(
     from jobs.warehouse.delta import Warehouse
 
     started = time.monotonic()
+    if snapshot is not None and generation is not None:
+        raise UserError(
+            "--snapshot and --generation both say which generation is the new one: give one of them"
+        )
     spec = load_spec(model, settings.models)
     warehouse = Warehouse(
         spark_session(settings, f"report {spec.name}", short_command_conf()), settings.warehouse
     )
     with Progress(f"report {spec.name}", None, quiet=settings.quiet) as progress:
-        new, old = _pair(warehouse, spec.name, generation, against)
+        new, old = _pair(warehouse, spec.name, generation, against, snapshot)
+        learned = {one.generation: _learned(warehouse, one) for one in (new, old)}
         progress.note(f"comparing {new.generation} with {old.generation}")
         comparison, page = compare(warehouse, spec, old, new)
     seconds = time.monotonic() - started
     return Report(
         [
             f"{new.generation} (version {new.model_version}) against {old.generation} (version {old.model_version})",
+            *(f"parameters of {name}: {text}" for name, (text, _) in learned.items() if text),
             *comparison_lines(comparison),
             f"report: {page}",
             f"{seconds:.1f} s",
@@ -68,6 +81,8 @@ def run(
             "model": spec.name,
             "generation": new.generation,
             "against": old.generation,
+            "snapshots": {new.generation: new.snapshot_id, old.generation: old.snapshot_id},
+            "parameters": {name: values for name, (_, values) in learned.items()},
             "good": comparison.good,
             "answer": comparison.answer,
             "reasons": comparison.reasons,
@@ -78,8 +93,25 @@ def run(
     )
 
 
+def _learned(warehouse: Warehouse, generation: Generation) -> tuple[str, dict[str, Any]]:
+    """Return what a report says of a generation's learned parameters, and these; nothing where it has none."""
+    from jobs.migration.parameters import value_text
+    from jobs.snapshots.manifests import record
+    from kalman.models.groups import GROUPS
+
+    manifest = record(warehouse, generation.snapshot_id)
+    if manifest is None or not manifest.parameters:
+        return "", {}
+    shared = {name: value for name, value in manifest.parameters.items() if name != GROUPS}
+    values = ", ".join(f"{name} = {value_text(value)}" for name, value in shared.items())
+    learn = manifest.model_spec().learn
+    whose = {"key": "; each key has its own", "group": "; each group has its own"}
+    also = "" if learn is None else whose.get(learn.scope, "")
+    return f"{values}{also}, of snapshot {generation.snapshot_id}", manifest.parameters
+
+
 def _pair(
-    warehouse: Warehouse, model: str, generation: str | None, against: str | None
+    warehouse: Warehouse, model: str, generation: str | None, against: str | None, snapshot: str | None
 ) -> tuple[Generation, Generation]:
     from jobs.lineage import generations
     from jobs.warehouse.tables import estimates
@@ -92,7 +124,15 @@ def _pair(
             RUN_FAILED,
         )
     shadows = [one for one in known if one.status == generations.SHADOW]
-    if generation is None and shadows:
+    if snapshot is not None:
+        begun = [one for one in known if one.snapshot_id == snapshot]
+        if not begun:
+            have = ", ".join(f"{one.generation} from {one.snapshot_id}" for one in known)
+            raise UserError(
+                f"--snapshot {snapshot}: no generation of {model} began from it ({have})", RUN_FAILED
+            )
+        new = begun[-1]
+    elif generation is None and shadows:
         new = shadows[-1]
     else:
         new = generations.named(warehouse, model, generation)

@@ -78,7 +78,7 @@ def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) 
 def _with_the_last_state(
     settings: Settings, warehouse: Warehouse, spec: ModelSpec, to: str | None, dry_run: bool
 ) -> Report:
-    from jobs.migration.apply import change_table, left_out_lines
+    from jobs.migration.report import change_lines
     from jobs.upgrades.reverse_migration import reverse_migration
     from jobs.warehouse.positions import describe
 
@@ -91,12 +91,11 @@ def _with_the_last_state(
         "change": done.change,
         "dry_run": done.dry,
     }
-    table = [f"  {line}" for line in change_table(done.change)] if done.change else []
-    table += left_out_lines(done.change)
+    table = change_lines(spec.name, done.change)
     if done.dry:
         first = f"the state of {live.generation} (version {live.model_version})"
-        change = [f"migrated back before: snapshot {done.snapshot}"] if done.snapshot else table
-        return Report([first, *change, "dry run: nothing was written but the export"], data)
+        before = [f"migrated back before: snapshot {done.snapshot}"] if done.snapshot else []
+        return Report([first, *before, *table, "dry run: nothing was written but the export"], data)
     if retired is None:
         return Report(
             [f"generation {live.generation} is of version {live.model_version}: nothing to do"], data

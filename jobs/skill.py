@@ -7,6 +7,9 @@ in Delta transactions (query, micro-batch), so that a restart after a crash is i
 from __future__ import annotations
 
 import time
+from typing import Annotated
+
+from typer import Option
 
 from jobs.core.command import Model, Trigger, command
 from jobs.core.errors import UserError
@@ -16,7 +19,19 @@ from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 
 
 @command
-def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> Report:
+def run(
+    settings: Settings,
+    model: Model,
+    trigger: Trigger = AVAILABLE_NOW,
+    snapshot: Annotated[
+        str | None,
+        Option(
+            help="Forecast with the learned parameters of this snapshot, or `none`: with the spec's values. By default "
+            "those of the estimates, of the snapshot that each generation began from.",
+            show_default=False,
+        ),
+    ] = None,
+) -> Report:
     """Compare forecasts from the live estimates with later measurements, and score them.
 
     Raises:
@@ -36,8 +51,10 @@ def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> R
             f"{spec.source_path}: has no section `forecast`: add it with horizons (docs/streaming.md)"
         )
     check_spec(spec, spec.forecast)
+    section = spec.forecast.with_snapshot(snapshot)
+    spec = spec.model_copy(update={"forecast": section})
     with exclusive_run(settings, spec, SKILL) as (warehouse, stop, progress):
-        scorer = ForecastScorer(warehouse, spec, seconds, stop, spec.forecast)
+        scorer = ForecastScorer(warehouse, spec, seconds, stop, section)
         scorer.run(progress)
         return scorer.report(time.monotonic() - began)
 

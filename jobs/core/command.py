@@ -36,6 +36,15 @@ Trigger = Annotated[
 
 Profile = Annotated[bool, typer.Option("--profile", help="Report where the time went, step by step.")]
 
+Snapshot = Annotated[
+    str | None,
+    typer.Option(
+        help="Take learned parameters from this snapshot; `none`: the spec's values. By default the spec's newest good "
+        "snapshot, if there is one.",
+        show_default=False,
+    ),
+]
+
 Monitor = Annotated[bool, typer.Option("--monitor", help="The model's monitor, not its stream.")]
 Skill = Annotated[bool, typer.Option("--skill", help="The model's forecast skill, not its stream.")]
 

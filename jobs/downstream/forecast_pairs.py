@@ -8,6 +8,7 @@ estimate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,12 @@ from jobs.encoding.arrow import matrix
 from jobs.encoding.packet_kinds import MEASURED
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec, takes_steps
+from jobs.state.key_groups import GroupBegin
 from kalman.evaluation.forecast import check_measuring, forecast, interval, variances
 from kalman.evaluation.scoring_rules import crps, log_score
 from kalman.filters.prediction import beside
+from kalman.filters.own_parameters import FIELD, own_parameters, with_own
+from kalman.filters.state_layout import places
 from kalman.run import KeyStates
 from kalman.types import Filter
 
@@ -44,21 +48,35 @@ _LEFT_OUT = ("form", "smoothing", "storage")
 
 
 class ScoringPlan(NamedTuple):
-    """Sent to the workers: the filter of each generation, the time unit (us), each horizon's steps or None."""
+    """Sent to the workers: the filter of each generation, the time unit (us), each horizon's steps or None.
+
+    begins: of generations with parameters by group, the states in which keys begin, with their group's parameters.
+    """
 
     kernels: Mapping[str, Filter]
     unit: float
     steps: tuple[int, ...] | None
     probability: float
+    begins: Mapping[str, GroupBegin] = MappingProxyType({})
+
+    @property
+    def has_key_parameters(self) -> bool:
+        """Tell if keys have parameters of their own."""
+        return any(own_parameters(kernel).rows for kernel in self.kernels.values())
+
+
+def forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
+    """Return the definition of the filter that forecasts."""
+    return {k: v for k, v in spec.definition().items() if k not in _LEFT_OUT}
 
 
 def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any]) -> Filter:
-    """Return the filter that forecasts from an estimate's mean and covariance alone.
+    """Return the filter that forecasts from an estimate's mean and covariance, and the parameters of its key.
 
     Raises:
         UserError: the model's state has more than these.
     """
-    definition = {k: v for k, v in spec.definition().items() if k not in _LEFT_OUT}
+    definition = forecasting_definition(spec)
     n = len(spec.states)
     if spec.adaptive is not None:
         raise UserError(
@@ -71,11 +89,6 @@ def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any]) -> Filter:
         check_measuring(kernel)
     except kalman.ModelError as error:
         raise UserError(f"{spec.name} cannot be forecast from its estimates: {error}") from error
-    if "parameters" in kernel.fields:
-        raise UserError(
-            f"{spec.name} cannot be forecast from its estimates, which lack the parameters of each key; "
-            f"learn them with scope: pooled"
-        )
     return kernel
 
 
@@ -183,8 +196,11 @@ def _originals(estimates: DataFrame) -> DataFrame:
     return estimates.filter(~F.coalesce(F.col("correction"), F.lit(False)))
 
 
-def score_pairs(pairs: DataFrame, plan: ScoringPlan) -> DataFrame:
-    """Forecast the rows of `pair_rows` and score them: `SCORED_SCHEMA`, a row for each pair and measurement."""
+def score_pairs(pairs: DataFrame, plan: ScoringPlan, own: DataFrame | None = None) -> DataFrame:
+    """Forecast the rows of `pair_rows` and score them: `SCORED_SCHEMA`, a row for each pair and measurement.
+
+    own: of keys with parameters of their own: generation, key, and the field `parameters` of their states; None: none.
+    """
     columns = (
         "key",
         "generation",
@@ -196,7 +212,10 @@ def score_pairs(pairs: DataFrame, plan: ScoringPlan) -> DataFrame:
         "covariance",
         MEASURED,
     )
-    return pairs.select(*columns).mapInArrow(_scorer(plan), SCORED_SCHEMA)
+    pairs = pairs.select(*columns)
+    if own is not None:
+        pairs = pairs.join(own, ["generation", "key"], "left")
+    return pairs.mapInArrow(_scorer(plan), SCORED_SCHEMA)
 
 
 def _scorer(plan: ScoringPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -207,12 +226,14 @@ def _scorer(plan: ScoringPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
             for code, name in enumerate(generation.dictionary.to_pylist()):
                 part = batch.take(pa.array(np.flatnonzero(codes == code)))
                 if name in plan.kernels and part.num_rows:
-                    yield score(part, plan.kernels[name], plan)
+                    yield score(part, plan.kernels[name], plan, plan.begins.get(name))
 
     return score_all
 
 
-def score(batch: pa.RecordBatch, kernel: Filter, plan: ScoringPlan) -> pa.RecordBatch:
+def score(
+    batch: pa.RecordBatch, kernel: Filter, plan: ScoringPlan, begin: GroupBegin | None = None
+) -> pa.RecordBatch:
     """Return the scored rows (`SCORED_SCHEMA`) of pairs whose estimates are of one generation."""
     n, m, size = len(kernel.states), kernel.measurements, batch.num_rows
     made, at = (batch.column(name).to_numpy() for name in ("made_at", "event_time"))
@@ -222,6 +243,7 @@ def score(batch: pa.RecordBatch, kernel: Filter, plan: ScoringPlan) -> pa.Record
     values = kernel.from_moments(
         matrix(batch.column("mean"), n, "mean"), matrix(batch.column("covariance"), n * n, "covariance")
     )
+    values = _with_key_parameters(values, batch, kernel, begin)
     states = KeyStates(values, made, np.ones(size, np.int64), np.zeros(size))
     for steps, which in _by_steps(plan.steps, horizon):
         dt = np.broadcast_to((at - made)[which] / plan.unit / steps, (steps, len(which)))
@@ -254,6 +276,28 @@ def score(batch: pa.RecordBatch, kernel: Filter, plan: ScoringPlan) -> pa.Record
         column(log_score(mean, variance, seen)),
     ]
     return pa.RecordBatch.from_arrays(columns, _NAMES)
+
+
+def _with_key_parameters(
+    values: NDArray[np.float64], batch: pa.RecordBatch, kernel: Filter, begin: GroupBegin | None
+) -> NDArray[np.float64]:
+    """Return states with their keys' parameters: a key's own, else those of a new key, by its group if it has one."""
+    own = own_parameters(kernel)
+    if not own.rows:
+        return values
+    if begin is not None:
+        field = begin.of_texts(batch.column("key"))[places(kernel.fields)[FIELD]]
+        values = with_own(kernel, values, {name: field[own.rows[name]] for name in own.learned})
+    if FIELD not in batch.schema.names:
+        return values
+    column = batch.column(FIELD)
+    known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    field = matrix(column.take(pa.array(known)), max(rows.stop for rows in own.rows.values()), FIELD)
+    values = values.copy()
+    values[:, known] = with_own(
+        kernel, values[:, known], {name: field[own.rows[name]] for name in own.learned}
+    )
+    return values
 
 
 def _by_steps(

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.report import Report
-from jobs.downstream.forecast_pairs import ScoringPlan, check_spec, forecaster_of, pair_rows, score_pairs
+from jobs.downstream.forecast_pairs import (
+    ScoringPlan,
+    check_spec,
+    forecaster_of,
+    forecasting_definition,
+    pair_rows,
+    score_pairs,
+)
 from jobs.downstream.queries import SKILL, application_of, queries_of
 from jobs.downstream.runner import LiveQueries
 from jobs.encoding.keys import columns_of, key_kind
@@ -19,18 +28,23 @@ from jobs.encoding.packet_kinds import MEASURED
 from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
 from jobs.snapshots import manifests
+from jobs.snapshots.learned import NONE
+from jobs.snapshots.state_rows import read_rows
 from jobs.spark.user_functions import ship
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.key_groups import group_begin
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, forecast_skill
+from kalman.filters.own_parameters import FIELD, own_parameters
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
     from jobs.encoding.keys import KeyKind
+    from jobs.snapshots.manifests import Manifest
+    from jobs.state.key_groups import GroupBegin
 
 
 @dataclass
@@ -40,6 +54,8 @@ class ForecastScorer(LiveQueries):
     section: ForecastSkill
     sink: Scores | None = None
     queries: tuple[StreamingQuery, ...] = ()
+    sources: dict[str, Manifest | None] = field(default_factory=dict)
+    """The snapshot whose learned parameters each generation's forecasts take; None: it has none."""
 
     label = "the forecast skill"
 
@@ -64,9 +80,8 @@ class ForecastScorer(LiveQueries):
         origins, actuals = self.source(query), self.source(query, 1)
         plan = self._plan()
         origins, actuals = (_of_generations(rows, plan, measurements) for rows in (origins, actuals))
-        running = self.start_query(
-            score_pairs(pair_rows(origins, actuals, self.section), plan), query, self.sink
-        )
+        pairs = pair_rows(origins, actuals, self.section)
+        running = self.start_query(score_pairs(pairs, plan, self._key_parameters(plan)), query, self.sink)
         self.queries = (*self.queries, running)
         return [running]
 
@@ -74,10 +89,13 @@ class ForecastScorer(LiveQueries):
         """Return how to forecast with each generation that is counted and has the spec's measurements.
 
         Raises:
-            UserError: the live generation cannot be forecast.
+            UserError: the live generation cannot be forecast, or not with the named snapshot's parameters.
         """
         known = {one.generation: one for one in generations.all_of(self.warehouse, self.spec.name)}
+        schema = self.warehouse.read(estimates(self.spec.name)).schema
+        kind = key_kind(self.spec.key, schema)
         kernels: dict[str, Any] = {}
+        begins: dict[str, GroupBegin] = {}
         for place, name in enumerate(self.generations):
             manifest = manifests.record(self.warehouse, known[name].snapshot_id)
             if manifest is None:
@@ -86,13 +104,53 @@ class ForecastScorer(LiveQueries):
             try:
                 check_spec(spec, self.section)
                 if spec.measurement == self.spec.measurement and spec.time_unit == self.spec.time_unit:
-                    kernels[name] = forecaster_of(spec, manifest.parameters)
+                    source, parameters = self._learned(manifest)
+                    kernels[name] = forecaster_of(spec, parameters)
+                    begin = group_begin(kind, forecasting_definition(spec), parameters)
+                    if begin is not None and spec.key == self.spec.key:
+                        begins[name] = begin
+                    self.sources[name] = source if parameters else None
                     ship(self.warehouse.spark, spec.definition())
             except UserError:
                 if place == 0:
                     raise
         steps = check_spec(self.spec, self.section)
-        return ScoringPlan(kernels, self.spec.unit_us, steps, self.section.probability)
+        return ScoringPlan(kernels, self.spec.unit_us, steps, self.section.probability, begins)
+
+    def _learned(self, manifest: Manifest) -> tuple[Manifest, dict[str, Any]]:
+        """Return the snapshot whose parameters a generation's forecasts take, and these parameters.
+
+        manifest: the snapshot that the generation began from, whose parameters are those of its estimates.
+
+        Raises:
+            UserError: the named snapshot does not exist, or is of another model than the generation's.
+        """
+        wanted = self.section.snapshot
+        if wanted is None:
+            return manifest, manifest.parameters
+        if wanted == NONE:
+            return manifest, {}
+        found = manifests.find(self.warehouse, wanted)
+        if found is None or found.model != self.spec.name:
+            raise UserError(f"--snapshot {wanted}: model {self.spec.name} has no such snapshot")
+        if found.fingerprint != manifest.fingerprint:
+            raise UserError(
+                f"--snapshot {wanted}: it is of version {found.model_version} of {self.spec.name}, and the live "
+                f"estimates are of version {manifest.model_version} as its spec was when {manifest.snapshot_id} was "
+                f"made: name a snapshot of that, or leave the option out"
+            )
+        return found, found.parameters
+
+    def _key_parameters(self, plan: ScoringPlan) -> DataFrame | None:
+        """Return generation, key and `parameters` of the keys with parameters of their own; None: there are none."""
+        parts = [
+            read_rows(self.warehouse, source.snapshot_id, self.spec.name).select(
+                F.lit(name).alias("generation"), "key", F.col("extras")[FIELD].alias(FIELD)
+            )
+            for name, source in self.sources.items()
+            if source is not None and own_parameters(plan.kernels[name]).rows
+        ]
+        return reduce(DataFrame.unionByName, parts) if parts else None
 
     def progress_text(self) -> str:
         """Return how many forecasts were scored."""
@@ -110,6 +168,11 @@ class ForecastScorer(LiveQueries):
             )
         if not summary:
             lines.append("there is no measurement at a forecast time yet")
+        lines += [
+            f"forecasts of {name} with the parameters of snapshot {one.snapshot_id}"
+            for name, one in self.sources.items()
+            if one is not None
+        ]
         lines += [_line(one, self.section.probability) for one in summary]
         data = {
             "model": self.spec.name,
@@ -117,6 +180,7 @@ class ForecastScorer(LiveQueries):
             "late": late,
             "state_rows": sum(_state_rows(query) for query in self.queries[-1:]),
             "skill": summary,
+            "snapshots": {name: one and one.snapshot_id for name, one in self.sources.items()},
             "seconds": seconds,
         }
         return Report(lines, data)

@@ -5,7 +5,7 @@ A key whose state is not a number has nothing to migrate. It is left out, and st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,9 @@ from jobs.snapshots.state_rows import (
     state_arrays,
     typed_states,
 )
+from kalman.filters.own_parameters import FIELD, own_parameters
+from kalman.models.definition import natural
+from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,7 +36,7 @@ NO_NUMBER = "state: the key's state is not a number"
 
 _CHANGE = (
     "keys bigint, wrong bigint, wrong_keys array<string>, left_out bigint, left_out_keys array<string>, "
-    "old array<double>, new array<double>, kept array<double>"
+    "old array<double>, new array<double>, kept array<double>, old_own array<double>, new_own array<double>"
 )
 
 
@@ -43,7 +46,7 @@ _CHANGED = pa.schema(
         ("wrong_keys", pa.list_(pa.string())),
         ("left_out", pa.int64()),
         ("left_out_keys", pa.list_(pa.string())),
-        *((name, pa.list_(pa.float64())) for name in ("old", "new", "kept")),
+        *((name, pa.list_(pa.float64())) for name in ("old", "new", "kept", "old_own", "new_own")),
     ]
 )
 """The same columns in Arrow's types."""
@@ -61,7 +64,7 @@ def change_of(rows: DataFrame, migration: Migration) -> dict[str, Any]:
     left_out and left_out_keys (some): the keys whose state is not a number; keys, wrong and wrong_keys (some): all
     others, and those whose state would be invalid; before and after: of each state the average mean and variance over
     `keys`, and of one that keeps its name also the largest change of its mean and the number of keys in which it
-    changes.
+    changes; key_parameters: before and after, the averages of the parameters that each key has for itself.
     """
     old, new = migration.source.states, migration.target.states
     parts = _prepared(rows, migration).mapInArrow(_measurer(migration), _CHANGE).collect()
@@ -93,6 +96,13 @@ def change_of(rows: DataFrame, migration: Migration) -> dict[str, Any]:
         "left_out_keys": sorted(key for part in parts for key in part["left_out_keys"])[:SHOWN_KEYS],
         "before": averages(old, total["old"]),
         "after": after,
+        "key_parameters": {
+            when: _own_averages(model, parts, field, keys)
+            for when, model, field in (
+                ("before", migration.source, "old_own"),
+                ("after", migration.target, "new_own"),
+            )
+        },
         "dropped": [name for name in old if name not in new],
         "added": [name for name in new if name not in old],
     }
@@ -169,6 +179,8 @@ def _measurer(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iter
         "old": [[0.0] * (2 * len(old))],
         "new": [[0.0] * (2 * len(new))],
         "kept": [[0.0, 0.0] * len([name for name in new if name in old])],
+        "old_own": [[]],
+        "new_own": [[]],
     }
 
     def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -201,6 +213,26 @@ def _measured(batch: pa.RecordBatch, migration: Migration, widths: dict[str, int
         "old": [_sums(mean, covariance)],
         "new": [_sums(after.mean, after.covariance)],
         "kept": [[number for move in moves for number in (float(move.max()), float(np.count_nonzero(move)))]],
+        "old_own": [_own_sums(migration.source, extras)],
+        "new_own": [_own_sums(migration.target, after.extras)],
+    }
+
+
+def _own_sums(model: Filter, extras: Mapping[str, Any]) -> list[float]:
+    """Return the sums over keys of the parameters that each key has for itself, entry by entry; [] without any."""
+    rows = own_parameters(model).rows
+    return extras[FIELD].sum(axis=1).tolist() if rows else []
+
+
+def _own_averages(model: Filter, parts: Sequence[Any], field: str, keys: int) -> dict[str, Any]:
+    """Return the averages over keys of the parameters that each key has for itself, as a spec writes them."""
+    own = own_parameters(model)
+    sums = [part[field] for part in parts if part["keys"]]
+    if not own.rows or not sums:
+        return {}
+    mean = np.sum(sums, axis=0) / keys
+    return {
+        name: natural(p._replace(value=tuple(mean[own.rows[name]]))) for name, p in own.parameters.items()
     }
 
 

@@ -6,16 +6,16 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-import kalman
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.migration.apply import NO_NUMBER, apply_migration, change_of, without_number
+from jobs.migration.parameters import carried_over, changes_of
 from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
-from jobs.migration.state_map import build_migration, keeps_units, state_map_of
+from jobs.migration.state_map import Migration, build_migration, own_rows
 from jobs.migration.versions import known_versions, path_between
 from jobs.snapshots.manifests import GOOD, all_of, find
 from jobs.snapshots.store import find_whole, verify, write
@@ -27,7 +27,6 @@ from jobs.warehouse.commit_ids import in_table
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.quarantine import keep
 from jobs.warehouse.tables import measurements
-from kalman.models.groups import GROUPS, begin_states
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,36 +60,37 @@ def migrate(
     steps = path_between(known, source.model_version, target)
     if not steps:
         raise UserError(f"snapshot {source.snapshot_id} is of version {target} already")
-    parameters = parameters_after(steps, source.parameters)
-    return migrate_along(warehouse, source, steps, parameters, dry_run, on_progress)
+    return migrate_along(warehouse, source, steps, None, dry_run, on_progress)
 
 
 def migrate_along(
     warehouse: Warehouse,
     source: Manifest,
     steps: list[Step],
-    parameters: dict[str, Any],
+    parameters: dict[str, Any] | None = None,
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
-    """Migrate a snapshot along steps, to a model with these learned parameters, and return what `migrate` does.
+    """Migrate a snapshot along steps, and return what `migrate` does.
+
+    parameters: those that the last version has learned before; None: those that are carried over.
 
     Raises:
         UserError: a step cannot be made, or some keys would have an invalid state.
     """
-    migration = build_migration(steps, source.parameters, parameters)
+    plan = plan_of(source, steps, parameters)
+    migration, identity, told = plan.migration, plan.snapshot_id, {"parameters": plan.changes}
     spec, spark = steps[-1].new, warehouse.spark
-    identity = snapshot_id(source, steps, parameters)
     found = find_whole(warehouse, identity)
     if found is not None:
-        return found, {}, False
+        return found, told, False
     ship_functions(warehouse, steps)
     activity = f"migrate {spec.name}"
     on_progress("checking every key")
     with labelled(spark, activity, "check every key"):
         rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
         with codegen_for(spark, source.key_count):
-            change = change_of(rows, migration)
+            change = {**change_of(rows, migration), **told}
     _refuse_without_numbers(change, source)
     _refuse_wrong_keys(change, spec.version)
     states = apply_migration(rows, migration)
@@ -111,7 +111,7 @@ def migrate_along(
         snapshot_id=identity,
         model_version=spec.version,
         fingerprint=spec.fingerprint(),
-        parameters=parameters,
+        parameters=plan.parameters,
         spec=spec.model_dump_json(by_alias=True),
         parent=source.snapshot_id,
         committed_at=None,
@@ -229,40 +229,64 @@ def waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held
     return held if spec.timed else None
 
 
-def parameters_after(steps: list[Step], learned: dict[str, Any]) -> dict[str, Any]:
-    """Return the learned parameters of the last version: where a step keeps them, those of the same name and shape."""
-    for step in steps:
-        policy = step.new.migrate and step.new.migrate.parameters
-        if policy is None:
-            policy = "keep" if keeps_units(state_map_of(step)) else "spec"
-        learned = _kept(step.new, learned) if policy == "keep" else {}
-    return learned
+class Plan(NamedTuple):
+    """A migration of a snapshot along steps.
+
+    parameters: the learned ones of the last version; changes: how they change (`jobs.migration.parameters.changes_of`)
+    """
+
+    migration: Migration
+    parameters: dict[str, Any]
+    snapshot_id: str
+    changes: list[dict[str, Any]]
 
 
-def snapshot_id(source: Manifest, steps: list[Step], parameters: dict[str, Any]) -> str:
-    """Return the id of the snapshot that these inputs give."""
+def plan_of(source: Manifest, steps: list[Step], parameters: dict[str, Any] | None = None) -> Plan:
+    """Return the migration of a snapshot along steps.
+
+    parameters: those that the last version has learned before; None: those that are carried over.
+
+    Raises:
+        UserError: a step cannot be made.
+    """
+    carried = carried_over(steps, source.parameters)
+    after = carried.parameters if parameters is None else parameters
+    migration = build_migration(steps, source.parameters, after, carried.names)
+    chosen = migration.key_parameters if own_rows(migration.source) or own_rows(migration.target) else None
+    identity = snapshot_id(source, steps, after, chosen)
+    changes = changes_of(steps[0].old, steps[-1].new, source.parameters, after, carried)
+    return Plan(migration, after, identity, changes)
+
+
+def migration_that_made(manifest: Manifest, source: Manifest, steps: list[Step]) -> Migration | None:
+    """Return the migration along steps that made a snapshot of another one; None if it was not made along them."""
+    plan = plan_of(source, steps, manifest.parameters)
+    if plan.snapshot_id == manifest.snapshot_id:
+        return plan.migration
+    if snapshot_id(source, steps, manifest.parameters) == manifest.snapshot_id:  # by an earlier release
+        return build_migration(steps, source.parameters, manifest.parameters)
+    return None
+
+
+def snapshot_id(
+    source: Manifest,
+    steps: list[Step],
+    parameters: dict[str, Any],
+    of_keys: tuple[tuple[str, str], ...] | None = None,
+) -> str:
+    """Return the id of the snapshot that these inputs give.
+
+    of_keys: the parameters of each key that are carried over (`Migration.key_parameters`); None: no key has any of its
+    own, or the id of a release that did not choose among them.
+    """
     spec = steps[-1].new
     # `reverse` has no effect on a step forward.
     rules = [step.rules and step.rules.model_dump(by_alias=True, exclude={"reverse"}) for step in steps]
-    inputs = [source.snapshot_id, [step.new.fingerprint() for step in steps], rules, parameters]
+    inputs: list[Any] = [source.snapshot_id, [step.new.fingerprint() for step in steps], rules, parameters]
+    if of_keys is not None:
+        inputs.append(of_keys)
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     return f"{spec.name}-v{spec.version}-{source.version}-{digest[:10]}"
-
-
-def _kept(spec: ModelSpec, learned: dict[str, Any]) -> dict[str, Any]:
-    """Return the learned parameters that the model of a spec has in the same shape."""
-    kept: dict[str, Any] = {}
-    for name, value in learned.items():
-        try:
-            kalman.build(spec.definition(), {**kept, name: value})
-        except kalman.ModelError:
-            continue
-        kept[name] = value
-    try:
-        begin_states(kalman.build, spec.definition(), kept)
-    except kalman.ModelError:
-        kept.pop(GROUPS, None)
-    return kept
 
 
 def source_snapshot(warehouse: Warehouse, model: str, snapshot: str | None, target: int) -> Manifest:

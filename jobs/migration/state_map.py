@@ -14,6 +14,7 @@ from jobs.core.errors import UserError
 from jobs.migration.versions import Step
 from jobs.specs.migration import Origin, Transform
 from kalman.filters.affine import Affine, moved
+from kalman.filters.own_parameters import own_parameters, with_own
 from kalman.filters.rounded import stored_as, unrounded
 from kalman.filters.state_layout import places
 from kalman.models.named import Named, find
@@ -55,17 +56,20 @@ class MigratedStates(NamedTuple):
 class Migration:
     """The maps from the states of one version's filter to those of another's. Picklable: it is sent to the executors.
 
-    keeps_key_parameters: whether parameters that each key has learned for itself stay valid.
+    key_parameters: of the parameters that each key has for itself, those that are carried over: the name in the target
+    and that in the source, in the target's order; None: what earlier releases did, all of them if
+    `keeps_key_parameters` or if nothing else changes.
     """
 
     state_maps: tuple[StateMap, ...]
     source: Filter
     target: Filter
     keeps_key_parameters: bool = False
+    key_parameters: tuple[tuple[str, str], ...] | None = None
 
     @property
     def is_identity(self) -> bool:
-        """Tell if every state stays the same to the last bit, with all its fields."""
+        """Tell if every state stays the same to the last bit, with all its fields, but for learned parameters."""
         identity = all(
             one.affine is not None and one.affine.identity and not one.diffuse for one in self.state_maps
         )
@@ -74,6 +78,7 @@ class Migration:
             and type(unrounded(self.source)) is type(unrounded(self.target))
             and stored_as(self.source) == stored_as(self.target)
             and dict(self.source.fields) == dict(self.target.fields)
+            and (self.key_parameters is None or own_rows(self.source) == own_rows(self.target))
         )
 
     def apply(self, mean: Floats, covariance: Floats, extras: Mapping[str, Floats]) -> MigratedStates:
@@ -85,6 +90,7 @@ class Migration:
             extras: the other fields, each (d, K).
         """
         if self.is_identity:
+            extras = self._with_carried(extras)
             if more_than_moments(self.target) is None:
                 wrong = wrong_states(mean, covariance)
             else:  # its mean and covariance may be infinite or NaN, its state may not
@@ -97,16 +103,44 @@ class Migration:
         for state_map in self.state_maps:
             moments = _mapped(state_map, moments, extras)
         state = self.target.from_moments(moments.mean, moments.covariance)
-        if self.keeps_key_parameters and "parameters" in extras:
-            state = self.target.with_parameters(state, extras["parameters"])
+        if "parameters" in extras:
+            state = self._with_key_parameters(state, extras["parameters"])
         no_room = _put_diffuse(self.target, state, moments.A)
         new_mean, new_covariance, new_extras = self.target.snapshot(state)
         wrong = no_room | wrong_states(new_mean, new_covariance)
         return MigratedStates(new_mean, new_covariance, new_extras, wrong)
 
+    def _with_key_parameters(self, state: Floats, field: Floats) -> Floats:
+        """Return target states with the parameters of each key that are carried over from the source's field (p, K)."""
+        if self.key_parameters is None:
+            return self.target.with_parameters(state, field) if self.keeps_key_parameters else state
+        rows = own_parameters(self.source).rows
+        return with_own(self.target, state, {new: field[rows[old]] for new, old in self.key_parameters})
 
-def build_migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[str, Any]) -> Migration:
+    def _with_carried(self, extras: Mapping[str, Floats]) -> Mapping[str, Floats]:
+        """Return the fields of unchanged states, where a learned parameter that is not carried over begins anew."""
+        own = own_parameters(self.target)
+        if self.key_parameters is None or len(self.key_parameters) == len(own.learned):
+            return extras
+        field = extras["parameters"].copy()
+        fresh = self.target.initial(1)[places(self.target.fields)["parameters"]]
+        kept = [new for new, _ in self.key_parameters]
+        for name in own.learned:
+            if name not in kept:
+                field[own.rows[name]] = fresh[own.rows[name]]
+        return {**extras, "parameters": field}
+
+
+def build_migration(
+    steps: Sequence[Step],
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    carried: Mapping[str, str] | None = None,
+) -> Migration:
     """Return the migration along steps, between filters with these learned parameters.
+
+    carried: the names of the parameters that are carried over, and what the first version calls them
+    (`jobs.migration.parameters`); None: as earlier releases decided for those that each key has for itself.
 
     Raises:
         UserError: a step cannot be made; it says why and what to write.
@@ -115,14 +149,11 @@ def build_migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[
         raise UserError("there is nothing to migrate: the snapshot is of that version")
     first, last = steps[0].old, steps[-1].new
     source, target = kalman.build(first.definition(), old), kalman.build(last.definition(), new)
-    field = source.fields.get("parameters")
-    keeps_key_parameters = (
-        bool(old)
-        and dict(old) == dict(new)
-        and field is not None
-        and field == target.fields.get("parameters")
-    )
-    migration = Migration(tuple(state_map_of(step) for step in steps), source, target, keeps_key_parameters)
+    maps = tuple(state_map_of(step) for step in steps)
+    if carried is None:
+        migration = Migration(maps, source, target, _all_kept(source, target, old, new))
+    else:
+        migration = Migration(maps, source, target, False, key_pairs(source, target, carried))
     if not migration.is_identity:
         for spec, model in ((first, source), (last, target)):
             reason = more_than_moments(model)
@@ -133,6 +164,29 @@ def build_migration(steps: Sequence[Step], old: Mapping[str, Any], new: Mapping[
                     f"alone. Pretrain version {last.version} from history instead (upgrade --mode retrain)"
                 )
     return migration
+
+
+def key_pairs(source: Filter, target: Filter, carried: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the parameters of each key that are carried over: the name in the target and that in the source."""
+    before, after = own_parameters(source), own_parameters(target)
+    return tuple(
+        (name, carried[name])
+        for name in after.learned
+        if carried.get(name) in before.rows
+        and len(after.parameters[name].value) == len(before.parameters[carried[name]].value)
+    )
+
+
+def _all_kept(source: Filter, target: Filter, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Tell if earlier releases carried over all parameters of each key: where the pooled ones stay."""
+    field = source.fields.get("parameters")
+    same = bool(old) and dict(old) == dict(new)
+    return same and field is not None and field == target.fields.get("parameters")
+
+
+def own_rows(model: Filter) -> dict[str, slice]:
+    """Return the places of the parameters that each key has for itself."""
+    return own_parameters(model).rows
 
 
 def more_than_moments(model: Filter) -> kalman.ModelError | None:

@@ -14,6 +14,7 @@ from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.encoding.order import order_rows
 from jobs.ingestion.parsing import ParsedRows
+from jobs.offline.prior import Prior, specs_prior
 from jobs.offline.result_files import lists, save
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import Duplicates
@@ -108,18 +109,23 @@ class Estimates(NamedTuple):
     fit: Fit | None = None
 
 
-def filter_rows(spec: ModelSpec, rows: ParsedRows, smooth: bool = False) -> Estimates:
+def filter_rows(
+    spec: ModelSpec, rows: ParsedRows, smooth: bool = False, prior: Prior | None = None
+) -> Estimates:
     """Filter rows in any order, and `smooth` them; rejected rows are left out.
+
+    prior: what the keys begin with; None: the spec's values.
 
     Raises:
         UserError: the model's filter cannot be smoothed.
     """
-    model = kalman.build(spec.definition())
+    prior = prior or specs_prior(spec, rows.keys)
+    model, states = prior.kernel, prior.key_states()
     order, sorted_rows = in_order(rows, spec.duplicates)
-    keys = rows.keys
     if spec.idle_us is not None:
-        sorted_rows, keys = lives(model, keys, sorted_rows, spec.unit_us, spec.idle_us)
-    states = kalman.initial_states(model, keys)
+        sorted_rows, key_of_life = lives(model, states, sorted_rows, spec.unit_us, spec.idle_us)
+        states = states.take(key_of_life)
+    keys = len(states.count)
     n = len(spec.states)
     places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
     watched = watch(model, states, sorted_rows)

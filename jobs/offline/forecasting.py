@@ -18,6 +18,9 @@ from jobs.encoding import arrow
 from jobs.ingestion.parsing import ParsedRows
 from jobs.ingestion.raw_rows import Source
 from jobs.offline.filtering import in_order
+from jobs.offline.future import Future, Horizon, steps_through
+from jobs.offline.key_inputs import key_texts
+from jobs.offline.prior import Prior, specs_prior
 from jobs.offline.result_files import lists, save
 from jobs.specs.model_spec import ModelSpec, takes_steps
 from jobs.state.expiry import run_lives
@@ -27,14 +30,6 @@ from kalman.evaluation.forecast import Forecast, forecast, interval, variances
 Ints = NDArray[np.int64]
 MAX_FORECASTS = 50_000_000
 """A step that is much too short then ends in an error instead of exhausting the memory."""
-
-
-class Horizon(NamedTuple):
-    """How far to forecast: by `steps`, or until the time `end`; `end` and the step's `length` in microseconds."""
-
-    steps: int | None
-    end: int | None
-    length: int | None
 
 
 class _Times(NamedTuple):
@@ -52,8 +47,8 @@ class Forecasts(NamedTuple):
     time     (S, K) microseconds since 1970-01-01 UTC
     wanted   (S, K) whether the time is within the horizon
     expected the forecasts
-    length   microseconds of a step, None for a single time
-    omitted  how many keys have rows after the horizon's end
+    length   microseconds of a step, None for a single time or for the rows of a file
+    omitted  how many keys have no time in the horizon
     """
 
     keys: dict[str, pa.Array]
@@ -65,15 +60,25 @@ class Forecasts(NamedTuple):
 
 
 def parse_horizon(
-    spec: ModelSpec, steps: int | None, until: str | None, every: str | None, probability: float
+    spec: ModelSpec,
+    steps: int | None,
+    until: str | None,
+    every: str | None,
+    probability: float,
+    future: str | None = None,
 ) -> Horizon:
     """Check a command's options and return the horizon that they ask for.
 
+    future: a file of future inputs, whose rows are the steps unless `every` is given.
+
     Raises:
-        UserError: the options contradict each other, or the model cannot be forecast from a file.
+        UserError: the options contradict each other, or the model needs future inputs and none are given.
     """
-    if (steps is None) == (until is None):
+    _check_future(spec, future)
+    if (steps is not None and until is not None) or (steps is None and until is None and future is None):
         raise UserError("give either --steps or --until")
+    if every is not None and steps is None and until is None:
+        raise UserError("--every: with --future, say how far with --steps or --until, or leave it out")
     if not 0.0 < probability < 1.0:
         raise UserError(f"--probability: {probability:g} is not between 0 and 1; give one such as 0.95")
     end = length = None
@@ -88,48 +93,81 @@ def parse_horizon(
         end = TimeParser(None, UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone))(until)
         if end is None:
             raise UserError(f"--until: {until!r} is not a time; write one such as 2024-01-31T17:00")
-        if length is None and takes_steps(spec.definition()):
+        if length is None and future is None and takes_steps(spec.definition()):
             raise UserError(
                 f"--until: {spec.name} has an explicit process, which takes one step a row whatever the time; "
                 "add --every with the time of a step"
             )
-    if spec.inputs is not None:
-        raise UserError(
-            f"{spec.name} has inputs from a table, which a forecast from a file cannot read; append rows without "
-            "measurements to the input, and use filter --inputs"
-        )
-    if spec.control:
-        raise UserError(
-            f"{spec.name} has control inputs, whose future values forecast does not know; append rows with "
-            "them and without measurements to the input, and use filter"
-        )
     return Horizon(steps, end, length)
 
 
-def forecast_keys(spec: ModelSpec, source: Source, rows: ParsedRows, horizon: Horizon) -> Forecasts:
+def _check_future(spec: ModelSpec, future: str | None) -> None:
+    if spec.control and future is None:
+        raise UserError(
+            f"{spec.name} has control inputs: give their future values with --future FILE, a row for each key and time "
+            f"with the columns {', '.join([*spec.key, spec.time, *spec.control])}"
+        )
+    if future is not None and not spec.control and spec.inputs is None:
+        raise UserError(f"--future: {spec.name} takes no inputs: leave the option out")
+
+
+class _Plan(NamedTuple):
+    """The steps to forecast for K keys: time and wanted (S, K), u (S, c, K) or None, a step's length or None."""
+
+    time: Ints
+    wanted: NDArray[np.bool_]
+    u: NDArray[np.float64] | None
+    length: int | None
+
+
+def forecast_keys(
+    spec: ModelSpec,
+    source: Source,
+    rows: ParsedRows,
+    horizon: Horizon,
+    prior: Prior | None = None,
+    future: Future | None = None,
+) -> Forecasts:
     """Filter the rows of a file and forecast each key from its newest row.
 
+    Args:
+        spec: of the model.
+        source: the file's columns.
+        rows: its rows, with the inputs of their keys.
+        horizon: how far to forecast.
+        prior: what the keys begin with; None: the spec's values.
+        future: the inputs of future rows, for a model that takes any.
+
     Raises:
-        UserError: no row could be applied, the horizon is out of range, or the model cannot be forecast.
+        UserError: no row could be applied, the horizon is out of range, a future input is missing, or the model cannot
+            be forecast.
     """
     order, sorted_rows = in_order(rows, spec.duplicates)
-    kernel = kalman.build(spec.definition())
-    initial = kalman.initial_states(kernel, rows.keys)
+    prior = prior or specs_prior(spec, rows.keys)
+    kernel, initial = prior.kernel, prior.key_states()
     if spec.idle_us is None:
         states, _ = kalman.run(kernel, initial, sorted_rows, spec.unit_us)
     else:
         states = run_lives(RowFilter(kernel, spec.unit_us), initial, initial, sorted_rows, spec.idle_us).after
     places, states = _with_state(rows, order, states)
-    times = _times(sorted_rows, states, horizon, int(spec.unit_us))
-    kept = np.flatnonzero(times.wanted.any(axis=0))
-    states, time = states.take(kept), times.time[:, kept]
+    inputs = rows.u[len(spec.control) :, places]
+    if future is None:
+        times = _times(sorted_rows, states, horizon, int(spec.unit_us))
+        u = np.tile(inputs, (len(times.time), 1, 1)) if len(inputs) else None
+        plan = _Plan(times.time, times.wanted, u, times.length)
+    else:
+        keys = [key_texts(source.columns[name].take(arrow.integers(places))) for name in spec.key]
+        through = steps_through(future, keys, states.event_time, inputs, horizon)
+        plan = _Plan(*through, horizon.length)
+    kept = np.flatnonzero(plan.wanted.any(axis=0))
+    states, time = states.take(kept), plan.time[:, kept]
     dt = np.diff(time, axis=0, prepend=states.event_time[None]) / spec.unit_us
     try:
-        expected = forecast(kernel, states, dt)
+        expected = forecast(kernel, states, dt, None if plan.u is None else plan.u[:, :, kept])
     except kalman.ModelError as error:
         raise UserError(f"{spec.name} v{spec.version} cannot be forecast: {error}") from error
-    keys = {name: source.columns[name].take(arrow.integers(places[kept])) for name in spec.key}
-    return Forecasts(keys, time, times.wanted[:, kept], expected, times.length, len(places) - len(kept))
+    columns = {name: source.columns[name].take(arrow.integers(places[kept])) for name in spec.key}
+    return Forecasts(columns, time, plan.wanted[:, kept], expected, plan.length, len(places) - len(kept))
 
 
 def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Ints, kalman.KeyStates]:
@@ -177,7 +215,7 @@ def write_forecasts(path: Path, spec: ModelSpec, forecasts: Forecasts, probabili
     columns = {name: values.take(arrow.integers(key)) for name, values in keys.items()}
     clashes = {*keys, spec.time} & {"step", "flag"}
     columns[spec.time] = arrow.times(forecasts.time[step, key], np.ones(len(key), bool))
-    columns["step"] = arrow.integers(step + 1)
+    columns["step"] = arrow.integers(np.cumsum(forecasts.wanted, axis=0, dtype=np.int64)[step, key])
     for prefix, names, mean, packed in (
         ("", spec.states, expected.mean, expected.covariance),
         (

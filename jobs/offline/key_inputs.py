@@ -44,7 +44,7 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
     u = numbers_of(columns, "input", source, missing, file, reason)
     for name, values in zip(columns, u, strict=True):
         reject(reason, np.isnan(values), f"{name} is missing")
-    code = _codes([_texts(column) for column in keys], source.rows)
+    code = key_codes([key_texts(column) for column in keys], source.rows)
     seen = np.ones(source.rows, bool)
     seen[np.unique(code, return_index=True)[1]] = False
     reject(reason, seen, "the key is there twice")
@@ -81,8 +81,10 @@ def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file:
     by = spec.inputs.key or spec.key
     row_keys = [keys[spec.key.index(name)] for name in by]
     known, size = table.u.shape[1], len(rows.reason)
-    joined = [pa.concat_arrays([_texts(a), _texts(b)]) for a, b in zip(table.keys, row_keys, strict=True)]
-    code = _codes(joined, known + size)
+    joined = [
+        pa.concat_arrays([key_texts(a), key_texts(b)]) for a, b in zip(table.keys, row_keys, strict=True)
+    ]
+    code = key_codes(joined, known + size)
     place = np.full(int(code.max(initial=-1)) + 1, -1)
     place[code[:known]] = np.arange(known)
     at = place[code[known:]]
@@ -96,11 +98,12 @@ def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file:
     return rows._replace(u=np.concatenate([rows.u, u]))
 
 
-def _texts(column: pa.Array) -> pa.Array:
+def key_texts(column: pa.Array) -> pa.Array:
+    """Return the values of a key column as texts."""
     return column.cast(pa.string()).fill_null("")
 
 
-def _codes(columns: Sequence[pa.Array], size: int) -> NDArray[np.int64]:
+def key_codes(columns: Sequence[pa.Array], size: int) -> NDArray[np.int64]:
     """Return codes (N,) that are equal where the texts of all columns are equal."""
     code = np.zeros(size, np.int64)
     for column in columns:

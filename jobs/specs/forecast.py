@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from jobs.core.times import duration_us
 from jobs.specs.problems import invalid
@@ -32,6 +32,19 @@ class ForecastSkill(Section):
         default="10min",
         description="how far an estimate may lag the newest event time and still be compared",
     )
+
+    _snapshot: str | None = PrivateAttr(None)
+
+    @property
+    def snapshot(self) -> str | None:
+        """Return the snapshot with whose parameters to forecast; None: the one that each generation began from."""
+        return self._snapshot
+
+    def with_snapshot(self, snapshot: str | None) -> Self:
+        """Return a copy that forecasts with the parameters of a snapshot; it is another definition."""
+        copy = self.model_copy()
+        copy._snapshot = snapshot
+        return copy
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -71,5 +84,6 @@ class ForecastSkill(Section):
 
     def definition(self) -> str:
         """Return a short hash of the section, which names the query's checkpoint and rows."""
-        text = json.dumps(self.model_dump(), sort_keys=True)
+        with_snapshot = {} if self._snapshot is None else {"snapshot": self._snapshot}
+        text = json.dumps({**self.model_dump(), **with_snapshot}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

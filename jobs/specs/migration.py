@@ -120,7 +120,7 @@ class Migrate(StateMapSpec):
     parameters: Literal["keep", "spec"] | None = Field(
         default=None,
         description="learned parameters of the same name and shape are kept, or this spec's are used; null: kept "
-        "where every state is kept in its unit, else this spec's",
+        "where they mean the same, else this spec's",
     )
     reverse: StateMapSpec | None = Field(
         default=None,

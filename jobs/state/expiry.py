@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.state.row_filter import RowFilter
-from kalman.run import KeyStates, Outputs, SortedRows, initial_states
+from kalman.run import KeyStates, Outputs, SortedRows
 from kalman.types import Filter
 
 
@@ -57,11 +57,15 @@ def run_lives(
     return Lives(final, outputs, joined.take(order), keys[order])
 
 
-def lives(kernel: Filter, keys: int, rows: SortedRows, unit: float, idle: int) -> tuple[SortedRows, int]:
-    """Return the rows of `keys` new keys with each life as a key of its own, and the number of lives."""
-    fresh = initial_states(kernel, keys)
+def lives(
+    kernel: Filter, fresh: KeyStates, rows: SortedRows, unit: float, idle: int
+) -> tuple[SortedRows, NDArray[np.int64]]:
+    """Return the rows of new keys with each life as a key of its own, and the key (L,) of each life.
+
+    fresh: the states in which the lives of each key begin.
+    """
     life, key_of_life, *_ = _settled(RowFilter(kernel, unit), fresh, fresh, rows, idle)
-    return rows._replace(key=life), len(key_of_life)
+    return rows._replace(key=life), key_of_life
 
 
 def _settled(

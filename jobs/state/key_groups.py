@@ -68,7 +68,14 @@ class GroupBegin:
 
     def __call__(self, keyed: KeyedRows) -> NDArray[np.float64]:
         """Return the states (size, K)."""
-        grouping = group_keys(self.kind, self.by, keyed.keys)
+        return self._of(keyed.keys)
+
+    def of_texts(self, keys: pa.StringArray) -> NDArray[np.float64]:
+        """Return the states (size, K) in which keys begin, given by their texts."""
+        return self._of(Records({"route": np.zeros(len(keys), np.uint64)}, keys))
+
+    def _of(self, keys: Records) -> NDArray[np.float64]:
+        grouping = group_keys(self.kind, self.by, keys)
         places = np.array([self.place.get(name, len(self.place)) for name in grouping.names], np.int64)
         return self.states[:, places[grouping.code]]
 

@@ -16,6 +16,7 @@ from jobs.lineage import generations, promotion, start_point
 from jobs.lineage.generations import SHADOW, Generation
 from jobs.lineage.leases import stream_lock
 from jobs.migration.apply import left_out_lines
+from jobs.migration.report import parameters_changed
 from jobs.streaming.driver import Driver
 from jobs.upgrades.comparison.decision import comparison_lines, refusal
 from jobs.upgrades.comparison.paired import Answer
@@ -46,13 +47,13 @@ def blue_green(context: UpgradeContext) -> Outcome:
     refuse_other_keys(context, in_shadow=True)
     if context.dry_run:
         return migration_preview(context)
-    shadow, left_out = _shadow(context)
+    shadow, changed = _shadow(context)
     lines, data = prove(context, shadow)
-    return [*left_out, *lines], data
+    return [*changed, *lines], data
 
 
 def _shadow(context: UpgradeContext) -> tuple[Generation, list[str]]:
-    """Return the shadow of this upgrade, an earlier attempt's or a new one, and which keys have no state in it."""
+    """Return the shadow of this upgrade, an earlier attempt's or a new one, and what its snapshot has given up."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
     for one in generations.all_of(warehouse, spec.name):
         own = one.fingerprint == spec.fingerprint() and one.parent == live.generation
@@ -61,7 +62,7 @@ def _shadow(context: UpgradeContext) -> tuple[Generation, list[str]]:
     manifest, change = migrated(context)
     assert manifest is not None
     shadow = start_point.begin_exported(warehouse, spec, manifest, live, SHADOW)
-    return shadow, left_out_lines(change)
+    return shadow, [*left_out_lines(change), *parameters_changed(spec.name, change)]
 
 
 def prove(context: UpgradeContext, shadow: Generation) -> Outcome:

@@ -11,8 +11,8 @@ from jobs.core.settings import Settings
 from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.generations import Generation
 from jobs.lineage.pausing import exclusive_stream
-from jobs.migration.apply import change_table, left_out_lines, rekeying_lines
 from jobs.migration.migrating import migrate
+from jobs.migration.report import change_lines
 from jobs.migration.versions import known_versions, path_between
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
@@ -134,11 +134,6 @@ def migration_preview(context: UpgradeContext) -> Outcome:
     live = context.live
     lines = [f"{live.generation} (version {live.model_version}) to version {context.spec.version}"]
     if manifest is not None:
-        return [*lines, f"migrated before: snapshot {manifest.snapshot_id}"], {"dry_run": True}
-    return [
-        *lines,
-        *(f"  {line}" for line in change_table(change)),
-        *rekeying_lines(change),
-        *left_out_lines(change),
-        "dry run: nothing was written but the export",
-    ], {"dry_run": True, "change": change}
+        lines.append(f"migrated before: snapshot {manifest.snapshot_id}")
+    lines += [*change_lines(context.spec.name, change), "dry run: nothing was written but the export"]
+    return lines, {"dry_run": True, "change": change}

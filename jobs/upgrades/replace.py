@@ -15,6 +15,8 @@ from jobs.lineage import compatibility, start_point
 from jobs.lineage.hand_over import last_position
 from jobs.lineage.start_point import origin
 from jobs.migration.apply import left_out_lines
+from jobs.migration.parameters import carried_without_states, changes_of, changes_of_retraining
+from jobs.migration.report import parameters_changed
 from jobs.snapshots.manifests import WITHOUT_STATE, find
 from jobs.snapshots.state_rows import STATE_ROWS
 from jobs.snapshots.store import write
@@ -56,7 +58,9 @@ def stop_start(context: UpgradeContext) -> Outcome:
         assert manifest is not None
         new = start_point.begin_exported(context.warehouse, context.spec, manifest, context.live)
     lines, data = _outcome(context, manifest, new)
-    return [*lines, *left_out_lines(change)], {**data, "left_out": change.get("left_out", 0)}
+    changed = [*left_out_lines(change), *parameters_changed(context.spec.name, change)]
+    more = {"left_out": change.get("left_out", 0), "parameters": change["parameters"]}
+    return [*lines, *changed], {**data, **more}
 
 
 def retrain(context: UpgradeContext) -> Outcome:
@@ -64,11 +68,15 @@ def retrain(context: UpgradeContext) -> Outcome:
     done = already_upgraded(context)
     if done is not None:
         return done
+    old, learned = _live_model(context)
     if context.dry_run:
-        return _preview_without_state(context)
+        changes = changes_of_retraining(old, context.spec, learned, None)
+        return _preview_without_state(context, changes)
     with context.exclusive(RETRAIN):
         position, batch = last_position(context.warehouse, context.live)
-        return _replace(context, _pretrained_snapshot(context, position), batch)
+        manifest = _pretrained_snapshot(context, position)
+        changes = changes_of_retraining(old, context.spec, learned, manifest.parameters)
+        return _replace(context, manifest, batch, changes)
 
 
 def start_stateless(context: UpgradeContext) -> Outcome:
@@ -77,18 +85,31 @@ def start_stateless(context: UpgradeContext) -> Outcome:
     if done is not None:
         return done
     refuse_other_source(context)
+    old, learned = _live_model(context)
+    carried = carried_without_states(old, context.spec, learned)
+    changes = changes_of(old, context.spec, learned, carried.parameters, carried)
     if context.dry_run:
-        return _preview_without_state(context)
+        return _preview_without_state(context, changes)
     with context.exclusive(STATELESS):
         position, batch = last_position(context.warehouse, context.live)
-        return _replace(context, _empty_snapshot(context, position), batch)
+        return _replace(context, _empty_snapshot(context, position, carried.parameters), batch, changes)
 
 
-def _replace(context: UpgradeContext, manifest: Manifest, batch: int) -> Outcome:
+def _live_model(context: UpgradeContext) -> tuple[ModelSpec, dict[str, Any]]:
+    """Return the spec of the live generation and its learned parameters."""
+    began_from = origin(context.warehouse, context.live)
+    return began_from.model_spec(context.spec.folder), began_from.parameters
+
+
+def _replace(
+    context: UpgradeContext, manifest: Manifest, batch: int, changes: list[dict[str, Any]]
+) -> Outcome:
     """Make a generation from a snapshot the live one, which continues after a micro-batch of the former one."""
     parent = context.live.generation, batch
     new = start_point.begin(context.warehouse, context.spec, manifest, parent, context.live)
-    return _outcome(context, manifest, new)
+    lines, data = _outcome(context, manifest, new)
+    told = {"parameters": changes}
+    return [*lines, *parameters_changed(context.spec.name, told)], {**data, **told}
 
 
 def _outcome(context: UpgradeContext, manifest: Manifest, new: Generation) -> Outcome:
@@ -106,11 +127,12 @@ def _outcome(context: UpgradeContext, manifest: Manifest, new: Generation) -> Ou
     }
 
 
-def _preview_without_state(context: UpgradeContext) -> Outcome:
+def _preview_without_state(context: UpgradeContext, changes: list[dict[str, Any]]) -> Outcome:
     line = (
         f"dry run: version {context.spec.version} would start without the states of {context.live.generation}"
     )
-    return [line], {"dry_run": True}
+    told = {"parameters": changes}
+    return [line, *parameters_changed(context.spec.name, told)], {"dry_run": True, **told}
 
 
 def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manifest:
@@ -128,13 +150,15 @@ def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> M
     return manifest
 
 
-def _empty_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manifest:
-    """Write a snapshot without any key at a position of the live generation."""
+def _empty_snapshot(
+    context: UpgradeContext, position: dict[str, Any], parameters: dict[str, Any]
+) -> Manifest:
+    """Write a snapshot without any key, with these learned parameters, at a position of the live generation."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
     began_from = origin(warehouse, live)
     compatibility.refuse_other_measurements(warehouse, live, began_from)
     position = compatibility.position_with_commit(warehouse, live, position)
-    snapshot_id = _empty_id(spec, position)
+    snapshot_id = _empty_id(spec, position, parameters)
     found = find(warehouse, snapshot_id)
     if found is not None:
         return found
@@ -143,7 +167,7 @@ def _empty_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manife
         snapshot_id=snapshot_id,
         model_version=spec.version,
         fingerprint=spec.fingerprint(),
-        parameters={},
+        parameters=parameters,
         spec=spec.model_dump_json(by_alias=True),
         position=position,
         cut=None,
@@ -160,8 +184,9 @@ def _empty_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manife
     return write(warehouse, manifest, no_rows)
 
 
-def _empty_id(spec: ModelSpec, position: dict[str, Any]) -> str:
+def _empty_id(spec: ModelSpec, position: dict[str, Any], parameters: dict[str, Any]) -> str:
     """Return the id of the snapshot without any key at a position."""
-    inputs = json.dumps([spec.fingerprint(), position], sort_keys=True)
+    learned = [parameters] if parameters else []
+    inputs = json.dumps([spec.fingerprint(), position, *learned], sort_keys=True)
     digest = hashlib.sha256(inputs.encode()).hexdigest()
     return f"{spec.name}-v{spec.version}-{rank(position)}-{digest[:10]}{WITHOUT_STATE}"

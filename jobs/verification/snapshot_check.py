@@ -17,7 +17,6 @@ from jobs.lineage import replayed_late_rows
 from jobs.migration import migrating
 from jobs.migration.apply import apply_migration
 from jobs.migration.rekey import merged, rekey_of, rekeyed
-from jobs.migration.state_map import build_migration
 from jobs.migration.versions import known_versions, path_between
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import REMOVED, Manifest
@@ -109,14 +108,13 @@ def _migrated(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest) -> Data
     }
     try:
         steps = path_between(known, source.model_version, manifest.model_version)
-        same = migrating.snapshot_id(source, steps, manifest.parameters) == manifest.snapshot_id
+        migration = migrating.migration_that_made(manifest, source, steps)
     except (UserError, IndexError):  # a migration in reverse has no such path
-        same, steps = False, []
-    if not same:
+        migration, steps = None, []
+    if migration is None:
         raise CannotVerify(
             f"{name}: the migration that made it from {source.snapshot_id} is not the one that the specs have now"
         )
-    migration = build_migration(steps, source.parameters, manifest.parameters)
     migrating.ship_functions(warehouse, steps)
     states = apply_migration(gathering.states_in(warehouse, source), migration)
     rekey = rekey_of(warehouse, steps, migration.target)

@@ -81,6 +81,10 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     assert call("verify", "--model", "m", "--share", "5%", "--key", "a", "--key", "b").exit_code == 0
     assert call("maintain", "--model", "m", "--dry-run", "--estimates").exit_code == 0
     assert call("report", "--model", "m", "--generation", "g2", "--against", "g1").exit_code == 0
+    rows = ("--model", "m", "--input", "a.csv", "--output", "b.csv")
+    assert call("filter", *rows, "--snapshot", "s1").exit_code == 0
+    assert call("forecast", *rows, "--steps", "2", "--future", "f.csv", "--snapshot", "none").exit_code == 0
+    assert call("skill", "--model", "m", "--snapshot", "s1").exit_code == 0
     assert call("status", "--alarm-after", "10m").exit_code == 0
     assert call("stop", "--model", "m", "--skill", "--hold", "30min").exit_code == 0
     assert call("resume", "--model", "m", "--monitor").exit_code == 0
@@ -89,6 +93,8 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
     assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
     one = {"model": "m"}
+    files = {"input": "a.csv", "output": "b.csv"}
+    ahead = {"steps": 2, "until": None, "every": None, "probability": 0.95}
     stream = {"adopt": None, "allow_missing_estimates": False, "generation": None}
     stream |= {"metrics_port": None, "metrics_file": None}
     assert [(name, options) for name, _, options in verb] == [
@@ -150,7 +156,10 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
             },
         ),
         ("maintain", {**one, "dry_run": True, "estimates": True}),
-        ("report", {**one, "generation": "g2", "against": "g1"}),
+        ("report", {**one, "generation": "g2", "against": "g1", "snapshot": None}),
+        ("filter", {**one, **files, "smooth": False, "inputs": None, "snapshot": "s1"}),
+        ("forecast", {**one, **files, **ahead, "future": "f.csv", "inputs": None, "snapshot": "none"}),
+        ("skill", {**one, "trigger": "available-now", "snapshot": "s1"}),
         ("status", {"model": None, "watch": False, "every": 5.0, "alarm_after": "10m"}),
         (
             "stop",

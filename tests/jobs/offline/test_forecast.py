@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jobs import cli
+from jobs import filter as offline
 from jobs import forecast as command
 from jobs.core.errors import UserError
 from jobs.core.report import Report
@@ -127,8 +128,144 @@ def test_models_that_need_a_step_or_control_are_refused(nile: Path, tmp_path: Pa
     forecast("nile", nile, tmp_path / "out.csv", until="1990-01-01", every="365d")
     rows = "site,sensor,at,a,b,push\nn,1,2024-01-01,1,2,3\n"
     (tmp_path / "in.csv").write_text(rows)
-    with pytest.raises(UserError, match="control inputs, whose future values forecast does not know"):
+    with pytest.raises(
+        UserError, match=r"two has control inputs: give their future values with --future FILE, .*"
+    ):
         forecast(two_states(tmp_path), tmp_path / "in.csv", tmp_path / "out.csv", steps=1)
+    with pytest.raises(UserError, match="--future: nile takes no inputs: leave the option out"):
+        forecast("nile", nile, tmp_path / "out.csv", steps=1, future=str(tmp_path / "in.csv"))
+
+
+PUSHED = """
+name: pushed
+version: 1
+key: [site, id]
+time: at
+time_unit: hour
+measurement: [a, b]
+control: [push]
+inputs: {columns: {noise: db}}
+states: [x, y]
+process: {kind: explicit, F: [[1.0, 0.1], [0.0, 0.9]], Q: [[0.5, 0.1], [0.1, 0.4]], B: [[0.5, 0.0], [1.0, 0.0]]}
+observation: {H: [[1.0, 0.0], [0.5, 2.0]], R: [[0.5, 0.0], [0.0, 0.3]], noise_scale: noise}
+initial: {mean: [1.0, -1.0], covariance: [[4.0, 1.0], [1.0, 9.0]]}
+"""
+
+
+class Pushed:
+    """A model with control and inputs, the rows of three keys until now, and rows of two of them to come."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.model = folder, folder / "pushed.yaml"
+        self.model.write_text(PUSHED)
+        rng = np.random.default_rng(5)
+        at = pd.Timestamp("2024-01-01T00:00:00Z") + pd.to_timedelta(np.arange(9), "h")
+        every = pd.MultiIndex.from_product([[("s", 1), ("n", 2), ("w", 3)], at], names=["key", "at"])
+        whole: Any = every.to_frame(index=False)
+        whole["site"], whole["id"] = whole["key"].str[0], whole["key"].str[1]
+        numbers = rng.normal(size=(len(whole), 3))
+        whole["a"], whole["b"], whole["push"] = numbers.T
+        whole = whole[["site", "id", "at", "a", "b", "push"]]
+        # The keys' newest rows are at different times.
+        newest: Any = whole["site"].map({"s": 4, "n": 5, "w": 6})
+        past = whole["at"] <= at[0] + pd.to_timedelta(newest, "h")
+        self.now: Any = whole[past]
+        self.later: Any = whole[~past].drop(columns=["a", "b"])
+        self.inputs = pd.DataFrame({"site": ["s", "n", "w"], "id": [1, 2, 3], "db": [1.0, 2.5, 0.3]})
+        self.now.to_csv(folder / "now.csv", index=False)
+        self.inputs.to_csv(folder / "inputs.csv", index=False)
+
+    def forecast(self, later: pd.DataFrame, **options: Any) -> Any:
+        later.to_csv(self.folder / "later.csv", index=False)
+        out = self.folder / "out.parquet"
+        files = {"future": str(self.folder / "later.csv"), "inputs": str(self.folder / "inputs.csv")}
+        forecast(self.model, self.folder / "now.csv", out, **files, **options)
+        return pd.read_parquet(out)
+
+    def appended(self, later: pd.DataFrame) -> Any:
+        """Return what the filter gives for the future rows, appended without measurements."""
+        rows, out = self.folder / "appended.csv", self.folder / "appended.parquet"
+        pd.concat([self.now, later]).to_csv(rows, index=False)
+        inputs = str(self.folder / "inputs.csv")
+        offline.run(Settings.load(models=MODELS), str(self.model), str(rows), str(out), inputs=inputs)
+        return pd.read_parquet(out).iloc[len(self.now) :]
+
+
+def the_same(found: Any, expected: Any) -> None:
+    order = ["site", "id", "at"]
+    columns = {"id": int}
+    left, right = (one.astype(columns).sort_values(order, ignore_index=True) for one in (found, expected))
+    right["at"] = pd.to_datetime(right["at"], utc=True)
+    for name in order:
+        assert left[name].tolist() == right[name].tolist()
+    for name in ("mean", "covariance"):
+        np.testing.assert_array_equal(np.stack(left[name].to_list()), np.stack(right[name].to_list()))
+
+
+def test_a_forecast_through_future_inputs_is_the_filter_over_rows_without_measurements(
+    tmp_path: Path,
+) -> None:
+    pushed = Pushed(tmp_path)
+    later = pushed.later.sample(frac=1.0, random_state=3)  # in any order
+    expected = pushed.appended(pushed.later)
+    the_same(found := pushed.forecast(later), expected)
+    assert found["step"].tolist() == [1, 2, 3, 4, 1, 2, 3, 1, 2]
+    # Of the measurement, noise_scale is the input of the key: 0.5 x 2.5 of key n.
+    of_n, wide = found[found["site"] == "n"].iloc[0], np.array([[1.0, 0.0], [0.5, 2.0]])
+    P = np.array(of_n["covariance"]).reshape(2, 2)
+    S = wide @ P @ wide.T + 2.5 * np.diag([0.5, 0.3])
+    np.testing.assert_allclose(np.array(of_n["measurement_covariance"]).reshape(2, 2), S, rtol=1e-14)
+    the_same(pushed.forecast(later, steps=2), expected.groupby(["site", "id"]).head(2))
+    # Every second hour: the rows between are steps too, and are not given.
+    second = expected.groupby(["site", "id"]).nth([1, 3])
+    the_same(seldom := pushed.forecast(later, until="2024-01-01T08:00", every="2h"), second)
+    assert seldom["step"].tolist() == [1, 2, 1, 1]
+    own = pushed.later.assign(db=7.0)
+    wider = pushed.forecast(own, steps=1)  # the file's inputs come before the keys'
+    np.testing.assert_allclose(
+        np.array(wider[wider["site"] == "n"].iloc[0]["measurement_covariance"]).reshape(2, 2),
+        S + 4.5 * np.diag([0.5, 0.3]),
+        rtol=1e-14,
+    )
+
+
+def test_the_inputs_of_a_key_stay_where_no_others_are_given(tmp_path: Path) -> None:
+    pushed = Pushed(tmp_path)
+    own = PUSHED.replace("control: [push]\n", "").replace("B: [[0.5, 0.0], [1.0, 0.0]]", "B: [[0.5], [1.0]]")
+    pushed.model.write_text(own)
+    out, inputs = tmp_path / "out.parquet", str(tmp_path / "inputs.csv")
+    ahead = {"steps": 4, "every": "1h", "inputs": inputs}
+    forecast(pushed.model, tmp_path / "now.csv", out, **ahead)
+    found = pd.read_parquet(out)
+    rows: Any = found[["site", "id", "at"]].copy()
+    rows["at"] = rows["at"].astype(str)
+    the_same(found, pushed.appended(rows))
+    with pytest.raises(UserError, match="pushed has inputs: give a file of them, a row a key, with --inputs"):
+        forecast(pushed.model, tmp_path / "now.csv", out, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        (lambda rows: rows.drop(rows.index[1]), {"until": "2024-01-01T08:00", "every": "1h"},
+         r"later.csv: has no row of key s, 1 at 2024-01-01T06:00:00\+00:00, whose inputs the forecast needs"),
+        (lambda rows: rows, {"steps": 3, "every": "90min"}, r"no row of key s, 1 at 2024-01-01T05:30:00\+00:00"),
+        (lambda rows: rows, {"steps": 4},
+         r"key n, 2 at 2024-01-01T08:00:00\+00:00 is the last row, the key has 3 of the 4 that --steps asks for"),
+        (lambda rows: rows.assign(push=rows["push"].where(rows.index != rows.index[2])), {},
+         r"row 3 \(key s, 1?.*at 2024-01-01 07:00:00\+00:00\): control push: missing; a forecast needs every input"),
+        (lambda rows: pd.concat([rows, rows.iloc[:1]]), {}, r"key s, 1 at 2024-01-01T05:00:00\+00:00 is there twice"),
+        (lambda rows: rows.drop(columns="push"), {}, "there is no column 'push'"),
+        (lambda rows: rows, {"every": "1h"}, "--every: with --future, say how far with --steps or --until"),
+    ],
+)  # fmt: skip
+def test_a_missing_future_input_is_named_by_key_and_time(
+    tmp_path: Path, change: Any, options: dict[str, Any], said: str
+) -> None:
+    pushed = Pushed(tmp_path)
+    later = pushed.later[pushed.later["site"] != "w"]
+    with pytest.raises(UserError, match=said):
+        pushed.forecast(change(later), **options)
 
 
 def test_a_column_with_the_name_of_an_output_column_is_refused(tmp_path: Path) -> None:

@@ -361,6 +361,7 @@ def test_offline_every_life_is_a_key_of_its_own(batches: list[list[Row]], idle: 
         np.array([[row.y for row in rows]]),
         np.empty((0, len(rows))),
     )
-    apart, count = lives(KERNEL, 5, sent, float(SECOND), idle * SECOND)
-    _, out = kalman.run(KERNEL, kalman.initial_states(KERNEL, count), apart, float(SECOND))
+    fresh = kalman.initial_states(KERNEL, 5)
+    apart, key_of_life = lives(KERNEL, fresh, sent, float(SECOND), idle * SECOND)
+    _, out = kalman.run(KERNEL, fresh.take(key_of_life), apart, float(SECOND))
     np.testing.assert_array_equal(out.mean[0], [mean for _, _, mean, _ in simulation.estimates])

@@ -1,0 +1,28 @@
+"""What a migration changes, for a person: states, keys and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.migration.apply import change_table, left_out_lines, rekeying_lines
+from jobs.migration.parameters import parameter_lines, value_text
+
+
+def change_lines(model: str, change: Mapping[str, Any]) -> list[str]:
+    """Return how a migration changes states, keys and parameters (`jobs.migration.migrating.migrate`) as lines."""
+    lines: list[str] = []
+    if "after" in change:
+        lines += [f"  {line}" for line in change_table(dict(change))]
+        lines += [*rekeying_lines(dict(change)), *left_out_lines(dict(change))]
+    return [*lines, *parameters_changed(model, change)]
+
+
+def parameters_changed(model: str, change: Mapping[str, Any]) -> list[str]:
+    """Return how a migration changes the parameters as lines; each key's own by their averages."""
+    lines = parameter_lines(model, change.get("parameters") or [])
+    own = change.get("key_parameters") or {"before": {}, "after": {}}
+    for name in {**own["before"], **own["after"]}:
+        was, now = (value_text(own[when].get(name)) for when in ("before", "after"))
+        lines.append(f"each key has its own {name}: on average {was} before, {now} after")
+    return [f"  {line}" for line in lines]

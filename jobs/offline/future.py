@@ -1,0 +1,186 @@
+"""Read the inputs of future rows, and lay out the steps to forecast through them. No Spark.
+
+A future row is a step like any row of a file, without a measurement: so a forecast through rows is what the filter
+gives for them appended to the file.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.ingestion.csv_parquet import check_columns, read
+from jobs.ingestion.parsing import numbers_of, parse, reject
+from jobs.offline.key_inputs import key_codes, key_texts
+from jobs.specs.model_spec import ModelSpec
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Future(NamedTuple):
+    """The N rows of a file of future inputs.
+
+    file: its name; keys: the texts of each key column; time (N,) microseconds; control (c, N)
+    inputs: (i, N) where the file has the columns of the spec's `inputs`, else None: each key's own stay
+    """
+
+    file: str
+    keys: list[pa.Array]
+    time: Ints
+    control: Floats
+    inputs: Floats | None
+
+
+class Steps(NamedTuple):
+    """The steps of K keys from their newest rows on; a key with fewer than S steps stays at its last.
+
+    time (S, K) microseconds, wanted (S, K) whether the step is to be given, u (S, c, K)
+    """
+
+    time: Ints
+    wanted: NDArray[np.bool_]
+    u: Floats
+
+
+def read_future(spec: ModelSpec, file: str) -> Future:
+    """Read a file of future inputs: key, time and control columns, and optionally those of the spec's `inputs`.
+
+    Raises:
+        UserError: the file cannot be read, lacks a column, or has a row that cannot be used; it names key and time.
+    """
+    source = read(Path(file))
+    needed = [*spec.key, spec.time, *spec.control]
+    check_columns(Path(file), list(source.columns), needed)
+    empty = {name: pa.nulls(source.rows) for name in (*spec.measurement, *spec.id_columns)}
+    rows = parse(spec, source._replace(columns={**source.columns, **empty}), file)
+    columns = [] if spec.inputs is None else list(spec.inputs.columns.values())
+    inputs = None
+    if columns and all(name in source.columns for name in columns):
+        missing = {text.strip(" ").casefold() for text in spec.missing_values}
+        inputs = numbers_of(columns, "input", source, missing, file, rows.reason)
+        for name, values in zip(columns, inputs, strict=True):
+            reject(rows.reason, np.isnan(values), f"input {name}: missing")
+    bad = np.flatnonzero(rows.reason != None)  # noqa: E711 - elementwise
+    if len(bad):
+        at = int(bad[0])
+        key = ", ".join(str(source.columns[name][at].as_py()) for name in spec.key)
+        more = f", and {len(bad) - 1:,} more rows like it" if len(bad) > 1 else ""
+        raise UserError(
+            f"--future {file}: row {at + 1} (key {key}, {spec.time} {source.columns[spec.time][at].as_py()}): "
+            f"{rows.reason[at]}{more}; a forecast needs every input of every future row"
+        )
+    keys = [key_texts(source.columns[name]) for name in spec.key]
+    return Future(file, keys, rows.time, rows.u[: len(spec.control)], inputs)
+
+
+class Horizon(NamedTuple):
+    """How far to forecast: by `steps`, or until the time `end`; `end` and the step's `length` in microseconds.
+
+    Through a file of future rows, a step is a row of it unless a length is given, and without steps and end all rows
+    are forecast.
+    """
+
+    steps: int | None
+    end: int | None
+    length: int | None
+
+
+def steps_through(
+    future: Future, keys: list[pa.Array], last: Ints, inputs: Floats, horizon: Horizon
+) -> Steps:
+    """Return the steps of K keys through the future rows after their newest ones.
+
+    Args:
+        future: the rows.
+        keys: the texts of the K keys, column by column.
+        last: (K,) time of each key's newest row.
+        inputs: (i, K) each key's inputs from the table, used where the file has none.
+        horizon: how far to forecast.
+
+    Raises:
+        UserError: a row is there twice, or a wanted one is missing; it names key and time.
+    """
+    size, known = len(last), len(future.time)
+    joined = [pa.concat_arrays([a, b]) for a, b in zip(keys, future.keys, strict=True)]
+    code = key_codes(joined, size + known)
+    place = np.full(int(code.max(initial=-1)) + 1, -1)
+    place[code[:size]] = np.arange(size)
+    key = place[code[size:]]
+    after = np.flatnonzero((key >= 0) & (future.time > np.append(last, 0)[key]))
+    order = after[np.lexsort((future.time[after], key[after]))]
+    key, time = key[order], future.time[order]
+    again = np.flatnonzero((key[1:] == key[:-1]) & (time[1:] == time[:-1]))
+    if len(again):
+        raise UserError(
+            f"--future {future.file}: {_named(keys, int(key[again[0]]), int(time[again[0]]))} is there twice"
+        )
+    rank = np.arange(len(key)) - np.searchsorted(key, key)
+    here = _wanted(future.file, keys, last, key, time, rank, horizon)
+    newest = np.full(size, -1)
+    np.maximum.at(newest, key[here], rank[here])
+    used = rank <= newest[key]
+    order, key, time, rank, here = order[used], key[used], time[used], rank[used], here[used]
+    steps = int(newest.max(initial=-1)) + 1
+    widths = len(future.control), len(inputs)
+    result = Steps(
+        np.tile(last, (steps, 1)), np.zeros((steps, size), bool), np.zeros((steps, sum(widths), size))
+    )
+    result.u[:, widths[0] :] = inputs
+    for s in range(steps):
+        row = np.flatnonzero(rank == s)
+        if s:
+            result.time[s], result.u[s] = result.time[s - 1], result.u[s - 1]
+        result.time[s, key[row]], result.wanted[s, key[row]] = time[row], here[row]
+        result.u[s, : widths[0], key[row]] = future.control[:, order[row]].T
+        if future.inputs is not None:
+            result.u[s, widths[0] :, key[row]] = future.inputs[:, order[row]].T
+    return result
+
+
+def _wanted(
+    file: str, keys: list[pa.Array], last: Ints, key: Ints, time: Ints, rank: Ints, horizon: Horizon
+) -> NDArray[np.bool_]:
+    """Return which rows (N,), ordered by key and time, are to be forecast; refuse a key that lacks one."""
+    steps, end, length = horizon
+    count = np.bincount(key, minlength=len(last))
+    if length is None:
+        if steps is None:
+            return np.ones(len(key), bool) if end is None else time <= end
+        short = np.flatnonzero(count < steps)
+        if len(short):
+            k = int(short[0])
+            newest = last[k] if count[k] == 0 else time[key == k][-1]
+            raise UserError(
+                f"--future {file}: {_named(keys, k, int(newest))} is the last row, the key has {count[k]} of the "
+                f"{steps} that --steps asks for"
+            )
+        return rank < steps
+    if steps is None:
+        assert end is not None
+        number = np.maximum((end - last) // length, 0)
+    else:
+        number = np.full(len(last), steps)
+    passed = time - last[key]
+    here = (passed % length == 0) & (passed // length <= number[key])
+    short = np.flatnonzero(np.bincount(key[here], minlength=len(last)) < number)
+    if len(short):
+        k = int(short[0])
+        there = set((passed[here & (key == k)] // length).tolist())
+        missing = next(i for i in range(1, int(number[k]) + 1) if i not in there)
+        raise UserError(
+            f"--future {file}: has no row of {_named(keys, k, int(last[k] + missing * length))}, whose inputs the "
+            f"forecast needs"
+        )
+    return here
+
+
+def _named(keys: list[pa.Array], k: int, time: int) -> str:
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time)
+    return f"key {', '.join(column[k].as_py() for column in keys)} at {moment.isoformat()}"

@@ -1,0 +1,165 @@
+"""The parameters that a model has learned, from its newest snapshot or a named one, read without Spark."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+import kalman
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.roots import local_path
+from jobs.encoding import arrow
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.without_spark import read_table
+
+NONE = "none"
+"""In place of a snapshot's name: the values in the spec."""
+_GOOD = "good"
+_COLUMNS = (
+    "snapshot_id",
+    "model",
+    "model_version",
+    "fingerprint",
+    "parameters",
+    "position",
+    "cut",
+    "key_count",
+    "snapshots_version",
+    "status",
+)
+
+
+class Learned(NamedTuple):
+    """The parameters of a model: those of a snapshot, or none, with the reason, where the spec's values apply."""
+
+    snapshot: str | None
+    parameters: dict[str, Any]
+    reason: str | None = None
+    key_count: int = 0
+    version: int | None = None
+    """The version of the table `snapshots` that has the snapshot's rows."""
+
+
+class KeyParameters(NamedTuple):
+    """The own parameters of N keys: the text of each key, and the field `parameters` (p, N) of its state."""
+
+    keys: pa.Array
+    values: NDArray[np.float64]
+
+
+def learned_parameters(root: str, spec: ModelSpec, wanted: str | None = None) -> Learned:
+    """Return the parameters that a model has learned.
+
+    Args:
+        root: of the warehouse.
+        spec: of the model.
+        wanted: a snapshot; `none`: the values in the spec; None: the newest good snapshot of this very spec, one that a
+            stream could start from before one that is history only.
+
+    Raises:
+        UserError: the named snapshot does not exist, is of another spec, or cannot be read without Spark.
+    """
+    if wanted == NONE:
+        return Learned(None, {}, "as --snapshot none asks")
+    if local_path(root) is None:
+        if wanted is None:
+            return Learned(None, {}, f"the warehouse {root} is remote, and this command starts no Spark")
+        raise UserError(
+            f"--snapshot {wanted}: the warehouse {root} is remote, and this command starts no Spark: copy its tables "
+            f"`manifests` and `snapshots` to a local folder, or leave the option out for the spec's values"
+        )
+    try:
+        found = _manifests(root, spec.name)
+    except UserError as error:
+        if wanted is not None:
+            raise
+        return Learned(None, {}, error.message)
+    if wanted is not None:
+        return _named(found, spec, wanted, root)
+    fitting = [one for one in found if _fits(one, spec)]
+    if fitting:
+        return _learned(max(fitting, key=_order))
+    others = len([one for one in found if one["status"] == _GOOD])
+    reason = f"no snapshot of version {spec.version} as the spec is now is in {root}"
+    return Learned(None, {}, f"{reason} ({others} are of others)" if others else reason)
+
+
+def key_parameters(root: str, spec: ModelSpec, learned: Learned, width: int) -> KeyParameters:
+    """Return the own parameters of each key of a snapshot, `width` numbers each.
+
+    Raises:
+        UserError: the snapshot's rows cannot be read, or are not all there.
+    """
+    assert learned.snapshot is not None
+    partition = {"model": spec.name, "snapshot_id": learned.snapshot}
+    rows = None
+    try:
+        rows = read_table(root, "snapshots", ["key", "extras"], partition, learned.version)
+    except UserError:  # Delta has dropped the version: the rows are the same in the newest one
+        rows = read_table(root, "snapshots", ["key", "extras"], partition)
+    count = 0 if rows is None else rows.num_rows
+    if rows is None or count != learned.key_count:
+        raise UserError(
+            f"snapshot {learned.snapshot} is damaged: it has {count} keys, where its manifest says "
+            f"{learned.key_count}: name another one, or pretrain again",
+            RUN_FAILED,
+        )
+    lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
+    found = lookup(rows["extras"], pa.scalar("parameters"), "first").combine_chunks()
+    numbers = found.flatten()
+    if found.null_count or len(numbers) != count * width:
+        raise UserError(
+            f"snapshot {learned.snapshot} has no {width} parameters of each key: it is of another model",
+            RUN_FAILED,
+        )
+    values = arrow.to_numpy(numbers).reshape(count, width).T
+    return KeyParameters(rows["key"].combine_chunks(), np.ascontiguousarray(values))
+
+
+def _manifests(root: str, model: str) -> list[dict[str, Any]]:
+    table = read_table(root, "manifests", _COLUMNS)
+    rows = [] if table is None else table.to_pylist()
+    return [one for one in rows if one["model"] == model]
+
+
+def _fits(one: dict[str, Any], spec: ModelSpec) -> bool:
+    if one["status"] != _GOOD or one["fingerprint"] != spec.fingerprint():
+        return False
+    try:
+        kalman.build(spec.definition(), json.loads(one["parameters"] or "null") or {})
+    except kalman.ModelError:
+        return False
+    return True
+
+
+def _order(one: dict[str, Any]) -> tuple[bool, int, int]:
+    """Return a manifest's rank among those that fit: by position, as a stream chooses; those with a cut come last."""
+    position = json.loads(one["position"])
+    offsets = position.get("offsets")
+    rank = sum(map(int, offsets.values())) if isinstance(offsets, dict) else int(position.get("version", 0))
+    return one["cut"] is None, rank, int(one["snapshots_version"])
+
+
+def _learned(one: dict[str, Any]) -> Learned:
+    parameters = json.loads(one["parameters"] or "null") or {}
+    return Learned(one["snapshot_id"], parameters, None, int(one["key_count"]), int(one["snapshots_version"]))
+
+
+def _named(found: list[dict[str, Any]], spec: ModelSpec, wanted: str, root: str) -> Learned:
+    one = next((each for each in found if each["snapshot_id"] == wanted), None)
+    if one is None or one["status"] != _GOOD:
+        known = [each["snapshot_id"] for each in sorted(found, key=_order) if _fits(each, spec)][-3:]
+        have = f"it has {', '.join(known)}" if known else "it has none of the spec as it is now"
+        raise UserError(f"--snapshot {wanted}: model {spec.name} has no such snapshot in {root} ({have})")
+    if not _fits(one, spec):
+        raise UserError(
+            f"--snapshot {wanted}: it is of version {one['model_version']} of {spec.name} as its spec was then, and "
+            f"the parameters of that model may not fit the spec of version {spec.version} as it is now: name a "
+            f"snapshot of this spec, or migrate it (`kalman-pipeline migrate --model {spec.name}`)"
+        )
+    return _learned(one)

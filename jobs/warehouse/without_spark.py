@@ -1,0 +1,69 @@
+"""Read Delta tables of a local warehouse without Spark, for commands that start none.
+
+`deltalake` reads the table's log and says which Parquet files a version consists of; Arrow reads these files. Only
+tables that this project writes are read: without deletion vectors and without renamed columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.core.roots import local_path
+
+_UNREADABLE = {"deletionVectors", "columnMapping"}
+"""Features of a table whose files alone do not tell its rows."""
+
+
+def read_table(
+    root: str,
+    table: str,
+    columns: Sequence[str],
+    partition: Mapping[str, str] | None = None,
+    version: int | None = None,
+) -> pa.Table | None:
+    """Return columns of a table, at a version or the newest; None if there is no such table.
+
+    Args:
+        root: of the warehouse.
+        table: its name, such as `manifests`.
+        columns: names of columns that are no partition columns; one that a file lacks is left out of its rows as null.
+        partition: values of partition columns; only the files of this partition are read.
+        version: of the table; None: the newest.
+
+    Raises:
+        UserError: the warehouse is not local, or the table or version cannot be read without Spark.
+    """
+    folder = local_path(root)
+    if folder is None:
+        raise UserError(f"{root}: the tables of a remote warehouse cannot be read without Spark")
+    path = folder / table
+    try:
+        log = DeltaTable(str(path), version=version)
+        features = set(log.protocol().reader_features or ()) & _UNREADABLE
+        if features:
+            raise UserError(f"{path}: cannot be read without Spark: it has {', '.join(sorted(features))}")
+        kept = [(name, "=", value) for name, value in (partition or {}).items()]
+        parts = [_read(uri, columns) for uri in sorted(log.file_uris(file_pruning_predicate=kept or None))]
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read without Spark: {first_line(error)}", RUN_FAILED) from error
+    return pa.concat_tables(parts, promote_options="default") if parts else None
+
+
+def _read(uri: str, columns: Sequence[str]) -> pa.Table:
+    file = pq.ParquetFile(unquote(uri))
+    rows = file.read([name for name in columns if name in file.schema_arrow.names])
+    # Writers differ in Arrow's type of text.
+    plain = [
+        field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field
+        for field in rows.schema
+    ]
+    return rows.cast(pa.schema(plain))

@@ -1,0 +1,53 @@
+"""The parameters that each key has for itself: their names, and their places in the field `parameters` of its state."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.filters.gaussian import GaussianFilter
+from kalman.filters.linear import LinearFilter
+from kalman.filters.robust.gaussian import RobustGaussianFilter
+from kalman.filters.robust.linear import RobustLinearFilter
+from kalman.filters.robust.step import own_places
+from kalman.filters.state_layout import innermost, places
+from kalman.models.structure import Parameter
+from kalman.types import Array, Filter
+
+FIELD = "parameters"
+
+
+class OwnParameters(NamedTuple):
+    """A key's own parameters.
+
+    parameters by name, with the values that a new key has; rows: the place of each in the field; learned: names of
+    those that `with_parameters` sets, in its order; adapted: names of those that follow the innovations
+    """
+
+    parameters: dict[str, Parameter]
+    rows: dict[str, slice]
+    learned: tuple[str, ...]
+    adapted: tuple[str, ...]
+
+
+def own_parameters(model: Filter) -> OwnParameters:
+    """Return the parameters that each key of a filter has for itself; none where all keys share them."""
+    model = innermost(model)
+    base = model.base if isinstance(model, RobustLinearFilter) else model
+    if not isinstance(base, (LinearFilter, GaussianFilter)) or not base.own:
+        return OwnParameters({}, {}, (), ())
+    rows = own_places(base.parameters, base.own, 0)
+    named = {parameter.name: parameter for parameter in base.parameters if parameter.name in rows}
+    if isinstance(model, (RobustLinearFilter, RobustGaussianFilter)):
+        return OwnParameters(named, rows, model.learned, model.adaptive.names)
+    return OwnParameters(named, rows, tuple(rows), ())
+
+
+def with_own(model: Filter, state: Array, values: Mapping[str, Array]) -> Array:
+    """Return states (size, K) with these learned parameters (d, K) of each key; those that are not named stay."""
+    own = own_parameters(model)
+    if not own.learned:
+        return state
+    field = state[places(model.fields)[FIELD]]
+    given = [values.get(name, field[own.rows[name]]) for name in own.learned]
+    return model.with_parameters(state, np.concatenate(given))

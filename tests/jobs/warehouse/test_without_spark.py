@@ -1,0 +1,60 @@
+"""Reading Delta tables without Spark: versions, partitions, columns that came later, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from jobs.core.errors import UserError
+from jobs.warehouse.without_spark import read_table
+
+
+def wrote(root: Path) -> str:
+    """Write a table of three versions, in a folder whose name needs care."""
+    path = str(root / "states")
+    for model, keys in (("a", ["x", "y"]), ("b", ["z"])):
+        rows = pa.table({"model": [model] * len(keys), "key": keys})
+        write_deltalake(path, rows, mode="append", partition_by=["model"])
+    more = pa.table({"model": ["a"], "key": ["w"], "note": ["new"]})
+    write_deltalake(path, more, mode="append", schema_mode="merge")
+    return str(root)
+
+
+def keys(table: pa.Table | None) -> list[str]:
+    return [] if table is None else sorted(table["key"].to_pylist())
+
+
+def test_a_table_is_read_at_a_version_and_by_partition(tmp_path: Path) -> None:
+    folder = tmp_path / "a house ü"
+    folder.mkdir()
+    root = wrote(folder)
+    assert keys(read_table(root, "states", ["key"])) == ["w", "x", "y", "z"]
+    assert keys(read_table(root, "states", ["key"], {"model": "a"})) == ["w", "x", "y"]
+    assert keys(read_table(root, "states", ["key"], {"model": "a"}, 1)) == ["x", "y"]
+    assert read_table(root, "states", ["key"], {"model": "c"}) is None
+    assert read_table(root, "nothing", ["key"]) is None
+    both = read_table(root, "states", ["key", "note"], {"model": "a"})
+    assert both is not None
+    assert sorted(zip(both["key"].to_pylist(), both["note"].to_pylist(), strict=True)) == [
+        ("w", "new"),
+        ("x", None),
+        ("y", None),
+    ]
+    DeltaTable(str(folder / "states")).delete("key = 'x'")
+    assert keys(read_table(root, "states", ["key"])) == ["w", "y", "z"]
+
+
+def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path) -> None:
+    root = wrote(tmp_path)
+    with pytest.raises(UserError, match="states: cannot be read without Spark: "):
+        read_table(root, "states", ["key"], None, 9)
+    next(tmp_path.glob("states/model=b/*.parquet")).unlink()
+    with pytest.raises(UserError, match="states: cannot be read without Spark: "):
+        read_table(root, "states", ["key"])
+    with pytest.raises(
+        UserError, match="gs://b/w: the tables of a remote warehouse cannot be read without Spark"
+    ):
+        read_table("gs://b/w", "states", ["key"])
