@@ -19,6 +19,7 @@ from jobs.state.key_groups import group_keys
 from jobs.training.batch_filter import Batch, Begin
 from jobs.training.group_learning import LearnedGroups, learn_groups
 from kalman.learning.em import Evaluation, Fit, Learner
+from kalman.learning.key_fits import Population
 from kalman.learning.learners import learnable
 from kalman.run import SortedRows
 from kalman.types import Filter
@@ -150,7 +151,8 @@ def each_key_learner(
         keys, rows = keyed.keys.size, keyed.rows
         kept = np.flatnonzero(window.holds(rows.time))
         part = SortedRows(rows.key[kept], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
-        found = learnable(definition).fit_keys(part, keys, unit, pooled)
+        around = Population(pooled, np.eye(len(pooled)), 0)
+        found = learnable(definition).fit_keys(part, keys, unit, around)
         return kernel.with_parameters(kernel.initial(keys), found.parameters)
 
     return begin

@@ -5,11 +5,12 @@ both additive over buckets, and `fit` iterates theta by the sums.
 The vector may be a gradient (maximum likelihood) or expected sufficient statistics (EM).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from kalman.learning.key_fits import KeyFit, Population
 from kalman.run import SortedRows
 from kalman.types import Array
 
@@ -34,21 +35,6 @@ class Fit(NamedTuple):
     held_out: float | None = None
     covariance: Array | None = None
     errors: Mapping[str, Any] | None = None
-
-
-class KeyFit(NamedTuple):
-    """The result of learning for each of K keys.
-
-    theta          (p, K) free numbers
-    parameters     (d, K) what `Filter.with_parameters` takes
-    log_likelihood (K,) without the prior; used (K,) rows; converged (K,) bool
-    """
-
-    theta: Array
-    parameters: Array
-    log_likelihood: Array
-    used: np.ndarray
-    converged: np.ndarray
 
 
 class Learner(Protocol):
@@ -76,8 +62,12 @@ class Learner(Protocol):
         """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
         ...
 
-    def fit_keys(self, rows: SortedRows, keys: int, unit: float, pooled: Array) -> KeyFit:
-        """Return each key's own parameters, shrunk towards the pooled theta (p,)."""
+    def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+        """Return each key's own parameters, with the population as their prior; None: by its own rows alone."""
+        ...
+
+    def population(self, fits: Sequence[KeyFit]) -> Population:
+        """Return the population of keys that were fitted without a prior; odd keys count little."""
         ...
 
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from kalman.filters.robust.adaptive import scaled
 from kalman.learning import constraints
-from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample, climb
+from kalman.learning.em import Evaluate, Evaluation, Fit, Sample, climb
 from kalman.learning.em_entries import Regression, of_letter, regressed, second_moments
+from kalman.learning.key_fits import KeyFit, Population
 from kalman.linalg.packing import lower, packed_size, symmetric
 from kalman.models.columns import numbers, resolve, used
 from kalman.models.learned_entries import learn_requests
@@ -168,9 +169,13 @@ class ExpectationMaximisation:
         """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
         return self.model.parameters(theta)
 
-    def fit_keys(self, rows: SortedRows, keys: int, unit: float, pooled: Array) -> KeyFit:
+    def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
         """Return each key's own parameters, as maximum likelihood finds them."""
-        return self.model.fit_keys(rows, keys, unit, pooled)
+        return self.model.fit_keys(rows, keys, unit, population)
+
+    def population(self, fits: Sequence[KeyFit]) -> Population:
+        """Return the population of keys."""
+        return self.model.population(fits)
 
 
 def expectation_maximisation(model: "Learning") -> ExpectationMaximisation:

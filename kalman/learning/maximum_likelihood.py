@@ -6,7 +6,7 @@ quasi-Newton steps.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,9 @@ import numpy as np
 from kalman.building.registry import build
 from kalman.filters.linear import LinearFilter
 from kalman.learning import constraints
-from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample
+from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
 from kalman.learning.fisher_information import information
+from kalman.learning.key_fits import KeyFit, Population, unexamined
 from kalman.learning.optimisers import fit, maximise_each
 from kalman.learning.score import score
 from kalman.learning.scoring import Point, covariance, finite, maximise
@@ -240,18 +241,18 @@ class Learning:
         rows: SortedRows,
         keys: int,
         unit: float,
-        pooled: Array,
+        population: Population | None,
         *,
-        deviation: float = 1.0,
         max_iterations: int = 50,
     ) -> KeyFit:
-        """Return each key's own parameters, all keys at once.
+        """Return each key's own parameters, all keys at once: the mode of the posterior under the population.
 
-        A key's theta has a normal prior around the pooled one, with this standard deviation in each free
-        number (1.0: a variance within a factor e^2 either way, at 95 %), and the result is the mode of the
-        posterior. A key without rows gets the pooled value, one with few rows stays near it.
+        A key without rows gets the population's mean, one with few rows stays near it.
         """
-        middle = np.repeat(np.asarray(pooled, float)[:, None], keys, axis=1)
+        if population is None:
+            population = Population(self.start, np.eye(len(self.start)), 0)
+        deviation = np.sqrt(np.diag(population.covariance))[:, None]
+        middle = np.repeat(np.asarray(population.mean, float)[:, None], keys, axis=1)
 
         def objective(theta: Array, which: np.ndarray) -> tuple[Array, Array, np.ndarray]:
             own = np.array([np.broadcast_to(a, len(which)) for a in self.entries(theta)])
@@ -263,11 +264,16 @@ class Learning:
             penalty = sum((0.5 * a * a for a in away), np.zeros(len(which)))
             return result.log_likelihood - penalty, slopes - away / deviation, result.used
 
-        found = maximise_each(objective, middle, deviation, max_iterations)
+        found = maximise_each(objective, middle, 1.0, max_iterations)
         away = (found.theta - middle) / deviation
         penalty = sum((0.5 * a * a for a in away), np.zeros(keys))
         own = np.array([np.broadcast_to(a, keys) for a in self.entries(found.theta)])
-        return KeyFit(found.theta, own, found.value + penalty, found.used, found.converged)
+        return unexamined(found.theta, own, found.value + penalty, found.used)
+
+    def population(self, fits: Sequence[KeyFit]) -> Population:
+        """Return the population of keys that were fitted without a prior."""
+        theta = np.concatenate([one.theta[:, one.converged] for one in fits], axis=1)
+        return Population(np.median(theta, axis=1), np.cov(theta).reshape(len(theta), -1), theta.shape[1])
 
 
 def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:

@@ -4,14 +4,15 @@ Single keys learn by batch EM too, each shrunk towards the pooled mixture.
 References: Biernacki, Celeux and Govaert (2003) for short runs before a long one; Smyth (2000) for held-out likelihood.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample, climb
+from kalman.learning.em import Evaluate, Evaluation, Fit, Sample, climb
+from kalman.learning.key_fits import KeyFit, Population, unexamined
 from kalman.linalg.packing import symmetric
 from kalman.mixtures.batch import Sums, maximised, ordered, pooled, sums, usable, with_prior
 from kalman.mixtures.building import Request, least, request, split
@@ -132,23 +133,39 @@ class MixtureLearner:
             found[family.spread] = [symmetric(a) for a in mixture.spreads]
         return found
 
-    def fit_keys(self, rows: SortedRows, keys: int, unit: float, pooled: Array) -> KeyFit:
-        """Return each key's own mixture, the mode of a posterior in which the pooled one counts as `STRENGTH` rows.
+    def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+        """Return each key's own mixture, the mode of a posterior in which the population's counts as `STRENGTH` rows.
 
-        A key without rows gets the pooled mixture, one with few rows stays near it. Components keep their order.
+        A key without rows gets the population's mixture, one with few rows stays near it. Components keep their order.
         """
         asked = self._asked
         rows = usable(asked, rows)
-        bounds = least(asked, pooled.tolist())
-        prior = np.asarray(pooled, float)
+        if population is None:
+            found = [self._alone(rows.take(rows.key == k)) for k in range(keys)]
+            theta = np.array([one.theta for one in found]).T.reshape(self._width, keys)
+            values = np.array([one.log_likelihood for one in found])
+            return unexamined(theta, theta, values, np.bincount(rows.key, minlength=keys))
+        prior = np.asarray(population.mean, float)
+        bounds = least(asked, prior.tolist())
         theta = np.repeat(prior[:, None], keys, axis=1)
-        found, moved = sums(asked, theta, rows, keys), np.zeros(keys)
+        found = sums(asked, theta, rows, keys)
         for _ in range(KEY_ITERATIONS):
             following = maximised(asked, theta, with_prior(asked, theta, found, prior, STRENGTH), bounds)
-            moved = np.abs(following[: asked.count] - theta[: asked.count]).max(axis=0)
             theta = following
             found = sums(asked, theta, rows, keys)
-        return KeyFit(theta, theta, found.log_likelihood, found.rows.astype(int), moved < 1e-4)
+        return unexamined(theta, theta, found.log_likelihood, found.rows.astype(int))
+
+    def _alone(self, rows: SortedRows) -> Fit:
+        """Return one key's own mixture, without a prior."""
+        rows = rows._replace(key=np.zeros_like(rows.key))
+        return self.fit(lambda theta: self.evaluate(theta, rows, 1, 1.0), lambda: rows.y, KEY_ITERATIONS)
+
+    def population(self, fits: Sequence[KeyFit]) -> Population:
+        """Return the mixture of all keys' rows, as far as their components correspond."""
+        theta = np.concatenate([one.theta for one in fits], axis=1)
+        used = np.concatenate([one.used for one in fits]).astype(float)
+        mean = theta @ used / used.sum()
+        return Population(mean, np.cov(theta, aweights=used).reshape(len(mean), -1), theta.shape[1])
 
 
 def mixture_learner(definition: Mapping[str, Any]) -> MixtureLearner:

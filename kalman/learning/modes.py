@@ -15,7 +15,8 @@ import numpy as np
 from kalman.building.registry import build
 from kalman.filters.multiple_models import MultipleModels
 from kalman.learning import constraints
-from kalman.learning.em import Evaluate, Evaluation, Fit, KeyFit, Sample
+from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
+from kalman.learning.key_fits import KeyFit, Population
 from kalman.learning.optimisers import fit
 from kalman.models import learned_entries
 from kalman.models.columns import used
@@ -120,7 +121,11 @@ class ModeLearning:
         """Return the theta of the greatest log-likelihood, found from the written parameters on."""
         return fit(evaluate, self.start, max_iterations)
 
-    def fit_keys(self, rows: SortedRows, keys: int, unit: float, pooled: Array) -> KeyFit:
+    def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+        """Refuse: modes are learned for all keys together."""
+        raise NotImplementedError("modes are learned for all keys together")
+
+    def population(self, fits: Sequence[KeyFit]) -> Population:
         """Refuse: modes are learned for all keys together."""
         raise NotImplementedError("modes are learned for all keys together")
 

@@ -252,7 +252,7 @@ def test_learning_is_that_of_the_covariance_form():
         "form": "square_root",
     }
     rows = random_rows(np.random.default_rng(4), {**definition, "control": []}, 5, 9)
-    found = maximum_likelihood(definition).fit_keys(rows, 5, UNIT, maximum_likelihood(definition).start)
+    found = maximum_likelihood(definition).fit_keys(rows, 5, UNIT, None)
     model = kalman.build(definition)
     plain = kalman.build({**definition, "form": "covariance"})
     outputs = []

@@ -9,6 +9,7 @@ import pytest
 from scipy import special, stats
 
 import kalman
+from kalman.learning.key_fits import Population
 from kalman.learning.learners import learnable
 from kalman.learning.mixtures import MixtureLearner, mixture_learner
 from tests.kalman.support.models import random_covariance, same
@@ -280,7 +281,8 @@ def test_each_key_is_drawn_towards_the_pooled_mixture():
     rows = rows_of(y, np.repeat(np.arange(3), counts))
     one = learner("poisson_mixture", 2, scope="key")
     pooled = np.array([0.5, 0.5, 5.0, 15.0])
-    found = one.fit_keys(rows, 3, UNIT, pooled)
+    around = Population(pooled, np.eye(4), 0)
+    found = one.fit_keys(rows, 3, UNIT, around)
     assert found.used.tolist() == counts and found.converged.all()
     np.testing.assert_allclose(found.theta[:, 0], pooled, rtol=1e-12)
     np.testing.assert_allclose(found.theta[:, 1], pooled, rtol=0.25)
@@ -294,7 +296,7 @@ def test_each_key_is_drawn_towards_the_pooled_mixture():
     np.testing.assert_allclose(theta, [*(s0 / s0.sum()), *(s1 / s0)], rtol=1e-6)
     # a key's result does not depend on its company
     part = kalman.SortedRows(np.zeros(3, np.int64), rows.time[:3], rows.y[:, :3], rows.u[:, :3])
-    same(one.fit_keys(part, 1, UNIT, pooled).theta[:, 0], theta)
+    same(one.fit_keys(part, 1, UNIT, around).theta[:, 0], theta)
     # and is what its filter begins with
     model = kalman.build(one.definition, one.parameters(pooled))
     state = model.with_parameters(model.initial(3), found.parameters)

@@ -1,0 +1,90 @@
+"""What is learned for each of many keys, how it ended, and the population that keys with few rows lean on."""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.types import Array
+
+
+class Outcome(IntEnum):
+    """How the search of one key ended; stored by name in tables.
+
+    CONVERGED     at a maximum inside the bounds
+    AT_BOUND      at a maximum on a bound, such as a variance of zero; the reason names it
+    TOO_FEW_ROWS  its own rows do not determine the parameters: they are the population's, or lean on them
+    FAILED        no maximum was found; the parameters are the population's
+    """
+
+    CONVERGED = 0
+    AT_BOUND = 1
+    TOO_FEW_ROWS = 2
+    FAILED = 3
+
+
+class Population(NamedTuple):
+    """The distribution of keys' free numbers theta, the prior of each key: mean (p,), covariance (p, p).
+
+    keys: the number of keys it was made of.
+    """
+
+    mean: Array
+    covariance: Array
+    keys: int
+
+
+class KeyFit(NamedTuple):
+    """The result of learning for each of K keys.
+
+    theta          (p, K) free numbers
+    parameters     (d, K) what `Filter.with_parameters` takes
+    log_likelihood (K,) without the prior; used (K,) rows
+    outcome        (K,) int8 of `Outcome`; reason: why it is not CONVERGED, None where it is
+    errors         (d, K) standard errors of the parameters, NaN where there is none, as at a bound
+    information    (p, p, K) of each key's own rows about theta
+    own            (K,) share of its own rows in the result against the population's, 0 to 1
+    nis            (K,) mean NIS per measured component after the fit, NaN without rows; 1 expected
+    ljung_box      (K,) p-value of the test of the innovations for autocorrelation, NaN where too short
+    """
+
+    theta: Array
+    parameters: Array
+    log_likelihood: Array
+    used: np.ndarray
+    outcome: np.ndarray
+    reason: list[str | None]
+    errors: Array
+    information: Array
+    own: Array
+    nis: Array
+    ljung_box: Array
+
+    @property
+    def converged(self) -> np.ndarray:
+        """Which keys (K,) ended at a maximum inside the bounds."""
+        return self.outcome == Outcome.CONVERGED
+
+    def take(self, which: np.ndarray) -> "KeyFit":
+        """Return the fits of the keys `which`, in that order."""
+        reason = [self.reason[k] for k in which.tolist()]
+        return KeyFit(*(reason if name == "reason" else a[..., which] for name, a in self._asdict().items()))
+
+
+def unexamined(theta: Array, parameters: Array, log_likelihood: Array, used: np.ndarray) -> KeyFit:
+    """Return fits of which nothing but the values is known; they count as converged."""
+    p, keys = theta.shape
+    unknown = np.full(keys, np.nan)
+    return KeyFit(
+        theta,
+        parameters,
+        log_likelihood,
+        used,
+        np.full(keys, Outcome.CONVERGED, np.int8),
+        [None] * keys,
+        np.full(parameters.shape, np.nan),
+        np.full((p, p, keys), np.nan),
+        np.ones(keys),
+        unknown,
+        unknown.copy(),
+    )
