@@ -11,6 +11,7 @@ from jobs import (
     filter,
     forecast,
     ingest,
+    init,
     inputs,
     maintain,
     migrate,
@@ -33,6 +34,7 @@ from jobs import (
 from jobs.core.command import PROGRAM, application, leave_own_folder
 
 VERBS = {
+    "init": init.run,
     "ingest": ingest.run,
     "inputs": inputs.run,
     "pretrain": pretrain.run,
