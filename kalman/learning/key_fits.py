@@ -26,23 +26,26 @@ class Outcome(IntEnum):
 class Population(NamedTuple):
     """The distribution of keys' free numbers theta, the prior of each key: mean (p,), covariance (p, p).
 
-    keys: the number of keys it was made of.
+    keys  the number of keys it was made of
+    zero  (p,) share of keys whose variance is zero, not part of mean and covariance; None: hardly any
     """
 
     mean: Array
     covariance: Array
     keys: int
+    zero: Array | None = None
 
 
 class KeyFit(NamedTuple):
     """The result of learning for each of K keys.
 
-    theta          (p, K) free numbers
+    theta          (p, K) free numbers; of a variance that is zero: the lowest of its search
     parameters     (d, K) what `Filter.with_parameters` takes
     log_likelihood (K,) without the prior; used (K,) rows
     outcome        (K,) int8 of `Outcome`; reason: why it is not CONVERGED, None where it is
-    errors         (d, K) standard errors of the parameters, NaN where there is none, as at a bound
-    information    (p, p, K) of each key's own rows about theta
+    errors         (d, K) standard errors of the parameters, with the population as prior where there is one; NaN where
+                   there is none, as at a bound
+    information    (p, p, K) of each key's own rows about theta, zero for a variance that is zero
     own            (K,) share of its own rows in the result against the population's, 0 to 1
     nis            (K,) mean NIS per measured component after the fit, NaN without rows; 1 expected
     ljung_box      (K,) p-value of the test of the innovations for autocorrelation, NaN where too short

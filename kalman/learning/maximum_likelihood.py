@@ -18,10 +18,13 @@ from kalman.filters.linear import LinearFilter
 from kalman.learning import constraints
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
 from kalman.learning.fisher_information import information
-from kalman.learning.key_fits import KeyFit, Population, unexamined
-from kalman.learning.optimisers import fit, maximise_each
+from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_learning import Model, fit_each, key_model
+from kalman.learning.key_population import population_of
+from kalman.learning.optimisers import fit
 from kalman.learning.score import score
 from kalman.learning.scoring import Point, covariance, finite, maximise
+from kalman.learning.tangents import learned
 from kalman.linalg.packing import symmetric
 from kalman.models import learned_entries
 from kalman.models.definition import learn_request, natural
@@ -236,44 +239,28 @@ class Learning:
             at += width
         return result
 
-    def fit_keys(
-        self,
-        rows: SortedRows,
-        keys: int,
-        unit: float,
-        population: Population | None,
-        *,
-        max_iterations: int = 50,
-    ) -> KeyFit:
-        """Return each key's own parameters, all keys at once: the mode of the posterior under the population.
+    def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+        """Return each key's own parameters, all keys at once, each from starts of its own.
 
-        A key without rows gets the population's mean, one with few rows stays near it.
+        With a population the result is the mode of the posterior, and a key without rows has the population's mean.
         """
-        if population is None:
-            population = Population(self.start, np.eye(len(self.start)), 0)
-        deviation = np.sqrt(np.diag(population.covariance))[:, None]
-        middle = np.repeat(np.asarray(population.mean, float)[:, None], keys, axis=1)
+        return fit_each(self._key_model, rows, keys, unit, population)
 
-        def objective(theta: Array, which: np.ndarray) -> tuple[Array, Array, np.ndarray]:
-            own = np.array([np.broadcast_to(a, len(which)) for a in self.entries(theta)])
-            part = _select(rows, which, keys)
-            begun = self.each.with_parameters(self.each.initial(len(which)), own)
-            result = score(self.each, self.own_names, part, len(which), unit, begun)
-            slopes = np.array(self.pulled(theta, result.gradient))
-            away = (theta - middle[:, which]) / deviation
-            penalty = sum((0.5 * a * a for a in away), np.zeros(len(which)))
-            return result.log_likelihood - penalty, slopes - away / deviation, result.used
-
-        found = maximise_each(objective, middle, 1.0, max_iterations)
-        away = (found.theta - middle) / deviation
-        penalty = sum((0.5 * a * a for a in away), np.zeros(keys))
-        own = np.array([np.broadcast_to(a, keys) for a in self.entries(found.theta)])
-        return unexamined(found.theta, own, found.value + penalty, found.used)
+    @cached_property
+    def _key_model(self) -> Model:
+        return key_model(learned(self.each), self.learned, self.start)
 
     def population(self, fits: Sequence[KeyFit]) -> Population:
-        """Return the population of keys that were fitted without a prior."""
-        theta = np.concatenate([one.theta[:, one.converged] for one in fits], axis=1)
-        return Population(np.median(theta, axis=1), np.cov(theta).reshape(len(theta), -1), theta.shape[1])
+        """Return the population of keys that were fitted without a prior, by empirical Bayes."""
+        sound = [one.take(np.flatnonzero(one.outcome <= Outcome.AT_BOUND)) for one in fits]
+        theta = np.concatenate([one.theta for one in sound], axis=1)
+        information = np.concatenate([one.information for one in sound], axis=2)
+        places = np.cumsum([0, *(len(p.value) for p in self.learned)]).tolist()
+        free = [
+            at + e for at, p in zip(places, self.learned, strict=False) for e in constraints.free_entries(p)
+        ]
+        zero = np.concatenate([one.parameters[free] == 0.0 for one in sound], axis=1)
+        return population_of(theta, information, zero, self.start)
 
 
 def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
@@ -290,16 +277,6 @@ def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     result = Learning(definition, names, scope, {p.name: natural(p) for p in formed})
     _ = result.start  # raises here, before the cluster is used
     return result
-
-
-def _select(rows: SortedRows, which: np.ndarray, keys: int) -> SortedRows:
-    """Return the rows of some keys (ascending), renumbered."""
-    if len(which) == keys:
-        return rows
-    number = np.full(keys, -1, np.int64)
-    number[which] = np.arange(len(which))
-    kept = np.flatnonzero(number[rows.key] >= 0)
-    return SortedRows(number[rows.key[kept]], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
 
 
 def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:

@@ -1,0 +1,467 @@
+"""Maximum likelihood for each key: starts from its own rows, the search, several starts in doubt, and how it ended."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.evaluation.diagnostics import ljung_box
+from kalman.learning import constraints
+from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_population import evidence, own_share, posterior
+from kalman.learning.key_rows import RoundRows, by_rounds
+from kalman.learning.key_search import Box, Found, Point, inverse, search
+from kalman.learning.key_starts import Free, Starts, candidates, free_numbers
+from kalman.learning.tangents import Learned, evaluate, fits, whitened
+from kalman.models.structure import Parameter
+from kalman.run import SortedRows
+from kalman.types import Array
+
+MOST = 60
+"""Steps of one search."""
+ENOUGH = 5
+"""Measured values for each free number below which a key has too few rows."""
+STARTS = 3
+"""Searches of a key in doubt."""
+APART = 1.5
+"""Distance in theta of a start that is another one."""
+FALL, RISE = 28.0, 14.0
+"""How far below and above what explains the differences the logarithm of a variance may go: 1e-12 and 1e6."""
+LEANS = 0.98
+"""Share of its own rows in a key's result below which it is searched again with the population as prior."""
+REACH = 12.0
+"""How far a number that is not a noise and has no unit may go from where it is written, a factor e^12."""
+
+
+class Model(NamedTuple):
+    """What is learned: the filter with parameters in its state, its learned parameters, theta as written (p,)."""
+
+    of: Learned
+    parameters: tuple[Parameter, ...]
+    written: Array
+    free: list[Free]
+    whole: bool
+    """Whether the likelihood's only unit is that of the measurements: all noises are learned, the start is diffuse."""
+
+
+def key_model(of: Learned, parameters: tuple[Parameter, ...], written: Array) -> Model:
+    """Return what is learned."""
+    free = free_numbers(of.model, parameters)
+    noises = {one.parameter.name for one in free if one.power}
+    all_noises = {
+        p.name
+        for p, numbers in ((p, free_numbers(of.model, [p])) for p in of.model.parameters)
+        if any(one.power for one in numbers) or p.kind == "covariance"
+    }
+    proper = any(a != 0.0 for a in of.model.covariance) or not of.model.diffuse
+    return Model(of, parameters, written, free, not proper and all_noises <= noises)
+
+
+class KeySearches:
+    """The searches of the keys that have rows, numbered 0 to J - 1."""
+
+    def __init__(self, model: Model, rows: SortedRows, unit: float) -> None:
+        self.model, self.sorted, self.unit = model, rows, unit
+        self.rows = by_rounds(rows, unit)
+        self.keys = self.rows.keys
+        self._left = self.rows
+        self._theta = np.zeros((len(model.written), self.keys))
+
+    @cached_property
+    def measured(self) -> Array:
+        """Number of measured values (J,) beyond those that determine a diffuse state."""
+        seen = (~np.isnan(self.sorted.y)).sum(axis=0)
+        states = self.model.of.factor // max(1, len(self.model.of.model.states))
+        return np.maximum(np.bincount(self.sorted.key, seen) - states, 0.0)
+
+    def entries(self, theta: Array, zero: np.ndarray) -> Array:
+        """Return the learned entries (p, J)."""
+        found: list[Array] = []
+        at = 0
+        for p in self.model.parameters:
+            width = len(constraints.free_entries(p))
+            values = constraints.value(p, list(theta[at : at + width]))
+            found += [values[e] for e in constraints.free_entries(p)]
+            at += width
+        return np.where(zero, 0.0, np.array(found))
+
+    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> Point:
+        """Return the points of the keys `which`, by theta, or by the variance where it is zero."""
+        self._theta[:, which] = self.entries(theta, zero)
+        rows = self._only(which)
+        values = evaluate(self.model.of, rows, self._theta[:, rows.number])
+        place = np.empty(self.keys, np.int64)
+        place[rows.number] = np.arange(rows.keys)
+        here = place[which]
+        jacobian = self._jacobian(theta, zero)
+        p = len(theta)
+        slopes, J = values.gradient[:, here], values.information[:, :, here]
+        gradient = np.array([_sum(slopes[k] * jacobian[k, i] for k in range(p)) for i in range(p)])
+        half = [[_sum(J[k, j] * jacobian[k, i] for k in range(p)) for j in range(p)] for i in range(p)]
+        whole = [[_sum(half[i][k] * jacobian[k, j] for k in range(p)) for j in range(p)] for i in range(p)]
+        value = np.where(np.isfinite(values.log_likelihood[here]), values.log_likelihood[here], -np.inf)
+        return Point(value, gradient, np.array(whole).reshape(p, p, len(which)))
+
+    def _only(self, which: np.ndarray) -> RoundRows:
+        """Return rows of these keys, and perhaps of some more."""
+        asked = np.zeros(self.keys, bool)
+        asked[which] = True
+        if np.count_nonzero(asked[self._left.number]) < len(which):
+            self._left = self.rows
+        if len(which) < 0.8 * self._left.keys:
+            self._left = self._left.only(asked[self._left.number])
+        return self._left
+
+    def _jacobian(self, theta: Array, zero: np.ndarray) -> Array:
+        """Return the derivatives (p, p, J) of the learned entries by theta, or by themselves where they are zero."""
+        p = len(theta)
+        result = np.zeros((p, p, theta.shape[1]))
+        at = 0
+        for one in self.model.parameters:
+            entries = constraints.free_entries(one)
+            width = len(entries)
+            for row, e in enumerate(entries):
+                unit = [float(e == other) for other in range(len(one.value))]
+                slopes = constraints.pull_back(one, list(theta[at : at + width]), unit)
+                for column, slope in enumerate(slopes):
+                    result[at + row, at + column] = slope
+            at += width
+        for i in range(p):
+            result[i, i] = np.where(zero[i], 1.0, result[i, i])
+        return result
+
+    @cached_property
+    def starts(self) -> Starts:
+        """The candidates, ordered by key from the best, each with its variances at the best common factor."""
+        model = self.model
+        found = candidates(model.of, model.free, model.written, self.sorted, self.unit)
+        order = self.rows.number
+        power = np.array([one.power for one in model.free])
+        theta, values = [], []
+        written = np.repeat(model.written[:, None], self.keys, axis=1)
+        several = [*found.theta, *([] if model.whole else [written])]
+        nothing = np.zeros(written.shape, bool)
+        for one in several:
+            logs, squares = np.empty(self.keys), np.empty(self.keys)
+            logs[order], squares[order] = fits(model.of, self.rows, self.entries(one, nothing)[:, order])
+            value = logs - 0.5 * squares
+            if model.whole:
+                count = np.maximum(self.measured, 1.0)
+                with np.errstate(all="ignore"):
+                    factor = np.log(squares / count)
+                    factor = np.where(np.isfinite(factor), factor, 0.0)
+                value = logs - 0.5 * count * (factor + 1.0)
+                one = np.where(power[:, None] > 0, one + factor / np.maximum(power, 1)[:, None], one)
+            theta.append(one)
+            values.append(np.where(np.isfinite(value), value, -np.inf))
+        rank = np.argsort(-np.array(values), axis=0, kind="stable")
+        ordered = np.take_along_axis(np.array(theta), rank[:, None, :], axis=0)
+        return Starts(ordered, found.spread, found.constant)
+
+    @cached_property
+    def box(self) -> Box:
+        """The bounds of each key, about its own starts."""
+        spread = self.starts.spread
+        low, high = np.full(spread.shape, -np.inf), np.full(spread.shape, np.inf)
+        limit: list[float] = []
+        for i, one in enumerate(self.model.free):
+            if one.power:
+                low[i], high[i] = (spread[i] - FALL) / one.power, (spread[i] + RISE) / one.power
+            elif one.parameter.kind not in ("real", "vector"):
+                low[i], high[i] = self.model.written[i] - REACH, self.model.written[i] + REACH
+            unlimited = one.parameter.kind in ("real", "vector")
+            limit.append(np.inf if unlimited else 2.0 / max(1, one.power))
+        alone = np.array([one.alone for one in self.model.free])
+        power = np.array([one.power for one in self.model.free], float)
+        return Box(low, high, np.array(limit), alone, power)
+
+    def alone(self) -> Found:
+        """Return the maximum of each key by its own rows."""
+        starts, box = self.starts.theta, self.box
+        begin = np.clip(starts[0], box.low, box.high)
+        found = search(self.point, begin, np.zeros(begin.shape, bool), box, self.measured, MOST)
+        tried = [begin]
+        for start in starts[1:]:
+            doubt = ~found.done | found.zero.any(axis=0) | self._at(found, box).any(axis=0)
+            doubt &= ~self.starts.constant
+            here = np.clip(start, box.low, box.high)
+            for other in tried:
+                doubt &= np.abs(here - other).max(axis=0) > APART
+            which = np.flatnonzero(doubt)
+            tried.append(here)
+            if len(tried) > STARTS:
+                break
+            if len(which):
+                self._again(found, which, here[:, which])
+        return found
+
+    def _again(self, found: Found, which: np.ndarray, begin: Array) -> None:
+        """Search some keys from another start, and keep the better end, in place."""
+        box = self.box._replace(low=self.box.low[:, which], high=self.box.high[:, which])
+
+        def point(theta: Array, zero: np.ndarray, some: np.ndarray) -> Point:
+            return self.point(theta, zero, which[some])
+
+        other = search(point, begin, np.zeros(begin.shape, bool), box, self.measured[which], MOST)
+        least = 1e-8 * self.measured[which]
+        now = found.point.value[which]
+        better = (other.point.value > now + least) | (
+            other.done & ~found.done[which] & (other.point.value > now - least)
+        )
+        found.put(which, other, better & np.isfinite(other.point.value))
+
+    def _at(self, found: Found, box: Box) -> np.ndarray:
+        """Return which numbers (p, J) ended at a bound of the search."""
+        return ((found.theta <= box.low) | (found.theta >= box.high)) & ~found.zero
+
+
+class _Ends(NamedTuple):
+    """What is known of J keys after all searches."""
+
+    theta: Array
+    zero: np.ndarray
+    value: Array
+    information: Array
+    covariance: Array
+    own: Array
+    done: np.ndarray
+
+
+def fit_each(model: Model, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+    """Return the fits of keys 0 to `keys` - 1; those without rows have the population's mean, or what is written."""
+    rows = _usable(model, rows)
+    present, number = np.unique(rows.key, return_inverse=True)
+    middle = model.written if population is None else population.mean
+    theta = np.repeat(np.asarray(middle, float)[:, None], keys, axis=1)
+    p = len(theta)
+    result = KeyFit(
+        theta,
+        np.array([np.broadcast_to(a, keys) for a in _packed(model, theta, np.zeros((p, keys), bool))]),
+        np.zeros(keys),
+        np.zeros(keys, np.int64),
+        np.full(keys, Outcome.TOO_FEW_ROWS, np.int8),
+        ["it has no rows"] * keys,
+        np.full((sum(len(one.value) for one in model.parameters), keys), np.nan),
+        np.zeros((p, p, keys)),
+        np.zeros(keys),
+        np.full(keys, np.nan),
+        np.full(keys, np.nan),
+    )
+    if not len(present) or not p:
+        return result
+    searches = KeySearches(model, rows._replace(key=number), unit)
+    ends = _alone(searches)
+    if population is not None:
+        ends = _leaning(searches, ends, population)
+    outcome, reason = _judged(searches, ends, population)
+    lost = outcome == Outcome.FAILED
+    theta = np.where(lost, np.asarray(middle, float)[:, None], ends.theta)
+    zero = ends.zero & ~lost
+    nis, p_value = _checked(searches, searches.entries(theta, zero))
+    errors = _errors(searches, theta, zero, ends)
+    errors[:, lost] = np.nan
+    parts = (
+        (result.theta, theta),
+        (
+            result.parameters,
+            np.array([np.broadcast_to(a, len(present)) for a in _packed(model, theta, zero)]),
+        ),
+        (result.log_likelihood, np.where(lost, np.nan, ends.value)),
+        (result.used, np.bincount(number)),
+        (result.outcome, outcome),
+        (result.errors, errors),
+        (result.information, np.where(lost, 0.0, ends.information)),
+        (result.own, np.where(lost, 0.0, ends.own)),
+        (result.nis, nis),
+        (result.ljung_box, p_value),
+    )
+    for whole, new in parts:
+        whole[..., present] = new
+    for key, text in zip(present.tolist(), reason, strict=True):
+        result.reason[key] = text
+    return result
+
+
+def _usable(model: Model, rows: SortedRows) -> SortedRows:
+    """Return the rows that the filter does not flag whatever the parameters are."""
+    good = ~np.isinf(rows.y).any(axis=0)
+    if len(rows.u):
+        good &= np.isfinite(rows.u).all(axis=0)
+        guard = model.of.model.guard(
+            list(rows.u), {p.name: p.value for p in model.of.model.parameters}, False
+        )
+        if guard is not None:
+            good &= np.greater_equal(guard, 0.0)
+    return rows if good.all() else rows.take(good)
+
+
+def _packed(model: Model, theta: Array, zero: np.ndarray) -> list[Array]:
+    """Return the packed entries (d) of all learned parameters."""
+    found: list[Array] = []
+    at = 0
+    for p in model.parameters:
+        entries = constraints.free_entries(p)
+        width = len(entries)
+        values = constraints.value(p, list(theta[at : at + width]))
+        for place, e in enumerate(entries):
+            values[e] = np.where(zero[at + place], 0.0, values[e])
+        found += values
+        at += width
+    return found
+
+
+def _alone(searches: KeySearches) -> _Ends:
+    found = searches.alone()
+    p = len(found.theta)
+    gone = found.zero[:, None] | found.zero[None, :]
+    information = np.where(gone | ~np.isfinite(found.point.information), 0.0, found.point.information)
+    held = (
+        found.zero
+        | searches._at(found, searches.box)
+        | (np.array([information[i, i] for i in range(p)]) <= 0.0)
+    )
+    covariance = np.where(held[:, None] | held[None, :], np.nan, inverse(information, held))
+    ones = np.ones(searches.keys)
+    return _Ends(found.theta, found.zero, found.point.value, information, covariance, ones, found.done)
+
+
+def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _Ends:
+    """Return the ends of all keys, those that their rows leave open drawn to the population."""
+    p = len(ends.theta)
+    own = own_share(population, ends.information)
+    which = np.flatnonzero((own < LEANS) | ends.zero.any(axis=0) | ~ends.done)
+    if not len(which):
+        return ends._replace(own=own)
+    precision = np.linalg.inv(population.covariance)
+    information = np.where(ends.done[which], ends.information[:, :, which], 0.0)
+    begin, _ = posterior(population, ends.theta[:, which], information)
+
+    def point(theta: Array, zero: np.ndarray, some: np.ndarray) -> Point:
+        plain = searches.point(theta, zero, which[some])
+        away = theta - population.mean[:, None]
+        pull = np.array([_sum(precision[i, j] * away[j] for j in range(p)) for i in range(p)])
+        penalty = 0.5 * _sum(pull[i] * away[i] for i in range(p))
+        return Point(plain.value - penalty, plain.gradient - pull, plain.information + precision[:, :, None])
+
+    none = np.zeros(begin.shape, bool)
+    free = np.full(begin.shape, np.inf)
+    box = searches.box._replace(low=-free, high=free, alone=np.zeros(p, bool))
+    found = search(point, begin, none, box, searches.measured[which], MOST)
+    plain = searches.point(found.theta, none, which)
+    alone = evidence(
+        population,
+        ends.theta[:, which],
+        ends.zero[:, which],
+        ends.value[which],
+        ends.information[:, :, which],
+    )
+    shared = evidence(population, found.theta, none, plain.value, plain.information)
+    kept = ends.zero[:, which].any(axis=0) & ends.done[which] & (alone > shared)
+    take = ~kept & np.isfinite(plain.value)
+    at = which[take]
+    theta, zero, value = ends.theta.copy(), ends.zero.copy(), ends.value.copy()
+    information, covariance, done = ends.information.copy(), ends.covariance.copy(), ends.done.copy()
+    theta[:, at], zero[:, at], value[at] = found.theta[:, take], False, plain.value[take]
+    information[:, :, at], done[at] = plain.information[:, :, take], found.done[take]
+    covariance[:, :, at] = posterior(population, theta[:, at], information[:, :, at])[1]
+    own = np.where(zero.any(axis=0), 1.0, own_share(population, information))
+    return _Ends(theta, zero, value, information, covariance, own, done)
+
+
+def _judged(
+    searches: KeySearches, ends: _Ends, population: Population | None
+) -> tuple[np.ndarray, list[str | None]]:
+    """Return the outcomes (J,) and their reasons."""
+    box, free = searches.box, searches.model.free
+    p = len(free)
+    outcome = np.full(searches.keys, Outcome.CONVERGED, np.int8)
+    reason: list[str | None] = [None] * searches.keys
+    sure = population is None or population.keys < 0
+    at = ((ends.theta <= box.low) | (ends.theta >= box.high)) & ~ends.zero
+    few = (searches.measured < ENOUGH * p) | (ends.own < 0.5)
+    failed = ~ends.done | ~np.isfinite(ends.value) | searches.starts.constant
+    bound = ends.zero.any(axis=0) | at.any(axis=0)
+    for k in np.flatnonzero(few | failed | bound).tolist():
+        if searches.starts.constant[k] and searches.measured[k] > 1:
+            outcome[k], reason[k] = Outcome.FAILED, "its measurements do not vary"
+        elif few[k]:
+            outcome[k] = Outcome.TOO_FEW_ROWS
+            reason[k] = f"{searches.measured[k]:.0f} measured values for {p} numbers"
+            if not sure:
+                reason[k] += f", {100 * ends.own[k]:.0f} % its own"
+        elif failed[k]:
+            outcome[k] = Outcome.FAILED
+            reason[k] = "the search found no maximum"
+        else:
+            outcome[k] = Outcome.AT_BOUND
+            names = [f"{one.name} is zero" for one, a in zip(free, ends.zero[:, k], strict=True) if a]
+            names += [
+                f"{one.name} is at its {'lowest' if ends.theta[i, k] <= box.low[i, k] else 'highest'}"
+                for i, one in enumerate(free)
+                if at[i, k]
+            ]
+            reason[k] = ", ".join(names)
+    return outcome, reason
+
+
+def _errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) -> Array:
+    """Return the standard errors (d, J) of the packed entries, by the delta method; NaN where there is none."""
+    result: list[Array] = []
+    at = 0
+    for one in searches.model.parameters:
+        entries = constraints.free_entries(one)
+        width = len(entries)
+        part = slice(at, at + width)
+        for e in range(len(one.value)):
+            if e not in entries:
+                result.append(np.full(searches.keys, np.nan))
+                continue
+            unit = [float(e == other) for other in range(len(one.value))]
+            slopes = [
+                np.broadcast_to(a, (searches.keys,))
+                for a in constraints.pull_back(one, list(theta[part]), unit)
+            ]
+            variance = _sum(
+                np.where(
+                    (slopes[i] != 0.0) & (slopes[j] != 0.0),
+                    slopes[i] * slopes[j] * ends.covariance[at + i, at + j],
+                    0.0,
+                )
+                for i in range(width)
+                for j in range(width)
+            )
+            gone = zero[at + entries.index(e)]
+            result.append(np.where(gone | ~(variance > 0.0), np.nan, np.sqrt(np.maximum(variance, 0.0))))
+        at += width
+    return np.array(result)
+
+
+def _checked(searches: KeySearches, entries: Array) -> tuple[Array, Array]:
+    """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box over components."""
+    rows, m = searches.rows, searches.model.of.model.measurements
+    found = whitened(searches.model.of, rows, entries[:, rows.number])
+    with np.errstate(all="ignore"):
+        white = found[0::2] / np.sqrt(found[1::2])
+    widths = np.diff(rows.starts)
+    key = rows.number[np.arange(rows.size) - np.repeat(rows.starts[:-1], widths)]
+    total, count = np.zeros(searches.keys), np.zeros(searches.keys)
+    least = np.full(searches.keys, np.inf)
+    order = np.argsort(key, kind="stable")
+    for z in white:
+        known = np.isfinite(z)
+        total += np.bincount(key[known], z[known] ** 2, minlength=searches.keys)
+        count += np.bincount(key[known], minlength=searches.keys)
+        p_value = ljung_box(key[order], z[order], searches.keys).p_value
+        least = np.fmin(least, p_value)
+    with np.errstate(all="ignore"):
+        return total / count, np.where(np.isfinite(least), np.minimum(1.0, m * least), np.nan)
+
+
+def _sum(parts: Iterable[Array]) -> Array:
+    """Return the sum of arrays, added in their order."""
+    total: Array | None = None
+    for part in parts:
+        total = part if total is None else total + part
+    assert total is not None
+    return total

@@ -1,0 +1,262 @@
+"""Search the maximum for many keys at once: scoring with quasi-Newton corrections, and variances of zero.
+
+Each key has its own steps; one that is done takes no more part, and none sees another, so that results do not depend on
+the company. A step is that of scoring, with the information as curvature, corrected by the gradient changes of the
+key's last steps. Where scoring leads a variance below zero, zero itself is tried: it stays where the log-likelihood is
+no smaller and its slope by the variance is not positive there (the conditions of Karush, Kuhn and Tucker).
+
+References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton
+corrections and chapter 16 for active sets.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.types import Array
+
+TOLERANCE = 1e-8
+"""Gain in log-likelihood a row that is worth no further step."""
+LIMIT = 2.0
+"""Largest step of a free number that has no unit: a factor e^2 for a variance."""
+PAIRS = 3
+"""Number of last steps whose gradient changes correct the information."""
+SHORTEST = 1e-5
+"""Share of a step below which the search gives up."""
+RIDGE = 1e-7
+"""Added to the information's diagonal, relative to it, so that it can be inverted."""
+REFUSED = 4
+"""Steps after which zero is tried again where it was refused."""
+
+
+class Point(NamedTuple):
+    """Evaluations of J keys: value (J,), gradient (p, J), information (p, p, J).
+
+    By theta, or by the variance itself where it is zero.
+    """
+
+    value: Array
+    gradient: Array
+    information: Array
+
+
+Objective = Callable[[Array, np.ndarray, np.ndarray], Point]
+"""(theta (p, J), zero (p, J) bool, which (J,) ascending) -> the point of the keys `which`."""
+
+
+class Box(NamedTuple):
+    """Bounds of theta, each (p, K), the largest step (p,), which numbers can be zero as variances (p,), and the power
+    of each (p,): the variance is exp(power * theta)."""
+
+    low: Array
+    high: Array
+    limit: Array
+    alone: np.ndarray
+    power: np.ndarray
+
+
+class Found(NamedTuple):
+    """Where the searches of K keys ended: theta, which variances are zero (p, K), the point, expected gain (K,) of a
+    further step, whether it ended by itself (K,)."""
+
+    theta: Array
+    zero: np.ndarray
+    point: Point
+    rise: Array
+    done: np.ndarray
+
+    def take(self, which: np.ndarray) -> "Found":
+        """Return those of some keys."""
+        point = Point(*(a[..., which] for a in self.point))
+        return Found(self.theta[:, which], self.zero[:, which], point, self.rise[which], self.done[which])
+
+    def put(self, which: np.ndarray, other: "Found", better: np.ndarray) -> None:
+        """Replace those of the keys `which` by the others where these are `better`, in place."""
+        at = which[better]
+        for own, new in zip(
+            (self.theta, self.zero, *self.point, self.rise, self.done),
+            (other.theta, other.zero, *other.point, other.rise, other.done),
+            strict=True,
+        ):
+            own[..., at] = new[..., better]
+
+
+class _Memory(NamedTuple):
+    """Per key: last steps and gradient changes (PAIRS, p, K), which are in use (PAIRS, K), the share of a step (K,),
+    how long zero is not tried (p, K)."""
+
+    steps: Array
+    changes: Array
+    used: np.ndarray
+    length: Array
+    refused: np.ndarray
+
+    def forget(self, which: np.ndarray) -> None:
+        """Leave out the pairs of some keys."""
+        self.used[:, which] = False
+
+    def remember(self, which: np.ndarray, step: Array, change: Array) -> None:
+        """Add a pair for keys whose value is curved as at a maximum along the step."""
+        bend = dot(step, change)
+        size = np.sqrt(dot(step, step) * dot(change, change))
+        good = bend > 1e-6 * size
+        at = which[good]
+        for array, new in ((self.steps, step), (self.changes, change)):
+            array[:-1, :, at] = array[1:, :, at]
+            array[-1][:, at] = new[:, good]
+        self.used[:-1, at] = self.used[1:, at]
+        self.used[-1, at] = True
+
+
+def search(objective: Objective, start: Array, zero: np.ndarray, box: Box, rows: Array, most: int) -> Found:
+    """Search from start (p, K); rows (K,): the number of measured values, the unit of the tolerance."""
+    p, keys = start.shape
+    point = objective(start, zero, np.arange(keys))
+    found = Found(start.copy(), zero.copy(), point, np.full(keys, np.inf), np.zeros(keys, bool))
+    memory = _Memory(
+        np.zeros((PAIRS, p, keys)),
+        np.zeros((PAIRS, p, keys)),
+        np.zeros((PAIRS, keys), bool),
+        np.ones(keys),
+        np.zeros((p, keys), np.int64),
+    )
+    active = np.flatnonzero(np.isfinite(point.value) & np.isfinite(point.gradient).all(axis=0))
+    for _ in range(most):
+        active = _step(objective, found, memory, active, box, rows)
+        if not len(active):
+            break
+    return found
+
+
+def _step(
+    objective: Objective, found: Found, memory: _Memory, active: np.ndarray, box: Box, rows: Array
+) -> np.ndarray:
+    """Move the active keys by one step, in place; return those that go on."""
+    now = found.take(active)
+    low, high = box.low[:, active], box.high[:, active]
+    held = now.zero | (now.theta <= low) & (now.point.gradient < 0.0)
+    held |= (now.theta >= high) & (now.point.gradient > 0.0)
+    step, rise = _direction(now.point, held, memory, active)
+    enough = TOLERANCE * rows[active]
+    found.rise[active] = rise
+    still = rise <= enough
+    released = _release(now, box, still, enough)
+    moving = ~still | released.any(axis=0)
+    found.done[active[~moving]] = True
+    active, now, step, rise = active[moving], now.take(np.flatnonzero(moving)), step[:, moving], rise[moving]
+    low, high, released = low[:, moving], high[:, moving], released[:, moving]
+    if not len(active):
+        return active
+    # a step of scoring below zero, in the variance itself, is one of less than -1 in its logarithm
+    step = np.where(released.any(axis=0), 0.0, step)
+    below = box.alone[:, None] & ~now.zero & (box.power[:, None] * step < -1.0)
+    to_zero = below & (memory.refused[:, active] == 0)
+    memory.refused[:, active] = np.maximum(memory.refused[:, active] - 1, 0)
+    share = np.minimum(
+        1.0,
+        (box.limit[:, None] / np.maximum(np.abs(step), 1e-300)).min(axis=0, where=~to_zero, initial=np.inf),
+    )
+    step = step * share * memory.length[active]
+    tried = np.clip(now.theta + step, low, high)
+    zero = now.zero & ~released | to_zero
+    tried = _opened(now, box, tried, released, low, high)
+    tried = np.where(zero, low, tried)
+    new = objective(tried, zero, active)
+    moved = np.where(zero | now.zero, 0.0, tried - now.theta)
+    wanted = 1e-4 * dot(moved, now.point.gradient)
+    jumped = to_zero.any(axis=0) | released.any(axis=0)
+    better = new.value - now.point.value >= np.where(jumped, 0.0, np.minimum(wanted, 0.1 * rise))
+    better &= np.isfinite(new.value) & np.isfinite(new.gradient).all(axis=0)
+    at = active[better]
+    smooth = better & ~jumped
+    memory.forget(active[better & jumped])
+    memory.remember(
+        active[smooth], moved[:, smooth], (now.point.gradient - new.gradient)[:, smooth] * ~zero[:, smooth]
+    )
+    gain = new.value - now.point.value
+    found.theta[:, at], found.zero[:, at] = tried[:, better], zero[:, better]
+    for own, fresh in zip(found.point, new, strict=True):
+        own[..., at] = fresh[..., better]
+    # zero is refused: not again at once; any other refusal: a shorter step
+    memory.refused[:, active] += np.where(to_zero & ~better, REFUSED, 0)
+    shorter = ~better & ~jumped
+    memory.length[active] = np.where(better, 1.0, np.where(shorter, 0.25, 1.0) * memory.length[active])
+    stuck = (memory.length[active] < SHORTEST) | (~better & released.any(axis=0))
+    fresh = stuck & memory.used[:, active].any(axis=0)
+    memory.forget(active[fresh])
+    memory.length[active[fresh]] = 1.0
+    ended = stuck & ~fresh
+    found.done[active[ended]] = rise[ended] < 1e-4
+    little = better & ~jumped & (gain <= TOLERANCE * rows[active]) & (rise <= 10.0 * TOLERANCE * rows[active])
+    found.done[active[little]] = True
+    return active[~(ended | little)]
+
+
+def _opened(now: Found, box: Box, tried: Array, released: np.ndarray, low: Array, high: Array) -> Array:
+    """Return theta with the variances that leave zero at where scoring from zero leads."""
+    if not released.any():
+        return tried
+    diagonal = np.array([now.point.information[i, i] for i in range(len(tried))])
+    with np.errstate(all="ignore"):
+        variance = np.log(now.point.gradient / diagonal) / np.maximum(box.power, 1)[:, None]
+    return np.where(released, np.clip(np.where(np.isfinite(variance), variance, low), low, high), tried)
+
+
+def _release(now: Found, box: Box, still: np.ndarray, enough: Array) -> np.ndarray:
+    """Return which variances (p, J) leave zero: of keys that are still, the one whose rise promises most."""
+    diagonal = np.array([now.point.information[i, i] for i in range(len(now.theta))])
+    with np.errstate(all="ignore"):
+        promise = np.where(now.zero & (now.point.gradient > 0.0), 0.5 * now.point.gradient**2 / diagonal, 0.0)
+    best = promise.argmax(axis=0)
+    first = np.arange(len(promise))[:, None] == best
+    return first & still & (promise > enough)
+
+
+def _direction(point: Point, held: np.ndarray, memory: _Memory, active: np.ndarray) -> tuple[Array, Array]:
+    """Return the steps (p, J) of scoring with quasi-Newton corrections, and half their slope (J,); held ones stay."""
+    gradient = np.where(held, 0.0, point.gradient)
+    H = inverse(point.information, held)
+    for s, y, used in zip(memory.steps, memory.changes, memory.used, strict=True):
+        use = np.flatnonzero(used[active])
+        if len(use):
+            stay, at = held[:, use], active[use]
+            H[:, :, use] = _corrected(
+                H[:, :, use], np.where(stay, 0.0, s[:, at]), np.where(stay, 0.0, y[:, at])
+            )
+    step = np.array([dot(row, gradient) for row in H])
+    step[held] = 0.0
+    return step, 0.5 * dot(gradient, step)
+
+
+def inverse(information: Array, held: np.ndarray) -> Array:
+    """Return the inverses of informations (p, p, J) about the numbers that are not held (p, J)."""
+    p = len(held)
+    J = np.where(held[:, None] | held[None, :], 0.0, information)
+    diagonal = np.array([J[i, i] for i in range(p)])
+    scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
+    unit = J / (scale[:, None] * scale[None, :])
+    for i in range(p):
+        unit[i, i] = np.where(diagonal[i] > 0.0, 1.0 + RIDGE, 1.0)
+    unit = np.where(np.isfinite(unit).all(axis=(0, 1)), unit, np.eye(p)[:, :, None])
+    found = np.moveaxis(np.linalg.inv(np.moveaxis(unit, -1, 0)), 0, -1)
+    return found / (scale[:, None] * scale[None, :])
+
+
+def _corrected(H: Array, s: Array, y: Array) -> Array:
+    """Return H (p, p, J) after the BFGS correction by steps s and gradient changes y (p, J); without curvature, H."""
+    sy = dot(s, y)
+    use = sy > 1e-300
+    sy = np.where(use, sy, 1.0)
+    Hy = np.array([dot(row, y) for row in H])
+    weight = (1.0 + dot(y, Hy) / sy) / sy
+    change = weight * s[:, None] * s[None, :] - (s[:, None] * Hy[None, :] + Hy[:, None] * s[None, :]) / sy
+    return H + np.where(use, change, 0.0)
+
+
+def dot(a: Array, b: Array) -> Array:
+    """Return the inner products (J,) of columns, added in a fixed order."""
+    total = a[0] * b[0]
+    for x, y in zip(a[1:], b[1:], strict=True):
+        total = total + x * y
+    return total

@@ -1,0 +1,235 @@
+"""Where the search of each key begins: from its own measurements, robust to outliers and gaps.
+
+What a noise of unit variance does to the measurement after some rows is computed from the model. The differences of a
+key's measurements over as many rows, by their median size, then say how large the noise is if it explains a share of
+them. Several ways of sharing are candidates; the filter says how well each fits, and, where the model has no other unit
+than that of the measurements, by what factor all variances are best multiplied.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.filters.linear import LinearFilter
+from kalman.filters.recursions import congruence, predict
+from kalman.filters.robust.adaptive import scaled
+from kalman.learning import constraints
+from kalman.learning.tangents import Learned
+from kalman.linalg.packing import packed_index, packed_size
+from kalman.models.structure import Parameter
+from kalman.run import SortedRows
+from kalman.types import Array
+
+SAMPLE = 101
+"""Differences of each key from which their median size is taken."""
+LAGS = (1, 10)
+"""Rows over which differences are taken: over one row all noises are seen, a slope's only over several."""
+NORMAL = 1.4826
+"""Standard deviation of a normal variable for a median size of one."""
+STEEP = 30.0
+"""Growth between the lags from which on a noise is judged by the longer one: that of a random walk is 10."""
+SHARES = (0.95, 0.6, 0.15, 0.01)
+"""Shares of the differences' variance that process noise explains in the candidates."""
+MOST = 12
+"""Largest number of candidates."""
+
+
+class Free(NamedTuple):
+    """One free number: the parameter it belongs to, its packed entry, and how it behaves.
+
+    power  the variance is exp(power * theta) for a number that scales a noise, 0 for any other
+    alone  whether that noise is alone, so that it can be zero
+    """
+
+    parameter: Parameter
+    entry: int
+    power: int
+    alone: bool
+
+    @property
+    def name(self) -> str:
+        """Name of what the number says."""
+        p = self.parameter
+        if p.kind != "covariance":
+            return p.name
+        i, j = _place(self.entry)
+        return f"{p.name}[{i}][{j}]" if len(p.value) > 1 else p.name
+
+
+def free_numbers(model: LinearFilter, learned: Sequence[Parameter]) -> list[Free]:
+    """Return the free numbers of the learned parameters, in the order of theta."""
+    found: list[Free] = []
+    for p in learned:
+        noise = p.name == "R" or p.kind == "covariance"
+        if p.kind == "positive":
+            noise = scaled(model.process, p, model.controls).rank > 0
+        entries = constraints.free_entries(p)
+        for e in entries:
+            i, j = _place(e)
+            if p.kind == "covariance":
+                linked = any(packed_index(i, k) in entries for k in range(_order(p)) if k != i)
+                found.append(Free(p, e, 2 if i == j else 0, i == j and not linked))
+            else:
+                found.append(Free(p, e, int(noise), noise))
+    return found
+
+
+def _place(entry: int) -> tuple[int, int]:
+    i = int((np.sqrt(8 * entry + 1) - 1) / 2)
+    return i, entry - i * (i + 1) // 2
+
+
+def _order(p: Parameter) -> int:
+    return _place(len(p.value) - 1)[0] + 1
+
+
+class Starts(NamedTuple):
+    """Candidates to begin from, for each of K keys.
+
+    theta    (c, p, K)
+    spread   (p, K) log of the variance that a noise would have if it alone explained the differences; 0 for others
+    constant (K,) whether the measurements do not vary
+    """
+
+    theta: Array
+    spread: Array
+    constant: np.ndarray
+
+
+def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRows, unit: float) -> Starts:
+    """Return the candidates of keys 0 to K - 1, each with a row at least; written: theta (p,) of the definition."""
+    sizes, step, constant = _differences(rows, unit)
+    responses = _responses(of, free, written, step, rows)
+    keys = len(step)
+    spread = np.zeros((len(free), keys))
+    for i, one in enumerate(free):
+        if one.power:
+            with np.errstate(all="ignore"):
+                short, long = (
+                    np.where(r > 1e-12 * r.max(axis=0), s / r, np.inf).min(axis=0)
+                    for r, s in zip(responses[i], sizes, strict=True)
+                )
+                growth = (responses[i][1] / responses[i][0]).max(axis=0)
+            level = np.where(growth > STEEP, long, short)
+            spread[i] = np.log(np.where(np.isfinite(level) & (level > 0.0), level, 1.0))
+    theta: list[Array] = []
+    for weights in _sharings(free):
+        one = np.repeat(written[:, None], keys, axis=1)
+        for i, (number, weight) in enumerate(zip(free, weights, strict=True)):
+            if number.power:
+                one[i] = (spread[i] + np.log(weight)) / number.power
+        theta.append(one)
+    return Starts(np.array(theta), spread, constant)
+
+
+def _sharings(free: Sequence[Free]) -> list[list[float]]:
+    """Return the candidates: the share of the differences' variance of each free number that is a noise."""
+    process = [i for i, one in enumerate(free) if one.power and one.parameter.name != "R"]
+    measured = [i for i, one in enumerate(free) if one.power and one.parameter.name == "R"]
+    leaders: list[int | None] = [None, *(process if len(process) > 1 else [])]
+    shares = SHARES if process and measured else (0.6,)
+    found: list[list[float]] = []
+    for leader, share in product(leaders, shares):
+        one = [1.0] * len(free)
+        for i in process:
+            part = 1.0 / len(process) if leader is None else (1.0 if i == leader else 0.01)
+            one[i] = share * part
+        for i in measured:
+            one[i] = 1.0 - share
+        found.append(one)
+    return found[:MOST]
+
+
+def _differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, np.ndarray]:
+    """Return the variances of differences over each lag (m, K), the usual time step (K,), which keys do not vary."""
+    count = np.bincount(rows.key)
+    first = np.concatenate([[0], np.cumsum(count)[:-1]])
+    sizes: list[Array] = []
+    for lag in LAGS:
+        here = np.maximum(np.minimum(lag, count // 3), 1)
+        room = np.maximum(count - here, 0)
+        picked = first[:, None] + np.arange(SAMPLE)[None, :] * room[:, None] // SAMPLE
+        picked = np.minimum(picked, len(rows.key) - 1)
+        later = np.minimum(picked + here[:, None], (first + count - 1)[:, None])
+        away = rows.y[:, later] - rows.y[:, picked]
+        away[:, room == 0] = np.nan
+        square = (NORMAL * _median(np.abs(away))) ** 2
+        with np.errstate(all="ignore"):
+            known = np.isfinite(away)
+            mean = np.where(known, away, 0.0)
+            mean = (mean * mean).sum(axis=-1) / known.sum(axis=-1)
+        square = np.where(square > 0.0, square, mean)  # most steps are zero where values are rounded
+        sizes.append(square * (lag / here))
+    steps = np.diff(rows.time, append=rows.time[-1:]) / unit
+    picked = first[:, None] + np.arange(SAMPLE)[None, :] * np.maximum(count - 1, 0)[:, None] // SAMPLE
+    step = _median(np.where((count > 1)[:, None], steps[picked], np.nan))
+    step = np.where(np.isfinite(step) & (step > 0.0), step, 1.0)
+    low, high = (
+        f.reduceat(np.where(np.isnan(rows.y), fill, rows.y), first, axis=1)
+        for f, fill in ((np.minimum, np.inf), (np.maximum, -np.inf))
+    )
+    constant = (high <= low).all(axis=0)
+    return [np.where(np.isfinite(a), a, 0.0) for a in sizes], step, constant
+
+
+def _median(values: Array) -> Array:
+    """Return the medians along the last axis, the lower of two, without NaN; NaN where there is nothing."""
+    ordered = np.sort(values, axis=-1)
+    known = (~np.isnan(ordered)).sum(axis=-1)
+    middle = np.maximum((known - 1) // 2, 0)
+    return np.take_along_axis(ordered, middle[..., None], axis=-1)[..., 0]
+
+
+def _responses(
+    of: Learned, free: Sequence[Free], written: Array, step: Array, rows: SortedRows
+) -> list[list[Array]]:
+    """Return for each free number, where it scales a noise, the variances of the measurement (m, K) after each lag."""
+    model, keys = of.model, len(step)
+    with np.errstate(all="ignore"):
+        first = np.concatenate([[0], np.flatnonzero(np.diff(rows.key)) + 1])
+        count = np.diff([*first, len(rows.key)])
+        u = np.add.reduceat(rows.u, first, axis=1) / count if len(rows.u) else rows.u[:, :keys]
+    u = np.where(np.isfinite(u), u, 0.0)
+    n = len(model.states)
+    result: list[list[Array]] = []
+    for one in free:
+        if not one.power or one.parameter.name == "R":
+            i = _place(one.entry)[0]
+            size = 2.0 * (np.arange(model.measurements) == i) if one.power else np.zeros(model.measurements)
+            result.append([np.repeat(size[:, None], keys, axis=1)] * len(LAGS))
+            continue
+        values = _values(of, one, keys)
+        zero = np.zeros(keys)
+        P: Sequence[object] = [zero] * packed_size(n)
+        H = model.observed(list(u), values).H
+        found: list[Array] = []
+        for lag in range(1, LAGS[-1] + 1):
+            transition = model.process.transition(step, list(u), values)
+            _, P = predict([zero] * n, P, transition)  # type: ignore[arg-type]
+            if lag in LAGS:
+                seen = congruence_rows(H, P)
+                found.append(np.array([np.broadcast_to(a, keys) for a in seen], float))
+        result.append(found)
+    return result
+
+
+def congruence_rows(H: Sequence[Sequence[object]], P: Sequence[object]) -> list[object]:
+    """Return the diagonal of H P H'."""
+    packed = congruence(H, P)  # type: ignore[arg-type]
+    return [packed[packed_index(i, i)] for i in range(len(H))]
+
+
+def _values(of: Learned, one: Free, keys: int) -> dict[str, Sequence[object]]:
+    """Return the model's parameters with this noise at one, the other learned noises at zero."""
+    values: dict[str, Sequence[object]] = {p.name: p.value for p in of.model.parameters}
+    for p in of.model.parameters:
+        noise = p.kind == "covariance" or (
+            p.kind == "positive" and scaled(of.model.process, p, of.model.controls).rank > 0
+        )
+        if p.name in of.model.own and noise:
+            values[p.name] = [np.zeros(keys) for _ in p.value]
+    name = one.parameter.name
+    values[name] = [np.full(keys, float(e == one.entry)) for e in range(len(one.parameter.value))]
+    return values

@@ -1,0 +1,485 @@
+"""Log-likelihood, its exact gradient and the information for every key, in one pass: the filter and its derivatives.
+
+Beside mean and covariance each key carries their derivatives by every learned entry. An innovation v ~ N(0, S) adds
+-(log 2 pi S + v^2 / S) / 2 to the log-likelihood, the derivative of that to the gradient, and
+dv dv' / S + dS dS' / (2 S^2), whose expectation is Fisher's information, to the information. The filter's gain is
+the best one, so that P moves with P and R alone, by (I - K h) dP (I - K h)' + dr K K'; an exact diffuse component has
+another gain, M_inf / F_inf, and P moves with it.
+
+References: Harvey (1989), section 3.4; Engle and Watson (1981); Durbin and Koopman (2012), sections 5.2 and 6.4.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kalman.filters.diffuse import covariance as diffuse_covariance
+from kalman.filters.diffuse import determine
+from kalman.filters.linear import LinearFilter, Parts
+from kalman.filters.recursions import Decorrelated, congruence, decorrelate, joseph, predict, weigh
+from kalman.filters.update import LOG_2PI
+from kalman.learning.key_rows import RoundRows
+from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
+from kalman.linalg.packing import packed_index, packed_size, symmetric
+from kalman.linalg.program import Program, Tape
+from kalman.models.columns import resolve
+from kalman.models.structure import Transition, quiet
+from kalman.types import Array
+
+WIDTH = 4096
+"""Keys whose rows are passed through at once, so that their states stay in the processor's cache."""
+
+
+class Values(NamedTuple):
+    """For each of J keys: log-likelihood (J,), gradient (d, J) and information (d, d, J) by the learned entries."""
+
+    log_likelihood: Array
+    gradient: Array
+    information: Array
+
+
+class Slope(NamedTuple):
+    """Derivatives by one entry of mean, packed covariance and packed diffuse part (None: there is none)."""
+
+    m: list[Entry]
+    P: list[Entry]
+    P_inf: list[Entry] | None
+
+
+class Learned(NamedTuple):
+    """The learned entries of a model whose parameters are in its state: name of the parameter, packed entry.
+
+    derived: whether derivatives are taken by them, or only the log-likelihood.
+    """
+
+    model: LinearFilter
+    entries: tuple[tuple[str, int], ...]
+    derived: bool = True
+
+    @property
+    def slopes(self) -> int:
+        """Number of entries by which derivatives are taken."""
+        return len(self.entries) if self.derived else 0
+
+    @property
+    def sums(self) -> int:
+        """Number of sums over the rows: of log S with its constant, of v^2 / S, gradient, packed information."""
+        return 2 + self.slopes + packed_size(self.slopes)
+
+    def sizes(self, diffuse: bool) -> list[int]:
+        """Return the numbers of rows of a key's running state: m, P, the diffuse factor, and each entry's derivatives.
+
+        The derivatives are those of m, P and the packed diffuse part; nothing diffuse is kept when nothing is.
+        """
+        n = len(self.model.states)
+        derivatives = [n, packed_size(n), self.diffuse if diffuse else 0]
+        return [n, packed_size(n), self.factor if diffuse else 0, *derivatives * self.slopes]
+
+    def settled(self, state: Array) -> Array:
+        """Return a running state without its diffuse rows."""
+        kept: list[int] = []
+        at = 0
+        for i, size in enumerate([*self.sizes(True), len(state)]):
+            if i % 3 != 2:
+                kept += range(at, min(at + size, len(state)))
+            at += size
+        return state[kept]
+
+    @property
+    def factor(self) -> int:
+        """Number of entries of the diffuse part's factor."""
+        return len(self.model.diffuse)
+
+    @property
+    def diffuse(self) -> int:
+        """Number of packed entries of the diffuse part."""
+        return packed_size(len(self.model.states)) if self.model.diffuse else 0
+
+
+def learned(model: LinearFilter) -> Learned:
+    """Return the learned entries of a model; those that are zero by its structure are not learned."""
+    found: list[tuple[str, int]] = []
+    for p in model.parameters:
+        if p.name in model.own:
+            found += [(p.name, e) for e, a in enumerate(p.value) if p.kind != "covariance" or a != 0.0]
+    return Learned(model, tuple(found))
+
+
+def evaluate(of: Learned, rows: RoundRows, entries: Array) -> Values:
+    """Return the values of J keys at their learned entries (d, J), J being the number of keys of `rows`.
+
+    A key whose filter breaks down has a log-likelihood that is not finite.
+    """
+    d = of.slopes
+    result = _all_sums(of, rows, entries)
+    full = np.array(symmetric(list(result[2 + d :]))).reshape(d, d, rows.keys)
+    return Values(result[0] - 0.5 * result[1], result[2 : 2 + d], full)
+
+
+def fits(of: Learned, rows: RoundRows, entries: Array) -> tuple[Array, Array]:
+    """Return the log-likelihood of J keys but for its squares, and sum v^2 / S: (J,) each."""
+    result = _all_sums(of._replace(derived=False), rows, entries)
+    return result[0], result[1]
+
+
+def _all_sums(of: Learned, rows: RoundRows, entries: Array) -> Array:
+    result = np.zeros((of.sums, rows.keys))
+    for begin in range(0, rows.keys, WIDTH):
+        block = slice(begin, min(begin + WIDTH, rows.keys))
+        result[:, block] = _sums(of, rows, block, np.ascontiguousarray(entries[:, block]))
+    return result
+
+
+def _sums(of: Learned, rows: RoundRows, block: slice, entries: Array) -> Array:
+    """Return the sums of the keys of a block, (sums, k)."""
+    k = entries.shape[1]
+    diffuse = of.factor > 0
+    start = of.model.initial(1)[: of.model.places["covariance"].stop + of.factor]
+    state = np.zeros((sum(of.sizes(diffuse)) + of.sums, k))
+    state[: len(start)] = start
+    after = np.empty_like(state)
+    buffers: dict[int, Array] = {}
+    with np.errstate(all="ignore"):  # a value that is not finite is refused by the search
+        for first, dt, y, u, missing in rows.within(block):
+            here = y.shape[1]
+            if diffuse and not state[_factor_place(of)].any():
+                diffuse, state = False, of.settled(state)
+                after = np.empty_like(state)
+            program = _program(of, missing, first, diffuse)
+            work = buffers.get(id(program))
+            if work is None:
+                work = buffers[id(program)] = np.empty((program.buffers, k))
+            masks = list(~np.isnan(y)) if missing else []
+            if here < k:
+                after[:, here:] = state[:, here:]
+                inputs = [*state[:, :here], *entries[:, :here], dt, *u, *y, *masks]
+                program(inputs, work[:, :here], after[:, :here])
+            else:
+                program([*state, *entries, dt, *u, *y, *masks], work, after)
+            state, after = after, state
+    return state[-of.sums :]
+
+
+def whitened(of: Learned, rows: RoundRows, entries: Array) -> Array:
+    """Return the innovations and their variances (2 m, N) of independent components, in the order of the rounds.
+
+    NaN where missing. Where still diffuse the innovation is NaN, and the variance is F_inf.
+    """
+    start = of.model.initial(1)[: of.model.places["covariance"].stop + of.factor]
+    settled = of.model.places["covariance"].stop
+    m = of.model.measurements
+    state = np.repeat(start, rows.keys, axis=1)
+    result = np.empty((2 * m, rows.size))
+    diffuse = of.factor > 0
+    after = np.empty((len(start), rows.keys))
+    taken = slice(0, rows.keys)
+    with np.errstate(all="ignore"):
+        for place, (first, dt, y, u, missing) in zip(rows.places(), rows.within(taken), strict=True):
+            here = y.shape[1]
+            diffuse = diffuse and bool(state[settled:].any())
+            size = len(start) if diffuse else settled
+            program = _innovation(of, missing, first, diffuse)
+            work = np.empty((program.buffers, here))
+            masks = list(~np.isnan(y)) if missing else []
+            inputs = [*state[:size, :here], *entries[:, :here], dt, *u, *y, *masks]
+            program(inputs, work, [*after[:size, :here], *result[:, place]])
+            state[:size, :here] = after[:size, :here]
+    return result
+
+
+def _factor_place(of: Learned) -> slice:
+    stop = of.model.places["covariance"].stop
+    return slice(stop, stop + of.factor)
+
+
+class _Traced(NamedTuple):
+    """The symbols of one row's step: parts of the state, the learned entries, and the row."""
+
+    tape: Tape
+    parts: Parts
+    inputs: list[Any]
+    dt: Any
+    u: list[Any]
+    y: list[Any]
+    presents: list[Any]
+
+
+def _traced(
+    of: Learned, missing: bool, diffuse: bool, more: Sequence[int]
+) -> tuple[_Traced, list[list[Any]]]:
+    """Return the symbols of a step, and those of further rows of the running state, in groups of these sizes."""
+    model, tape = of.model, Tape()
+    n = len(model.states)
+    m, P, A = (tape.symbols(count) for count in of.sizes(diffuse)[:3])
+    groups = [tape.symbols(count) for count in more]
+    own = tape.symbols(len(of.entries))
+    dt, u, y = tape.symbol(), tape.symbols(model.controls), tape.symbols(model.measurements)
+    presents = tape.symbols(len(y), boolean=True) if missing else [None] * len(y)
+    symbols = dict(zip(of.entries, own, strict=True))
+    values: dict[str, Sequence[Any]] = {p.name: p.value for p in model.parameters}
+    for p in model.parameters:
+        if p.name in model.own:
+            values[p.name] = [symbols.get((p.name, e), 0.0) for e in range(len(p.value))]
+    factor = [A[i * (len(A) // n) : (i + 1) * (len(A) // n)] for i in range(n)] if diffuse else None
+    inputs = [*m, *P, *A, *(a for group in groups for a in group), *own, dt, *u, *y]
+    masks = [a for a in presents if a is not None]
+    return _Traced(tape, Parts(m, P, factor, values), [*inputs, *masks], dt, u, y, presents), groups
+
+
+@lru_cache(maxsize=64)
+def _program(of: Learned, missing: bool, first: bool, diffuse: bool) -> Program:
+    """Return one step: the running state after it, then the sums so far."""
+    d = of.slopes
+    trace, groups = _traced(of, missing, diffuse, [*of.sizes(diffuse)[3:], of.sums])
+    sums = groups.pop()
+    slopes = [
+        Slope(groups[3 * j], groups[3 * j + 1], groups[3 * j + 2] if diffuse else None) for j in range(d)
+    ]
+    parts = trace.parts
+    if not first:
+        slopes = _predicted_slopes(of, trace, slopes)
+        parts = of.model.predicted(parts, trace.dt, trace.u, False)
+    m, P, A, added = _updated(of, trace, parts, slopes, slopes)
+    factor = [] if A is None else [a for row in A for a in row]
+    moved = [a for slope in slopes for a in (*slope.m, *slope.P, *(slope.P_inf or []))]
+    totals = [plus(a, b) for a, b in zip(sums, added, strict=True)]
+    return Program(trace.tape, trace.inputs, [*m, *P, *factor, *moved, *totals])
+
+
+@lru_cache(maxsize=64)
+def _innovation(of: Learned, missing: bool, first: bool, diffuse: bool) -> Program:
+    """Return one step: the state after it, and innovation and variance of each component in turn."""
+    trace, _ = _traced(of, missing, diffuse, [])
+    parts = trace.parts if first else of.model.predicted(trace.parts, trace.dt, trace.u, False)
+    found: list[Entry] = []
+    m, P, A, _ = _updated(of, trace, parts, [], [], found)
+    factor = [] if A is None else [a for row in A for a in row]
+    return Program(trace.tape, trace.inputs, [*m, *P, *factor, *found])
+
+
+def _predicted_slopes(of: Learned, trace: _Traced, slopes: list[Slope]) -> list[Slope]:
+    """Return the derivatives after a transition."""
+    process, parts = of.model.process, trace.parts
+    transition = process.transition(trace.dt, trace.u, parts.values)
+    tangents: dict[str, list[Transition]] = {}
+    result: list[Slope] = []
+    for (name, entry), slope in zip(of.entries[: of.slopes], slopes, strict=True):
+        if name == "R":
+            tangent = quiet(len(parts.m))
+        else:
+            if name not in tangents:
+                tangents[name] = process.tangents(name, trace.dt, trace.u, parts.values)
+            tangent = tangents[name][entry]
+        m, P = predict(slope.m, slope.P, Transition(transition.F, tangent.Q, tangent.c))
+        P_inf = None if slope.P_inf is None else congruence(transition.F, slope.P_inf)
+        if not all(is_zero(a) for row in tangent.F for a in row):
+            m = [plus(a, b) for a, b in zip(m, apply(tangent.F, parts.m), strict=True)]
+            P = _turned(P, tangent.F, transition.F, parts.P)
+            if P_inf is not None and parts.A is not None:
+                P_inf = _turned(P_inf, tangent.F, transition.F, diffuse_covariance(parts.A))
+        result.append(Slope(m, P, P_inf))
+    return result
+
+
+def _turned(P: Vector, dF: Matrix, F: Matrix, before: Vector) -> list[Entry]:
+    """Return P + dF X F' + F X dF', packed, X being packed `before`."""
+    full = symmetric(before)
+    FX = [[dot(row, column) for column in full] for row in F]
+    n = len(F)
+    return [
+        plus(P[packed_index(i, j)], plus(dot(dF[i], FX[j]), dot(dF[j], FX[i])))
+        for i in range(n)
+        for j in range(i + 1)
+    ]
+
+
+def _noise_slopes(of: Learned, trace: _Traced, noise: Decorrelated) -> list[tuple[Vector, Matrix, Vector]]:
+    """Return for each learned entry the derivatives of the independent measurements: d (m), G (m x n), z (m).
+
+    With R = L diag(d) L', z = L^-1 y and G = L^-1 H: X = L^-1 dR L^-T is A diag(d) + dd + diag(d) A' with A strictly
+    lower, and dz = -A z, dG = -A G. A component that is missing is cut out of R, and so out of dR.
+    """
+    size, n = len(noise.d), len(of.model.states)
+    (scale,) = resolve([of.model.noise_scale], trace.u)
+    result: list[tuple[Vector, Matrix, Vector]] = []
+    for name, entry in of.entries:
+        d: list[Entry] = [0.0] * size
+        G: list[list[Entry]] = [[0.0] * n for _ in range(size)]
+        z: list[Entry] = [0.0] * size
+        if name == "R":
+            X: list[list[Entry]] = [[0.0] * size for _ in range(size)]
+            a, b = next((i, j) for i in range(size) for j in range(i + 1) if packed_index(i, j) == entry)
+            X[a][b] = X[b][a] = _cut(scale, trace.presents[a], trace.presents[b])
+            for i in range(size):  # L^-1 X by forward substitution, then the same from the right
+                for k in range(i):
+                    X[i] = [minus(x, times(noise.L[i][k], y)) for x, y in zip(X[i], X[k], strict=True)]
+            for i in range(size):
+                for k in range(i):
+                    for row in X:
+                        row[i] = minus(row[i], times(noise.L[i][k], row[k]))
+            for i in range(size):
+                d[i] = X[i][i]
+                for j in range(i):
+                    if is_zero(X[i][j]):
+                        continue
+                    A = over(X[i][j], noise.d[j])
+                    z[i] = minus(z[i], times(A, noise.z[j]))
+                    G[i] = [minus(g, times(A, h)) for g, h in zip(G[i], noise.G[j], strict=True)]
+        result.append((d, G, z))
+    return result
+
+
+def _cut(a: Entry, one: Any, other: Any) -> Entry:
+    for present in (one, other):
+        if present is not None:
+            a = np.where(present, a, 0.0)
+    return a
+
+
+def _updated(
+    of: Learned,
+    trace: _Traced,
+    prior: Parts,
+    slopes: list[Slope],
+    target: list[Slope],
+    innovations: list[Entry] | None = None,
+) -> tuple[Vector, Vector, Matrix | None, list[Entry]]:
+    """Return mean, covariance and diffuse factor after the row's measurements, and what they add to the sums.
+
+    The slopes after them are written into `target`, innovations and their variances into `innovations`.
+    """
+    m, P, A, values = prior
+    seen = of.model.observed(trace.u, values)
+    noise = decorrelate(seen.H, seen.R, seen.centred(trace.y), trace.presents)
+    by_entry = _noise_slopes(of, trace, noise) if slopes else []
+    d = len(slopes)
+    added: list[Entry] = [0.0] * (2 + d + packed_size(d))
+    for i, (h, r, z, has) in enumerate(zip(noise.G, noise.d, noise.z, trace.presents, strict=True)):
+        v, M, S, K, diffuse = weigh(m, P, A, h, r, z)
+        u = over(v, S)
+        square = times(v, u) if diffuse is None else np.where(diffuse, 0.0, times(v, u))
+        score = times(-0.5, plus(np.log(S), LOG_2PI))
+        step = _Update(m, P, A, h, r, v, M, S, K, u, diffuse, has)
+        slopes, parts = _moved_slopes(step, slopes, [(dd[i], dG[i], dz[i]) for dd, dG, dz in by_entry])
+        for at, part in enumerate([score, square, *parts]):
+            added[at] = plus(added[at], _only(has, part))
+        if innovations is not None:
+            seen_v, seen_S = (v if diffuse is None else np.where(diffuse, np.nan, v)), S
+            if has is not None:
+                seen_v, seen_S = np.where(has, seen_v, np.nan), np.where(has, S, np.nan)
+            innovations += [seen_v, seen_S]
+        gain, shift = [_only(has, k) for k in K], _only(has, v)
+        m = [plus(a, times(k, shift)) for a, k in zip(m, gain, strict=True)]
+        P = joseph(P, gain, M, h, r)
+        if A is not None and diffuse is not None:
+            A = determine(A, h, diffuse if has is None else diffuse & has)
+    target[:] = slopes
+    return m, P, A, added
+
+
+class _Update(NamedTuple):
+    """One scalar measurement against the prediction, as `Weighing`; u = v / S; has: which keys have it, None: all."""
+
+    m: Vector
+    P: Vector
+    A: Matrix | None
+    h: Vector
+    r: Entry
+    v: Entry
+    M: Vector
+    S: Entry
+    K: Vector
+    u: Entry
+    diffuse: Any
+    has: Any
+
+
+def _only(has: Any, a: Entry) -> Entry:
+    return a if has is None or is_zero(a) else np.where(has, a, 0.0)
+
+
+def _moved_slopes(
+    at: _Update, slopes: list[Slope], noise: list[tuple[Entry, Vector, Entry]]
+) -> tuple[list[Slope], list[Entry]]:
+    """Return the slopes after a scalar measurement, and what it adds to gradient and packed information."""
+    moved: list[Slope] = []
+    dvs: list[Entry] = []
+    ratios: list[Entry] = []
+    gradient: list[Entry] = []
+    fit = times(0.5, minus(1.0, times(at.v, at.u)))
+    for slope, (dr, dh, dz) in zip(slopes, noise, strict=True):
+        still = all(is_zero(a) for a in dh)
+        dM = apply(symmetric(slope.P), at.h)
+        dv = minus(dz, dot(at.h, slope.m))
+        dS = plus(dot(at.h, dM), dr)
+        x: list[Entry] = []
+        if not still:  # P dh
+            x = apply(symmetric(at.P), dh)
+            dM = [plus(a, b) for a, b in zip(dM, x, strict=True)]
+            dv = minus(dv, dot(dh, at.m))
+            dS = plus(dS, times(2.0, dot(at.h, x)))
+        ratio = over(dS, at.S)
+        slope_of_value = minus(minus(0.0, times(ratio, fit)), times(at.u, dv))
+        dK = [over(minus(a, times(k, dS)), at.S) for a, k in zip(dM, at.K, strict=True)]
+        P_inf = slope.P_inf
+        if at.diffuse is not None:
+            assert P_inf is not None and at.A is not None
+            dM_inf = apply(symmetric(P_inf), at.h)
+            dF_inf = dot(at.h, dM_inf)
+            if not still:
+                more = apply(symmetric(diffuse_covariance(at.A)), dh)
+                dM_inf = [plus(a, b) for a, b in zip(dM_inf, more, strict=True)]
+                dF_inf = plus(dF_inf, times(2.0, dot(at.h, more)))
+            dK_inf = [over(minus(a, times(k, dF_inf)), at.S) for a, k in zip(dM_inf, at.K, strict=True)]
+            dK = [np.where(at.diffuse, a, b) for a, b in zip(dK_inf, dK, strict=True)]
+            slope_of_value = np.where(at.diffuse, times(-0.5, over(dF_inf, at.S)), slope_of_value)
+            ratio, dv_seen = (np.where(at.diffuse, 0.0, a) for a in (ratio, dv))
+            moving = at.diffuse if at.has is None else at.diffuse & at.has
+            P_inf = [
+                np.where(moving, a, b)
+                for a, b in zip(_changed(P_inf, at.K, dM_inf, dF_inf), P_inf, strict=True)
+            ]
+        else:
+            dv_seen = dv
+        gain, dgain = [_only(at.has, k) for k in at.K], [_only(at.has, k) for k in dK]
+        m = [
+            plus(a, plus(times(k, _only(at.has, dv)), times(dk, _only(at.has, at.v))))
+            for a, k, dk in zip(slope.m, gain, dgain, strict=True)
+        ]
+        P = _changed(slope.P, gain, [_only(at.has, a) for a in dM], dS)
+        if at.diffuse is not None:
+            P = _with_gain(P, at, dgain)
+        moved.append(Slope(m, P, P_inf))
+        dvs.append(dv_seen)
+        ratios.append(ratio)
+        gradient.append(slope_of_value)
+    information: list[Entry] = []
+    for i in range(len(moved)):
+        scaled, half = over(dvs[i], at.S), times(0.5, ratios[i])
+        information += [plus(times(scaled, dvs[j]), times(half, ratios[j])) for j in range(i + 1)]
+    return moved, [*gradient, *information]
+
+
+def _changed(P: Vector, K: Vector, dM: Vector, dS: Entry) -> list[Entry]:
+    """Return P - dM K' - K dM' + K dS K', packed: how a covariance moves under a gain that stays."""
+    c = [minus(a, times(0.5, times(k, dS))) for a, k in zip(dM, K, strict=True)]
+    n = len(K)
+    return [
+        minus(P[packed_index(i, j)], plus(times(K[i], c[j]), times(c[i], K[j])))
+        for i in range(n)
+        for j in range(i + 1)
+    ]
+
+
+def _with_gain(P: Vector, at: _Update, dK: Vector) -> list[Entry]:
+    """Return P - dK w' - w dK', packed, with w = M - K (h M + r): how it moves with a gain that is not the best."""
+    proper = plus(dot(at.h, at.M), at.r)
+    w = [np.where(at.diffuse, minus(a, times(k, proper)), 0.0) for a, k in zip(at.M, at.K, strict=True)]
+    n = len(dK)
+    return [
+        minus(P[packed_index(i, j)], plus(times(dK[i], w[j]), times(w[i], dK[j])))
+        for i in range(n)
+        for j in range(i + 1)
+    ]

@@ -1,0 +1,75 @@
+"""Maximum likelihood by statsmodels, from several starts, with the exact diffuse likelihood."""
+
+import warnings
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from statsmodels.tsa.statespace.mlemodel import MLEModel
+
+SHARES = (0.9, 0.3, 0.02)
+
+
+class Peer(NamedTuple):
+    """The greatest log-likelihood of several starts, and the variances there: of the process, then R."""
+
+    log_likelihood: float
+    variances: np.ndarray
+
+
+class _Model(MLEModel):
+    """A random walk, or the local linear trend in continuous time, over regular steps of one unit of time."""
+
+    def __init__(self, y, states):
+        super().__init__(y, k_states=states, k_posdef=states, initialization="diffuse")
+        self["design", 0, 0] = 1.0
+        self["transition"] = np.eye(states) + np.eye(states, k=1)
+        self["selection"] = np.eye(states)
+        self.ssm.loglikelihood_burn = 0
+
+    def transform_params(self, unconstrained):
+        return unconstrained**2
+
+    def untransform_params(self, constrained):
+        return np.sqrt(constrained)
+
+    def update(self, params, **kwargs):
+        params = super().update(params, **kwargs)
+        self["obs_cov", 0, 0] = params[-1]
+        if self.k_states == 1:
+            self["state_cov", 0, 0] = params[0]
+        else:
+            q, s = params[0], params[1]
+            self["state_cov"] = np.array([[q + s / 3, s / 2], [s / 2, s]])
+
+
+def log_likelihood(y, states, variances):
+    """Return the exact diffuse log-likelihood of y (n,), NaN where missing, at variances."""
+    scale, _ = _unit(y)
+    model = _Model(y / scale, states)
+    ll = model.loglike(np.asarray(variances, float) / scale**2)
+    return float(ll) - (np.count_nonzero(~np.isnan(y)) - states) * np.log(scale)
+
+
+def best(y, states, shares=SHARES):
+    """Return the best of several starts; y (n,) at regular times, NaN where missing."""
+    scale, _ = _unit(y)
+    z = y / scale
+    model = _Model(z, states)
+    found = []
+    for share, slope in product(shares, (0.2, 0.002) if states == 2 else (0.0,)):
+        start = [share, *([share * slope] if states == 2 else []), 0.5 * (1.0 - share)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            params = model.fit(start_params=np.array(start), disp=0, maxiter=200, return_params=True)
+        for one in (params, np.where(params < 1e-6 * params.max(), 0.0, params)):  # zero itself, where it is near
+            found.append((float(model.loglike(one)), one))
+    ll, params = max(found, key=lambda one: one[0] if np.isfinite(one[0]) else -np.inf)
+    n = np.count_nonzero(~np.isnan(y))
+    return Peer(ll - (n - states) * np.log(scale), np.asarray(params) * scale**2)
+
+
+def _unit(y):
+    """Return the size of the differences of y, and y without what is missing."""
+    kept = y[~np.isnan(y)]
+    return float(np.sqrt(np.mean(np.diff(kept) ** 2))) or 1.0, kept
