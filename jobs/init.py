@@ -67,8 +67,8 @@ def run(
         str | None,
         Option(help="Take this structure whatever the ranking, such as 'season robust'.", show_default=False),
     ] = None,
-    keys: Annotated[int, Option(min=1, help="How many keys to fit the structures on.")] = 50,
-    rows: Annotated[int, Option(min=50, help="How many of the last rows of each key to fit on.")] = 600,
+    keys: Annotated[int, Option(min=1, help="How many keys to fit the structures on.")] = 32,
+    rows: Annotated[int, Option(min=50, help="How many of the last rows of each key to fit on.")] = 400,
     quick: Annotated[
         bool, Option("--quick", help=f"Fit on {QUICK[0]} keys and {QUICK[1]} rows of each: a first look.")
     ] = False,
@@ -144,7 +144,6 @@ def _report(
     season = (
         "none found" if found.season is None else f"{found.season.name}, {found.season.harmonics} harmonics"
     )
-    ended = ", ".join(f"{count:,} {name}" for name, count in found.final.outcomes.items())
     lines = [
         f"{plural(found.parsed.reason.size, 'row')} of {plural(len(found.table.files), 'file')} in {seconds:.1f} s",
         f"time         {found.roles.time.name} ({form}), in {rhythm.unit}s",
@@ -165,7 +164,7 @@ def _report(
             for one in ranking.scores
         ),
         why_chosen(found),
-        f"fitted       {plural(len(found.series.keys), 'key')}: {ended}",
+        f"fitted       {plural(len(found.series.keys), 'key')}",
         "NIS per measured component "
         + ("unknown" if filtered.ratio is None else f"{filtered.ratio:.3f} (1 is expected)"),
         *filtered.fit.lines,
@@ -200,7 +199,7 @@ def _report(
         "structures": [one._asdict() for one in ranking.scores],
         "chosen": found.choice.names,
         "sampled_keys": len(found.series.keys),
-        "outcomes": found.final.outcomes,
+        "keys_with_a_zero": found.final.still,
         "nis_per_component": filtered.ratio,
         **filtered.fit.data,
         "notes": notes,

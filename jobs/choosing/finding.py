@@ -56,8 +56,8 @@ class Wishes(NamedTuple):
     key_from_name: str | None = None
     measurement: list[str] = []
     structure: str | None = None
-    keys: int = 50
-    rows: int = 600
+    keys: int = 32
+    rows: int = 400
 
 
 @dataclass
@@ -150,9 +150,9 @@ def find(input: str, wishes: Wishes) -> Found:
         series = sample_series(rows, parsed.keys, wishes.keys, most) or series
     unit = float(UNIT_US[rhythm.unit])
     with phase("fit and rank"):
-        choice = search(series, structures(rhythm, season), unit, wishes.structure)
+        choice = search(series, structures(rhythm, season), unit, rhythm.step_in_units, wishes.structure)
     with phase("fit the choice"):
-        final = finish(series, [one.name for one in measurements], choice, unit)
+        final = finish(series, [one.name for one in measurements], choice, unit, rhythm.step_in_units)
     with phase("filter"):
         filtered = _filter(rows, parsed.keys, series, final, unit)
     notes += _doubts(table, roles, parsed, final)
@@ -320,9 +320,10 @@ def _doubts(table: Table, roles: Roles, parsed: ParsedRows, final: Final) -> lis
             f"a parameter differs between keys by a factor of {final.ratio:,.0f}: the spec has the medians, and "
             "pretrain learns each key's own"
         )
-    unsure = {name: count for name, count in final.outcomes.items() if name in ("failed", "too few rows")}
-    for name, count in unsure.items():
-        notes.append(f"the search ended with '{name}' for {count:,} of the sampled keys")
+    if final.still:
+        notes.append(
+            f"a variance is zero for {final.still:,} of the sampled keys: that part of theirs does not move"
+        )
     return notes
 
 

@@ -54,7 +54,7 @@ def enough(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.boo
 class Fitted(NamedTuple):
     """What a model learned from the first rows: of each key (d, K), or None and the values for all keys by name."""
 
-    of_keys: Any
+    of_keys: Floats | None
     pooled: Mapping[str, Any]
 
 
@@ -69,7 +69,7 @@ def fit(definition: Mapping[str, Any], sample: Sample) -> Fitted:
     learner = learnable(definition)
     rows = sample.first
     if learner.scope == "key":
-        return Fitted(learner.fit_keys(rows, sample.keys, sample.unit, None), {})
+        return Fitted(learner.fit_keys(rows, sample.keys, sample.unit, None).parameters, {})
     measured = rows.y[:, np.linspace(0, len(rows.key) - 1, 4_000).astype(int)]
     found = learner.fit(
         lambda theta: learner.evaluate(theta, rows, sample.keys, sample.unit),
@@ -87,7 +87,7 @@ def predict(definition: Mapping[str, Any], fitted: Fitted, sample: Sample) -> Fl
     model = kalman.build(definition, dict(fitted.pooled) or None)
     states = kalman.initial_states(model, sample.keys)
     if fitted.of_keys is not None:
-        states = states._replace(values=model.with_parameters(states.values, fitted.of_keys.parameters))
+        states = states._replace(values=model.with_parameters(states.values, fitted.of_keys))
     _, out = kalman.run(model, states, sample.rows, sample.unit)
     return np.where(np.isnan(sample.rows.y).all(axis=0), np.nan, out.log_likelihood)
 

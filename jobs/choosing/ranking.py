@@ -22,7 +22,7 @@ SEVERAL = 8
 APART = 2.0
 """Standard errors from which on two models differ."""
 TIE = 0.01
-"""Log-likelihood a row that a key may lose without counting as worse."""
+"""Log-likelihood a row that does not count: a key that loses less is not worse."""
 
 
 class Score(NamedTuple):
@@ -32,7 +32,7 @@ class Score(NamedTuple):
     mean            log-likelihood a held-out row, the mean over keys
     wins            share of the keys for which it is the best
     behind, error   by how much it is behind the best, and the paired standard error of that; 0 for the best
-    at_least        share of the keys where it is at least as good as the reference, to within TIE
+    at_least        share of the keys for which the reference is not better by more than TIE and noise
     missing         held-out rows for which it gave no likelihood, and which no model is judged by
     """
 
@@ -108,7 +108,7 @@ def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats], reference: i
             float((winner == m).mean()),
             float(overall[best] - overall[m]),
             0.0 if m == best else standard_error(code, table[best] - table[m]),
-            float((means[m] >= means[reference] - TIE).mean()),
+            float(1.0 - losing(code, table[reference] - table[m]).mean()),
             int(missing[m]),
         )
         for m in order
@@ -125,6 +125,18 @@ def standard_error(code: Ints, differences: Floats) -> float:
     ends = np.cumsum(counts)
     variances = [_variance_of_mean(differences[end - n : end]) for n, end in zip(counts, ends, strict=True)]
     return float(np.sqrt(sum(variances))) / len(counts)
+
+
+def losing(code: Ints, differences: Floats) -> NDArray[np.bool_]:
+    """Return for which keys (K,) the mean difference (H,) is above TIE, and by more than its own noise."""
+    counts = np.bincount(code)
+    means = np.bincount(code, differences) / counts
+    found = means > TIE
+    ends = np.cumsum(counts)
+    for k in np.flatnonzero(found).tolist():
+        error = np.sqrt(_variance_of_mean(differences[ends[k] - counts[k] : ends[k]]))
+        found[k] = means[k] > APART * error
+    return found
 
 
 def _variance_of_mean(values: Floats) -> float:

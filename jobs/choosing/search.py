@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kalman
-from jobs.choosing.held_out import fit, held_out_scores
+from jobs.choosing.grid import fit_grid
+from jobs.choosing.held_out import Fitted, held_out_scores
 from jobs.choosing.ranking import Ranking, choose, rank
 from jobs.choosing.series import Series
 from jobs.choosing.structures import (
@@ -22,11 +23,12 @@ from jobs.choosing.structures import (
     definition,
 )
 from jobs.core.errors import UserError
-from kalman.learning.key_fits import Outcome
-from kalman.learning.learners import learnable
 from kalman.linalg.packing import symmetric
 
 Floats = NDArray[np.float64]
+
+FINER, FINAL = 2, 5
+"""How often the grid is made finer: to rank structures, and for the one that is chosen."""
 
 
 class Choice(NamedTuple):
@@ -50,13 +52,16 @@ class Choice(NamedTuple):
         return [one.name + (ROBUST if self.robust else "") for one in self.chosen]
 
 
-def search(series: Series, tried: list[Structure], unit: float, wanted: str | None = None) -> Choice:
+def search(
+    series: Series, tried: list[Structure], unit: float, step: float, wanted: str | None = None
+) -> Choice:
     """Fit each structure on the first rows of each series, and rank all by the rows that are held out.
 
     Args:
         series: the sample.
         tried: the simplest first.
         unit: microseconds in the unit of time.
+        step: the usual one, in the unit of time.
         wanted: the name of the structure to choose whatever the ranking; None: choose.
 
     Raises:
@@ -70,7 +75,8 @@ def search(series: Series, tried: list[Structure], unit: float, wanted: str | No
     for structure in tried:
         composed = compose(["y"], [structure])
         try:
-            fitted = fit(definition(composed, ["y"]), sample)
+            found = fit_grid(structure, sample.first, sample.keys, unit, step, FINER)
+            fitted = Fitted(found.parameters, {})
             for suffix, robust in (("", None), (ROBUST, weights)):
                 model = definition(composed, ["y"], robust)
                 scores[structure.name + suffix] = held_out_scores(model, fitted, sample)
@@ -124,43 +130,40 @@ class Final(NamedTuple):
     composed   its fields in the files' units, with the medians of the keys' parameters
     definition of the model
     parameters (d, K) of the sampled keys; usual (d,) their medians
-    outcomes   how many keys' searches ended how: converged, at bound, ...
-    ratio      by how much a parameter differs between keys, the largest over the smallest
+    still      keys for which a variance is zero
+    ratio      by how much a variance differs between keys, the largest over the smallest
     """
 
     composed: Composed
     definition: dict[str, Any]
     parameters: Floats
     usual: Floats
-    outcomes: dict[str, int]
+    still: int
     ratio: float
 
 
-def finish(series: Series, measurements: list[str], choice: Choice, unit: float) -> Final:
+def finish(series: Series, measurements: list[str], choice: Choice, unit: float, step: float) -> Final:
     """Fit the choice on all sampled rows of each key, and bring its parameters to the files' units."""
     composed = compose(measurements, choice.chosen)
-    rows = series.standard()
-    learner = learnable(definition(composed, measurements))
-    found = learner.fit_keys(rows, len(series.keys), unit, None)
-    outcomes = {
-        Outcome(int(one)).name.lower().replace("_", " "): int((found.outcome == one).sum())
-        for one in np.unique(found.outcome)
-    }
-    grow = [series.size[m] ** power for m, power in composed.powers]
-    m = len(measurements)
-    grow += [series.size[i] * series.size[j] for i in range(m) for j in range(i + 1)]
-    parameters = np.asarray(found.parameters) * np.array(grow)
+    sample = series.single(unit)
+    count, m = len(series.keys), len(measurements)
+    process: list[Floats] = []
+    noise = np.zeros((m * (m + 1) // 2, count))
+    still = np.zeros(count, bool)
+    for i, structure in enumerate(choice.chosen):
+        mine = sample.rows.take(sample.rows.key // count == i)
+        found = fit_grid(structure, mine._replace(key=mine.key - i * count), count, unit, step, FINAL)
+        process.append(found.parameters[:-1])
+        noise[i * (i + 1) // 2 + i] = found.parameters[-1] * series.size[i] ** 2
+        still |= found.at_zero
+    grow = np.array([series.size[i] ** power for i, power in composed.powers])
+    parameters = np.concatenate([np.concatenate(process) * grow, noise])
     usual = np.median(parameters, axis=1)
-    spread = [float(np.max(row) / np.min(row)) for row in parameters if (row > 0).all()]
+    own = [i * (i + 1) // 2 + i - len(noise) for i in range(m)]
+    spread = [float(row.max() / row.min()) for row in parameters[own] if row.min() > 0]
     described = _with_values(composed, usual)
-    return Final(
-        described,
-        definition(described, measurements, choice.robust),
-        parameters,
-        usual,
-        outcomes,
-        max(spread, default=1.0),
-    )
+    model = definition(described, measurements, choice.robust)
+    return Final(described, model, parameters, usual, int(still.sum()), max(spread, default=1.0))
 
 
 def _with_values(composed: Composed, values: Floats) -> Composed:

@@ -62,7 +62,10 @@ def best(y, states, shares=SHARES):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             params = model.fit(start_params=np.array(start), disp=0, maxiter=200, return_params=True)
-        for one in (params, np.where(params < 1e-6 * params.max(), 0.0, params)):  # zero itself, where it is near
+        for one in (
+            params,
+            np.where(params < 1e-6 * params.max(), 0.0, params),
+        ):  # zero itself, where it is near
             found.append((float(model.loglike(one)), one))
     ll, params = max(found, key=lambda one: one[0] if np.isfinite(one[0]) else -np.inf)
     n = np.count_nonzero(~np.isnan(y))
