@@ -7,6 +7,7 @@ mistyped option answer at once.
 from __future__ import annotations
 
 from jobs import (
+    compare,
     export,
     filter,
     forecast,
@@ -55,6 +56,7 @@ VERBS = {
     "status": status.run,
     "filter": filter.run,
     "forecast": forecast.run,
+    "compare": compare.run,
     "schema": schema.run,
     "quarantine": quarantine.run,
 }

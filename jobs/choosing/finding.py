@@ -302,7 +302,8 @@ def _measured(final: Final, out: kalman.Outputs) -> tuple[Floats, Floats]:
     mean = H @ out.mean
     used = [(h[:, None] * h).ravel() for h in H]  # an unused entry may be infinite while the start is diffuse
     packed = out.covariance[places].reshape(n * n, -1)
-    variance = np.array([weights[weights != 0] @ packed[weights != 0] for weights in used])
+    with np.errstate(invalid="ignore"):  # infinity less infinity, of which no band is drawn
+        variance = np.array([weights[weights != 0] @ packed[weights != 0] for weights in used])
     return mean, np.sqrt(np.maximum(variance, 0.0))
 
 

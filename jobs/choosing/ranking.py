@@ -25,6 +25,10 @@ TIE = 0.01
 """Log-likelihood a row that does not count: a key that loses less is not worse."""
 
 
+EVERY = 0.95
+"""Share of the keys that may lose nothing with a structure that is chosen instead of the simplest."""
+
+
 class Score(NamedTuple):
     """One model's score.
 
@@ -152,7 +156,7 @@ def _variance_of_mean(values: Floats) -> float:
     return max(total, float(away @ away) / n / n) / n
 
 
-def choose(ranking: Ranking, simplest: Sequence[str], share: float = 0.95) -> Score:
+def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> Score:
     """Return the simplest model that is no worse than the best by more than TIE, nor by more than a standard error.
 
     The reference itself may always be chosen; another one only if at least `share` of the keys lose nothing with it

@@ -70,6 +70,7 @@ def search(
     sample = series.single(unit)
     several = len(series.rows.y) > 1
     weights = HUBER if several else STUDENT_T
+    measured = int(np.isfinite(sample.rows.y[0, sample.held]).sum())
     scores: dict[str, Floats] = {}
     failed: dict[str, str] = {}
     for structure in tried:
@@ -79,7 +80,11 @@ def search(
             fitted = Fitted(found.parameters, {})
             for suffix, robust in (("", None), (ROBUST, weights)):
                 model = definition(composed, ["y"], robust)
-                scores[structure.name + suffix] = held_out_scores(model, fitted, sample)
+                values = held_out_scores(model, fitted, sample)
+                if np.isfinite(values).sum() < 0.9 * measured:
+                    failed[structure.name + suffix] = "most held-out rows have no likelihood under it"
+                else:
+                    scores[structure.name + suffix] = values
         except (kalman.ModelError, np.linalg.LinAlgError, FloatingPointError) as error:
             failed[structure.name] = str(error)
     if tried[0].name not in scores:

@@ -43,7 +43,15 @@ class Series(NamedTuple):
         return Sample(rows, m * count, held_out(key, m * count, seen), unit)
 
 
-def sample_series(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> Series | None:
+class Sampled(NamedTuple):
+    """A sample: keys (K,) among all, places (N,) of their rows among all, and the number (N,) of each row's key."""
+
+    keys: Ints
+    places: Ints
+    number: Ints
+
+
+def sample_rows(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> Sampled | None:
     """Return the last rows of an even sample of the keys whose measurements all have enough values; None: no key has.
 
     Args:
@@ -63,10 +71,18 @@ def sample_series(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows:
     number[chosen] = np.arange(len(chosen))
     ends = np.searchsorted(rows.key, np.arange(keys), "right")
     from_end = ends[rows.key] - np.arange(len(rows.key))
-    kept = np.flatnonzero((number[rows.key] >= 0) & (from_end <= most_rows))
-    taken = kalman.SortedRows(number[rows.key[kept]], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
-    middle, size = _sizes(taken, len(chosen))
-    return Series(taken, chosen, middle, size)
+    places = np.flatnonzero((number[rows.key] >= 0) & (from_end <= most_rows))
+    return Sampled(chosen, places, number[rows.key[places]])
+
+
+def sample_series(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> Series | None:
+    """Return the sample of `sample_rows` with the sizes of its series."""
+    found = sample_rows(rows, keys, most_keys, most_rows)
+    if found is None:
+        return None
+    taken = rows.take(found.places)._replace(key=found.number)
+    middle, size = _sizes(taken, len(found.keys))
+    return Series(taken, found.keys, middle, size)
 
 
 def _sizes(rows: kalman.SortedRows, keys: int) -> tuple[Floats, Floats]:

@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from jobs.choosing.finding import Found, Wishes, missing_values
-from jobs.choosing.ranking import Ranking
+from jobs.choosing.ranking import EVERY, Ranking
 from jobs.choosing.rhythm import span
+from jobs.choosing.structures import LEVEL
 from jobs.core.errors import UserError
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 from jobs.state.kernel import load_checked_spec
@@ -107,14 +108,14 @@ def _relation(ranking: Ranking, name: str) -> str:
         return "the best" + (
             f"; it cannot be told apart from {', '.join(other.name for other in rest)}" if rest else ""
         )
+    if ranking.best.at_least < EVERY and one.name == LEVEL:
+        return (
+            f"as {ranking.best.name}, better by {one.behind:.3f} a row on average, predicts "
+            f"{1 - ranking.best.at_least:.0%} of the series worse than a level does (--structure takes it all the same)"
+        )
     if not one.is_apart:
-        return f"as simple as it gets among those that cannot be told apart from {ranking.best.name}"
-    return (
-        f"because {ranking.best.name}, better on average, is worse than a level for "
-        f"{1 - ranking.best.at_least:.0%} of the series"
-        if ranking.best.at_least < 0.95
-        else f"{one.behind:.3f} a row behind {ranking.best.name}"
-    )
+        return f"the simplest of those that cannot be told apart from {ranking.best.name}"
+    return f"{one.behind:.3f} a row behind {ranking.best.name}"
 
 
 def _model(found: Found) -> list[str]:
