@@ -1,7 +1,7 @@
 """Compare models of the same measurements by how well they predict rows that they were not fitted on.
 
 Of each sampled key every model learns, as its spec's `learn` says, from the first part of the rows, and predicts the
-others one by one. The rows are those that have landed for the first model, or those of files; the latter needs no Spark.
+others one by one. The rows are those that have landed for the first model, or those of files, which needs no Spark.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def run(
     input: Annotated[
         str | None,
         Option(
-            help="Rows: a .csv or .parquet file, a folder of them, or a glob; by default those that have landed for the "
-            "first model.",
+            help="Rows: a .csv or .parquet file, a folder of them, or a glob; by default those that have landed for "
+            "the first model.",
             show_default=False,
         ),
     ] = None,
@@ -78,7 +78,8 @@ def _report(what: str, found: Compared, seconds: float) -> Report:
     ranking = found.ranking
     best, equals = ranking.best, ranking.equals
     if len(equals) > 1:
-        verdict = f"{best.name} has the highest, but cannot be told apart from {', '.join(one.name for one in equals[1:])}"
+        others = ", ".join(one.name for one in equals[1:])
+        verdict = f"{best.name} has the highest, but cannot be told apart from {others}"
     else:
         verdict = f"{best.name} is the best"
     lines = [
