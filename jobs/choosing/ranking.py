@@ -157,7 +157,10 @@ def _variance_of_mean(values: Floats) -> float:
 
 
 def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> Score:
-    """Return the simplest model that is no worse than the best by more than TIE, nor by more than a standard error.
+    """Return the simplest model that is no worse than the best by more than a standard error, or than TIE.
+
+    That is the rule of one standard error (Breiman, Friedman, Olshen and Stone 1984, section 3.4.3): among models that
+    the rows cannot tell apart, the one with fewest parameters predicts other rows best.
 
     The reference itself may always be chosen; another one only if at least `share` of the keys lose nothing with it
     against the reference.
@@ -171,6 +174,6 @@ def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> S
     best = allowed[0]  # the scores are sorted
     for name in simplest:
         one = next((one for one in allowed if one.name == name), None)
-        if one is not None and one.behind - best.behind <= min(one.error, TIE):
+        if one is not None and one.behind - best.behind <= max(one.error, TIE):
             return one
     return best

@@ -31,6 +31,10 @@ FINER, FINAL = 2, 5
 """How often the grid is made finer: to rank structures, and for the one that is chosen."""
 
 
+LEAST = 1e-7
+"""The least number that is written of what is learned, against the noise: a search cannot begin at zero."""
+
+
 class Choice(NamedTuple):
     """What is chosen for the measurements together.
 
@@ -166,7 +170,9 @@ def finish(series: Series, measurements: list[str], choice: Choice, unit: float,
     usual = np.median(parameters, axis=1)
     own = [i * (i + 1) // 2 + i - len(noise) for i in range(m)]
     spread = [float(row.max() / row.min()) for row in parameters[own] if row.min() > 0]
-    described = _with_values(composed, usual)
+    noise_of = np.array([usual[own[i]] for i, _ in composed.powers])
+    least = np.array([LEAST * noise for noise in noise_of] + [0.0] * len(noise))
+    described = _with_values(composed, np.maximum(usual, least))
     model = definition(described, measurements, choice.robust)
     return Final(described, model, parameters, usual, int(still.sum()), max(spread, default=1.0))
 

@@ -138,9 +138,7 @@ def test_the_key_is_a_column_or_the_files_name(tmp_path: Path) -> None:
     assert keys(table(tmp_path, c=several))[:2] == (["host"], None)
     named = {f"f{k}": alone.assign(host=f"h{k}") for k in range(3)}
     assert keys(table(tmp_path, **named))[:2] == (["host"], None)  # one value a file
-    pairs = pd.concat(
-        alone.assign(origin=a, dest=b) for a in ("x", "y") for b in ("p", "q", "r")
-    )
+    pairs = pd.concat(alone.assign(origin=a, dest=b) for a in ("x", "y") for b in ("p", "q", "r"))
     assert set(keys(table(tmp_path, d=pairs)).columns) == {"origin", "dest"}
     both = keys(table(tmp_path, e=several, f=several))
     assert both.columns == ["host", "series"] and both.from_name == "series" and both.count == 8
@@ -153,9 +151,20 @@ def test_the_key_is_a_column_or_the_files_name(tmp_path: Path) -> None:
 def test_the_rhythm_has_step_gaps_and_repeats() -> None:
     time = np.array([0, 1, 2, 3, 9, 10, 11, 11, 12]) * HOUR
     found = find_rhythm(np.zeros(9, np.int64), time)
-    assert (found.step, found.gaps, found.longest, found.repeats, found.unit) == (HOUR, 1, 6 * HOUR, 1, "hour")
+    assert (found.step, found.gaps, found.longest, found.repeats, found.unit) == (
+        HOUR,
+        1,
+        6 * HOUR,
+        1,
+        "hour",
+    )
     assert found.regular == 6 / 7
-    assert [span(x) for x in (7 * 24 * HOUR, 36 * HOUR, HOUR / 12, 1500)] == ["1 w", "1.5 d", "5 min", "1.5 ms"]
+    assert [span(x) for x in (7 * 24 * HOUR, 36 * HOUR, HOUR / 12, 1500)] == [
+        "1 w",
+        "1.5 d",
+        "5 min",
+        "1.5 ms",
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))

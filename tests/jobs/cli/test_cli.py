@@ -88,7 +88,9 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     assert call("quarantine", "list", "--model", "m", "--reason", "late", "--since", "2d").exit_code == 0
     assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
     assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
-    assert call("init", "--input", "d", "--key", "k", "--measurement", "y", "--quick", "--force").exit_code == 0
+    assert (
+        call("init", "--input", "d", "--key", "k", "--measurement", "y", "--quick", "--force").exit_code == 0
+    )
     assert call("compare", "--model", "a,b", "--model", "c", "--keys", "9").exit_code == 0
     one = {"model": "m"}
     stream = {"adopt": None, "allow_missing_estimates": False, "generation": None}

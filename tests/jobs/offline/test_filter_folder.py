@@ -76,12 +76,20 @@ def test_columns_of_two_types_and_empty_folders_are_refused(tmp_path: Path) -> N
     for name, value in (("a", 1), ("b", 1.5)):
         table = pd.DataFrame({"at": pd.to_datetime(["2024-01-01"]), "value": [value]})
         table.to_parquet(tmp_path / "in" / f"{name}.parquet")
-    with pytest.raises(UserError, match="b.parquet: column 'value' holds double, and int64 in the files before"):
+    with pytest.raises(
+        UserError, match="b.parquet: column 'value' holds double, and int64 in the files before"
+    ):
         filter.run(settings, "walk", str(tmp_path / "in"), str(tmp_path / "out.csv"))
 
 
 def test_a_name_is_what_stands_before_the_endings() -> None:
-    for path, name in (("/x/a.csv", "a"), ("a.b.csv.gz", "a.b"), ("x/A.JSONL", "A"), ("c.json.gz", "c"), ("d", "d")):
+    for path, name in (
+        ("/x/a.csv", "a"),
+        ("a.b.csv.gz", "a.b"),
+        ("x/A.JSONL", "A"),
+        ("c.json.gz", "c"),
+        ("d", "d"),
+    ):
         assert name_of(path) == name
     for path in (".csv", "/x/.csv.gz"):
         with pytest.raises(UserError, match="has no name before its ending"):
