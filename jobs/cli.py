@@ -7,10 +7,12 @@ mistyped option answer at once.
 from __future__ import annotations
 
 from jobs import (
+    compare,
     export,
     filter,
     forecast,
     ingest,
+    init,
     inputs,
     maintain,
     migrate,
@@ -33,6 +35,7 @@ from jobs import (
 from jobs.core.command import PROGRAM, application, leave_own_folder
 
 VERBS = {
+    "init": init.run,
     "ingest": ingest.run,
     "inputs": inputs.run,
     "pretrain": pretrain.run,
@@ -53,6 +56,7 @@ VERBS = {
     "status": status.run,
     "filter": filter.run,
     "forecast": forecast.run,
+    "compare": compare.run,
     "schema": schema.run,
     "quarantine": quarantine.run,
 }

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from jobs.core.command import Model, Snapshot, command
-from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
@@ -28,7 +27,12 @@ if TYPE_CHECKING:
 def run(
     settings: Settings,
     model: Model,
-    input: Annotated[str, Option(help="Rows to filter: a .csv or .parquet file.", show_default=False)],
+    input: Annotated[
+        str,
+        Option(
+            help="Rows to filter: a .csv or .parquet file, a folder of them, or a glob.", show_default=False
+        ),
+    ],
     output: Annotated[str, Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
     smooth: Annotated[
         bool, Option("--smooth", help="Also give each row's state given all rows of its key.")
@@ -47,9 +51,9 @@ def run(
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
     from jobs.encoding import arrow
-    from jobs.ingestion.csv_parquet import read
     from jobs.ingestion.parsing import parse
     from jobs.offline.filtering import filter_rows, write
+    from jobs.offline.input_rows import files_of, read_rows
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target
@@ -61,15 +65,13 @@ def run(
     source_path, target = Path(input), Path(output)
     check_target(target, source_path)
     learned = learned_parameters(settings.warehouse, spec, snapshot)
-    source = read(source_path, spec.columns)
-    if source.rows == 0:
-        raise UserError(f"{source_path}: has no rows")
+    source = read_rows(spec, input)
     rows = parse(spec, source, input)
     rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     estimates = filter_rows(spec, rows, smooth, prior)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
-    if target.suffix.lower() == ".parquet" and source_path.suffix.lower() != ".parquet":
+    if target.suffix.lower() == ".parquet" and files_of(input)[0].suffix.lower() != ".parquet":
         # A CSV file has times as text only; Parquet has a type for them.
         written[spec.time] = arrow.times(rows.time, estimates.applied)
     write(target, spec.states, written, estimates)

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from typer import Option
 
 from jobs.core.command import Model, Snapshot, command
-from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
@@ -24,7 +23,13 @@ _UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s"
 def run(
     settings: Settings,
     model: Model,
-    input: Annotated[str, Option(help="The rows until now: a .csv or .parquet file.", show_default=False)],
+    input: Annotated[
+        str,
+        Option(
+            help="The rows until now: a .csv or .parquet file, a folder of them, or a glob.",
+            show_default=False,
+        ),
+    ],
     output: Annotated[str, Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
     steps: Annotated[int | None, Option(min=1, help="How many steps ahead of each key's newest row.")] = None,
     until: Annotated[
@@ -57,10 +62,10 @@ def run(
     Raises:
         UserError: the model, the input, the output or the times cannot be used; no output is left then.
     """
-    from jobs.ingestion.csv_parquet import read
     from jobs.ingestion.parsing import parse
     from jobs.offline.forecasting import forecast_keys, parse_horizon, write_forecasts
     from jobs.offline.future import read_future
+    from jobs.offline.input_rows import read_rows
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target
@@ -73,9 +78,7 @@ def run(
     check_target(target, source_path)
     horizon = parse_horizon(spec, steps, until, every, probability, future)
     learned = learned_parameters(settings.warehouse, spec, snapshot)
-    source = read(source_path, spec.columns)
-    if source.rows == 0:
-        raise UserError(f"{source_path}: has no rows")
+    source = read_rows(spec, input)
     rows = join_file(spec, parse(spec, source, input), [source.columns[name] for name in spec.key], inputs)
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     ahead = None if future is None else read_future(spec, future)

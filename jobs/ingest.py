@@ -66,7 +66,8 @@ def run(
             then.
     """
     from jobs.ingestion import folder_watch, topics
-    from jobs.ingestion.landing import SMALL_BYTES, FileLanding, file_schema, file_size, find_files, prepare
+    from jobs.ingestion.input_files import find_files
+    from jobs.ingestion.landing import SMALL_BYTES, FileLanding, file_schema, file_size, prepare
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec

@@ -9,12 +9,41 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
+from typing import NamedTuple
 
 from jobs.core.errors import UserError
 
 AVAILABLE_NOW = "available-now"
 
-EPOCH_FORMATS = {"epoch_seconds": 1_000_000, "epoch_milliseconds": 1_000, "epoch_microseconds": 1}
+
+class Epoch(NamedTuple):
+    """Times as numbers: a number counts `micros / parts` microseconds.
+
+    A count from 1970-01-01 UTC is cut off at whole microseconds. That of a spreadsheet, in days from 1899-12-30 on the
+    local clock, has some 10 digits after the point and is rounded to milliseconds.
+    """
+
+    micros: int
+    parts: int = 1
+    is_spreadsheet: bool = False
+
+    def wall_us(self, digits: int, scale: int) -> int:
+        """Return the microseconds of the number digits / scale, of a spreadsheet on the local clock."""
+        if not self.is_spreadsheet:
+            size = abs(digits) * self.micros // (scale * self.parts)
+            return -size if digits < 0 else size
+        millis = (2 * digits * (self.micros // 1000) + scale) // (2 * scale)
+        return millis * 1000 + SPREADSHEET_US
+
+
+EPOCH_FORMATS = {
+    "epoch_seconds": Epoch(1_000_000),
+    "epoch_milliseconds": Epoch(1_000),
+    "epoch_microseconds": Epoch(1),
+    "epoch_nanoseconds": Epoch(1, 1_000),
+    "spreadsheet_days": Epoch(86_400_000_000, 1, True),
+}
+SPREADSHEET_US = -2_209_161_600_000_000  # 1899-12-30, day 0 of a spreadsheet
 UNIT_US = {
     "microsecond": 1,
     "millisecond": 1_000,
@@ -111,8 +140,8 @@ class TimeParser:
 
     def __init__(self, time_format: str | None, zone: tzinfo) -> None:
         self._zone = zone
-        self._scale = EPOCH_FORMATS.get(time_format or "")
-        if self._scale is None:
+        self._epoch = EPOCH_FORMATS.get(time_format or "")
+        if self._epoch is None:
             pattern = time_pattern(time_format)
             self._regex = re.compile(pattern.regex)
             self._groups = [pattern.groups.get(part) for part in PARTS]
@@ -120,8 +149,8 @@ class TimeParser:
     def __call__(self, text: str) -> int | None:
         """Return the microseconds, or None if `text` is not a time in this format."""
         text = text.strip(" ")
-        if self._scale is not None:
-            return _epoch_us(text, self._scale)
+        if self._epoch is not None:
+            return _epoch_us(text, self._epoch, self._zone)
         match = self._regex.fullmatch(text)
         if not match:
             return None
@@ -163,14 +192,18 @@ def local_us(moment: datetime, zone: tzinfo) -> int:
     return wall_us(moment) - offset // timedelta(microseconds=1)
 
 
-def _epoch_us(text: str, scale: int) -> int | None:
-    match = re.fullmatch(r"([+-]?)([0-9]{1,18})(?:[.]([0-9]*))?", text)
+def _epoch_us(text: str, epoch: Epoch, zone: tzinfo) -> int | None:
+    match = re.fullmatch(r"([+-]?)([0-9]{1,19})(?:[.]([0-9]*))?", text)
     if not match:
         return None
-    digits = len(str(scale)) - 1  # digits beyond a microsecond are cut off
-    fraction = (match[3] or "").ljust(digits, "0")[:digits]
-    value = int(match[2]) * scale + int(fraction or "0")
-    value = -value if match[1] == "-" else value
+    fraction = (match[3] or "")[:18]
+    digits = int(match[2] + fraction)
+    value = epoch.wall_us(-digits if match[1] == "-" else digits, 10 ** len(fraction))
+    if not MIN_US <= value <= MAX_US:
+        return None
+    if not epoch.is_spreadsheet or zone is UTC:
+        return value
+    value = local_us(datetime(1970, 1, 1) + timedelta(microseconds=value), zone)
     return value if MIN_US <= value <= MAX_US else None
 
 

@@ -26,8 +26,8 @@ from jobs.specs.model_spec import ModelSpec, takes_steps
 from jobs.state.key_groups import GroupBegin
 from kalman.evaluation.forecast import check_measuring, forecast, interval, variances
 from kalman.evaluation.scoring_rules import crps, log_score
-from kalman.filters.prediction import beside
 from kalman.filters.own_parameters import FIELD, own_parameters, with_own
+from kalman.filters.prediction import beside
 from kalman.filters.state_layout import places
 from kalman.run import KeyStates
 from kalman.types import Filter

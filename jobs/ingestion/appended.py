@@ -20,14 +20,14 @@ def can_be_appended_to(path: Path) -> bool:
     )
 
 
-def end_of(path: Path, digests: Iterable[str]) -> int | None:
+def end_of(path: Path, digests: Iterable[str], salt: bytes = b"") -> int | None:
     """Return the end, in bytes, of the longest of these contents that a file begins with, as whole rows; else None.
 
-    A last row without a line break is whole if the line break follows now.
+    A last row without a line break is whole if the line break follows now. salt: what was hashed before each content.
     """
     wanted = {bytes.fromhex(one) for one in digests if one}
     found: list[int] = []
-    digest, place = hashlib.sha256(), 0
+    digest, place = hashlib.sha256(salt), 0
     with path.open("rb") as file:
         for line in file:
             row = line.rstrip(b"\r\n")

@@ -27,9 +27,10 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
+from jobs.ingestion.input_files import SUFFIXES
+from jobs.ingestion.key_from_name import salt_of
 from jobs.ingestion.landing import (
     REFUSE,
-    SUFFIXES,
     ChangedFile,
     FileLanding,
     file_schema,
@@ -182,7 +183,7 @@ class FolderLanding:
         reason = error.message.removeprefix(f"{path}: ")
         if self.spec.quarantine is not None and not isinstance(error, ChangedFile):
             raise UserError(f"{path}: {reason}; quarantine.fail_above allows no whole file", INPUT_ERROR)
-        digest = file_state(path).digest
+        digest = file_state(path, salt_of(self.spec, path)).digest
         row = self.warehouse.spark.range(1).select(
             F.lit(f"file: {reason}").alias(REASON), F.lit(json.dumps({"file": path})).alias(PAYLOAD)
         )

@@ -25,6 +25,7 @@ from jobs.encoding.arrow import compute
 from jobs.ingestion.checking import check_rows
 from jobs.ingestion.csv_parquet import Part, check_columns
 from jobs.ingestion.csv_records import BOM, PIECE_BYTES
+from jobs.ingestion.key_from_name import document_with_key, with_key
 from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.measurements_table import KeyTypes
@@ -327,9 +328,10 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS)]
     if not rows:
         raise UserError(f"{path}: is empty")
-    check_columns(path, list({name: None for row in rows for name in row}), spec.columns)
+    have = {name: None for row in rows for name in row}
+    check_columns(path, list(have), spec.file_columns)
     kinds = {}
-    for name in spec.columns:
+    for name in (one for one in spec.columns if one in have):
         values = [row[name] for row in rows if row.get(name) is not None]
         whole = bool(values) and all(map(is_whole, values))
         number = whole and name in (*spec.naming_columns, spec.time)
@@ -339,14 +341,18 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
 
 def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str) -> pa.RecordBatch:
     """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text."""
-    columns, problems = read_objects(values, spec.columns, spec.key, [spec.time, *spec.id_columns])
-    rows = check_rows(spec, Source(columns, np.zeros(len(values), bool), len(values)), key_types, file)
+    keys = [name for name in spec.key if name != spec.key_from_name]
+    columns, problems = read_objects(values, spec.file_columns, keys, [spec.time, *spec.id_columns])
+    source = with_key(spec, Source(columns, np.zeros(len(values), bool), len(values)), file)
+    rows = check_rows(spec, source, key_types, file)
     reasons = rows.column(REASON).to_pylist()
     reasons = [problem or reason for problem, reason in zip(problems, reasons, strict=True)]
     if not any(reasons):
         return rows
     texts = [
-        None if reason is None else values[at].as_py().decode("utf-8", "backslashreplace")
+        None
+        if reason is None
+        else document_with_key(spec, values[at].as_py().decode("utf-8", "backslashreplace"), file)
         for at, reason in enumerate(reasons)
     ]
     changed = {REASON: pa.array(reasons, pa.string()), PAYLOAD: pa.array(texts, pa.string())}

@@ -1,6 +1,7 @@
 """Land files in the measurements table; rejected rows go to quarantine with the reason.
 
-A file is identified by its content (SHA-256) and its path. Its rejected rows and its accepted rows are one commit
+A file is identified by its content (SHA-256) and its path; where its name is a key (`key_from_name`), the name counts
+as content. Its rejected rows and its accepted rows are one commit
 each, in the file's own transaction (`jobs.ingestion.landed_files`): landing is idempotent, and a retry after a crash
 completes the missing commit. A content that has landed, under whatever path, does not land again; another content under
 a path that has landed is refused, unless the caller says what it is.
@@ -8,7 +9,6 @@ a path that has landed is refused, unless the caller says what it is.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.ingestion.appended import can_be_appended_to, end_of
 from jobs.ingestion.checking import key_types_of, measurement_columns, refuse_types
 from jobs.ingestion.csv_parquet import check_columns, read_schema
-from jobs.ingestion.json_rows import FORMATS as JSON_FORMATS
 from jobs.ingestion.json_rows import is_array, is_json, json_schema
+from jobs.ingestion.key_from_name import salt_of, schema_with_key
 from jobs.ingestion.landed_files import Known, LandedFiles, transaction
 from jobs.ingestion.reading import CheckedRows, Rows, checked_in_driver, checked_in_workers, parts_of
 from jobs.specs.model_spec import ModelSpec
@@ -45,8 +45,6 @@ REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
 """What to do with a file that has landed with another content: refuse it, land the rows that were added at its end, or
 land all its rows, as those of another file of the same name."""
 
-SUFFIXES = (".csv", ".csv.gz", ".parquet", *JSON_FORMATS)
-
 
 @dataclass(frozen=True, slots=True)
 class Landed:
@@ -61,34 +59,6 @@ class Landed:
     reasons: dict[str, int]
     version: int | None
     note: str | None = None
-
-
-def find_files(inputs: list[str]) -> list[str]:
-    """Return the files that `inputs` (files, folders, globs) name, sorted within each input.
-
-    Raises:
-        UserError: an input names no file that can be landed.
-    """
-    found: list[str] = []
-    for text in inputs:
-        path = Path(text).expanduser()
-        if "://" in text:
-            raise UserError(f"{text}: only files on a local or mounted file system can be landed")
-        if path.is_dir():
-            names = sorted(
-                str(p) for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.name[0] not in "._"
-            )
-        elif path.is_file():
-            names = [str(path)]
-        else:
-            names = sorted(glob.glob(str(path)))
-        if not names:
-            raise UserError(f"{text}: no such file, or no {', '.join(SUFFIXES)} file in that folder")
-        for name in names:
-            if not name.endswith(SUFFIXES):
-                raise UserError(f"{name}: unknown file format; give {', '.join(SUFFIXES)}")
-        found += names
-    return list(dict.fromkeys(str(Path(name).absolute()) for name in found))
 
 
 class ChangedFile(UserError):
@@ -126,7 +96,7 @@ class FileLanding:
         Raises:
             ChangedFile: it has landed with another content.
         """
-        file = file_state(path)
+        file = file_state(path, salt_of(self.spec, path))
         self._starts(file, self.landed.known(path, file.digest))
         return file
 
@@ -171,7 +141,8 @@ class FileLanding:
         path = Path(file.path)
         ends = [None, None]
         if can_be_appended_to(path):
-            ends = [end_of(path, known.accepted), end_of(path, known.rejected)]
+            salt = salt_of(self.spec, path)
+            ends = [end_of(path, known.accepted, salt), end_of(path, known.rejected, salt)]
         places = [end for end in ends if end is not None]
         if not places:
             raise ChangedFile(
@@ -265,10 +236,11 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
     if is_json(path):
         schema = json_schema(Path(path), spec)
     else:
-        schema = read_schema(Path(path), spec.columns)
+        schema = read_schema(Path(path), spec.file_columns)
         check_columns(
             Path(path), schema.names, schema.names
         )  # rejected rows are kept with all columns, by name
+    schema = schema_with_key(spec, schema, path)
     refuse_types(spec, schema, path)
     return schema
 
@@ -289,10 +261,10 @@ def _stamp(path: str) -> tuple[int, int]:
     return sum(one.st_size for one in stats), max((one.st_mtime_ns for one in stats), default=0)
 
 
-def file_state(path: str) -> FileState:
-    """Return the state of a file with the SHA-256 of its content."""
+def file_state(path: str, salt: bytes = b"") -> FileState:
+    """Return the state of a file with the SHA-256 of its content, after `salt`."""
     size, changed = _stamp(path)
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(salt)
     for file in _files_of(path):
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 20):

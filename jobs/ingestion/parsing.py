@@ -14,7 +14,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.core.times import EPOCH_FORMATS, MAX_US, MIN_US, UNIT_US, TimeParser, local_us
+from jobs.core.times import (
+    EPOCH_FORMATS,
+    MAX_US,
+    MIN_US,
+    SPREADSHEET_US,
+    UNIT_US,
+    Epoch,
+    TimeParser,
+    local_us,
+)
 from jobs.encoding import arrow
 from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
@@ -116,32 +125,50 @@ def _ids(column: pa.Array, missing: set[str], what: str) -> Ints:
 
 def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.object_]) -> Ints:
     zone: tzinfo = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
-    kind = column.type
     missing = arrow.to_numpy(column.is_null()).copy()
-    if pa.types.is_string(kind):
-        micros, known = _written_times(column, TimeParser(spec.time_format, zone), spec.time_format, zone)
+    micros, known = read_times(column, spec.time_format, zone, f"{file}: time column '{spec.time}'")
+    if pa.types.is_string(column.type):
         unknown = np.flatnonzero(~known)
-        missing[unknown] |= np.array(
-            [not text for text in column.take(arrow.integers(unknown)).to_pylist()], bool
-        )
-    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        micros, known = _stored_times(column)
-        if zone is not UTC and (pa.types.is_date(kind) or kind.tz is None):
-            micros = _from_local(micros, zone)
-            known &= (micros >= MIN_US) & (micros <= MAX_US)
-    elif _is_number(kind):
-        scale = EPOCH_FORMATS.get(spec.time_format or "")
-        if scale is None:
-            remedy = f"set time_format in the spec to one of {', '.join(EPOCH_FORMATS)}"
-            raise UserError(f"{file}: time column '{spec.time}' holds numbers ({kind}); {remedy}")
-        micros, known = _from_epoch(column, scale)
-    else:
-        raise UserError(
-            f"{file}: time column '{spec.time}' holds {kind}; it must hold timestamps, dates or text"
-        )
+        texts = column.take(arrow.integers(unknown)).to_pylist()
+        missing[unknown] |= np.array([not text for text in texts], bool)
     reject(reason, missing, f"time {spec.time}: missing")
     reject(reason, ~known, f"time {spec.time}: not a time")
     return micros
+
+
+def read_times(
+    column: pa.Array, time_format: str | None, zone: tzinfo, what: str
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return the times (N,) of a column in microseconds since 1970 UTC, and which values are times.
+
+    Args:
+        column: N values.
+        time_format: as in a spec.
+        zone: of times without an offset.
+        what: names the column in errors.
+
+    Raises:
+        UserError: the column's type cannot hold times, or holds numbers and the format is none of numbers.
+    """
+    kind = column.type
+    if pa.types.is_string(kind):
+        return _written_times(column, TimeParser(time_format, zone), time_format, zone)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        micros, known = _stored_times(column)
+        is_local = pa.types.is_date(kind) or kind.tz is None
+    elif _is_number(kind):
+        epoch = EPOCH_FORMATS.get(time_format or "")
+        if epoch is None:
+            remedy = f"set time_format in the spec to one of {', '.join(EPOCH_FORMATS)}"
+            raise UserError(f"{what} holds numbers ({kind}); {remedy}")
+        micros, known = _from_epoch(column, epoch)
+        is_local = epoch.is_spreadsheet
+    else:
+        raise UserError(f"{what} holds {kind}; it must hold timestamps, dates or text")
+    if zone is not UTC and is_local:
+        micros = _from_local(micros, zone)
+        known &= (micros >= MIN_US) & (micros <= MAX_US)
+    return micros, known
 
 
 def _written_times(
@@ -188,14 +215,24 @@ def _scaled(values: Ints, scale: int) -> tuple[Ints, NDArray[np.bool_]]:
     return np.where(known, values, 0) * scale, known
 
 
-def _from_epoch(column: pa.Array, scale: int) -> tuple[Ints, NDArray[np.bool_]]:
+def _from_epoch(column: pa.Array, epoch: Epoch) -> tuple[Ints, NDArray[np.bool_]]:
+    if epoch.is_spreadsheet:
+        days = arrow.to_numpy(column.cast(pa.float64(), safe=False), 0.0)
+        low, high = ((limit - SPREADSHEET_US) / epoch.micros for limit in (MIN_US, MAX_US))
+        known = (days >= low) & (days <= high)
+        millis = np.floor(np.where(known, days, 0.0) * (epoch.micros // 1000) + 0.5)
+        return millis.astype(np.int64) * 1000 + SPREADSHEET_US, known
+    scale, parts = epoch.micros, epoch.parts
     if pa.types.is_integer(column.type):
         whole = arrow.to_numpy(column)
-        known = (whole <= MAX_US // scale) & (whole >= MIN_US // scale)
-        return np.where(known, whole, 0).astype(np.int64) * scale, known
+        # Of an unsigned column the limits below are beyond its range or within it, but never wrap.
+        known = (whole <= MAX_US * parts // scale) & (whole >= MIN_US * parts // scale)
+        values = np.where(known, whole, 0).astype(np.int64)
+        cut = values // parts + ((values < 0) & (values % parts != 0))  # towards 0, as in text
+        return cut * scale, known
     values = arrow.to_numpy(column.cast(pa.float64()), 0.0)
-    known = (values <= MAX_US / scale) & (values >= MIN_US / scale)
-    return np.trunc(np.where(known, values, 0.0) * scale).astype(np.int64), known
+    known = (values <= MAX_US / scale * parts) & (values >= MIN_US / scale * parts)
+    return np.trunc(np.where(known, values, 0.0) * scale / parts).astype(np.int64), known
 
 
 def _from_local(micros: Ints, zone: tzinfo) -> Ints:

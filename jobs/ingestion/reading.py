@@ -23,6 +23,7 @@ from jobs.ingestion.csv_parquet import Part, parts, read_part
 from jobs.ingestion.json_rows import check_documents, is_json
 from jobs.ingestion.json_rows import parts as json_parts
 from jobs.ingestion.json_rows import read_part as read_json
+from jobs.ingestion.key_from_name import with_key
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import KeyTypes
@@ -96,7 +97,8 @@ def _checked(spec: ModelSpec, rows: Rows, key_types: KeyTypes, file: str) -> Ite
     if is_json(rows.part.path):
         found = (check_documents(spec, some, key_types, file) for some in read_json(rows.part))
     else:
-        found = (check_rows(spec, source, key_types, file) for source in read_part(rows.part))
+        sources = (with_key(spec, source, file) for source in read_part(rows.part))
+        found = (check_rows(spec, source, key_types, file) for source in sources)
     for batch in found:
         yield batch if rows.rejected else batch.filter(batch.column(REASON).is_null())
 

@@ -58,6 +58,7 @@ RULES = (
         (
             "time_zone",
             "time_format",
+            "key_from_name",
             "missing_values",
             "source.format",
             "source.avro_schema",

@@ -123,6 +123,11 @@ class ModelSpec(Section):
     )
     description: str = Field(default="", description="what the model is for")
     key: Names = Field(description="the columns whose values identify one system, such as [river]")
+    key_from_name: str | None = Field(
+        default=None,
+        description="the key column whose value is the name of the file, without folder and ending, such as sensor; "
+        "null: every key column is in the files",
+    )
     time: str = Field(description="the column of the event time")
     time_unit: TimeUnit = Field(default="second", description="the unit of dt in F(dt) and Q(dt)")
     time_zone: str = Field(
@@ -131,7 +136,7 @@ class ModelSpec(Section):
     time_format: str | None = Field(
         default=None,
         description="null: ISO 8601; or directives %Y %m %d %H %M %S %f %z; or epoch_seconds, "
-        "epoch_milliseconds, epoch_microseconds",
+        "epoch_milliseconds, epoch_microseconds, epoch_nanoseconds, or spreadsheet_days (from 1899-12-30)",
     )
     missing_values: list[str] = Field(
         default=list(DEFAULT_MISSING),
@@ -264,6 +269,12 @@ class ModelSpec(Section):
             _check_columns(names, field)
         _check_columns([self.time], "time")
         _check_columns(self.states, "states", what="state")
+        if self.key_from_name is not None and self.key_from_name not in self.key:
+            raise invalid(
+                f"'{self.key_from_name}' is not a key column",
+                f"choose from {', '.join(self.key)}",
+                "key_from_name",
+            )
         self._check_sections()
         self._check_disjoint()
         self._check_groups()
@@ -449,6 +460,11 @@ class ModelSpec(Section):
     def columns(self) -> list[str]:
         """Return the columns that rows must have: key, time, measurement, control, and the id of `duplicates`."""
         return [*self.key, self.time, *self.measurement, *self.control, *self.id_columns]
+
+    @property
+    def file_columns(self) -> list[str]:
+        """Return the columns that files must have: all but the key from the file's name."""
+        return [name for name in self.columns if name != self.key_from_name]
 
     @property
     def id_columns(self) -> list[str]:

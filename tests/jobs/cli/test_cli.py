@@ -92,6 +92,10 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     assert call("quarantine", "list", "--model", "m", "--reason", "late", "--since", "2d").exit_code == 0
     assert call("quarantine", "replay", "--model", "m", "--id", "a", "--edited", "f").exit_code == 0
     assert call("quarantine", "discard", "--model", "m", "--all").exit_code == 0
+    assert (
+        call("init", "--input", "d", "--key", "k", "--measurement", "y", "--quick", "--force").exit_code == 0
+    )
+    assert call("compare", "--model", "a,b", "--model", "c", "--keys", "9").exit_code == 0
     one = {"model": "m"}
     files = {"input": "a.csv", "output": "b.csv"}
     ahead = {"steps": 2, "until": None, "every": None, "probability": 0.95}
@@ -178,6 +182,28 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
         ("quarantine list", {**one, "reason": "late", "since": "2d"}),
         ("quarantine replay", {**one, "reason": None, "since": None, "id": ["a"], "edited": "f"}),
         ("quarantine discard", {**one, "reason": None, "since": None, "id": None, "all": True}),
+        (
+            "init",
+            {
+                "input": "d",
+                "name": None,
+                "output": None,
+                "force": True,
+                "time": None,
+                "time_format": None,
+                "time_zone": "UTC",
+                "key": ["k"],
+                "key_from_name": None,
+                "measurement": ["y"],
+                "structure": None,
+                "keys": 32,
+                "rows": 400,
+                "quick": True,
+                "picture": None,
+                "no_picture": False,
+            },
+        ),
+        ("compare", {"model": ["a,b", "c"], "input": None, "keys": 9, "rows": 1000}),
     ]
 
 

@@ -368,6 +368,10 @@ def test_times_without_an_offset_are_in_the_zone() -> None:
         ("epoch_seconds", "1.5", 1.5),
         ("epoch_milliseconds", "-1500", -1.5),
         ("epoch_microseconds", "2500000", 2.5),
+        ("epoch_nanoseconds", "2500000999", 2.5),
+        ("epoch_nanoseconds", "-1999", -1e-6),
+        ("spreadsheet_days", "25569.5", 43200),
+        ("spreadsheet_days", "25570.0833333333", 86400 + 7200),
     ],
 )
 def test_time_formats(form: str, text: str, seconds: float) -> None:

@@ -1,0 +1,243 @@
+"""Find what each column is: the time, a key, a measurement, or why it is none of them."""
+
+from __future__ import annotations
+
+import re
+from datetime import tzinfo
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.choosing.table import Table
+from jobs.choosing.times import HINT, TimeColumn, time_of
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+from jobs.ingestion.parsing import numbers_of
+from jobs.specs.model_spec import DEFAULT_MISSING
+from jobs.specs.problems import closest
+
+Floats = NDArray[np.float64]
+
+ID = re.compile(
+    r"(^|[^a-z])(id|uuid|guid|key|code|no|nr|number|index|row|rownames|rowid|seq|sequence|serial|zip|postcode)"
+    r"([^a-z]|$)|(^|[a-z])(_id|Id|ID)$",
+    re.IGNORECASE,
+)
+KEY = re.compile(
+    r"(^|[^a-z])(id|key|name|code|sensor|station|device|host|server|site|river|meter|region|country|city|state|"
+    r"store|shop|product|item|sku|symbol|ticker|tag|channel|node|machine|unit|asset|customer|user|account|origin|"
+    r"dest|destination|route|line|carrier|tailnum|series|firm|company|location|place|metric|instance|pod|group|type)"
+    r"([^a-z]|$)",
+    re.IGNORECASE,
+)
+ABSENT = ("-", "--", "n/a", "#n/a", "none", "nil", "?", ".", "nan", "missing", "null", "na", "\\n")
+"""Texts that many programs write for a missing number."""
+NUMERIC = 0.9
+"""Share of the values that must be numbers."""
+
+
+class Numbers(NamedTuple):
+    """A column as numbers: values (N,) with NaN where missing; absent: texts in it that mean missing."""
+
+    name: str
+    values: Floats
+    absent: tuple[str, ...]
+
+
+class Given(NamedTuple):
+    """What the user says of the columns: names, and the format of the time; None and () where nothing is said."""
+
+    time: str | None = None
+    time_format: str | None = None
+    measurement: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+
+
+class Roles(NamedTuple):
+    """What the columns are.
+
+    time         of the event
+    measurements candidates, in the files' order
+    keys         names of columns that may be keys, in the files' order
+    refused      column name: why it is no measurement
+    """
+
+    time: TimeColumn
+    measurements: list[Numbers]
+    keys: list[str]
+    refused: dict[str, str]
+
+
+def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
+    """Find the roles of a table's columns; those that are given are checked.
+
+    Raises:
+        UserError: no column is a time, or a number; or a given one is not.
+    """
+    measurement, key = given.measurement, given.key
+    for name in (*([] if given.time is None else [given.time]), *measurement, *key):
+        _check_there(table, name)
+    found = _find_time(table, zone, given)
+    refused = dict(table.partial)
+    numbers: list[Numbers] = []
+    keys: list[str] = []
+    for name in table.source.columns:
+        if name == found.name or name in key:
+            continue
+        usable = unusable_name(name)
+        if usable is not None and name not in measurement:
+            refused[name] = usable
+            continue
+        one = numbers_in(table, name)
+        if name in measurement:
+            if isinstance(one, str):
+                raise UserError(f"--measurement {name}: {one}")
+            numbers.append(one)
+            continue
+        reason = one if isinstance(one, str) else _why_no_measurement(one, table, found)
+        if _may_be_key(table, name):
+            keys.append(name)
+        if reason is not None:
+            refused[name] = reason
+        elif not measurement and not isinstance(one, str):
+            numbers.append(one)
+        else:
+            refused[name] = "another was asked for"
+    if not numbers:
+        listed = "".join(f"\n  {name}: {reason}" for name, reason in refused.items())
+        raise UserError(f"{table.files[0]}: no column is a measurement; name one with --measurement{listed}")
+    return Roles(found, numbers, keys, refused)
+
+
+def _check_there(table: Table, name: str) -> None:
+    if name in table.partial:
+        raise UserError(f"column '{name}' {table.partial[name]}")
+    if name not in table.source.columns:
+        names = list(table.source.columns)
+        hint = closest(name, names) or f"columns are {', '.join(names[:20])}"
+        raise UserError(f"{table.files[0]}: there is no column '{name}'; {hint}")
+    reason = unusable_name(name)
+    if reason is not None:
+        raise UserError(f"column '{name}': {reason}")
+
+
+def unusable_name(name: str) -> str | None:
+    """Return why a spec cannot name a column, or None."""
+    if not name:
+        return "has no name"
+    if not name.isidentifier() or name.startswith("_") or len(name) > 128:
+        return "its name cannot be in a spec: rename it, with letters, digits and _ only"
+    return None
+
+
+def _find_time(table: Table, zone: tzinfo, given: Given) -> TimeColumn:
+    taken = {*given.measurement, *given.key}
+    if given.time is not None:
+        found = time_of(table, given.time, zone, given.time_format, is_given=True)
+        if isinstance(found, str):
+            raise UserError(f"--time {given.time}: {found}")
+        return found
+    why: dict[str, str] = dict(table.partial)
+    times: list[TimeColumn] = []
+    for name in table.source.columns:
+        if name in taken:
+            continue
+        one = time_of(table, name, zone, given.time_format)
+        if isinstance(one, str):
+            why[name] = one
+        elif (reason := unusable_name(name)) is not None:
+            why[name] = reason
+        else:
+            times.append(one)
+    if not times:
+        listed = "".join(f"\n  {name}: {reason}" for name, reason in why.items())
+        raise UserError(
+            f"{table.files[0]}: no column is a time; name one with --time, and its format with --time-format{listed}"
+        )
+    return max(times, key=lambda one: (one.known.mean() > 0.99, _is_hinted(one), _distinct(one)))
+
+
+def _is_hinted(one: TimeColumn) -> bool:
+    return HINT.search(one.name) is not None
+
+
+def _distinct(one: TimeColumn) -> int:
+    return len(np.unique(one.micros[one.known]))
+
+
+def numbers_in(table: Table, name: str) -> Numbers | str:
+    """Return a column as numbers, or why it holds none."""
+    column = table.source.columns[name]
+    kind = column.type
+    if pa.types.is_boolean(kind) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):
+        return f"holds {kind}"
+    present = ~arrow.to_numpy(column.is_null())
+    if not present.any():
+        return "is empty"
+    absent: tuple[str, ...] = ()
+    usual = {text.casefold() for text in DEFAULT_MISSING}
+    if pa.types.is_string(kind):
+        texts = {text.strip(" ") for text in column.drop_null().unique().to_pylist()}
+        absent = tuple(
+            sorted(text for text in texts if text.casefold() in ABSENT and text.casefold() not in usual)
+        )
+    reason = np.full(table.source.rows, None, dtype=object)
+    missing = usual | {text.casefold() for text in absent}
+    try:
+        (values,) = numbers_of([name], "measurement", table.source, missing, name, reason)
+    except UserError:
+        return f"holds {kind}"
+    bad = reason != None  # noqa: E711 - elementwise
+    if bad[present].mean() > 1.0 - NUMERIC:
+        if bad[present].mean() > 0.5:
+            return "holds text"
+        return f"holds numbers in {(~bad[present]).mean():.0%} of its rows only"
+    values = np.where(bad, np.nan, values)
+    return Numbers(name, values, absent) if np.isfinite(values).any() else "has no number"
+
+
+def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | None:
+    values = one.values[np.isfinite(one.values)]
+    if len(values) < 0.05 * len(one.values):
+        return f"is missing in {1 - len(values) / len(one.values):.0%} of the rows"
+    distinct = np.unique(values)
+    if len(distinct) == 1:
+        return f"is {distinct[0]:g} in every row"
+    whole = bool((values == np.floor(values)).all())
+    if not whole:
+        return None
+    same_file = np.diff(table.file) == 0
+    steps = np.diff(one.values)[same_file]
+    if len(steps) and bool((steps == 1.0).mean() > 0.99):
+        return "counts the rows"
+    if isinstance(time_of(table, one.name), TimeColumn):
+        return "holds times, and the time is another column"
+    if ID.search(one.name) is not None and len(distinct) > 0.99 * len(values):
+        return "numbers the rows"
+    if (
+        ID.search(one.name) is not None
+        or KEY.search(one.name) is not None
+        and len(distinct) < len(values) / 5
+    ):
+        return "looks like an id, by its name"
+    if re.search(r"^(year|month|day|hour|minute|weekday|quarter|dow|week)$", one.name, re.IGNORECASE):
+        return "is a part of the time"
+    return None
+
+
+def _may_be_key(table: Table, name: str) -> bool:
+    """Tell if a column's values could name systems: text or whole numbers, each many times, few rows without."""
+    column = table.source.columns[name]
+    kind = column.type
+    if unusable_name(name) is not None or not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
+        return False
+    if column.null_count > 0.05 * len(column):
+        return False
+    distinct = len(column.unique())
+    if distinct > max(1, len(column) / 4):
+        return False
+    if isinstance(numbers_in(table, name), str):
+        return True
+    return ID.search(name) is not None or KEY.search(name) is not None

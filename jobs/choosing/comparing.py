@@ -1,0 +1,103 @@
+"""Compare models of the same measurements: fit each on the first rows of every key, score it on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import kalman
+from jobs.choosing.held_out import FEWEST, Sample, fit, held_out, held_out_scores
+from jobs.choosing.ranking import Ranking, rank
+from jobs.choosing.series import sample_rows
+from jobs.core.errors import UserError
+from jobs.ingestion.parsing import ParsedRows, parse
+from jobs.ingestion.raw_rows import Source
+from jobs.offline.filtering import in_order
+from jobs.specs.model_spec import ModelSpec
+
+
+class Compared(NamedTuple):
+    """The ranking of models, the first being the reference; keys: how many there were to sample from."""
+
+    ranking: Ranking
+    keys: int
+    rejected: int
+
+
+def check_comparable(specs: Sequence[ModelSpec]) -> None:
+    """Check that models have the same rows and predict the same numbers.
+
+    Raises:
+        UserError: they do not.
+    """
+    first = specs[0]
+    names = [spec.name for spec in specs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--model {name} is given twice")
+    for spec in specs[1:]:
+        for field in ("measurement", "key", "time"):
+            if getattr(spec, field) != getattr(first, field):
+                raise UserError(
+                    f"{spec.name} and {first.name} differ in `{field}`: {getattr(spec, field)} and "
+                    f"{getattr(first, field)}; likelihoods of different rows cannot be compared"
+                )
+    for spec in specs:
+        if spec.inputs is not None:
+            raise UserError(
+                f"{spec.name} has inputs from a table, which compare does not read; land them as control columns"
+            )
+
+
+def columns_of(specs: Sequence[ModelSpec]) -> list[str]:
+    """Return the columns that any of the models reads."""
+    return list(dict.fromkeys(name for spec in specs for name in spec.columns))
+
+
+def compare(
+    specs: Sequence[ModelSpec], source: Source, what: str, most_keys: int, most_rows: int
+) -> Compared:
+    """Rank models by the log-likelihood of held-out rows.
+
+    Args:
+        specs: of the models; a row that one of them rejects is left out for all.
+        source: the rows.
+        what: names the rows in errors.
+        most_keys: to sample.
+        most_rows: of each key, its last ones.
+
+    Raises:
+        UserError: too few rows, or a model that cannot be fitted.
+    """
+    parsed = [parse(spec, source, what) for spec in specs]
+    reason = parsed[0].reason
+    for other in parsed[1:]:
+        reason = np.where(reason == None, other.reason, reason)  # noqa: E711 - elementwise
+    order, rows = in_order(parsed[0]._replace(reason=reason), specs[0].duplicates)
+    found = sample_rows(rows, parsed[0].keys, most_keys, most_rows)
+    if found is None:
+        raise UserError(f"{what}: no key has {FEWEST} rows with each measurement")
+    places, count = order[found.places], len(found.keys)
+    seen = np.isfinite(rows.y[:, found.places]).any(axis=0)
+    held = held_out(found.number, count, seen)
+    scores = []
+    for spec, one in zip(specs, parsed, strict=True):
+        taken = _sorted(one, found.number, places)
+        sample = Sample(taken, count, held, spec.unit_us)
+        try:
+            definition = spec.definition()
+            scores.append(held_out_scores(definition, fit(definition, sample), sample))
+        except kalman.ModelError as error:
+            raise UserError(f"{spec.name}: {error}") from error
+    names = [spec.name for spec in specs]
+    try:
+        ranking = rank(names, found.number[held], scores)
+    except ValueError as error:
+        raise UserError(f"{', '.join(names)}: {error}") from error
+    return Compared(ranking, parsed[0].keys, int((reason != None).sum()))  # noqa: E711 - elementwise
+
+
+def _sorted(rows: ParsedRows, key: np.ndarray, places: np.ndarray) -> kalman.SortedRows:
+    return kalman.SortedRows(key, rows.time[places], rows.y[:, places], rows.u[:, places])

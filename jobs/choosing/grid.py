@@ -1,0 +1,175 @@
+"""Fit a structure to each series by a grid over its noise ratios: all points of all series in one pass over the rows.
+
+Trying structures needs no exact maximum, but a cost that is known beforehand, and no search that ends at a wrong one.
+Every variance is written as a ratio to the measurements' noise, so that the common scale has its maximum in closed
+form, sigma^2 = mean NIS ("concentrated out": Harvey 1989, section 3.4.2; Durbin and Koopman 2012, section 2.10.2).
+What is left are one to three ratios, zero among their values, on a grid that is made finer around each series' best
+point. `pretrain` finds the exact maximum later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kalman
+from jobs.choosing.structures import Structure, compose, definition
+from kalman.types import Filter, Rows
+
+Floats = NDArray[np.float64]
+
+GRIDS: dict[str, tuple[float, ...]] = {
+    "variance": (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 2.0, 10.0, 1e2, 1e4),
+    "level_variance": (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0, 1e3),
+    "slope_variance": (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0),
+    "damping": (0.02, 0.1, 0.5),
+    "season.variance": (0.0, 1e-6, 1e-4, 1e-2),
+}
+"""First points of each number: a variance a step against that of the measurements' noise, a rate a step."""
+STEPS = {"slope_variance": 3}
+"""Powers of the step in which a number is counted, other than 1."""
+FIRST, FACTOR = 0.5, 0.5
+"""Powers of ten from a series' best point to the next finer grid's others; a factor on that for each further grid."""
+LOWEST, HIGHEST = 1e-10, 1e8
+WIDTH = 20_000
+"""Series times points that are filtered at once."""
+
+
+class GridFit(NamedTuple):
+    """The best point of each of K series.
+
+    parameters (d, K) what `with_parameters` takes; at_zero (K,): a variance is zero
+    """
+
+    parameters: Floats
+    at_zero: NDArray[np.bool_]
+
+
+class _Rounds(NamedTuple):
+    """Rows of K series in rounds: of each the series' numbers, dt and y; the K series by descending length."""
+
+    keys: NDArray[np.int64]
+    rounds: list[tuple[Floats, Floats]]
+
+
+def fit_grid(
+    structure: Structure, rows: kalman.SortedRows, keys: int, unit: float, step: float, finer: int
+) -> GridFit:
+    """Fit a structure to each series of one measurement.
+
+    Args:
+        structure: with p ratios.
+        rows: N rows, each series with measurements of standard size.
+        keys: how many series there are.
+        unit: microseconds in the unit of time.
+        step: the usual one, in the unit of time.
+        finer: how often to look again on a finer grid; each time halves the error of a ratio's logarithm.
+    """
+    composed = compose(["y"], [structure])
+    model = kalman.build(definition(composed, ["y"]))
+    names = [
+        f"season.{one}" if part.name == "season" else one for part in structure.parts for one in part.learned
+    ]
+    counted = np.array([step ** STEPS.get(name, 1) for name in names])
+    powers = np.array([power for _, power in composed.powers])
+    plan = _rounds(rows, unit)
+
+    def likelihoods(points: Floats) -> tuple[Floats, Floats]:
+        """Return the log-likelihood (K, C) and the scale (K, C) at C points (p, K, C) of each series."""
+        return _evaluate(
+            model, plan, np.concatenate([points / counted[:, None, None], np.ones((1, *points.shape[1:]))])
+        )
+
+    first = np.array(list(product(*(_grid(name) for name in names)))).T
+    points = np.repeat(first[:, None, :], keys, axis=1)
+    best, value, scale = _best(points, *likelihoods(points))
+    reach = FIRST
+    for _ in range(finer):
+        points = _around(best, reach)
+        other, higher, wide = _best(points, *likelihoods(points))
+        better = higher > value
+        best, value, scale = (
+            np.where(better, other, best),
+            np.maximum(value, higher),
+            np.where(better, wide, scale),
+        )
+        reach *= FACTOR
+    variances = np.where(powers[:, None] == 2, scale, 1.0)
+    parameters = np.concatenate([best / counted[:, None] * variances, scale[None]])
+    return GridFit(parameters, (best == 0.0).any(axis=0))
+
+
+def _grid(name: str) -> tuple[float, ...]:
+    return GRIDS[name]
+
+
+def _around(best: Floats, reach: float) -> Floats:
+    """Return the points (p, K, 3^p) around the best ones (p, K): a factor up and down, or a little above zero."""
+    factor = 10.0**reach
+    p = len(best)
+    up = np.where(best > 0, np.minimum(best * factor, HIGHEST), 1e-7)
+    down = np.where(best > 0, np.maximum(best / factor, LOWEST), 1e-8)
+    three = np.stack([best, up, down], axis=-1)  # (p, K, 3)
+    chosen = np.array(list(product(range(3), repeat=p))).T  # (p, 3^p)
+    return np.stack([three[i][:, chosen[i]] for i in range(p)])
+
+
+def _best(points: Floats, value: Floats, scale: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return each series' best point (p, K), its log-likelihood (K,) and scale (K,)."""
+    at = np.argmax(value, axis=1)
+    series = np.arange(len(at))
+    return points[:, series, at], value[series, at], scale[series, at]
+
+
+def _rounds(rows: kalman.SortedRows, unit: float) -> _Rounds:
+    from_last = np.diff(rows.time, prepend=rows.time[:1]) / unit
+    first = np.diff(rows.key, prepend=-1) != 0
+    starts = np.flatnonzero(first)
+    counts = np.diff(starts, append=len(rows.key))
+    order = np.argsort(-counts, kind="stable")
+    found: list[tuple[Floats, Floats]] = []
+    for k in range(int(counts.max())):
+        at = starts[order][counts[order] > k] + k
+        found.append((np.where(first[at], 0.0, from_last[at]), rows.y[0, at]))
+    return _Rounds(rows.key[starts][order], found)
+
+
+def _evaluate(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats]:
+    """Return the concentrated log-likelihood and the scale (K, C) at parameters (d, K, C)."""
+    _, keys, points = parameters.shape
+    value, scale = np.empty((keys, points)), np.empty((keys, points))
+    value[:], scale[:] = -np.inf, 1.0
+    for some in _slices(points, max(1, WIDTH // keys)):
+        value[:, some], scale[:, some] = _filtered(model, plan, parameters[:, :, some])
+    return value, scale
+
+
+def _slices(size: int, width: int) -> Iterator[slice]:
+    return (slice(at, min(at + width, size)) for at in range(0, size, width))
+
+
+def _filtered(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats]:
+    d, keys, points = parameters.shape
+    own = parameters[:, plan.keys].reshape(d, -1)
+    state = model.with_parameters(model.initial(own.shape[1]), own)
+    likelihood, nis = np.zeros(own.shape[1]), np.zeros(own.shape[1])
+    count = np.zeros(own.shape[1])
+    for number, (dt, y) in enumerate(plan.rounds):
+        width = len(dt) * points
+        first = np.full(width, number == 0)
+        rows = Rows(np.repeat(dt, points), first, np.repeat(y, points)[None], np.empty((0, width)))
+        state, step = model.step(state[:, :width], rows)
+        good = np.isfinite(step.nis) & (step.flag == 0)
+        likelihood[:width] += np.where(step.flag == 0, step.log_likelihood, -1e6)
+        nis[:width] += np.where(good, step.nis, 0.0)
+        count[:width] += good
+    count = np.maximum(count, 1.0)
+    scale = np.maximum(nis / count, 1e-300)
+    value = likelihood + 0.5 * (nis - count * np.log(scale) - count)
+    shape = (len(plan.keys), points)
+    back = np.argsort(plan.keys)
+    return value.reshape(shape)[back], scale.reshape(shape)[back]

@@ -1,0 +1,97 @@
+"""Fit models on the first part of each key's rows, and score the others by one-step prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kalman
+from kalman.learning.learners import learnable
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SHARE = 0.7
+"""Share of a key's rows that a model is fitted on."""
+FEWEST = 16
+"""Rows that a key needs to be judged by."""
+MOST_ITERATIONS = 100
+
+
+class Sample(NamedTuple):
+    """The rows of K keys, sorted, and which of them (N,) are held out: the last ones of each key.
+
+    unit: microseconds in the unit of the model's time.
+    """
+
+    rows: kalman.SortedRows
+    keys: int
+    held: NDArray[np.bool_]
+    unit: float
+
+    @property
+    def first(self) -> kalman.SortedRows:
+        """The rows to fit on."""
+        return self.rows.take(~self.held)
+
+
+def held_out(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which sorted rows (N,) are held out: of each key those after SHARE of its rows with a measurement."""
+    seen = np.cumsum(has_value)
+    counts = np.bincount(key, has_value, minlength=keys)
+    before = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    return seen - before[key] > np.ceil(SHARE * counts)[key]
+
+
+def enough(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which keys (K,) have enough measurements to be judged by."""
+    return np.bincount(key, has_value, minlength=keys) >= FEWEST
+
+
+class Fitted(NamedTuple):
+    """What a model learned from the first rows: of each key (d, K), or None and the values for all keys by name."""
+
+    of_keys: Floats | None
+    pooled: Mapping[str, Any]
+
+
+def fit(definition: Mapping[str, Any], sample: Sample) -> Fitted:
+    """Learn what a definition's `learn` names on the rows that are not held out; without it nothing.
+
+    Raises:
+        kalman.ModelError: it cannot be learned.
+    """
+    if definition.get("learn") is None:
+        return Fitted(None, {})
+    learner = learnable(definition)
+    rows = sample.first
+    if learner.scope == "key":
+        return Fitted(learner.fit_keys(rows, sample.keys, sample.unit, None).parameters, {})
+    measured = rows.y[:, np.linspace(0, len(rows.key) - 1, 4_000).astype(int)]
+    found = learner.fit(
+        lambda theta: learner.evaluate(theta, rows, sample.keys, sample.unit),
+        lambda: measured,
+        MOST_ITERATIONS,
+    )
+    return Fitted(None, learner.parameters(found.theta))
+
+
+def predict(definition: Mapping[str, Any], fitted: Fitted, sample: Sample) -> Floats:
+    """Return the predictive log-likelihood (N,) of each row given those before it.
+
+    NaN where a row has no measurement, is late, or is flagged (gated, say).
+    """
+    model = kalman.build(definition, dict(fitted.pooled) or None)
+    states = kalman.initial_states(model, sample.keys)
+    if fitted.of_keys is not None:
+        states = states._replace(values=model.with_parameters(states.values, fitted.of_keys))
+    _, out = kalman.run(model, states, sample.rows, sample.unit)
+    return np.where(np.isnan(sample.rows.y).all(axis=0), np.nan, out.log_likelihood)
+
+
+def held_out_scores(definition: Mapping[str, Any], fitted: Fitted, sample: Sample) -> Floats:
+    """Return the predictive log-likelihood of the held-out rows (H,), in the order of the rows."""
+    return predict(definition, fitted, sample)[sample.held]

@@ -1,0 +1,164 @@
+"""Find the key: the columns, or the name of the file, that tell one series from another."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.choosing.columns import KEY, Roles
+from jobs.choosing.table import Table
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+
+Ints = NDArray[np.int64]
+FEW = 0.01
+"""Share of rows that may repeat key and time of another."""
+APART = 0.5
+"""Share of a measurement's variance between the values of a column, from which on these are different series."""
+MOST_COLUMNS = 3
+
+
+class Keys(NamedTuple):
+    """The key: its columns, the one among them whose value is the file's name (None: none), and why.
+
+    code (N,) number of each row's key, from 0; count: how many there are
+    """
+
+    columns: list[str]
+    from_name: str | None
+    why: str
+    code: Ints
+    count: int
+
+
+def find_keys(table: Table, roles: Roles, given: list[str], name: str) -> Keys:
+    """Find the key columns, or check the given ones.
+
+    Args:
+        table: N rows.
+        roles: of the columns.
+        given: columns that the user names; none: find them.
+        name: what the key column is called where a file's name is the key.
+
+    Raises:
+        UserError: a given column is the time or a measurement.
+    """
+    file = table.file
+    if given:
+        taken = {roles.time.name, *(one.name for one in roles.measurements)}
+        for column in given:
+            if column in taken:
+                raise UserError(f"--key {column}: is the time, or a measurement; a column has one role")
+        code = _code([*(_codes(table, column) for column in given)])
+        if (
+            _repeats(code, roles) > FEW
+            and len(table.files) > 1
+            and _repeats(_code([code, file]), roles) <= FEW
+        ):
+            return _keys([*given, name], name, "as given, and the file's name", _code([code, file]))
+        return _keys(given, None, "as given", code)
+    candidates = _candidates(table, roles)
+    within = _repeats(file, roles)
+    per_file = _constant_in_files(table, candidates)
+    if within <= FEW:
+        if per_file is not None:
+            return _keys([per_file], None, "one value a file", _codes(table, per_file))
+        apart = _named_apart(table, roles, candidates)
+        if apart is not None:
+            return _keys([apart], None, "its values are different series", _codes(table, apart))
+        why = "each time is once in a file" if len(table.files) > 1 else "each time is there once"
+        return _keys([name], name, f"the file's name: {why}", file)
+    best = _fewest(table, roles, candidates)
+    if best is None:
+        return _keys([name], name, "the file's name: no column tells rows of one time apart", file)
+    columns, left, with_file = best
+    code = _code([*(_codes(table, column) for column in columns), *([file] if with_file else [])])
+    why = "rows of one time differ in it" + ("" if left <= FEW else f"; {left:.1%} still repeat key and time")
+    return _keys([*columns, *([name] if with_file else [])], name if with_file else None, why, code)
+
+
+def _keys(columns: list[str], from_name: str | None, why: str, code: Ints) -> Keys:
+    return Keys(columns, from_name, why, code, int(code.max()) + 1)
+
+
+def _candidates(table: Table, roles: Roles) -> list[str]:
+    """Return columns that may be keys, those with a telling name first."""
+    return sorted(roles.keys, key=lambda name: (KEY.search(name) is None, roles.keys.index(name)))
+
+
+def _codes(table: Table, name: str) -> Ints:
+    encoded = table.source.columns[name].dictionary_encode()
+    codes = arrow.to_numpy(encoded.indices, len(encoded.dictionary)).astype(np.int64)
+    return np.unique(codes, return_inverse=True)[1].astype(np.int64)
+
+
+def _code(parts: list[Ints]) -> Ints:
+    code = np.zeros(len(parts[0]), np.int64)
+    for part in parts:
+        code = np.unique(code * (int(part.max()) + 1) + part, return_inverse=True)[1].astype(np.int64)
+    return code
+
+
+def _repeats(code: Ints, roles: Roles) -> float:
+    """Return the share of rows that have key and time of another row before them."""
+    known = roles.time.known
+    pairs = np.stack([code[known], roles.time.micros[known]])
+    order = np.lexsort(pairs[::-1])
+    again = (np.diff(pairs[:, order], axis=1) == 0).all(axis=0)
+    return float(again.sum() / max(known.sum(), 1))
+
+
+def _constant_in_files(table: Table, candidates: list[str]) -> str | None:
+    """Return a column that has one value in each file, and another one in each other file."""
+    for name in candidates:
+        codes = _codes(table, name)
+        values = int(codes.max()) + 1
+        pairs = np.unique(codes * len(table.files) + table.file)
+        if len(pairs) == len(table.files) == values and (values > 1 or KEY.search(name) is not None):
+            return name
+    return None
+
+
+def _named_apart(table: Table, roles: Roles, candidates: list[str]) -> str | None:
+    """Return a column with a key's name between whose values a measurement differs more than within."""
+    for name in candidates:
+        codes = _codes(table, name)
+        if codes.max() == 0 or KEY.search(name) is None:
+            continue
+        if any(_share_between(codes, one.values) > APART for one in roles.measurements):
+            return name
+    return None
+
+
+def _share_between(codes: Ints, values: NDArray[np.float64]) -> float:
+    good = np.isfinite(values)
+    codes, values = codes[good], values[good]
+    if len(values) == 0 or values.var() == 0:
+        return 0.0
+    counts = np.maximum(np.bincount(codes), 1)
+    means = np.bincount(codes, values / counts[codes])
+    return float(((means[codes] - values.mean()) ** 2).mean() / values.var())
+
+
+def _fewest(table: Table, roles: Roles, candidates: list[str]) -> tuple[list[str], float, bool] | None:
+    """Return the fewest columns that make key and time unique, or nearly so; with the file's name where that helps."""
+    names = candidates[:8]
+    codes = {name: _codes(table, name) for name in names}
+    best: tuple[float, int, list[str], bool] | None = None
+    none = _repeats(table.file, roles)
+    for count in range(1, min(MOST_COLUMNS, len(names)) + 1):
+        for chosen in combinations(names, count):
+            for with_file in (False, True) if len(table.files) > 1 else (False,):
+                parts = [*(codes[name] for name in chosen), *([table.file] if with_file else [])]
+                left = _repeats(_code(parts), roles)
+                one = (0.0 if left <= FEW else round(left, 3), count + with_file, list(chosen), with_file)
+                if best is None or one[:2] < best[:2]:
+                    best = one
+        if best is not None and best[0] == 0.0:
+            break
+    if best is None or best[0] > 0.5 * none:
+        return None
+    return best[2], best[0], best[3]

@@ -1,0 +1,91 @@
+"""Draw what was found: some keys' series with the filter's estimate, and the ranking of the structures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from jobs.choosing.finding import Found
+from jobs.offline.plots import (
+    BOUND,
+    ESTIMATE,
+    INK,
+    MEASURED,
+    Line,
+    draw_estimate,
+    draw_innovations,
+    draw_nis,
+    styled,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHOWN = 3
+"""Series that are drawn."""
+ROWS = 1_500
+"""Last rows of a series that are drawn."""
+
+
+@styled
+def draw(path: Path, name: str, found: Found) -> None:
+    """Save the picture: series with their estimates on the left; ranking, innovations and NIS on the right."""
+    shown = _shown(found)
+    picture = plt.figure(figsize=(13.0, 2.2 + 2.2 * max(len(shown), 2)), layout="constrained")
+    left, right = picture.subfigures(1, 2, width_ratios=[3, 2])
+    for ax, (key, m) in zip(np.atleast_1d(left.subplots(len(shown), 1)), shown, strict=True):
+        _draw_series(ax, found, key, m)
+    ranking, innovations, nis = right.subplots(3, 1, height_ratios=[2, 1, 1])
+    _draw_ranking(ranking, found)
+    key, m = shown[0]
+    mine = found.filtered.rows.key == key
+    time = found.filtered.rows.time[mine].astype("datetime64[us]")
+    draw_innovations(innovations, time[-ROWS:], found.filtered.innovations[m, mine][-ROWS:])
+    draw_nis(
+        nis, found.filtered.nis[np.isin(found.filtered.rows.key, found.series.keys)], len(found.measurements)
+    )
+    picture.suptitle(name)
+    try:
+        picture.savefig(path, facecolor="white")
+    finally:
+        plt.close(picture)
+
+
+def _shown(found: Found) -> list[tuple[int, int]]:
+    """Return the keys and measurements to draw: of one key several measurements, else the first keys."""
+    keys = found.series.keys
+    pairs = [(int(key), m) for key in keys[:SHOWN] for m in range(len(found.measurements))]
+    return pairs[:SHOWN]
+
+
+def _draw_series(ax: Axes, found: Found, key: int, m: int) -> None:
+    filtered = found.filtered
+    mine = np.flatnonzero(filtered.rows.key == key)[-ROWS:]
+    time = filtered.rows.time[mine].astype("datetime64[us]")
+    line = Line(filtered.mean[m, mine], filtered.deviation[m, mine])
+    measured = filtered.rows.y[m, mine]
+    draw_estimate(ax, time, measured, [line])
+    known = measured[np.isfinite(measured)]
+    if len(known):  # a diffuse start has a band without end
+        low, high = known.min(), known.max()
+        pad = 0.08 * (high - low) or 1.0
+        ax.set_ylim(low - pad, high + pad)
+    ax.set_title(f"{found.names[key]}: {found.measurements[m].name}")
+
+
+def _draw_ranking(ax: Axes, found: Found) -> None:
+    scores = found.choice.ranking.scores[::-1]
+    chosen = set(found.choice.names)
+    for at, one in enumerate(scores):
+        colour = ESTIMATE if one.name in chosen else MEASURED
+        ax.errorbar(
+            -one.behind, at, xerr=2 * one.error if np.isfinite(one.error) else 0.0, fmt="o", color=colour
+        )
+    ax.axvline(0.0, color=INK, linewidth=0.8, linestyle=":")
+    ax.set_yticks(range(len(scores)), [one.name for one in scores])
+    for label, one in zip(ax.get_yticklabels(), scores, strict=True):
+        label.set_color(BOUND if one.name in chosen else INK)
+    ax.set_title("held-out log-likelihood a row, against the best (± 2 standard errors)", fontweight="normal")

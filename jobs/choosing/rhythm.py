@@ -1,0 +1,78 @@
+"""Find how a table's rows lie in time: the usual step, gaps, repeats, and the unit to write rates in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.core.times import UNIT_US
+
+GAP = 1.5
+"""Steps from which on a pause is a gap."""
+_NAMES = (
+    ("week", "w"),
+    ("day", "d"),
+    ("hour", "h"),
+    ("minute", "min"),
+    ("second", "s"),
+    ("millisecond", "ms"),
+)
+
+
+class Rhythm(NamedTuple):
+    """How rows lie in time.
+
+    step      microseconds between two rows of a key, the median; regular: share of the steps that are just that
+    gaps      pauses of more than GAP steps; longest: microseconds of the longest
+    repeats   rows with key and time of another
+    late      rows that stand after a later one of their key
+    unit      of the spec
+    """
+
+    step: int
+    regular: float
+    gaps: int
+    longest: int
+    repeats: int
+    late: int
+    unit: str
+
+    @property
+    def step_in_units(self) -> float:
+        """The step in the spec's unit of time."""
+        return self.step / UNIT_US[self.unit]
+
+
+def find_rhythm(key: NDArray[np.int64], time: NDArray[np.int64]) -> Rhythm:
+    """Return the rhythm of rows (N,) in the files' order."""
+    order = np.lexsort((time, key))
+    same = np.diff(key[order]) == 0
+    steps = np.diff(time[order])[same]
+    positive = steps[steps > 0]
+    step = int(np.median(positive)) if len(positive) else UNIT_US["second"]
+    regular = float((positive == step).mean()) if len(positive) else 0.0
+    in_file = np.argsort(key, kind="stable")
+    late = int((np.diff(time[in_file])[np.diff(key[in_file]) == 0] < 0).sum())
+    gaps = positive[positive > GAP * step]
+    return Rhythm(
+        step, regular, len(gaps), int(gaps.max(initial=0)), int((steps == 0).sum()), late, _unit(step)
+    )
+
+
+def _unit(step: int) -> str:
+    """Return the longest unit that is no longer than the step; a week only for whole weeks."""
+    units = sorted(UNIT_US, key=UNIT_US.__getitem__, reverse=True)
+    fitting = [
+        unit for unit in units if UNIT_US[unit] <= step and (unit != "week" or step % UNIT_US[unit] == 0)
+    ]
+    return fitting[0] if fitting else "microsecond"
+
+
+def span(micros: float) -> str:
+    """Return a time span for a person: `5 min`, `1.5 d`."""
+    for name, short in _NAMES:
+        if micros >= UNIT_US[name] and (name != "week" or micros % UNIT_US[name] == 0):
+            return f"{micros / UNIT_US[name]:.4g} {short}"
+    return f"{micros:.4g} µs"

@@ -1,0 +1,192 @@
+"""Try the structures on the sample, rank them, and fit the chosen ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kalman
+from jobs.choosing.grid import fit_grid
+from jobs.choosing.held_out import Fitted, held_out_scores
+from jobs.choosing.ranking import Ranking, choose, rank
+from jobs.choosing.series import Series
+from jobs.choosing.structures import (
+    HUBER,
+    ROBUST,
+    STUDENT_T,
+    Composed,
+    Structure,
+    compose,
+    definition,
+)
+from jobs.core.errors import UserError
+from kalman.linalg.packing import symmetric
+
+Floats = NDArray[np.float64]
+
+FINER, FINAL = 2, 5
+"""How often the grid is made finer: to rank structures, and for the one that is chosen."""
+
+
+LEAST = 1e-7
+"""The least number that is written of what is learned, against the noise: a search cannot begin at zero."""
+
+
+class Choice(NamedTuple):
+    """What is chosen for the measurements together.
+
+    ranking  over all measurements; of_measurement: of each
+    chosen   the structure of each measurement
+    robust   the options of robust updates, None without
+    failed   structures that could not be fitted: name, why
+    """
+
+    ranking: Ranking
+    of_measurement: list[Ranking]
+    chosen: list[Structure]
+    robust: dict[str, Any] | None
+    failed: dict[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each measurement's choice in its ranking."""
+        return [one.name + (ROBUST if self.robust else "") for one in self.chosen]
+
+
+def search(
+    series: Series, tried: list[Structure], unit: float, step: float, wanted: str | None = None
+) -> Choice:
+    """Fit each structure on the first rows of each series, and rank all by the rows that are held out.
+
+    Args:
+        series: the sample.
+        tried: the simplest first.
+        unit: microseconds in the unit of time.
+        step: the usual one, in the unit of time.
+        wanted: the name of the structure to choose whatever the ranking; None: choose.
+
+    Raises:
+        UserError: no structure can be fitted, or none has the wanted name.
+    """
+    sample = series.single(unit)
+    several = len(series.rows.y) > 1
+    weights = HUBER if several else STUDENT_T
+    measured = int(np.isfinite(sample.rows.y[0, sample.held]).sum())
+    scores: dict[str, Floats] = {}
+    failed: dict[str, str] = {}
+    for structure in tried:
+        composed = compose(["y"], [structure])
+        try:
+            found = fit_grid(structure, sample.first, sample.keys, unit, step, FINER)
+            fitted = Fitted(found.parameters, {})
+            for suffix, robust in (("", None), (ROBUST, weights)):
+                model = definition(composed, ["y"], robust)
+                values = held_out_scores(model, fitted, sample)
+                if np.isfinite(values).sum() < 0.9 * measured:
+                    failed[structure.name + suffix] = "most held-out rows have no likelihood under it"
+                else:
+                    scores[structure.name + suffix] = values
+        except (kalman.ModelError, np.linalg.LinAlgError, FloatingPointError) as error:
+            failed[structure.name] = str(error)
+    if tried[0].name not in scores:
+        raise UserError(f"no structure can be fitted: {failed.get(tried[0].name)}")
+    # The simple ones first, each before its robust twin, and these before a structure with more states.
+    names = list(scores)
+    if wanted is not None and wanted not in names:
+        raise UserError(f"--structure {wanted}: is not among those that were tried: {', '.join(names)}")
+    key = sample.rows.key[sample.held]
+    try:
+        ranking = rank(names, key, list(scores.values()))
+        of_measurement = _by_measurement(series, names, key, scores)
+    except ValueError as error:
+        raise UserError(f"the structures cannot be compared: {error}") from error
+    name = wanted or choose(ranking, names).name
+    is_robust = name.endswith(ROBUST)
+    same_kind = [one for one in names if one.endswith(ROBUST) == is_robust]
+    structures = {one.name: one for one in tried}
+    chosen = [
+        structures[(wanted or _among(one, same_kind)).removesuffix(ROBUST)]
+        if several
+        else structures[name.removesuffix(ROBUST)]
+        for one in of_measurement
+    ]
+    return Choice(ranking, of_measurement, chosen, weights if is_robust else None, failed)
+
+
+def _by_measurement(series: Series, names: list[str], key: Any, scores: dict[str, Floats]) -> list[Ranking]:
+    count = len(series.keys)
+    found: list[Ranking] = []
+    for m in range(len(series.rows.y)):
+        mine = key // count == m
+        found.append(rank(names, key[mine], [one[mine] for one in scores.values()]))
+    return found
+
+
+def _among(ranking: Ranking, names: list[str]) -> str:
+    """Return the choice among some of a ranking's models."""
+    kept = [one for one in ranking.scores if one.name in names]
+    lead = kept[0].behind
+    again = ranking._replace(scores=[one._replace(behind=one.behind - lead) for one in kept])
+    return choose(again, names).name
+
+
+class Final(NamedTuple):
+    """The chosen model, fitted on all sampled rows.
+
+    composed   its fields in the files' units, with the medians of the keys' parameters
+    definition of the model
+    parameters (d, K) of the sampled keys; usual (d,) their medians
+    still      keys for which a variance is zero
+    ratio      by how much a variance differs between keys, the largest over the smallest
+    """
+
+    composed: Composed
+    definition: dict[str, Any]
+    parameters: Floats
+    usual: Floats
+    still: int
+    ratio: float
+
+
+def finish(series: Series, measurements: list[str], choice: Choice, unit: float, step: float) -> Final:
+    """Fit the choice on all sampled rows of each key, and bring its parameters to the files' units."""
+    composed = compose(measurements, choice.chosen)
+    sample = series.single(unit)
+    count, m = len(series.keys), len(measurements)
+    process: list[Floats] = []
+    noise = np.zeros((m * (m + 1) // 2, count))
+    still = np.zeros(count, bool)
+    for i, structure in enumerate(choice.chosen):
+        mine = sample.rows.take(sample.rows.key // count == i)
+        found = fit_grid(structure, mine._replace(key=mine.key - i * count), count, unit, step, FINAL)
+        process.append(found.parameters[:-1])
+        noise[i * (i + 1) // 2 + i] = found.parameters[-1] * series.size[i] ** 2
+        still |= found.at_zero
+    grow = np.array([series.size[i] ** power for i, power in composed.powers])
+    parameters = np.concatenate([np.concatenate(process) * grow, noise])
+    usual = np.median(parameters, axis=1)
+    own = [i * (i + 1) // 2 + i - len(noise) for i in range(m)]
+    spread = [float(row.max() / row.min()) for row in parameters[own] if row.min() > 0]
+    noise_of = np.array([usual[own[i]] for i, _ in composed.powers])
+    least = np.array([LEAST * noise for noise in noise_of] + [0.0] * len(noise))
+    described = _with_values(composed, np.maximum(usual, least))
+    model = definition(described, measurements, choice.robust)
+    return Final(described, model, parameters, usual, int(still.sum()), max(spread, default=1.0))
+
+
+def _with_values(composed: Composed, values: Floats) -> Composed:
+    """Return the model with these numbers (d,) in the place of those that the search began with."""
+    written = [float(f"{value:.4g}") for value in values]
+    process = copy.deepcopy(composed.process)
+    for name, value in zip(composed.learned, written, strict=False):  # R has several numbers, and comes last
+        if name == "R":
+            break
+        part, _, field = name.rpartition(".")
+        target = next((one for one in process.get("parts", []) if one["name"] == part), process)
+        target[field] = value
+    packed = written[len(composed.learned) - 1 :]
+    R = [list(row) for row in symmetric(packed)]
+    return composed._replace(process=process, R=R)

@@ -1,0 +1,119 @@
+"""Find the period of a season from the periodograms of some series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.core.times import UNIT_US
+
+Floats = NDArray[np.float64]
+
+CALENDAR = (
+    ("hour", float(UNIT_US["hour"])),
+    ("day", float(UNIT_US["day"])),
+    ("week", float(UNIT_US["week"])),
+    ("year", 365.2425 * UNIT_US["day"]),
+)
+LONGEST = 8_192
+"""Grid points of a series that are looked at, its last ones."""
+CYCLES = 3
+"""Of a period that is found; a calendar's needs two and a half."""
+LEAST_STEPS = 3.0
+CALENDAR_PEAK, PEAK, HARMONIC = 6.0, 15.0, 4.0
+"""Times the background from which on a peak counts: at a calendar's period, at any other, as a harmonic."""
+MOST_HARMONICS = 3
+
+
+class Season(NamedTuple):
+    """A period in microseconds, its name for a person, the number of harmonics, the peak against its background."""
+
+    period: float
+    name: str
+    harmonics: int
+    peak: float
+
+
+class _Spectrum(NamedTuple):
+    """Frequencies (f,) in cycles a microsecond, and the periodogram against its background (f,)."""
+
+    frequency: Floats
+    ratio: Floats
+
+    def at(self, frequency: float) -> float:
+        """Return the largest ratio within a bin of a frequency, 0 outside of the spectrum."""
+        width = self.frequency[1] - self.frequency[0]
+        near = np.abs(self.frequency - frequency) <= 1.01 * width
+        return float(self.ratio[near].max(initial=0.0))
+
+
+def find_season(series: Iterable[tuple[NDArray[np.int64], Floats]], step: int) -> Season | None:
+    """Return the season that at least half of the series have, or None.
+
+    Args:
+        series: times in microseconds (n,), sorted, and values (n,), NaN where missing.
+        step: the usual one, in microseconds.
+    """
+    spectra = [one for time, y in series if (one := _spectrum(time, y, step)) is not None]
+    if not spectra:
+        return None
+    best: Season | None = None
+    for name, period in CALENDAR:
+        if period < LEAST_STEPS * step:
+            continue
+        peak = float(np.median([one.at(1 / period) for one in spectra]))
+        if peak >= CALENDAR_PEAK and (best is None or peak > best.peak):
+            best = Season(period, f"a {name}", _harmonics(spectra, period, step), peak)
+    if best is not None:
+        return best
+    tops = [one.frequency[np.argmax(one.ratio)] for one in spectra]
+    frequency = float(np.median(tops))
+    peak = float(np.median([one.at(frequency) for one in spectra]))
+    if peak < PEAK:
+        return None
+    period = 1 / frequency
+    return Season(period, f"{period / step:.1f} steps", _harmonics(spectra, period, step), peak)
+
+
+def _harmonics(spectra: list[_Spectrum], period: float, step: int) -> int:
+    found = 1
+    for j in range(2, MOST_HARMONICS + 1):
+        if period / j >= 2.0 * step and np.median([one.at(j / period) for one in spectra]) >= HARMONIC:
+            found = j
+    return found
+
+
+def _spectrum(time: NDArray[np.int64], y: Floats, step: int) -> _Spectrum | None:
+    """Return the periodogram of a series on the grid of its usual step; gaps are bridged by lines."""
+    good = np.isfinite(y)
+    time, y = time[good], y[good]
+    if len(time) < 8:
+        return None
+    first = max(int(time[0]), int(time[-1]) - (LONGEST - 1) * step)
+    n = int((time[-1] - first) // step) + 1
+    if n < 16 or len(time) < n / 4:
+        return None
+    x = np.interp(first + step * np.arange(n), time, y)
+    low, high = np.quantile(x, [0.01, 0.99])
+    x = np.clip(x, low, high)  # an outlier has all frequencies
+    at = np.arange(n) - (n - 1) / 2
+    x = x - x.mean() - at * (at @ x) / (at @ at)
+    power = np.abs(np.fft.rfft(x * np.hanning(n))) ** 2
+    k = np.arange(len(power))
+    kept = np.flatnonzero((k >= 2.5) & (k <= n / LEAST_STEPS))
+    if len(kept) < 4 or not power[kept].any():
+        return None
+    # The background of a wandering level falls like 1 / f^2: compare neighbours after that is taken out.
+    flat = power * np.maximum(k, 1.0) ** 2
+    ratio = np.array([flat[j] / max(_background(flat, j), 1e-300) for j in kept.tolist()])
+    ratio[kept < CYCLES] *= 0.5
+    return _Spectrum(kept / (n * float(step)), ratio)
+
+
+def _background(flat: Floats, j: int) -> float:
+    low, high = max(int(j / 2), 1), min(2 * j + 4, len(flat))
+    around = np.r_[flat[low : max(j - 2, low)], flat[j + 3 : high]]
+    return float(np.median(around)) if len(around) >= 3 else float("inf")

@@ -1,0 +1,210 @@
+"""Write what was found as a spec with comments, and load it as every command does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jobs.choosing.finding import Found, Wishes, missing_values
+from jobs.choosing.ranking import EVERY, Ranking
+from jobs.choosing.rhythm import span
+from jobs.choosing.structures import LEVEL
+from jobs.core.errors import UserError
+from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
+from jobs.state.kernel import load_checked_spec
+
+
+def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
+    """Return the spec: every field that was chosen, with the reason behind it."""
+    time, rhythm, keys = found.roles.time, found.rhythm, found.keys
+    lines = [
+        f"# Written by `kalman-pipeline init --input {input}`: what was found in the files, and why. Edit it freely.",
+        f"name: {name}",
+        "version: 1",
+        f"key: {_list(keys.columns)}{_pad(keys.why)}",
+    ]
+    if keys.from_name is not None:
+        lines.append(f"key_from_name: {_word(keys.from_name)}{_pad('the value is the name of the file')}")
+    lines.append(f"time: {_word(time.name)}")
+    if time.time_format is not None:
+        lines.append(f"time_format: {json.dumps(time.time_format)}")
+    if wishes.time_zone != "UTC":
+        lines.append(f"time_zone: {wishes.time_zone}")
+    lines += [
+        f"time_unit: {rhythm.unit}{_pad(f'the usual step is {span(rhythm.step)} ({rhythm.regular:.0%} of all)')}",
+        *_comment(_rhythm_words(found)),
+        f"measurement: {_list([one.name for one in found.measurements])}",
+    ]
+    missing = missing_values(found.roles)
+    if len(missing) > len(DEFAULT_MISSING):
+        lines.append(f"missing_values: {json.dumps(missing, ensure_ascii=False)}")
+    lines += [*_refused(found), *_ranked(found), *_model(found)]
+    if rhythm.repeats:
+        lines += [
+            f"# {rhythm.repeats:,} rows repeat key and time of another; each counts, unless the first one does:",
+            "# duplicates: {action: drop}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _rhythm_words(found: Found) -> str:
+    rhythm = found.rhythm
+    words = []
+    if rhythm.gaps:
+        words.append(
+            f"{rhythm.gaps:,} pauses are longer, up to {span(rhythm.longest)}: the state moves by the time that passed"
+        )
+    if found.season is not None:
+        words.append(
+            f"a season of {found.season.name} stands out, {found.season.peak:.0f} times its background"
+        )
+    return "; ".join(words)
+
+
+def _refused(found: Found) -> list[str]:
+    if not found.roles.refused:
+        return []
+    lines = ["# Other columns:"]
+    taken = {*found.keys.columns}
+    for name, reason in list(found.roles.refused.items())[:30]:
+        if name not in taken:
+            lines.append(f"#   {name}: {reason}".replace("\n", " "))
+    return lines if len(lines) > 1 else []
+
+
+def _ranked(found: Found) -> list[str]:
+    """Return the ranking as a comment."""
+    ranking = found.choice.ranking
+    lines = [
+        f"# Structures by the log-likelihood of a held-out row ({ranking.keys:,} series, {ranking.rows:,} rows), "
+        "against the best:"
+    ]
+    chosen = set(found.choice.names)
+    for one in ranking.scores:
+        mark = "  <- chosen" if one.name in chosen else ""
+        lines.append(f"#   {one.name:<22} {-one.behind:+.3f} +- {one.error:.3f}{mark}")
+    return [*lines, *_comment(why_chosen(found))]
+
+
+def why_chosen(found: Found) -> str:
+    """Return the choice in a sentence."""
+    names = found.choice.names
+    if len(set(names)) > 1:
+        each = zip((one.name for one in found.measurements), names, strict=True)
+        return "chosen: " + ", ".join(f"{name} for {measurement}" for measurement, name in each)
+    ranking, name = found.choice.ranking, names[0]
+    return f"chosen: {name}, {_relation(ranking, name)}"
+
+
+def _relation(ranking: Ranking, name: str) -> str:
+    one = ranking.of(name)
+    if one is ranking.best:
+        rest = [other for other in ranking.equals if other is not one]
+        return "the best" + (
+            f"; it cannot be told apart from {', '.join(other.name for other in rest)}" if rest else ""
+        )
+    if ranking.best.at_least < EVERY and one.name == LEVEL:
+        return (
+            f"as {ranking.best.name}, better by {one.behind:.3f} a row on average, predicts "
+            f"{1 - ranking.best.at_least:.0%} of the series worse than a level does (--structure takes it all the same)"
+        )
+    if not one.is_apart:
+        return f"the simplest of those that cannot be told apart from {ranking.best.name}"
+    return f"{one.behind:.3f} a row behind {ranking.best.name}"
+
+
+def _model(found: Found) -> list[str]:
+    composed, robust = found.final.composed, found.choice.robust
+    several = len(found.series.keys) > 1
+    of = f"the medians of {len(found.series.keys):,} keys" if several else "the values learned from its rows"
+    lines = [
+        "filter: linear",
+        f"states: {_list(composed.states)}",
+        *(["process:", *_process(composed.process)] if "parts" in composed.process else []),
+        *([] if "parts" in composed.process else [f"process: {_flow(composed.process)}{_pad(of)}"]),
+    ]
+    observation: dict[str, Any] = {"R": composed.R}
+    if len(found.measurements) > 1:
+        observation = {"H": composed.H, **observation}
+    lines += [
+        f"observation: {_flow(observation)}",
+        "initial: {diffuse: true}" + _pad("nothing is known of a key before its first rows"),
+        f"learn: {{parameters: {_list(composed.learned)}, scope: key}}"
+        + _pad("what pretrain learns, for each key"),
+    ]
+    if robust is not None:
+        lines.append(f"robust: {_flow(robust)}" + _pad("rows far from their prediction count less"))
+    return lines
+
+
+def _process(process: dict[str, Any]) -> Iterable[str]:
+    yield f"  kind: {process['kind']}"
+    yield "  parts:"
+    for part in process["parts"]:
+        yield f"    - {_flow(part)}"
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {text}"] if text else []
+
+
+def _pad(comment: str) -> str:
+    return f"    # {comment}"
+
+
+def _list(names: Iterable[str]) -> str:
+    return f"[{', '.join(_word(name) for name in names)}]"
+
+
+def _word(text: str) -> str:
+    """Return a text as YAML reads it back, quoted where it would be something else."""
+    try:
+        plain = yaml.safe_load(text) == text and yaml.safe_load(f"[{text}]") == [text]
+    except yaml.YAMLError:
+        plain = False
+    return text if plain and text not in ("y", "n", "Y", "N") else json.dumps(text, ensure_ascii=False)
+
+
+def _flow(value: Any) -> str:
+    """Return a value on one line; a number is written so that YAML 1.1 reads a number."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    if isinstance(value, float):
+        text = repr(value)
+        return text.replace("e", ".0e") if "e" in text and "." not in text else text
+    return _word(value) if isinstance(value, str) else json.dumps(value)
+
+
+def write_spec(path: Path, text: str, is_forced: bool) -> ModelSpec:
+    """Write a spec after loading it as every command does, atomically.
+
+    Raises:
+        UserError: the file exists and is not to be replaced, or cannot be written; the spec is refused.
+    """
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.part.yaml")
+    try:
+        temporary.write_text(text)
+        spec = load_checked_spec(temporary)
+        if is_forced:
+            os.replace(temporary, path)
+        else:
+            os.link(temporary, path)  # fails where another has written it meanwhile
+    except FileExistsError:
+        raise UserError(exists(path)) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return spec.with_folder(str(path.parent))
+
+
+def exists(path: Path) -> str:
+    """Return the error of a spec that is there already."""
+    return f"{path}: is there already; give another --output, or replace it with --force"

@@ -1,0 +1,98 @@
+"""Read files whose columns nobody has named yet: all columns, of all files or an even sample of them. No Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.ingestion.csv_parquet import check_format, parts, read_part, read_schema
+from jobs.ingestion.raw_rows import BYTES, CORRUPT, Source, joined
+
+MOST_FILES = 1_000
+MOST_ROWS = 1_000_000
+"""Rows that are read in all, and least and most rows of one file: enough to find out what the columns are."""
+LEAST_OF_A_FILE, MOST_OF_A_FILE = 2_000, 100_000
+
+
+class Table(NamedTuple):
+    """The rows of some files.
+
+    files   those that were read; found: how many there are
+    source  the columns that all files have, N rows
+    file    (N,) which of the files a row is from
+    partial column name: why it is left out, of columns that not all files have in one type
+    cut     whether a file has more rows than were read
+    """
+
+    files: list[Path]
+    found: int
+    source: Source
+    file: NDArray[np.int64]
+    partial: dict[str, str]
+    cut: bool
+
+
+def read_table(paths: list[Path]) -> Table:
+    """Read the files, or an even sample of them, each from its beginning.
+
+    Raises:
+        UserError: a file cannot be read, or there is no row.
+    """
+    chosen = paths
+    if len(paths) > MOST_FILES:
+        chosen = [paths[i] for i in np.linspace(0, len(paths) - 1, MOST_FILES).astype(int)]
+    most = min(MOST_OF_A_FILE, max(LEAST_OF_A_FILE, MOST_ROWS // len(chosen)))
+    names, partial = _common_columns(chosen)
+    if not names:
+        raise UserError(f"{chosen[0]}: no column is in every file; give files of one kind")
+    read = [_beginning(path, names, most) for path in chosen]
+    sources = [source for source, _ in read]
+    if not sum(source.rows for source in sources):
+        raise UserError(f"{paths[0]}: has no rows" + (", nor have the others" if len(paths) > 1 else ""))
+    file = np.repeat(np.arange(len(chosen)), [source.rows for source in sources])
+    return Table(chosen, len(paths), joined(sources, names), file, partial, any(cut for _, cut in read))
+
+
+def _common_columns(paths: list[Path]) -> tuple[list[str], dict[str, str]]:
+    """Return the columns that all files have in one type, and why the others are left out."""
+    schemas: list[pa.Schema] = []
+    for path in paths:
+        check_format(path)
+        schemas.append(read_schema(path, []))
+    partial: dict[str, str] = {}
+    for schema, path in zip(schemas, paths, strict=True):
+        for other, at in ((schemas[0], path), (schema, paths[0])):
+            for name in other.names:
+                if name not in (schema if other is schemas[0] else schemas[0]).names:
+                    partial.setdefault(name, f"is not in {at.name}")
+        for name in schema.names:
+            if schema.names.count(name) > 1:
+                partial.setdefault(name, f"is there twice in {path.name}")
+            elif name not in partial and schema.field(name).type != schemas[0].field(name).type:
+                partial.setdefault(name, f"has another type in {path.name} than in {paths[0].name}")
+    return [name for name in dict.fromkeys(schemas[0].names) if name not in partial], partial
+
+
+def _beginning(path: Path, names: list[str], most: int) -> tuple[Source, bool]:
+    """Return the first rows of a file, and whether there are more."""
+    found: list[Source] = []
+    rows = 0
+    for part in parts(path):
+        for source in read_part(part, names):
+            left = most - rows
+            if left <= 0:
+                return joined(found, names), True
+            found.append(_first(source, names, left))
+            rows += source.rows
+    return joined(found, names), rows > most
+
+
+def _first(source: Source, names: list[str], most: int) -> Source:
+    columns = {name: source.columns[name].slice(0, most) for name in names if name not in (CORRUPT, BYTES)}
+    marks = None if source.not_utf8 is None else source.not_utf8[:most]
+    return Source(columns, source.misshapen[:most], min(source.rows, most), marks)

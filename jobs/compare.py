@@ -1,0 +1,113 @@
+"""Compare models of the same measurements by how well they predict rows that they were not fitted on.
+
+Of each sampled key every model learns, as its spec's `learn` says, from the first part of the rows, and predicts the
+others one by one. The rows are those that have landed for the first model, or those of files, which needs no Spark.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from jobs.core.command import command
+from jobs.core.errors import UserError
+from jobs.core.report import Report, plural
+from jobs.core.settings import Settings
+
+if TYPE_CHECKING:
+    from jobs.choosing.comparing import Compared
+
+
+@command
+def run(
+    settings: Settings,
+    model: Annotated[
+        list[str],
+        Option(
+            help="A model's name, or the path of its spec; repeat it, or write a,b,c. The first is the reference.",
+            show_default=False,
+        ),
+    ],
+    input: Annotated[
+        str | None,
+        Option(
+            help="Rows: a .csv or .parquet file, a folder of them, or a glob; by default those that have landed for "
+            "the first model.",
+            show_default=False,
+        ),
+    ] = None,
+    keys: Annotated[int, Option(min=1, help="How many keys to sample.")] = 200,
+    rows: Annotated[int, Option(min=50, help="How many of the last rows of each key to take.")] = 1000,
+) -> Report:
+    """Rank models by the log-likelihood of held-out rows, and say which is the best, or that none is.
+
+    Raises:
+        UserError: the models have no rows or measurements in common, or one of them cannot be fitted.
+    """
+    from jobs.choosing.comparing import check_comparable, columns_of, compare
+    from jobs.offline.input_rows import read_rows
+    from jobs.state.kernel import load_checked_spec
+
+    start = perf_counter()
+    names = [name.strip() for text in model for name in text.split(",") if name.strip()]
+    if len(names) < 2:
+        raise UserError("give two models or more: --model a --model b")
+    specs = [load_checked_spec(name, settings.models) for name in names]
+    check_comparable(specs)
+    if input is not None:
+        more = [name for name in columns_of(specs) if name not in specs[0].columns]
+        wide = specs[0].model_copy(update={"control": [*specs[0].control, *more]})
+        source, what = read_rows(wide, input), input
+    else:
+        from jobs.choosing.landed import landed_rows
+        from jobs.spark.conf import short_command_conf
+        from jobs.spark.session import spark_session
+        from jobs.warehouse.delta import Warehouse
+
+        spark = spark_session(settings, f"compare {specs[0].name}", short_command_conf())
+        warehouse = Warehouse(spark, settings.warehouse)
+        source = landed_rows(warehouse, specs[0], columns_of(specs), keys, rows)
+        what = f"the landed rows of {specs[0].name}"
+    found = compare(specs, source, what, keys, rows)
+    return _report(what, found, perf_counter() - start)
+
+
+def _report(what: str, found: Compared, seconds: float) -> Report:
+    ranking = found.ranking
+    best, equals = ranking.best, ranking.equals
+    if len(equals) > 1:
+        others = ", ".join(one.name for one in equals[1:])
+        verdict = f"{best.name} has the highest, but cannot be told apart from {others}"
+    else:
+        verdict = f"{best.name} is the best"
+    lines = [
+        f"{what}: {plural(ranking.rows, 'held-out row')} of {plural(ranking.keys, 'key')} in {seconds:.1f} s",
+        "log-likelihood a held-out row:",
+    ]
+    for one in ranking.scores:
+        text = f"  {one.name:<20} {one.mean:.4f}, best for {one.wins:.0%} of the keys"
+        if one is not best:
+            text += f"; {one.behind:.4f} +- {one.error:.4f} behind {best.name}"
+        if one.missing:
+            text += f"; gave none for {plural(one.missing, 'row')}, which are left out for all"
+        lines.append(text)
+    lines.append(verdict)
+    if found.rejected:
+        lines.append(f"left out {plural(found.rejected, 'row')} that a model rejects")
+    data: dict[str, Any] = {
+        "input": what,
+        "keys": ranking.keys,
+        "rows": ranking.rows,
+        "rejected": found.rejected,
+        "models": [one._asdict() | {"apart": one.is_apart} for one in ranking.scores],
+        "best": best.name,
+        "equals": [one.name for one in equals],
+        "seconds": round(seconds, 3),
+    }
+    return Report(lines, data)
+
+
+if __name__ == "__main__":
+    run.main()

@@ -1,0 +1,213 @@
+"""Find a model for files of measurements, and write its spec. No Spark.
+
+The command finds the columns' roles, the key, the usual step, gaps and repeats, and the period of a season; fits a few
+structures on the first rows of a sample of keys; ranks them by the predictive log-likelihood of the other rows; writes
+the best as a spec with comments; and filters the files with it. `docs/choosing.md` says how.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from jobs.core.command import command
+from jobs.core.errors import UserError
+from jobs.core.report import Report, plural
+from jobs.core.settings import Settings
+
+if TYPE_CHECKING:
+    from jobs.choosing.finding import Found
+
+QUICK = (8, 300)
+"""Sampled keys and rows of each with --quick."""
+
+
+@command
+def run(
+    settings: Settings,
+    input: Annotated[
+        str, Option(help="A .csv or .parquet file, a folder of them, or a glob.", show_default=False)
+    ],
+    name: Annotated[
+        str | None,
+        Option(help="The model's name; by default the name of the file or folder.", show_default=False),
+    ] = None,
+    output: Annotated[
+        str | None,
+        Option(
+            help="Where to write the spec; by default NAME.yaml in the folder of models.", show_default=False
+        ),
+    ] = None,
+    force: Annotated[bool, Option("--force", help="Replace the spec if it is there already.")] = False,
+    time: Annotated[
+        str | None, Option(help="The column of the time; by default it is found.", show_default=False)
+    ] = None,
+    time_format: Annotated[
+        str | None,
+        Option(help="The format of the time, as in a spec; by default it is found.", show_default=False),
+    ] = None,
+    time_zone: Annotated[str, Option(help="The time zone of times without an offset.")] = "UTC",
+    key: Annotated[
+        list[str] | None,
+        Option(help="A key column; may be repeated; by default they are found.", show_default=False),
+    ] = None,
+    key_from_name: Annotated[
+        str | None,
+        Option(help="The file's name is a key: what to call its column.", show_default=False),
+    ] = None,
+    measurement: Annotated[
+        list[str] | None,
+        Option(help="A measured column; may be repeated; by default the first four.", show_default=False),
+    ] = None,
+    structure: Annotated[
+        str | None,
+        Option(help="Take this structure whatever the ranking, such as 'season robust'.", show_default=False),
+    ] = None,
+    keys: Annotated[int, Option(min=1, help="How many keys to fit the structures on.")] = 32,
+    rows: Annotated[int, Option(min=50, help="How many of the last rows of each key to fit on.")] = 400,
+    quick: Annotated[
+        bool, Option("--quick", help=f"Fit on {QUICK[0]} keys and {QUICK[1]} rows of each: a first look.")
+    ] = False,
+    picture: Annotated[
+        str | None,
+        Option(help="Where to draw what was found; by default beside the spec, as .png.", show_default=False),
+    ] = None,
+    no_picture: Annotated[bool, Option("--no-picture", help="Draw nothing.")] = False,
+) -> Report:
+    """Find a model for files of measurements: write its spec, without Spark, and show how well it fits.
+
+    Raises:
+        UserError: a file cannot be read, has no time or no numbers, or too few rows; the spec is there already. Nothing
+            is written then.
+    """
+    from jobs.choosing.finding import Wishes, file_name, find
+    from jobs.choosing.spec_text import exists, spec_text, write_spec
+
+    start = perf_counter()
+    model = name or file_name(input)
+    path = Path(output or Path(settings.models) / f"{model}.yaml")
+    if re.fullmatch(r"[a-z][a-z0-9_]{0,63}", model) is None:
+        raise UserError(f"--name {model}: use lower-case letters, digits and _, beginning with a letter")
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"--output {path}: the file's ending must be .yaml")
+    if output is not None and not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}; create it first")
+    if path.exists() and not force:
+        raise UserError(exists(path))
+    sample = QUICK if quick else (keys, rows)
+    wishes = Wishes(
+        time, time_format, time_zone, key or [], key_from_name, measurement or [], structure, *sample
+    )
+    found = find(input, wishes)
+    path.parent.mkdir(parents=True, exist_ok=True)  # the folder of models, before the first one
+    spec = write_spec(path, spec_text(model, input, found, wishes), force)
+    drawn, note = (
+        (None, None) if no_picture else _draw(Path(picture or path.with_suffix(".png")), spec.name, found)
+    )
+    return _report(
+        model, input, path, drawn, [*found.notes, *([note] if note else [])], found, perf_counter() - start
+    )
+
+
+def _draw(path: Path, name: str, found: Found) -> tuple[Path | None, str | None]:
+    """Return the picture's path, or why there is none."""
+    start = perf_counter()
+    try:
+        from jobs.choosing.picture import draw
+    except ImportError:
+        return None, "there is no picture: that needs matplotlib (pip install kalman-pipeline[demo])"
+    try:
+        draw(path, name, found)
+    except OSError as error:
+        return None, f"{path}: the picture cannot be written ({error.strerror or error})"
+    found.seconds["draw"] = perf_counter() - start
+    return path, None
+
+
+def _report(
+    model: str, input: str, spec: Path, picture: Path | None, notes: list[str], found: Found, seconds: float
+) -> Report:
+    from jobs.choosing.rhythm import span
+    from jobs.choosing.spec_text import why_chosen
+
+    rhythm, keys, filtered = found.rhythm, found.keys, found.filtered
+    measured = [one.name for one in found.measurements]
+    form = found.roles.time.time_format or "ISO 8601"
+    rejected = int((found.parsed.reason != None).sum())  # noqa: E711 - elementwise
+    ranking = found.choice.ranking
+    pauses = f", {plural(rhythm.gaps, 'gap')} up to {span(rhythm.longest)}" if rhythm.gaps else ""
+    repeats = f", {plural(rhythm.repeats, 'row')} repeat key and time of another" if rhythm.repeats else ""
+    season = (
+        "none found" if found.season is None else f"{found.season.name}, {found.season.harmonics} harmonics"
+    )
+    lines = [
+        f"{plural(found.parsed.reason.size, 'row')} of {plural(len(found.table.files), 'file')} in {seconds:.1f} s",
+        f"time         {found.roles.time.name} ({form}), in {rhythm.unit}s",
+        f"key          {', '.join(keys.columns)}: {plural(keys.count, 'key')} ({keys.why})",
+        f"measurement  {', '.join(measured)}",
+        *(
+            f"  not {name}: {reason}"
+            for name, reason in list(found.roles.refused.items())[:12]
+            if name not in keys.columns
+        ),
+        f"step         {span(rhythm.step)} ({rhythm.regular:.0%} of all){pauses}{repeats}",
+        f"season       {season}",
+        *([f"rejected     {plural(rejected, 'row')}"] if rejected else []),
+        f"structures, by the log-likelihood of a held-out row ({plural(ranking.keys, 'series', '')}, "
+        f"{plural(ranking.rows, 'row')}), against the best:",
+        *(
+            f"  {one.name:<20} {-one.behind:+.4f} +- {one.error:.4f}, best for {one.wins:.0%}"
+            for one in ranking.scores
+        ),
+        why_chosen(found),
+        f"fitted       {plural(len(found.series.keys), 'key')}",
+        "NIS per measured component "
+        + ("unknown" if filtered.ratio is None else f"{filtered.ratio:.3f} (1 is expected)"),
+        *filtered.fit.lines,
+        *(f"note: {note}" for note in notes),
+        *(f"could not fit {name}: {reason}" for name, reason in found.choice.failed.items()),
+        f"spec         {spec}",
+        *([f"picture      {picture}"] if picture else []),
+        f"next         kalman-pipeline filter --model {spec} --input {input} --output estimates.parquet",
+    ]
+    data: dict[str, Any] = {
+        "model": model,
+        "input": input,
+        "spec": str(spec),
+        "picture": None if picture is None else str(picture),
+        "files": len(found.table.files),
+        "rows": int(found.parsed.reason.size),
+        "rejected": rejected,
+        "time": found.roles.time.name,
+        "time_format": found.roles.time.time_format,
+        "time_unit": rhythm.unit,
+        "key": keys.columns,
+        "key_from_name": keys.from_name,
+        "keys": keys.count,
+        "measurement": measured,
+        "refused": found.roles.refused,
+        "step_microseconds": rhythm.step,
+        "regular": rhythm.regular,
+        "gaps": rhythm.gaps,
+        "longest_gap_microseconds": rhythm.longest,
+        "repeats": rhythm.repeats,
+        "season_microseconds": None if found.season is None else found.season.period,
+        "structures": [one._asdict() for one in ranking.scores],
+        "chosen": found.choice.names,
+        "sampled_keys": len(found.series.keys),
+        "keys_with_a_zero": found.final.still,
+        "nis_per_component": filtered.ratio,
+        **filtered.fit.data,
+        "notes": notes,
+        "seconds": round(seconds, 3),
+        "phases": {phase: round(took, 3) for phase, took in found.seconds.items()},
+    }
+    return Report(lines, data)
+
+
+if __name__ == "__main__":
+    run.main()

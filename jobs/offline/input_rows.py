@@ -1,0 +1,54 @@
+"""Read the rows of a file, a folder or a glob as one source. No Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobs.core.errors import UserError
+from jobs.ingestion.csv_parquet import FORMATS, check_format, read, read_schema
+from jobs.ingestion.input_files import find_files
+from jobs.ingestion.key_from_name import schema_with_key, with_key
+from jobs.ingestion.raw_rows import Source, joined
+from jobs.specs.model_spec import ModelSpec
+
+
+def files_of(input: str) -> list[Path]:
+    """Return the files that an input names: a file, a folder or a glob. A single name is not looked for yet.
+
+    Raises:
+        UserError: it is a folder or a glob without .csv, .csv.gz or .parquet files.
+    """
+    path = Path(input).expanduser()
+    if (
+        path.is_dir()
+        and not path.name.lower().endswith(FORMATS)
+        or not path.exists()
+        and set(input) & set("*?[")
+    ):
+        return [Path(one) for one in find_files([input], FORMATS)]
+    return [path]
+
+
+def read_rows(spec: ModelSpec, input: str) -> Source:
+    """Read the columns that a spec names from all files of an input, one file after the other.
+
+    Raises:
+        UserError: a file cannot be read, lacks a column, or has a column of another type than the files before it;
+            there is no row.
+    """
+    sources: list[Source] = []
+    for path in files_of(input):
+        check_format(path)
+        if spec.key_from_name is not None:
+            schema_with_key(spec, read_schema(path, spec.file_columns), path)
+        sources.append(with_key(spec, read(path, spec.file_columns), path))
+        for name in spec.columns:
+            kinds = [source.columns[name].type for source in (sources[0], sources[-1])]
+            if kinds[0] != kinds[1]:
+                raise UserError(
+                    f"{path}: column '{name}' holds {kinds[1]}, and {kinds[0]} in the files before it; give them "
+                    "one type"
+                )
+    if not sum(source.rows for source in sources):
+        raise UserError(f"{input}: has no rows")
+    return sources[0] if len(sources) == 1 else joined(sources, spec.columns)

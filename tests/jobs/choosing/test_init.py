@@ -1,0 +1,152 @@
+"""`init` and `compare` over files: the spec that is written is accepted, and reads the rows that were found."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jobs import compare, filter, init
+from jobs.choosing.finding import Wishes, find
+from jobs.core.errors import UserError
+from jobs.core.settings import Settings
+from jobs.specs.loading import load_spec
+from tests.jobs.choosing import real_series
+
+SMALL = {"keys": 6, "rows": 160}
+
+
+def settings(folder: Path) -> Settings:
+    return Settings.load(str(folder / "warehouse"), str(folder / "models"), None)
+
+
+def files(folder: Path, count: int, n: int, scale: bool = True) -> Path:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    at = pd.date_range("2024-01-01", periods=n, freq="1h").strftime("%Y-%m-%d %H:%M")
+    for k in range(count):
+        size = 10.0 ** rng.uniform(-3, 5) if scale else 1.0
+        level = np.cumsum(rng.normal(size=n)) * 0.3 + rng.normal(size=n)
+        wave = 3 * np.sin(2 * np.pi * np.arange(n) / 24 + 1)
+        frame = pd.DataFrame({"at": at, "value": size * (level + wave + 20), "row": range(n)})
+        frame.to_csv(folder / f"m-{k}.csv", index=False)
+    return folder
+
+
+def test_the_spec_is_accepted_and_reads_the_same_rows(tmp_path: Path) -> None:
+    folder = files(tmp_path / "loads", 4, 240)
+    with (folder / "m-0.csv").open("a") as last:
+        last.write("2024-03-01 00:00,broken,9\n")
+    done = init.run(settings(tmp_path), str(folder), **SMALL)
+    data = done.data
+    path = tmp_path / "models" / "loads.yaml"
+    assert data["spec"] == str(path) and (tmp_path / "models" / "loads.png").stat().st_size > 10_000
+    assert (data["time"], data["key"], data["key_from_name"]) == ("at", ["series"], "series")
+    assert (data["measurement"], data["refused"]) == (["value"], {"row": "counts the rows"})
+    assert (data["step_microseconds"], data["time_unit"], data["rejected"]) == (3_600_000_000, "hour", 1)
+    assert "season" in data["chosen"][0] and data["season_microseconds"] == 86_400_000_000
+    assert 0.7 < data["nis_per_component"] < 1.4
+    spec = load_spec("loads", tmp_path / "models")
+    assert spec.key_from_name == "series" and spec.process is not None
+    text = path.read_text()
+    assert "# Structures by the log-likelihood of a held-out row" in text and "<- chosen" in text
+    out = tmp_path / "out.csv"
+    filtered = filter.run(settings(tmp_path), "loads", str(folder), str(out))
+    assert (filtered.data["rows"], filtered.data["rejected"], filtered.data["keys"]) == (961, 1, 4)
+    with pytest.raises(UserError, match="loads.yaml: is there already; give another --output, or replace it"):
+        init.run(settings(tmp_path), str(folder), **SMALL)
+    assert path.read_text() == text
+    again = init.run(settings(tmp_path), str(folder), force=True, structure="level", no_picture=True, **SMALL)
+    assert again.data["chosen"] == ["level"] and load_spec("loads", tmp_path / "models").states == ["level"]
+    assert sorted(one.name for one in path.parent.iterdir()) == ["loads.png", "loads.yaml"]
+
+
+def test_several_measurements_have_a_structure_each(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    n = 160
+    at = pd.date_range("2024-01-01", periods=n, freq="1D").strftime("%Y-%m-%d")
+    slope = np.cumsum(np.cumsum(rng.normal(size=n)))
+    table = pd.DataFrame({"at": at, "null": 1e6 * slope, "b": 1e-3 * (rng.normal(size=n) + 5), "who": "x"})
+    table.to_csv(tmp_path / "two.csv", index=False)
+    done = init.run(settings(tmp_path), str(tmp_path / "two.csv"), no_picture=True, **SMALL)
+    spec = load_spec("two", tmp_path / "models")
+    assert done.data["measurement"] == spec.measurement == ["null", "b"]
+    assert done.data["chosen"][0].split()[0] in ("trend", "damped") and done.data["chosen"][1].startswith(
+        "level"
+    )
+    assert spec.states == ["null_level", "null_slope", "b_level"]
+    R = spec.observation.R if spec.observation is not None else None
+    assert R is not None and 3e-7 < float(R[1][1]) < 3e-6 and float(R[0][1]) == 0.0
+    assert 0.7 < done.data["nis_per_component"] < 1.3
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a,b\n1,x\n", "no column is a time; name one with --time"),
+        ("at,b\n2024-01-01,x\n2024-01-02,y\n", "no column is a measurement; name one with --measurement"),
+        ("at,y\n2024-01-01,1.5\n2024-01-02,2\n", "no key has 16 rows with each measurement"),
+        ("at,y\n", "has no rows"),
+        ("", "is empty"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_and_nothing_is_written(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(UserError, match=said):
+        init.run(settings(tmp_path), str(tmp_path / "a.csv"))
+    assert [one.name for one in tmp_path.iterdir()] == ["a.csv"]
+    for wrong, error in (("none.csv", "there is no such file"), ("*.csv.gz", "no such file")):
+        with pytest.raises(UserError, match=error):
+            init.run(settings(tmp_path), str(tmp_path / wrong))
+
+
+def test_compare_finds_the_better_model_and_says_when_none_is(tmp_path: Path) -> None:
+    folder = files(tmp_path / "loads", 3, 100, scale=False)
+    init.run(settings(tmp_path), str(folder), structure="season", no_picture=True, **SMALL)
+    init.run(settings(tmp_path), str(folder), name="plain", structure="level", no_picture=True, **SMALL)
+    text = (tmp_path / "models" / "plain.yaml").read_text()
+    (tmp_path / "models" / "twin.yaml").write_text(text.replace("name: plain", "name: twin"))
+    found = compare.run(settings(tmp_path), ["plain,loads", "twin"], str(folder))
+    assert found.data["best"] == "loads" and found.data["equals"] == ["loads"]
+    assert [one["name"] for one in found.data["models"]] == ["loads", "plain", "twin"]
+    assert found.data["keys"] == 3 and found.lines[-1] == "loads is the best"
+    same = compare.run(settings(tmp_path), ["plain", "twin"], str(folder))
+    assert same.data["equals"] == ["plain", "twin"]
+    assert same.lines[-1] == "plain has the highest, but cannot be told apart from twin"
+    (tmp_path / "models" / "other.yaml").write_text(
+        text.replace("[value]", "[row]").replace("plain", "other")
+    )
+    with pytest.raises(UserError, match="other and plain differ in `measurement`"):
+        compare.run(settings(tmp_path), ["plain", "other"], str(folder))
+    with pytest.raises(UserError, match="give two models or more"):
+        compare.run(settings(tmp_path), ["plain"], str(folder))
+
+
+@pytest.mark.slow
+def test_the_choice_predicts_real_series_no_worse_than_a_level(tmp_path: Path) -> None:
+    """At least 95 % of the keys; each table by itself, as `init` gets it."""
+    tables = dict(real_series.statsmodels_series())
+    tables |= {"routes": real_series.routes(30), "aircraft": real_series.aircraft(60)}
+    differences = []
+    for name, table in tables.items():
+        real_series.write(table, tmp_path / f"{name}.csv")
+        found = find(str(tmp_path / f"{name}.csv"), Wishes(keys=30, rows=250))
+        ranking = found.choice.ranking
+        chosen = ranking.of(found.choice.names[0])
+        differences.append(ranking.means[chosen.place] - ranking.means[0])
+    every = np.concatenate(differences)
+    assert len(every) > 100 and (every >= 0).mean() >= 0.95
+
+
+@pytest.mark.slow
+def test_fifty_files_take_seconds(tmp_path: Path) -> None:
+    folder = files(tmp_path / "many", 50, 2000)
+    start = time.process_time()
+    done = init.run(settings(tmp_path), str(folder))
+    assert time.process_time() - start < 20.0, done.data["phases"]
+    assert done.data["rows"] == 100_000 and done.data["keys"] == 50

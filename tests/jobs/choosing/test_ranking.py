@@ -1,0 +1,113 @@
+"""Structures are fitted near the maximum of their likelihood, and ranked with the noise of the comparison."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import kalman
+from jobs.choosing.grid import fit_grid
+from jobs.choosing.held_out import Fitted, Sample, held_out, predict
+from jobs.choosing.ranking import choose, rank, standard_error
+from jobs.choosing.rhythm import Rhythm
+from jobs.choosing.structures import compose, definition, structures
+
+DAY = 86_400_000_000
+DAILY = Rhythm(DAY, 1.0, 0, 0, 0, 0, "day")
+
+
+def series(seed: int, n: int, level: float, noise: float) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.cumsum(rng.normal(size=n)) * level + rng.normal(size=n) * noise
+
+
+def sorted_rows(values: list[np.ndarray]) -> kalman.SortedRows:
+    key = np.repeat(np.arange(len(values)), [len(one) for one in values])
+    time = np.concatenate([np.arange(len(one)) for one in values]) * DAY
+    y = np.concatenate(values)[None]
+    return kalman.SortedRows(key, time, y, np.empty((0, len(key))))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("level", "llevel"), ("trend", "lltrend")])
+def test_the_grid_comes_near_statsmodels_maximum(name: str, kind: str) -> None:
+    from statsmodels.tsa.statespace.structural import UnobservedComponents
+
+    values = [series(k, 150 + 20 * k, level, 1.0) for k, level in enumerate((0.0, 0.03, 0.3, 3.0, 1000.0))]
+    values = [one / np.std(np.diff(one)) for one in values]
+    rows = sorted_rows(values)
+    structure = next(one for one in structures(DAILY, None) if one.name == name)
+    found = fit_grid(structure, rows, len(values), float(DAY), 1.0, 5)
+    model = definition(compose(["y"], [structure]), ["y"])
+    sample = Sample(rows, len(values), np.ones(len(rows.key), bool), float(DAY))
+
+    def likelihood(parameters: np.ndarray) -> np.ndarray:
+        return np.bincount(rows.key, predict(model, Fitted(parameters, {}), sample))
+
+    best = np.zeros_like(found.parameters)
+    for k, one in enumerate(values):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fits = [
+                UnobservedComponents(one, kind, use_exact_diffuse=True).fit(start, disp=0, maxiter=300)
+                for start in (None, np.full(len(best), 0.1), np.r_[1.0, np.full(len(best) - 1, 1e-3)])
+            ]
+        top = max(fits, key=lambda fit: fit.llf)
+        best[:, k] = np.roll(top.params, -1)  # ours come before the noise, which is its first
+    assert (likelihood(found.parameters) >= likelihood(best) - 0.1).all()
+    assert found.at_zero[0]  # white noise about a level that does not move
+
+
+def test_held_out_rows_are_the_last_of_each_key() -> None:
+    key = np.repeat([0, 1], [10, 20])
+    seen = np.ones(30, bool)
+    seen[8:10] = False
+    held = held_out(key, 2, seen)
+    assert np.flatnonzero(held[:10]).tolist() == [6, 7, 8, 9]  # 6 of the 8 with a measurement are fitted on
+    assert np.flatnonzero(held[10:]).tolist() == [14, 15, 16, 17, 18, 19]
+
+
+def test_the_standard_error_allows_for_autocorrelation() -> None:
+    rng = np.random.default_rng(3)
+    n, rho = 400, 0.8
+    means, errors = [], []
+    for _ in range(300):
+        noise = rng.normal(size=n + 50)
+        for i in range(1, n + 50):
+            noise[i] += rho * noise[i - 1]
+        means.append(noise[50:].mean())
+        errors.append(standard_error(np.zeros(n, np.int64), noise[50:]))
+    assert 0.7 < np.median(errors) / np.std(means) < 1.1
+    many = rng.normal(size=(50, 40)) + rng.normal(size=50)[:, None]
+    code = np.repeat(np.arange(50), 40)
+    assert np.isclose(standard_error(code, many.ravel()), many.mean(axis=1).std(ddof=1) / np.sqrt(50))
+
+
+def test_equal_models_are_not_told_apart_and_the_simplest_is_chosen() -> None:
+    rng = np.random.default_rng(0)
+    key = np.repeat(np.arange(20), 50)
+    base = rng.normal(size=1000)
+    noisy = base + rng.normal(size=1000) * 0.01
+    better = base + 0.5 + rng.normal(size=1000) * 0.1
+    found = rank(["level", "trend"], key, [base, noisy])
+    assert len(found.equals) == 2 and choose(found, ["level", "trend"]).name == "level"
+    found = rank(["level", "trend", "season"], key, [base, noisy, better])
+    assert [one.name for one in found.equals] == ["season"] and found.best.wins == 1.0
+    assert choose(found, ["level", "trend", "season"]).name == "season"
+    # better on average, and for a fifth of the keys worse: not for all
+    for_some = np.where(key < 4, base - 0.5, base + 1.0)
+    found = rank(["level", "season"], key, [base, for_some])
+    assert found.best.name == "season" and found.best.at_least == 0.8
+    assert choose(found, ["level", "season"]).name == "level"
+
+
+def test_rows_without_a_likelihood_under_one_model_count_for_none() -> None:
+    key = np.zeros(6, np.int64)
+    a, b = np.arange(6.0), np.arange(6.0) + 1
+    b[2] = np.nan
+    found = rank(["a", "b"], key, [a, b])
+    assert (found.rows, found.of("b").missing, found.of("b").behind) == (5, 1, 0.0)
+    assert np.isclose(found.of("a").behind, 1.0)
+    with pytest.raises(ValueError, match="no held-out row"):
+        rank(["a", "b"], key, [a, np.full(6, np.nan)])
