@@ -1,0 +1,51 @@
+"""Which files are mutated: all of `kalman/`, and of `jobs/` what the tests run without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MUTATED = (
+    "kalman",
+    "jobs/core",
+    "jobs/specs",
+    "jobs/encoding",
+    "jobs/state",
+    "jobs/offline",
+    "jobs/migration/state_map.py",
+    "jobs/migration/inverse.py",
+    "jobs/upgrades/comparison/decision.py",
+    "jobs/verification/matching.py",
+)
+"""Folders and files. Code that only tests with Spark reach would count as not noticed: they are not run here."""
+
+TESTS = ("tests/kalman", "tests/jobs")
+NO_SPARK = "not spark and not airflow and not slow and not soak"
+
+
+def mutated_files() -> list[str]:
+    """Return the files that are mutated, relative to the root, in a fixed order."""
+    return sorted(set(_python_files(MUTATED)))
+
+
+def test_files() -> list[str]:
+    """Return the files with tests that need no Spark, relative to the root, in a fixed order."""
+    return sorted(path for path in set(_python_files(TESTS)) if _has_tests_without_spark(ROOT / path))
+
+
+test_files.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _has_tests_without_spark(file: Path) -> bool:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return file.name.startswith("test_") and not any(
+        line.startswith("pytestmark") and ("mark.spark" in line or "mark.airflow" in line) for line in lines
+    )
+
+
+def _python_files(places: tuple[str, ...]) -> Iterator[str]:
+    for place in places:
+        path = ROOT / place
+        for file in [path] if path.is_file() else path.glob("**/*.py"):
+            yield file.relative_to(ROOT).as_posix()
