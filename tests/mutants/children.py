@@ -59,7 +59,9 @@ def in_child(tree: Path, work: Callable[[], int], seconds: float) -> int:
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)  # the child leads a group of its own, with the processes that its tests started
+    os.killpg(
+        child, signal.SIGKILL
+    )  # the child leads a group of its own, with the processes that its tests started
     os.waitpid(child, 0)
     return KILLED_BY_TIME
 

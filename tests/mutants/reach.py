@@ -21,7 +21,18 @@ from tests.mutants.children import KILLED_BY_TIME, in_child
 from tests.mutants.sources import NO_SPARK, ROOT, mutated_files, test_files
 
 KEPT = ROOT / "var" / "mutants"
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", NO_SPARK, "-p", "no:randomly", "--hypothesis-seed=0"]
+OPTIONS = [
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-m",
+    NO_SPARK,
+    "-p",
+    "no:randomly",
+    "--hypothesis-seed=0",
+]
 ALONE = 900.0
 """Seconds that one test file may take with coverage."""
 

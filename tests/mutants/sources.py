@@ -20,7 +20,19 @@ MUTATED = (
 )
 """Folders and files. Code that only tests with Spark reach would count as not noticed: they are not run here."""
 
-TESTS = ("tests/kalman", "tests/jobs")
+TESTS = (
+    "tests/jobs/cli",
+    "tests/jobs/core",
+    "tests/jobs/encoding",
+    "tests/jobs/migration",
+    "tests/jobs/offline",
+    "tests/jobs/specs",
+    "tests/jobs/state",
+    "tests/jobs/upgrades",
+    "tests/jobs/verification",
+    "tests/kalman",
+)
+"""The rooms of the mutated files: their tests alone are run, and of these the ones without Spark."""
 NO_SPARK = "not spark and not airflow and not slow and not soak"
 
 
