@@ -5,7 +5,7 @@ or None, a value that is None, a condition forced. mutmut does not look into fun
 fixtures). Not drawn are mutants that only change what a person reads or what nothing can notice:
 
 - texts with a space, and all that is inside a `raise` (that it is raised counts, its words do not);
-- `strict=` of `zip`, which guards against mistakes of the code itself;
+- `description=` and `help=`; `strict=` of `zip`, which guards against mistakes of the code itself;
 - the names of type variables and `__all__`.
 """
 
@@ -23,6 +23,9 @@ import libcst.matchers as m
 from mutmut.mutation.file_mutation import create_mutations  # pyright: ignore[reportMissingImports]
 
 from tests.mutants.sources import ROOT
+
+UNNOTICED = {"description", "help", "strict"}
+"""Keyword arguments whose mutants are not drawn."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,9 @@ def _silent(module: cst.Module) -> Iterator[cst.CSTNode]:
     )
     for top in m.findall(module, m.Raise() | names):
         yield from _below(top)
-    for argument in m.findall(module, m.Arg(keyword=m.Name("strict"))):
-        yield from _below(argument)
+    for argument in m.findall(module, m.Arg(keyword=m.Name())):
+        if isinstance(argument, cst.Arg) and argument.keyword and argument.keyword.value in UNNOTICED:
+            yield from _below(argument)
 
 
 def _below(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -103,12 +107,12 @@ def _below(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def _only_words(old: cst.CSTNode, new: cst.CSTNode) -> bool:
-    """Return whether a mutation changes nothing but a text for people, or `strict=`."""
+    """Return whether a mutation changes nothing but a text for people, or an argument that is not noticed."""
     if isinstance(old, cst.SimpleString):
         return " " in old.value
     if isinstance(old, cst.Call) and isinstance(new, cst.Call):
         gone = [argument for argument in old.args if all(argument is not kept for kept in new.args)]
-        return any(argument.keyword is not None and argument.keyword.value == "strict" for argument in gone)
+        return any(argument.keyword is not None and argument.keyword.value in UNNOTICED for argument in gone)
     return False
 
 

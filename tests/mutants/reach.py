@@ -18,7 +18,7 @@ import coverage  # pyright: ignore[reportMissingImports]
 import pytest
 
 from tests.mutants.children import KILLED_BY_TIME, in_child
-from tests.mutants.sources import NO_SPARK, ROOT, mutated_files, test_files
+from tests.mutants.sources import NO_SPARK, ROOT, importers, mutated_files, test_files
 
 KEPT = ROOT / "var" / "mutants"
 OPTIONS = [
@@ -57,16 +57,25 @@ class Reach:
     def tests(self, path: str, lines: range, budget: float) -> list[str]:
         """Return the tests that reach one of `lines`, the fast ones first, of together at most `budget` seconds.
 
-        Lines that run on import belong to no test: those of the whole file stand for them.
+        Lines that run on import (constants, fields) belong to no test: those that reach anything of the file stand for
+        them, and then those that reach the files that import it.
         """
         reached = set().union(*(self.lines.get((path, line), set()) for line in lines))
+        wanted = self._ordered(reached)
+        if not reached:
+            near = self.files.get(path, set())
+            far = set().union(*(self.files.get(other, set()) for other in importers(path)))
+            wanted = [*self._ordered(near), *self._ordered(far - near)]
         chosen, spent = [], 0.0
-        for test in sorted(reached or self.files.get(path, ()), key=lambda one: (self.seconds[one], one)):
+        for test in wanted:
             spent += self.seconds[test]
-            if spent > budget and chosen:
+            if chosen and spent > budget:
                 break
             chosen.append(test)
         return chosen
+
+    def _ordered(self, tests: set[str]) -> list[str]:
+        return sorted(tests, key=lambda one: (self.seconds[one], one))
 
 
 class _Contexts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ MUTATED = (
     "jobs/verification/matching.py",
 )
 """Folders and files. Code that only tests with Spark reach would count as not noticed: they are not run here."""
+PICTURES = "jobs/offline/plots.py"
+"""Not mutated: what it draws is for the eye, and the tests only look whether there is a picture."""
 
 TESTS = (
     "tests/jobs/cli",
@@ -38,7 +41,7 @@ NO_SPARK = "not spark and not airflow and not slow and not soak"
 
 def mutated_files() -> list[str]:
     """Return the files that are mutated, relative to the root, in a fixed order."""
-    return sorted(set(_python_files(MUTATED)))
+    return sorted(set(_python_files(MUTATED)) - {PICTURES})
 
 
 def test_files() -> list[str]:
@@ -47,6 +50,22 @@ def test_files() -> list[str]:
 
 
 test_files.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def importers(path: str) -> list[str]:
+    """Return the mutated files that import a file."""
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    package, _, name = module.rpartition(".")
+    found = []
+    for other in mutated_files():
+        for node in ast.walk(ast.parse((ROOT / other).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import) and module in {one.name for one in node.names}:
+                found.append(other)
+            elif isinstance(node, ast.ImportFrom) and (
+                node.module == module or node.module == package and name in {one.name for one in node.names}
+            ):
+                found.append(other)
+    return sorted(set(found))
 
 
 def _has_tests_without_spark(file: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A bucket under a watermark gets states and rows from elsewhere: a snapshot's when it begins, those of new keys later."""
+"""A bucket under a watermark: its clock, the snapshot with which it begins, and the states of new keys that it is given."""
 
 from __future__ import annotations
 
@@ -111,6 +111,20 @@ def test_the_watermark_never_goes_back() -> None:
         31 * SECOND,
         31 * SECOND,
     )
+
+
+def test_rows_wait_for_the_patience_and_not_a_microsecond_longer() -> None:
+    bucket = opened(plan_of(delay=5 * SECOND, patience=10 * SECOND))
+    assert bucket.alarm is None
+    take(bucket, [Row(1, 25, 1.0), Row(1, 30, 1.0), Row(2, 24, 1.0)], now=100)
+    assert bucket.waiting.count == 2  # at 25 s the watermark has passed what is older, and not itself
+    assert bucket.alarm == 110 * SECOND + 1
+    assert list(bucket.wake(110 * SECOND)) == [] and bucket.waiting.count == 2
+    put_out = list(bucket.wake(110 * SECOND + 1))
+    assert set(estimates(bucket.plan, put_out)) == {(1, 25), (1, 30)}
+    assert (OutputPacket.WAITING, 0, b"") in put_out
+    assert bucket.waiting.count == 0 and bucket.watermark == 30 * SECOND + 1 and bucket.alarm is None
+    assert list(bucket.wake(10**4 * SECOND)) == []
 
 
 def held_and_offered(**policy: Any) -> tuple[Plan, EventTimeBucket, EventTimeBucket]:
