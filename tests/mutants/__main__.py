@@ -63,10 +63,12 @@ def _report(trials: list[trying.Trial], options: argparse.Namespace) -> int:
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()
     rate = noticed / counted if counted else 0.0
+    reached = counted - counts["unreached"]
     say(
         f"\ncommit {commit}, seed {options.seed}: of {len(trials)} mutants {counts['killed']} killed, "
         f"{counts['timeout']} endless, {counts['survived']} survived, {counts['unreached']} reached by no test, "
-        f"{counts['equivalent']} equivalent: {rate:.1%} noticed"
+        f"{counts['equivalent']} equivalent: {rate:.1%} noticed, "
+        f"{noticed / reached if reached else 0.0:.1%} of those that a test without Spark reaches"
     )
     by_room = Counter(Path(trial.mutant.path).parent.as_posix() for trial in trials)
     lost = Counter(Path(trial.mutant.path).parent.as_posix() for trial in missed)

@@ -80,6 +80,14 @@ def statement_lines(code: str, line: int) -> range:
     return best
 
 
+def runs_on_import(code: str, line: int) -> bool:
+    """Return whether a line is outside all bodies of functions."""
+    functions = (
+        node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    return not any(node.body[0].lineno <= line <= (node.end_lineno or line) for node in functions)
+
+
 def _mutations(path: str) -> tuple[cst.Module, list[tuple[cst.CSTNode, cst.CSTNode]]]:
     """Parse a file; return its tree and the pairs of a node and what replaces it."""
     module, mutations, _, _ = create_mutations(path, (ROOT / path).read_text(encoding="utf-8"))

@@ -54,18 +54,21 @@ class Reach:
                 self.lines.setdefault((path, int(line)), set()).update(good)
                 self.files.setdefault(path, set()).update(good)
 
-    def tests(self, path: str, lines: range, budget: float) -> list[str]:
-        """Return the tests that reach one of `lines`, the fast ones first, of together at most `budget` seconds.
+    def of_lines(self, path: str, lines: range) -> list[str]:
+        """Return the tests that reach one of `lines`, the fast ones first."""
+        return self._ordered(set().union(*(self.lines.get((path, line), set()) for line in lines)))
 
-        Lines that run on import (constants, fields) belong to no test: those that reach anything of the file stand for
-        them, and then those that reach the files that import it.
+    def of_file(self, path: str) -> list[str]:
+        """Return the tests that reach anything of a file, then those that reach the files that import it.
+
+        They stand for the lines that run on import (constants, fields), which belong to no test.
         """
-        reached = set().union(*(self.lines.get((path, line), set()) for line in lines))
-        wanted = self._ordered(reached)
-        if not reached:
-            near = self.files.get(path, set())
-            far = set().union(*(self.files.get(other, set()) for other in importers(path)))
-            wanted = [*self._ordered(near), *self._ordered(far - near)]
+        near = self.files.get(path, set())
+        far = set().union(*(self.files.get(other, set()) for other in importers(path)))
+        return [*self._ordered(near), *self._ordered(far - near)]
+
+    def within(self, budget: float, wanted: list[str]) -> list[str]:
+        """Return the first tests that together take at most `budget` seconds, one at least."""
         chosen, spent = [], 0.0
         for test in wanted:
             spent += self.seconds[test]

@@ -76,11 +76,35 @@ def test_the_fast_tests_that_reach_a_line_come_first() -> None:
         }
     )
     reach.add({"seconds": {"t::last": 99.0}, "lines": {"a.py": {"4": ["t::last"]}}})
-    assert reach.tests("a.py", range(3, 4), 60.0) == ["t::fast", "t::slow"]
-    assert reach.tests("a.py", range(3, 4), 5.0) == ["t::fast"]
-    assert reach.tests("a.py", range(4, 5), 5.0) == ["t::last"]  # one at least
-    assert reach.tests("a.py", range(1, 2), 600.0) == ["t::fast", "t::slow", "t::last"]  # it ran on import
-    assert reach.tests("kalman/no.py", range(3, 4), 60.0) == []
+    found = reach.of_lines("a.py", range(3, 4))
+    assert found == ["t::fast", "t::slow"]
+    assert reach.within(10.0, found) == found and reach.within(9.9, found) == ["t::fast"]
+    assert reach.within(5.0, ["t::last", "t::fast"]) == ["t::last"]  # one at least
+    assert reach.of_lines("a.py", range(3, 5)) == ["t::fast", "t::slow", "t::last"]
+    assert reach.of_lines("a.py", range(1, 2)) == reach.of_lines("kalman/no.py", range(3, 4)) == []
+    assert reach.of_file("a.py") == ["t::fast", "t::slow", "t::last"]
+
+
+def test_the_files_that_import_one_stand_for_it_after_its_own() -> None:
+    reach = Reach()
+    reach.add(
+        {
+            "seconds": {"t::own": 9.0, "t::other": 1.0, "t::else": 1.0},
+            "lines": {
+                "jobs/encoding/order.py": {"9": ["t::own"]},
+                "jobs/state/replay.py": {"9": ["t::own", "t::other"]},
+                "kalman/flags.py": {"9": ["t::else"]},
+            },
+        }
+    )
+    assert reach.of_file("jobs/encoding/order.py") == ["t::own", "t::other"]
+
+
+def test_the_lines_of_functions_run_when_they_are_called() -> None:
+    lines = enumerate(CODE.splitlines(), 1)
+    assert [text.strip() for line, text in lines if text and drawing.runs_on_import(CODE, line)] == [
+        '"""A text that nobody mutates."""', "LIMIT = 3", "def f(a, b):",
+    ]  # fmt: skip
 
 
 def test_every_mutated_file_is_there_and_needs_no_spark_to_be_tested() -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from tests.mutants.children import KILLED_BY_TIME, in_child
-from tests.mutants.drawing import Mutant, statement_lines
+from tests.mutants.drawing import Mutant, runs_on_import, statement_lines
 from tests.mutants.equivalent import Judgement, judged
 from tests.mutants.reach import OPTIONS, Reach
 from tests.mutants.sources import ROOT
@@ -45,7 +45,10 @@ def try_mutant(
     except SyntaxError:
         return Trial(mutant, "killed", 0)
     original = (ROOT / mutant.path).read_text(encoding="utf-8")
-    tests = reach.tests(mutant.path, statement_lines(original, mutant.line), BUDGET)
+    tests = reach.of_lines(mutant.path, statement_lines(original, mutant.line))
+    if not tests and runs_on_import(original, mutant.line):
+        tests = reach.of_file(mutant.path)
+    tests = reach.within(BUDGET, tests)
     if not tests:
         return Trial(mutant, "unreached", 0)
     file = tree / mutant.path

@@ -1,4 +1,4 @@
-"""A bucket under a watermark: its clock, the snapshot with which it begins, and the states of new keys that it is given."""
+"""A bucket under a watermark: its clock, the snapshot it begins with, and the states of new keys that it is given."""
 
 from __future__ import annotations
 
