@@ -68,13 +68,12 @@ class Reach:
         return [*self._ordered(near), *self._ordered(far - near)]
 
     def within(self, budget: float, wanted: list[str]) -> list[str]:
-        """Return the first tests that together take at most `budget` seconds, one at least."""
+        """Return the tests that one after the other fit into `budget` seconds, and the first in any case."""
         chosen, spent = [], 0.0
         for test in wanted:
-            spent += self.seconds[test]
-            if chosen and spent > budget:
-                break
-            chosen.append(test)
+            if not chosen or spent + self.seconds[test] <= budget:
+                spent += self.seconds[test]
+                chosen.append(test)
         return chosen
 
     def _ordered(self, tests: set[str]) -> list[str]:
