@@ -16,7 +16,7 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka cluster test test-slow soak bench bench-quick bench-filters lint format airflow lock clean
+.PHONY: help setup demo demo-kafka cluster test test-slow soak mutants bench bench-quick bench-filters lint format airflow lock clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,17 @@ soak: setup ## Kill every verb at many moments, a hundred times in all, and comp
 	$(BIN)/python -m pytest -m soak --ignore $(KILLS) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m soak $(KILLS) $(PYTEST_ARGS)
 
+MUTANTS := $(VENV)/.mutants-ready
+$(MUTANTS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[mutants]'
+	@touch $@
+
+# N mutants, drawn with SEED; MUTANTS_ARGS="--only kalman/filters --patience 5" for some files, on a busy machine.
+N ?= 300
+SEED ?= 1
+mutants: $(MUTANTS) ## Change the code in N places, one at a time, and see whether the tests notice (an hour or two)
+	$(BIN)/python -m tests.mutants --number $(N) --seed $(SEED) $(MUTANTS_ARGS)
+
 BENCH := $(VENV)/.bench-ready
 $(BENCH): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench]'
@@ -89,7 +100,7 @@ airflow: setup ## Start Airflow with our DAGs; prints the address and the login
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/airflow-standalone
 
 lock: setup ## Write the versions of all that can be installed to requirements/lock.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench,demo,dev,kubernetes,postgres]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench,demo,dev,kubernetes,mutants,postgres]'
 	@{ sed -n '/^#/p' $(LOCK); $(BIN)/python -m pip freeze --all --exclude pip --exclude-editable --exclude kalman-pipeline \
 		| tr 'A-Z_' 'a-z-' | LC_ALL=C sort; } > $(LOCK).new
 	@mv $(LOCK).new $(LOCK)

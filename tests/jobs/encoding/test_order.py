@@ -24,3 +24,12 @@ def test_rows_are_ordered_as_by_one_sort_of_all_columns(keys: int, step: int) ->
         u = rng.integers(0, 2, (1, size)).astype(float)
         wanted = np.lexsort((np.arange(size), u[0], y[1], y[0], time, key))
         np.testing.assert_array_equal(order_rows(key, time, y, u), wanted)
+
+
+@pytest.mark.parametrize("last", [2**62 - 1, 2**62, 2**62 + 2**61, 2**63 - 2])
+def test_times_that_almost_fill_64_bits_keep_their_order(last: int) -> None:
+    # Two keys with times from 0 to `last`: from 2**62 on, the pairs of key and time have no room in 64 bits.
+    key, time = np.array([1, 0, 1, 0, 1]), np.array([last, last, 0, 0, last // 2])
+    y = np.zeros((1, 5))
+    assert order_rows(key, time, y).tolist() == [3, 1, 2, 4, 0]
+    assert order_rows(key[::-1], time[::-1], y).tolist() == [1, 3, 2, 0, 4]

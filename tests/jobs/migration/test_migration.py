@@ -9,7 +9,7 @@ import pytest
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.migration.state_map import build_migration, state_map_of
+from jobs.migration.state_map import SYMMETRY, build_migration, state_map_of, wrong_states
 from jobs.migration.versions import Step, path_between
 from jobs.specs.model_spec import ModelSpec
 from kalman.filters.affine import Affine, moved
@@ -251,6 +251,93 @@ def test_keys_with_an_invalid_state_are_found() -> None:
     covariance[[1, 2], 3] = 10 * np.sqrt(covariance[0, 3] * covariance[3, 3])
     after = build_migration([Step.forward(old, new)], {}, {}).apply(mean, covariance, {})
     assert after.wrong.tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("covariance", "wrong"),
+    [
+        ([[4.0, 1.0], [1.0, 1.0]], False),
+        ([[4.0, 1.0], [1.0 + 3.9 * SYMMETRY, 1.0]], False),  # relative to the largest variance
+        ([[4.0, 1.0], [1.0 + 4.1 * SYMMETRY, 1.0]], True),
+        ([[1.0, 1.0 - 4.1 * SYMMETRY], [1.0, 4.0]], True),
+        ([[1.0, 1.0 + 9e-8], [1.0 + 9e-8, 1.0]], False),  # a correlation above 1 by rounding
+        ([[1.0, 1.0 + 2e-7], [1.0 + 2e-7, 1.0]], True),
+        ([[1e-12, 1.0 + 9e-8], [1.0 + 9e-8, 1e12]], False),  # whatever the units
+        ([[1e-12, 1.0 + 2e-7], [1.0 + 2e-7, 1e12]], True),
+        ([[1e12, -1.0 - 2e-7], [-1.0 - 2e-7, 1e-12]], True),
+        ([[0.0, 0.0], [0.0, 0.0]], False),
+        ([[0.0, 1e-3], [1e-3, 1.0]], True),  # a variance of zero has no covariance
+        ([[-1e-12, 0.0], [0.0, 1.0]], True),
+        ([[1.0, 0.0], [0.0, -1e-12]], True),
+        ([[np.inf, 0.0], [0.0, 1.0]], True),
+        ([[1.0, np.nan], [np.nan, 1.0]], True),
+    ],
+)
+def test_a_state_is_wrong_or_right_by_its_own_covariance(covariance: list[list[float]], wrong: bool) -> None:
+    P = np.array(covariance).reshape(4, 1)
+    sound = np.array([4.0, 1.0, 1.0, 1.0]).reshape(4, 1)
+    assert wrong_states(np.zeros((2, 1)), P).tolist() == [wrong]
+    among = np.concatenate([sound, P, sound, P], axis=1)
+    assert wrong_states(np.zeros((2, 4)), among).tolist() == [False, wrong, False, wrong]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_state_is_wrong_by_its_mean(value: float) -> None:
+    mean = np.array([[0.0, value, 0.0, -1e300], [value, 0.0, 0.0, 1e300]])
+    assert wrong_states(mean, np.tile(np.eye(2).reshape(4, 1), 4)).tolist() == [True, True, False, False]
+
+
+def test_new_states_that_begin_as_the_spec_says_keep_their_covariances() -> None:
+    initial = {
+        "mean": [1.0, 2.0, 3.0, 4.0],
+        "covariance": (np.diag([5.0, 6.0, 7.0, 8.0]) + np.eye(4)[::-1]).tolist(),
+    }
+    initial["covariance"][1][3] = initial["covariance"][3][1] = -0.5
+    rules = {"states": {name: {"initial": True} for name in ("w", "y", "z")}}
+    new = spec(2, ["w", "a", "y", "z"], initial=initial, migrate=rules)
+    mean, covariance = states(1, 3)
+    after = build_migration([Step.forward(spec(1, ["a"]), new)], {}, {}).apply(mean, covariance, {})
+    expected = np.tile(np.array(initial["covariance"])[..., None], 3)
+    expected[1, :] = expected[:, 1] = 0.0  # the state that is kept has nothing to do with the new ones
+    expected[1, 1] = covariance[0]
+    assert np.array_equal(after.covariance.reshape(4, 4, 3), expected)
+    assert np.array_equal(after.mean, np.array([[1.0] * 3, mean[0], [3.0] * 3, [4.0] * 3]))
+
+
+def test_a_covariance_of_new_states_may_be_said_at_either_of_them() -> None:
+    one, other = {"mean": 2.0, "variance": 4.0}, {"mean": 3.0, "variance": 9.0}
+    mean, covariance = states(1, 3)
+    for said in (
+        {"x": {**one, "covariance": {"y": -5.9}}, "y": other},
+        {"x": one, "y": {**other, "covariance": {"x": -5.9}}},
+    ):
+        new = spec(2, ["x", "a", "y"], migrate={"states": said})
+        P = (
+            build_migration([Step.forward(spec(1, ["a"]), new)], {}, {})
+            .apply(mean, covariance, {})
+            .covariance
+        )
+        expected = [4.0, 0.0, -5.9, 0.0, 0.0, 0.0, -5.9, 0.0, 9.0]
+        expected[4] = covariance[0, 1]
+        assert P[:, 1].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "message"),
+    [
+        (6.1, "y", "not positive semidefinite"),
+        (-6.1, "y", "not positive semidefinite"),
+        (1.0, "a", r"migrate.states.x.covariance.a is no new state"),
+        (1.0, "q", r"migrate.states.x.covariance.q is no new state"),
+    ],
+)  # fmt: skip
+def test_an_impossible_covariance_of_new_states_is_refused(value: float, other: str, message: str) -> None:
+    said = {
+        "x": {"mean": 2.0, "variance": 4.0, "covariance": {other: value}},
+        "y": {"mean": 3.0, "variance": 9.0},
+    }
+    with pytest.raises(UserError, match=message):
+        state_map_of(Step.forward(spec(1, ["a"]), spec(2, ["x", "a", "y"], migrate={"states": said})))
 
 
 @pytest.mark.parametrize(

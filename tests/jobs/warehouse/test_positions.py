@@ -41,6 +41,13 @@ def test_reached(position: dict[str, Any], wanted: dict[str, Any], expected: boo
         assert rank(position) >= rank(wanted)
 
 
+def test_each_partition_counts_in_the_rank() -> None:
+    assert rank(at(30, 10)) == 40 and rank(at()) == 0 and rank(delta_position(TABLE, 7)) == 7
+    for further in (at(31, 10), at(30, 11), at(30, 10, 1)):
+        assert reached(further, at(30, 10)) and rank(further) > rank(at(30, 10))
+    assert name_of(at(30, 10)).startswith("40-")
+
+
 def test_two_cuts_of_the_same_sum_have_two_names() -> None:
     cuts = [at(30, 10), at(10, 30), at(30, 10, topic_id="A"), at(30, 10, topic_id="B")]
     assert len({name_of(one) for one in cuts}) == 4
