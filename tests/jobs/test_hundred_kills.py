@@ -184,7 +184,5 @@ def verified(world: World, number: int) -> dict[str, Any]:
         "verdict": strikes.UNHARMED if sound else strikes.VIOLATED,
     }
     results.write(one)
-    print(
-        f"     {one['verdict']} world {number}: verify: {one['verify']}, {counts[0]:,} estimates equal"
-    )
+    print(f"     {one['verdict']} world {number}: verify: {one['verify']}, {counts[0]:,} estimates equal")
     return one
