@@ -18,12 +18,12 @@ from kalman.models.structure import Parameter
 from kalman.run import SortedRows
 from kalman.types import Array
 
-MOST = 60
-"""Steps of one search."""
 ENOUGH = 5
 """Measured values for each free number below which a key has too few rows."""
 STARTS = 3
 """Searches of a key in doubt, the first included."""
+PATIENCE = 6
+"""Steps of a second search before it tries zero, where the first may have gone too early."""
 MOST_STARTS = 6
 """Candidates from which they may begin."""
 APART = 1.5
@@ -203,7 +203,7 @@ class KeySearches:
         starts, box = self.starts.theta, self.box
         begins = [np.clip(start, box.low, box.high) for start in starts[:MOST_STARTS]]
         points = _Points(self.model, self.rows)
-        found = search(points.point, begins[0], np.zeros(begins[0].shape, bool), box, self.measured, MOST)
+        found = search(points.point, begins[0], box, self.measured)
         doubt = ~found.done | found.zero.any(axis=0) | self.at_bound(found).any(axis=0)
         doubt &= ~self.starts.constant
         which: list[np.ndarray] = []
@@ -225,7 +225,7 @@ class KeySearches:
         if not len(keys):
             return
         points, box = self.points(keys), self.box.take(keys)
-        ends = search(points.point, begin, np.zeros(begin.shape, bool), box, self.measured[keys], MOST)
+        ends = search(points.point, begin, box, self.measured[keys], patience=PATIENCE)
         at = 0
         for some in which:
             other = ends.take(np.arange(at, at + len(some)))
@@ -371,7 +371,7 @@ def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _End
     none = np.zeros(begin.shape, bool)
     free = np.full(begin.shape, np.inf)
     box = searches.box._replace(low=-free, high=free, alone=np.zeros(p, bool))
-    found = search(point, begin, none, box, searches.measured[which], MOST)
+    found = search(point, begin, box, searches.measured[which])
     plain = points.point(found.theta, none, np.arange(len(which)))
     alone = evidence(
         population,

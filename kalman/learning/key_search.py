@@ -16,6 +16,8 @@ import numpy as np
 
 from kalman.types import Array
 
+MOST = 60
+"""Steps of one search."""
 TOLERANCE = 1e-8
 """Gain in log-likelihood a row that is worth no further step."""
 LIMIT = 2.0
@@ -115,17 +117,23 @@ class _Memory(NamedTuple):
         self.used[-1, at] = True
 
 
-def search(objective: Objective, start: Array, zero: np.ndarray, box: Box, rows: Array, most: int) -> Found:
-    """Search from start (p, K); rows (K,): the number of measured values, the unit of the tolerance."""
+def search(
+    objective: Objective, start: Array, box: Box, rows: Array, most: int = MOST, patience: int = 0
+) -> Found:
+    """Search from start (p, K), by `most` steps at the most.
+
+    rows (K,): the number of measured values, the unit of the tolerance. patience: steps before zero is tried.
+    """
+    zero = np.zeros(start.shape, bool)
     p, keys = start.shape
     point = objective(start, zero, np.arange(keys))
-    found = Found(start.copy(), zero.copy(), point, np.full(keys, np.inf), np.zeros(keys, bool))
+    found = Found(start.copy(), zero, point, np.full(keys, np.inf), np.zeros(keys, bool))
     memory = _Memory(
         np.zeros((PAIRS, p, keys)),
         np.zeros((PAIRS, p, keys)),
         np.zeros((PAIRS, keys), bool),
         np.ones(keys),
-        np.zeros((p, keys), np.int64),
+        np.full((p, keys), patience, np.int64),
     )
     active = np.flatnonzero(np.isfinite(point.value) & np.isfinite(point.gradient).all(axis=0))
     for _ in range(most):
@@ -183,7 +191,7 @@ def _tried(
     """
     leaving = released.any(axis=0)
     size = box.power[:, None] * step
-    below = box.alone[:, None] & ~now.zero & ~leaving & (size < -1.0)
+    below = box.alone[:, None] & ~now.zero & ~leaving & (size < -1.0) & (now.point.gradient < 0.0)
     if below.any():
         others, _ = _direction(now.point, held | below, memory, active)
         step = np.where(below, -box.limit[:, None], others)
