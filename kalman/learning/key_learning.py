@@ -490,9 +490,8 @@ def check(model: Model, rows: SortedRows, keys: int, unit: float, theta: Array) 
     if len(present):
         searches = KeySearches(model, rows._replace(key=number), unit)
         some = np.asarray(theta, float)[:, present]
-        nis[present], p_value[present] = _checked(
-            searches, searches.entries(some, np.zeros(some.shape, bool))
-        )
+        entries = free_entries(model, some, np.zeros(some.shape, bool))
+        nis[present], p_value[present] = _checked(searches, entries)
     return nis, p_value
 
 

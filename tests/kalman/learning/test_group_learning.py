@@ -168,3 +168,16 @@ def test_a_mixture_is_not_learned_by_group():
     }
     with pytest.raises(kalman.ModelError, match="not learned by group"):
         learners.learnable(definition)
+
+
+def test_figures_of_fit_at_given_parameters_are_those_of_the_fit_itself():
+    rng = np.random.default_rng(23)
+    rows, _, _ = simulated(rng, 6, 50)
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"], "scope": "key"}))
+    fits = learn.fit_keys(rows, 6, UNIT, None)
+    assert (fits.outcome == Outcome.CONVERGED).all()
+    nis, p_value = learn.check(fits.theta, rows, 7, UNIT)
+    np.testing.assert_allclose(nis[:6], fits.nis, rtol=1e-12)
+    np.testing.assert_allclose(p_value[:6], fits.ljung_box, rtol=1e-9)
+    assert np.isnan([nis[6], p_value[6]]).all()
+    assert learn.places == {"variance": 0.0, "R": [[1.0]]}
