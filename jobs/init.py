@@ -131,64 +131,72 @@ def _draw(path: Path, name: str, found: Found) -> tuple[Path | None, str | None]
 def _report(
     model: str, input: str, spec: Path, picture: Path | None, notes: list[str], found: Found, seconds: float
 ) -> Report:
-    from jobs.choosing.rhythm import span
-    from jobs.choosing.spec_text import why_chosen
-
-    rhythm, keys, filtered = found.rhythm, found.keys, found.filtered
-    measured = [one.name for one in found.measurements]
-    form = found.roles.time.time_format or "ISO 8601"
-    rejected = int((found.parsed.reason != None).sum())  # noqa: E711 - elementwise
-    ranking = found.choice.ranking
-    pauses = f", {plural(rhythm.gaps, 'gap')} up to {span(rhythm.longest)}" if rhythm.gaps else ""
-    repeats = f", {plural(rhythm.repeats, 'row')} repeat key and time of another" if rhythm.repeats else ""
-    season = (
-        "none found" if found.season is None else f"{found.season.name}, {found.season.harmonics} harmonics"
-    )
+    paths = {"spec": str(spec), "picture": None if picture is None else str(picture)}
     lines = [
         f"{plural(found.parsed.reason.size, 'row')} of {plural(len(found.table.files), 'file')} in {seconds:.1f} s",
-        f"time         {found.roles.time.name} ({form}), in {rhythm.unit}s",
+        *_columns(found),
+        *_structures(found),
+        *(f"note: {note}" for note in notes),
+        f"spec         {spec}",
+        *([f"picture      {picture}"] if picture else []),
+        f"next         kalman-pipeline filter --model {spec} --input {input} --output estimates.parquet",
+    ]
+    seen = {"notes": notes, "seconds": round(seconds, 3)}
+    return Report(lines, {"model": model, "input": input, **paths, **_data(found), **seen})
+
+
+def _columns(found: Found) -> list[str]:
+    from jobs.choosing.rhythm import span
+
+    rhythm, keys, season = found.rhythm, found.keys, found.season
+    refused = [(name, why) for name, why in found.roles.refused.items() if name not in keys.columns]
+    pauses = f", {plural(rhythm.gaps, 'gap')} up to {span(rhythm.longest)}" if rhythm.gaps else ""
+    repeats = f", {plural(rhythm.repeats, 'row')} repeat key and time of another" if rhythm.repeats else ""
+    waves = "none found" if season is None else f"{season.name}, {plural(season.harmonics, 'harmonic')}"
+    return [
+        f"time         {found.roles.time.name} ({found.roles.time.time_format or 'ISO 8601'}), in {rhythm.unit}s",
         f"key          {', '.join(keys.columns)}: {plural(keys.count, 'key')} ({keys.why})",
-        f"measurement  {', '.join(measured)}",
-        *(
-            f"  not {name}: {reason}"
-            for name, reason in list(found.roles.refused.items())[:12]
-            if name not in keys.columns
-        ),
+        f"measurement  {', '.join(one.name for one in found.measurements)}",
+        *(f"  not {name}: {why}" for name, why in refused[:12]),
+        *([f"  and {len(refused) - 12:,} other columns, which the spec lists"] if len(refused) > 12 else []),
         f"step         {span(rhythm.step)} ({rhythm.regular:.0%} of all){pauses}{repeats}",
-        f"season       {season}",
-        *([f"rejected     {plural(rejected, 'row')}"] if rejected else []),
-        f"structures, by the log-likelihood of a held-out row ({plural(ranking.keys, 'series', '')}, "
+        f"season       {waves}",
+        *([f"rejected     {plural(found.rejected, 'row')}"] if found.rejected else []),
+    ]
+
+
+def _structures(found: Found) -> list[str]:
+    from jobs.choosing.spec_text import why_chosen
+
+    ranking, filtered = found.choice.ranking, found.filtered
+    ratio = "unknown" if filtered.ratio is None else f"{filtered.ratio:.3f} (1 is expected)"
+    return [
+        f"structures by the log-likelihood of a held-out row ({plural(ranking.keys, 'series', '')}, "
         f"{plural(ranking.rows, 'row')}), against the best:",
         *(
             f"  {one.name:<20} {-one.behind:+.4f} +- {one.error:.4f}, best for {one.wins:.0%}"
             for one in ranking.scores
         ),
+        *(f"  {name}: could not be fitted: {reason}" for name, reason in found.choice.failed.items()),
         why_chosen(found),
-        f"fitted       {plural(len(found.series.keys), 'key')}",
-        "NIS per measured component "
-        + ("unknown" if filtered.ratio is None else f"{filtered.ratio:.3f} (1 is expected)"),
+        f"fitted       {plural(len(found.series.keys), 'key')}, NIS per measured component {ratio}",
         *filtered.fit.lines,
-        *(f"note: {note}" for note in notes),
-        *(f"could not fit {name}: {reason}" for name, reason in found.choice.failed.items()),
-        f"spec         {spec}",
-        *([f"picture      {picture}"] if picture else []),
-        f"next         kalman-pipeline filter --model {spec} --input {input} --output estimates.parquet",
     ]
-    data: dict[str, Any] = {
-        "model": model,
-        "input": input,
-        "spec": str(spec),
-        "picture": None if picture is None else str(picture),
+
+
+def _data(found: Found) -> dict[str, Any]:
+    rhythm = found.rhythm
+    return {
         "files": len(found.table.files),
         "rows": int(found.parsed.reason.size),
-        "rejected": rejected,
+        "rejected": found.rejected,
         "time": found.roles.time.name,
         "time_format": found.roles.time.time_format,
         "time_unit": rhythm.unit,
-        "key": keys.columns,
-        "key_from_name": keys.from_name,
-        "keys": keys.count,
-        "measurement": measured,
+        "key": found.keys.columns,
+        "key_from_name": found.keys.from_name,
+        "keys": found.keys.count,
+        "measurement": [one.name for one in found.measurements],
         "refused": found.roles.refused,
         "step_microseconds": rhythm.step,
         "regular": rhythm.regular,
@@ -196,17 +204,15 @@ def _report(
         "longest_gap_microseconds": rhythm.longest,
         "repeats": rhythm.repeats,
         "season_microseconds": None if found.season is None else found.season.period,
-        "structures": [one._asdict() for one in ranking.scores],
+        "structures": [one._asdict() for one in found.choice.ranking.scores],
+        "failed": found.choice.failed,
         "chosen": found.choice.names,
         "sampled_keys": len(found.series.keys),
         "keys_with_a_zero": found.final.still,
-        "nis_per_component": filtered.ratio,
-        **filtered.fit.data,
-        "notes": notes,
-        "seconds": round(seconds, 3),
+        "nis_per_component": found.filtered.ratio,
+        **found.filtered.fit.data,
         "phases": {phase: round(took, 3) for phase, took in found.seconds.items()},
     }
-    return Report(lines, data)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,11 @@ class Found(NamedTuple):
     notes: list[str]
     seconds: dict[str, float]
 
+    @property
+    def rejected(self) -> int:
+        """How many rows the spec rejects."""
+        return int((self.parsed.reason != None).sum())  # noqa: E711 - elementwise
+
 
 def find(input: str, wishes: Wishes) -> Found:
     """Find a model for the files that an input names.

@@ -27,10 +27,10 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
-from jobs.ingestion.input_files import SUFFIXES
 from jobs.ingestion.key_from_name import salt_of
 from jobs.ingestion.landing import (
     REFUSE,
+    SUFFIXES,
     ChangedFile,
     FileLanding,
     file_schema,

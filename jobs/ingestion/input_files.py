@@ -7,13 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.core.errors import UserError
-from jobs.ingestion.csv_parquet import FORMATS
-from jobs.ingestion.json_rows import FORMATS as JSON_FORMATS
-
-SUFFIXES = (*FORMATS, *JSON_FORMATS)
 
 
-def find_files(inputs: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> list[str]:
+def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     """Return the absolute paths of the files that `inputs` (files, folders, globs) name, sorted within each input.
 
     Raises:

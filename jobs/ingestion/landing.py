@@ -21,7 +21,8 @@ from pyspark.sql import functions as F
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.ingestion.appended import can_be_appended_to, end_of
 from jobs.ingestion.checking import key_types_of, measurement_columns, refuse_types
-from jobs.ingestion.csv_parquet import check_columns, read_schema
+from jobs.ingestion.csv_parquet import FORMATS, check_columns, read_schema
+from jobs.ingestion.json_rows import FORMATS as JSON_FORMATS
 from jobs.ingestion.json_rows import is_array, is_json, json_schema
 from jobs.ingestion.key_from_name import salt_of, schema_with_key
 from jobs.ingestion.landed_files import Known, LandedFiles, transaction
@@ -44,6 +45,10 @@ SMALL_BYTES = 64 << 20
 REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
 """What to do with a file that has landed with another content: refuse it, land the rows that were added at its end, or
 land all its rows, as those of another file of the same name."""
+
+
+SUFFIXES = (*FORMATS, *JSON_FORMATS)
+"""Endings of the files that can be landed."""
 
 
 @dataclass(frozen=True, slots=True)

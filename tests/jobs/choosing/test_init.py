@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
 from tests.jobs.choosing import real_series
 
-SMALL = {"keys": 6, "rows": 160}
+SMALL: Any = {"keys": 6, "rows": 160}
 
 
 def settings(folder: Path) -> Settings:

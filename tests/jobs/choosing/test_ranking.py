@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,9 @@ def sorted_rows(values: list[np.ndarray]) -> kalman.SortedRows:
 
 @pytest.mark.parametrize(("name", "kind"), [("level", "llevel"), ("trend", "lltrend")])
 def test_the_grid_comes_near_statsmodels_maximum(name: str, kind: str) -> None:
-    from statsmodels.tsa.statespace.structural import UnobservedComponents
+    from statsmodels.tsa.statespace import structural
+
+    model_of: Any = structural.UnobservedComponents
 
     values = [series(k, 150 + 20 * k, level, 1.0) for k, level in enumerate((0.0, 0.03, 0.3, 3.0, 1000.0))]
     values = [one / np.std(np.diff(one)) for one in values]
@@ -50,7 +53,7 @@ def test_the_grid_comes_near_statsmodels_maximum(name: str, kind: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fits = [
-                UnobservedComponents(one, kind, use_exact_diffuse=True).fit(start, disp=0, maxiter=300)
+                model_of(one, kind, use_exact_diffuse=True).fit(start, disp=0, maxiter=300)
                 for start in (None, np.full(len(best), 0.1), np.r_[1.0, np.full(len(best) - 1, 1e-3)])
             ]
         top = max(fits, key=lambda fit: fit.llf)
