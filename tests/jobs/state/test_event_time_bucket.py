@@ -110,6 +110,19 @@ def test_a_bucket_that_begins_with_a_snapshots_ids_knows_its_rows(integer: bool)
     assert set(estimates(plan, take(bare, [Row(1, 12, 9.0, 5)]))) == {(1, 12)}
 
 
+def test_ids_are_forgotten_when_no_row_can_repeat_them() -> None:
+    fmt = INTEGER._replace(row_id=RowId("n", True, 5 * SECOND))
+    bucket = opened(plan_of(fmt, delay=0, waits=False, idle=20 * SECOND))
+    assert isinstance(bucket.ids, DuplicateIds)
+    left = []
+    for row in (Row(1, 10, 1.0, 5), Row(2, 29, 1.0, 6), Row(3, 60, 1.0, 7)):
+        take(bucket, [row])
+        entries = bucket.ids.blocks.state.decode_all(value for _, value in bucket.ids.blocks.store.items())
+        left.append(sorted(keys_of(entries)))
+    # Rows come up to 20 s behind the watermark and repeat ids of the 5 s before; what is older goes within 5 s more.
+    assert left == [[1], [1, 2], [3]]
+
+
 def test_a_bucket_that_begins_with_nothing_has_nothing() -> None:
     bucket = opened(plan_of())
     bucket.seed([], [])
