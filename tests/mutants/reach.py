@@ -59,12 +59,14 @@ class Reach:
         return self._ordered(set().union(*(self.lines.get((path, line), set()) for line in lines)))
 
     def of_file(self, path: str) -> list[str]:
-        """Return the tests that reach anything of a file, then those that reach the files that import it.
+        """Return the tests that reach anything of a file, then those of its room and of the files that import it.
 
         They stand for the lines that run on import (constants, fields), which belong to no test.
         """
+        room = f"tests/{path.rpartition('/')[0]}/"
         near = self.files.get(path, set())
         far = set().union(*(self.files.get(other, set()) for other in importers(path)))
+        far |= {test for test in self.seconds if test.startswith(room) and "::" in test}
         return [*self._ordered(near), *self._ordered(far - near)]
 
     def within(self, budget: float, wanted: list[str]) -> list[str]:

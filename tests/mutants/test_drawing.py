@@ -85,11 +85,18 @@ def test_the_fast_tests_that_reach_a_line_come_first() -> None:
     assert reach.of_file("a.py") == ["t::fast", "t::slow", "t::last"]
 
 
-def test_the_files_that_import_one_stand_for_it_after_its_own() -> None:
+def test_its_room_and_the_files_that_import_it_stand_for_a_file_after_its_own_tests() -> None:
     reach = Reach()
     reach.add(
         {
-            "seconds": {"t::own": 9.0, "t::other": 1.0, "t::else": 1.0},
+            "seconds": {
+                "t::own": 9.0,
+                "t::other": 1.0,
+                "t::else": 1.0,
+                "tests/jobs/encoding/test_a.py": 3.0,
+                "tests/jobs/encoding/test_a.py::room": 2.0,
+                "tests/jobs/state/test_b.py::room": 2.0,
+            },
             "lines": {
                 "jobs/encoding/order.py": {"9": ["t::own"]},
                 "jobs/state/replay.py": {"9": ["t::own", "t::other"]},
@@ -97,7 +104,11 @@ def test_the_files_that_import_one_stand_for_it_after_its_own() -> None:
             },
         }
     )
-    assert reach.of_file("jobs/encoding/order.py") == ["t::own", "t::other"]
+    assert reach.of_file("jobs/encoding/order.py") == [
+        "t::own",
+        "t::other",
+        "tests/jobs/encoding/test_a.py::room",
+    ]
 
 
 def test_the_lines_of_functions_run_when_they_are_called() -> None:

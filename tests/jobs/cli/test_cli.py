@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from jobs import cli, resume, status, stop
 from jobs.core import errors
-from jobs.core.command import Actions, Command
+from jobs.core.command import Actions, Command, hoist
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.core.report import Report, plain, plural
 from jobs.core.settings import DEFAULT_MASTER, Settings
@@ -230,6 +230,23 @@ def test_global_options_stand_before_or_after_the_verb(
     assert (settings.warehouse, settings.master, settings.json) == ("/w", "local[1]", True)
     assert given["model"] == "m"
     assert json.loads(result.stdout) == {"verb": "status"}
+
+
+@pytest.mark.parametrize(
+    ("args", "hoisted"),
+    [
+        (["status", "--warehouse=/a=b"], ["--warehouse=/a=b", "status"]),
+        (["status", "-q", "--model=--json"], ["-q", "status", "--model=--json"]),
+        (["status", "--master", "--json"], ["--master", "--json", "status"]),
+        (["status", "--models"], ["--models", "status"]),
+        (
+            ["status", "--debug", "--", "--quiet", "--master", "x"],
+            ["--debug", "status", "--", "--quiet", "--master", "x"],
+        ),
+    ],
+)
+def test_a_global_option_takes_its_whole_value_along(args: list[str], hoisted: list[str]) -> None:
+    assert hoist(args) == hoisted
 
 
 def test_settings_come_from_flags_then_environment_then_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jobs.encoding.keys import CHECK, ROUTE, KeyKind, group, match
 from jobs.encoding.order import order_rows
 from jobs.encoding.packets import Column, Layout, Records, concat
-from jobs.encoding.routing import block_of, bucket_of, identity_of, make_routing, route_of
+from jobs.encoding.routing import block_of, blocks_for, bucket_of, identity_of, make_routing, route_of
 from jobs.state.block_format import StateMismatch, state_format
 
 if TYPE_CHECKING:
@@ -168,3 +168,11 @@ def test_each_bucket_has_a_spark_partition_of_its_own(spark: SparkSession, bucke
     frame = spark.createDataFrame([(label,) for label in routing.labels], "bucket int")
     where = frame.select(F.pmod(F.hash("bucket"), F.lit(buckets)).alias("partition")).collect()
     assert [row["partition"] for row in where] == list(range(buckets))
+
+
+@pytest.mark.parametrize(
+    ("keys", "blocks"),
+    [(0, 1), (1, 1), (29, 1), (30, 1), (31, 2), (60, 2), (61, 3), (3000, 100), (3001, 101)],
+)
+def test_a_block_has_no_more_than_the_wanted_number_of_keys(keys: int, blocks: int) -> None:
+    assert blocks_for(keys, buckets=3, keys_per_block=10) == blocks

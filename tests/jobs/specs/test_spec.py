@@ -135,6 +135,20 @@ def test_the_guide_has_every_field() -> None:
     ("fields", "said"),
     [
         ({"version": "1"}, "m.yaml:2: version: must be a whole number, not text; write it without quotes"),
+        ({"version": True}, "version: must be a whole number, not true/false; write it without quotes"),
+        ({"version": 1.5}, "version: must be a whole number, not a number; write it without quotes and "),
+        (
+            {"initial": {"mean": ["1"], "covariance": [[1.0]]}},
+            "initial.mean[0]: must be a number, not text; ",
+        ),
+        ({"measurement": "volume"}, "measurement: must be a list, not text; write [volume]"),
+        ({"measurement": {"a": 1}}, "measurement: must be a list, not a mapping; write it in brackets"),
+        ({"time": 3}, "time: must be text, not a number; put it in quotes"),
+        ({"time": None}, "time: must be text, not nothing; put it in quotes"),
+        (
+            {"initial": [1.0]},
+            "initial: must be a mapping, not a list; write it as `field: value` lines or {field: val",
+        ),
         ({"version": 0}, "version: 0 is too small; give a number from 1"),
         ({"name": "Nile"}, "name: 'Nile' is not valid"),
         ({"key": "river"}, "m.yaml:3: key: must be a list, not text; write [river]"),

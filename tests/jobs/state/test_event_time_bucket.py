@@ -10,7 +10,8 @@ import pytest
 
 from jobs.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.encoding.packets import Records
-from jobs.encoding.rows import RowFormat
+from jobs.encoding.rows import RowFormat, RowId
+from jobs.state.duplicate_ids import DuplicateIds
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import Stores
 from jobs.state.plan import Packet, Plan
@@ -89,6 +90,39 @@ def test_a_bucket_that_begins_with_a_snapshot_goes_on_where_the_other_ended(fmt:
     assert seeded.waiting.count == whole.waiting.count == 5
 
 
+@pytest.mark.parametrize("integer", [True, False])
+def test_a_bucket_that_begins_with_a_snapshots_ids_knows_its_rows(integer: bool) -> None:
+    fmt = INTEGER._replace(row_id=RowId("n", integer, 30 * SECOND))
+    plan = plan_of(fmt, delay=0, waits=False)
+    before, other = opened(plan), opened(plan)
+    take(before, [Row(1, 10, 1.0, 5), Row(2, 11, 2.0, 6)])
+    assert isinstance(before.ids, DuplicateIds)
+    entries = before.ids.blocks.state.decode_all(value for _, value in before.ids.blocks.store.items())
+    layout = before.ids.blocks.state.layout
+    other.seed(
+        packed(before), [], ids=[layout.encode(entries.take(np.array([at]))) for at in range(entries.size)]
+    )
+    for bucket in (before, other):
+        put_out = take(bucket, [Row(1, 12, 9.0, 5), Row(2, 12, 3.0, 7), Row(2, 13, 3.0, 6)])
+        assert set(estimates(plan, put_out)) == {(2, 12)}
+    bare = opened(plan)
+    bare.seed(packed(before), [])
+    assert set(estimates(plan, take(bare, [Row(1, 12, 9.0, 5)]))) == {(1, 12)}
+
+
+def test_ids_are_forgotten_when_no_row_can_repeat_them() -> None:
+    fmt = INTEGER._replace(row_id=RowId("n", True, 5 * SECOND))
+    bucket = opened(plan_of(fmt, delay=0, waits=False, idle=20 * SECOND))
+    assert isinstance(bucket.ids, DuplicateIds)
+    left = []
+    for row in (Row(1, 10, 1.0, 5), Row(2, 29, 1.0, 6), Row(3, 60, 1.0, 7)):
+        take(bucket, [row])
+        entries = bucket.ids.blocks.state.decode_all(value for _, value in bucket.ids.blocks.store.items())
+        left.append(sorted(keys_of(entries)))
+    # Rows come up to 20 s behind the watermark and repeat ids of the 5 s before; what is older goes within 5 s more.
+    assert left == [[1], [1, 2], [3]]
+
+
 def test_a_bucket_that_begins_with_nothing_has_nothing() -> None:
     bucket = opened(plan_of())
     bucket.seed([], [])
@@ -104,7 +138,7 @@ def test_the_watermark_never_goes_back() -> None:
         assert bucket.watermark == watermark * SECOND and bucket.max_event_time == maximum * SECOND
         assert bucket.last_arrival == newest * SECOND
         assert (OutputPacket.WATERMARK, watermark * SECOND, b"") in put_out
-    assert bucket.waiting.count == 3
+    assert bucket.waiting.count == 3 and (OutputPacket.WAITING, 3, b"") in put_out
     stored = opened(bucket.plan, clock=bucket.clock.encode())
     assert (stored.watermark, stored.max_event_time, stored.last_arrival) == (
         26 * SECOND,
