@@ -1,7 +1,7 @@
 """What is learned for each of many keys, how it ended, and the population that keys with few rows lean on."""
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,7 +71,10 @@ class KeyFit(NamedTuple):
     def take(self, which: np.ndarray) -> "KeyFit":
         """Return the fits of the keys `which`, in that order."""
         reason = [self.reason[k] for k in which.tolist()]
-        return KeyFit(*(reason if name == "reason" else a[..., which] for name, a in self._asdict().items()))
+        parts: list[Any] = [
+            reason if name == "reason" else a[..., which] for name, a in self._asdict().items()
+        ]
+        return KeyFit(*parts)
 
 
 def unexamined(theta: Array, parameters: Array, log_likelihood: Array, used: np.ndarray) -> KeyFit:

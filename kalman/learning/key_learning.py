@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,7 +98,7 @@ class _Points:
 
 def free_entries(model: Model, theta: Array, zero: np.ndarray) -> Array:
     """Return the learned entries (p, J) at theta (p, J)."""
-    found: list[Array] = []
+    found: list[Any] = []
     at = 0
     for p in model.parameters:
         entries = constraints.free_entries(p)
@@ -321,7 +321,7 @@ def _usable(model: Model, rows: SortedRows) -> SortedRows:
 
 def _packed(model: Model, theta: Array, zero: np.ndarray) -> list[Array]:
     """Return the packed entries (d) of all learned parameters."""
-    found: list[Array] = []
+    found: list[Any] = []
     at = 0
     for p in model.parameters:
         entries = constraints.free_entries(p)
@@ -398,7 +398,7 @@ def _judged(
     p = len(free)
     outcome = np.full(searches.keys, Outcome.CONVERGED, np.int8)
     reason: list[str | None] = [None] * searches.keys
-    sure = population is None or population.keys < 0
+    sure = population is None
     at = ((ends.theta <= box.low) | (ends.theta >= box.high)) & ~ends.zero
     few = (searches.measured < ENOUGH * p) | (ends.own < 0.5)
     failed = ~ends.done | ~np.isfinite(ends.value) | searches.starts.constant
@@ -408,9 +408,10 @@ def _judged(
             outcome[k], reason[k] = Outcome.FAILED, "its measurements do not vary"
         elif few[k]:
             outcome[k] = Outcome.TOO_FEW_ROWS
-            reason[k] = f"{searches.measured[k]:.0f} measured values for {p} numbers"
+            text = f"{searches.measured[k]:.0f} measured values for {p} numbers"
             if not sure:
-                reason[k] += f", {100 * ends.own[k]:.0f} % its own"
+                text += f", {100 * ends.own[k]:.0f} % its own"
+            reason[k] = text
         elif failed[k]:
             outcome[k] = Outcome.FAILED
             reason[k] = "the search found no maximum"

@@ -27,7 +27,7 @@ SMALL = 1e-4
 """Smallest variance of theta in the population."""
 
 
-def population_of(theta: Array, information: Array, zero: Array, start: Array) -> Population:
+def population_of(theta: Array, information: Array, zero: np.ndarray, start: Array) -> Population:
     """Return the population of K keys: theta (p, K), information (p, p, K), which variances are zero (p, K).
 
     start: the mean (p,) where no key says anything.

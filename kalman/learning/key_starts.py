@@ -8,7 +8,7 @@ than that of the measurements, by what factor all variances are best multiplied.
 
 from collections.abc import Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -181,7 +181,7 @@ def _differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, np.
         f.reduceat(np.where(np.isnan(rows.y), fill, rows.y), first, axis=1)
         for f, fill in ((np.minimum, np.inf), (np.maximum, -np.inf))
     )
-    constant = (high <= low).all(axis=0)
+    constant: np.ndarray = np.logical_and.reduce(high <= low, axis=0)
     return [np.where(np.isfinite(a), a, 0.0) for a in sizes], step, constant
 
 
@@ -213,12 +213,12 @@ def _responses(
             continue
         values = _values(of, one, keys)
         zero = np.zeros(keys)
-        P: Sequence[object] = [zero] * packed_size(n)
+        P: Sequence[Any] = [zero] * packed_size(n)
         H = model.observed(list(u), values).H
         found: list[Array] = []
         for lag in range(1, LAGS[-1] + 1):
             transition = model.process.transition(step, list(u), values)
-            _, P = predict([zero] * n, P, transition)  # type: ignore[arg-type]
+            _, P = predict([zero] * n, P, transition)
             if lag in LAGS:
                 seen = congruence_rows(H, P)
                 found.append(np.array([np.broadcast_to(a, keys) for a in seen], float))
@@ -226,15 +226,15 @@ def _responses(
     return result
 
 
-def congruence_rows(H: Sequence[Sequence[object]], P: Sequence[object]) -> list[object]:
+def congruence_rows(H: Sequence[Sequence[Any]], P: Sequence[Any]) -> list[Any]:
     """Return the diagonal of H P H'."""
-    packed = congruence(H, P)  # type: ignore[arg-type]
+    packed = congruence(H, P)
     return [packed[packed_index(i, i)] for i in range(len(H))]
 
 
-def _values(of: Learned, one: Free, keys: int) -> dict[str, Sequence[object]]:
+def _values(of: Learned, one: Free, keys: int) -> dict[str, Sequence[Any]]:
     """Return the model's parameters with this noise at one, the other learned noises at zero."""
-    values: dict[str, Sequence[object]] = {p.name: p.value for p in of.model.parameters}
+    values: dict[str, Sequence[Any]] = {p.name: p.value for p in of.model.parameters}
     for p in of.model.parameters:
         noise = p.kind == "covariance" or (
             p.kind == "positive" and scaled(of.model.process, p, of.model.controls).rank > 0

@@ -439,7 +439,7 @@ def _moved_slopes(
         ratio = over(dS, at.S)
         slope_of_value = minus(minus(0.0, times(ratio, fit)), times(at.u, dv))
         dK = [over(minus(a, times(k, dS)), at.S) for a, k in zip(dM, at.K, strict=True)]
-        P_inf = slope.P_inf
+        P_inf: list[Any] | None = slope.P_inf
         if at.diffuse is not None:
             assert P_inf is not None and at.A is not None
             dM_inf = apply(symmetric(P_inf), at.h)
