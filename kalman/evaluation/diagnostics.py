@@ -177,12 +177,11 @@ def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10, fitted: i
         away = values - (np.bincount(key, values, minlength=keys) / count)[key]
         power = np.bincount(key, away * away, minlength=keys)
         statistic = np.zeros(keys)
-        firsts = np.flatnonzero(np.diff(key, prepend=-1))
         for lag in range(1, min(lags, len(key) - 1) + 1):
-            starts = firsts[firsts < len(key) - lag]
             pairs = away[lag:] * away[:-lag] * (key[lag:] == key[:-lag])
-            product = np.zeros(keys)
-            product[key[starts]] = np.add.reduceat(pairs, starts)
+            product = np.bincount(
+                key[lag:], pairs, minlength=keys
+            )  # added in order, whatever the other series are
             statistic += np.where(count > lag, (product / power) ** 2 / (count - lag), 0.0)
         statistic *= count * (count + 2.0)
         p_value = np.where((count > lags) & (power > 0.0), chdtrc(max(1, lags - fitted), statistic), np.nan)

@@ -18,12 +18,10 @@ from kalman.models.structure import Parameter
 from kalman.run import SortedRows
 from kalman.types import Array
 
-MOST = 60
-"""Steps of one search."""
 ENOUGH = 5
 """Measured values for each free number below which a key has too few rows."""
-STARTS = 3
-"""Searches of a key in doubt, the first included."""
+PATIENCE = 6
+"""Steps of a second search before it tries zero, where the first may have gone too early."""
 MOST_STARTS = 6
 """Candidates from which they may begin."""
 APART = 1.5
@@ -179,7 +177,8 @@ class KeySearches:
             values.append(np.where(np.isfinite(value), value, -np.inf))
         rank = np.argsort(-np.array(values), axis=0, kind="stable")
         ordered = np.take_along_axis(np.array(theta), rank[:, None, :], axis=0)
-        return Starts(ordered, found.spread, found.constant)
+        kinds = np.concatenate([found.kind, np.zeros(len(several) - len(found.kind), np.int64)])
+        return Starts(ordered, kinds[rank], found.spread, found.constant)
 
     @cached_property
     def box(self) -> Box:
@@ -200,22 +199,20 @@ class KeySearches:
 
     def alone(self) -> Found:
         """Return the maximum of each key by its own rows."""
-        starts, box = self.starts.theta, self.box
-        begins = [np.clip(start, box.low, box.high) for start in starts[:MOST_STARTS]]
-        points = _Points(self.model, self.rows)
-        found = search(points.point, begins[0], np.zeros(begins[0].shape, bool), box, self.measured, MOST)
+        starts, kinds, box = self.starts.theta, self.starts.kind, self.box
+        first = np.clip(starts[0], box.low, box.high)
+        found = search(_Points(self.model, self.rows).point, first, box, self.measured)
         doubt = ~found.done | found.zero.any(axis=0) | self.at_bound(found).any(axis=0)
         doubt &= ~self.starts.constant
         which: list[np.ndarray] = []
         theta: list[Array] = []
-        taken = np.zeros(self.keys, np.int64)
-        for i, begin in enumerate(begins[1:], start=1):
-            other = doubt & (taken < STARTS - 1)
-            for before in begins[:i]:
-                other &= np.abs(begin - before).max(axis=0) > APART
+        for kind in np.unique(kinds).tolist():  # the best candidate of each kind, where it is another one
+            best = np.argmax(kinds == kind, axis=0)
+            begin = np.take_along_axis(starts, best[None, None, :], axis=0)[0]
+            begin = np.clip(begin, box.low, box.high)
+            other = doubt & (kinds == kind).any(axis=0) & (np.abs(begin - first).max(axis=0) > APART)
             which.append(np.flatnonzero(other))
             theta.append(begin[:, which[-1]])
-            taken += other
         self._again(found, which, theta)
         return found
 
@@ -225,7 +222,7 @@ class KeySearches:
         if not len(keys):
             return
         points, box = self.points(keys), self.box.take(keys)
-        ends = search(points.point, begin, np.zeros(begin.shape, bool), box, self.measured[keys], MOST)
+        ends = search(points.point, begin, box, self.measured[keys], patience=PATIENCE)
         at = 0
         for some in which:
             other = ends.take(np.arange(at, at + len(some)))
@@ -371,7 +368,7 @@ def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _End
     none = np.zeros(begin.shape, bool)
     free = np.full(begin.shape, np.inf)
     box = searches.box._replace(low=-free, high=free, alone=np.zeros(p, bool))
-    found = search(point, begin, none, box, searches.measured[which], MOST)
+    found = search(point, begin, box, searches.measured[which])
     plain = points.point(found.theta, none, np.arange(len(which)))
     alone = evidence(
         population,

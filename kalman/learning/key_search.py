@@ -16,6 +16,8 @@ import numpy as np
 
 from kalman.types import Array
 
+MOST = 60
+"""Steps of one search."""
 TOLERANCE = 1e-8
 """Gain in log-likelihood a row that is worth no further step."""
 LIMIT = 2.0
@@ -28,6 +30,8 @@ RIDGE = 1e-7
 """Added to the information's diagonal, relative to it, so that it can be inverted."""
 LOST = 1e-4
 """Expected gain in log-likelihood, hidden by rounding, at which a search that cannot step has ended well."""
+FAR, HIGHEST = 4.0, 8.0
+"""Steps of a variance's logarithm: from so far up on the variance itself takes the step, by so much at the most."""
 REFUSED = 4
 """Steps after which zero is tried again where it was refused."""
 
@@ -115,17 +119,23 @@ class _Memory(NamedTuple):
         self.used[-1, at] = True
 
 
-def search(objective: Objective, start: Array, zero: np.ndarray, box: Box, rows: Array, most: int) -> Found:
-    """Search from start (p, K); rows (K,): the number of measured values, the unit of the tolerance."""
+def search(
+    objective: Objective, start: Array, box: Box, rows: Array, most: int = MOST, patience: int = 0
+) -> Found:
+    """Search from start (p, K), by `most` steps at the most.
+
+    rows (K,): the number of measured values, the unit of the tolerance. patience: steps before zero is tried.
+    """
+    zero = np.zeros(start.shape, bool)
     p, keys = start.shape
     point = objective(start, zero, np.arange(keys))
-    found = Found(start.copy(), zero.copy(), point, np.full(keys, np.inf), np.zeros(keys, bool))
+    found = Found(start.copy(), zero, point, np.full(keys, np.inf), np.zeros(keys, bool))
     memory = _Memory(
         np.zeros((PAIRS, p, keys)),
         np.zeros((PAIRS, p, keys)),
         np.zeros((PAIRS, keys), bool),
         np.ones(keys),
-        np.zeros((p, keys), np.int64),
+        np.full((p, keys), patience, np.int64),
     )
     active = np.flatnonzero(np.isfinite(point.value) & np.isfinite(point.gradient).all(axis=0))
     for _ in range(most):
@@ -180,18 +190,25 @@ def _tried(
 
     A step of scoring that leads below zero in the variance itself is one of less than -1 in its logarithm: the variance
     furthest below is tried as zero, unless that was refused lately; others so go down by the largest step.
+    A step far up is that of scoring in the variance itself, whose logarithm is short.
     """
     leaving = released.any(axis=0)
     size = box.power[:, None] * step
-    below = box.alone[:, None] & ~now.zero & ~leaving & (size < -1.0)
-    if below.any():
-        others, _ = _direction(now.point, held | below, memory, active)
-        step = np.where(below, -box.limit[:, None], others)
+    lone = (
+        box.alone[:, None] & ~now.zero & ~leaving & (memory.length[active] == 1.0)
+    )  # else a shorter step together
+    below = lone & (size < -1.0) & (now.point.gradient < 0.0)
+    above = lone & (size > FAR) & (now.point.gradient > 0.0)
+    alone = below | above
+    if alone.any():
+        others, _ = _direction(now.point, held | alone, memory, active)
+        up = np.minimum(np.log1p(np.where(above, size, 0.0)), HIGHEST) / np.maximum(box.power, 1.0)[:, None]
+        step = np.where(below, -box.limit[:, None], np.where(above, up, others))
     furthest = np.arange(len(step))[:, None] == np.where(below, size, 0.0).argmin(axis=0)
     to_zero = below & furthest & (memory.refused[:, active] == 0)
     memory.refused[:, active] = np.maximum(memory.refused[:, active] - 1, 0)
     room = box.limit[:, None] / np.maximum(np.abs(step), 1e-300)
-    share = np.minimum(1.0, room.min(axis=0, where=~below, initial=np.inf)) * memory.length[active]
+    share = np.minimum(1.0, room.min(axis=0, where=~alone, initial=np.inf)) * memory.length[active]
     theta = np.clip(now.theta + np.where(leaving, 0.0, step * share), box.low, box.high)
     zero = now.zero & ~released | to_zero
     theta = np.where(zero, box.low, _opened(now, box, theta, released))

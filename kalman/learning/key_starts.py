@@ -32,7 +32,7 @@ STEEP = 30.0
 """Growth between the lags from which on a noise is judged by the longer one: that of a random walk is 10."""
 SHARES = (0.95, 0.6, 0.15, 0.01)
 """Shares of the differences' variance that process noise explains in the candidates."""
-MOST = 12
+MOST = 24
 """Largest number of candidates."""
 
 
@@ -89,11 +89,13 @@ class Starts(NamedTuple):
     """Candidates to begin from, for each of K keys.
 
     theta    (c, p, K)
+    kind     (c,) which noise has most of the share, or (c, K)
     spread   (p, K) log of the variance that a noise would have if it alone explained the differences; 0 for others
     constant (K,) whether the measurements do not vary
     """
 
     theta: Array
+    kind: np.ndarray
     spread: Array
     constant: np.ndarray
 
@@ -103,7 +105,7 @@ def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRo
     sizes, step, constant = _differences(rows, unit)
     responses = _responses(of, free, written, step, rows)
     keys = len(step)
-    spread = np.zeros((len(free), keys))
+    spread, brief = np.zeros((2, len(free), keys))
     for i, one in enumerate(free):
         if one.power:
             with np.errstate(all="ignore"):
@@ -112,33 +114,42 @@ def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRo
                     for r, s in zip(responses[i], sizes, strict=True)
                 )
                 growth = (responses[i][1] / responses[i][0]).max(axis=0)
-            level = np.where(growth > STEEP, long, short)
-            spread[i] = np.log(np.where(np.isfinite(level) & (level > 0.0), level, 1.0))
+            for target, level in ((spread, np.where(growth > STEEP, long, short)), (brief, short)):
+                target[i] = np.log(np.where(np.isfinite(level) & (level > 0.0), level, 1.0))
     theta: list[Array] = []
-    for weights in _sharings(free):
+    kinds: list[int] = []
+    for kind, weights in _sharings(free):
         one = np.repeat(written[:, None], keys, axis=1)
+        base = brief if kind < 0 else spread
+        if kind < 0 and np.array_equal(brief, spread):
+            continue
         for i, (number, weight) in enumerate(zip(free, weights, strict=True)):
             if number.power:
-                one[i] = (spread[i] + np.log(weight)) / number.power
+                one[i] = (base[i] + np.log(weight)) / number.power
         theta.append(one)
-    return Starts(np.array(theta), spread, constant)
+        kinds.append(kind)
+    return Starts(np.array(theta), np.array(kinds), spread, constant)
 
 
-def _sharings(free: Sequence[Free]) -> list[list[float]]:
-    """Return the candidates: the share of the differences' variance of each free number that is a noise."""
+def _sharings(free: Sequence[Free]) -> list[tuple[int, list[float]]]:
+    """Return the candidates: their kind, and the share of the differences' variance of each number that is a noise.
+
+    kind: 0 where all noises of the process share alike, i + 1 where number i has most of it, -(i + 1) where that is
+    judged by the differences over one row, however steep it is.
+    """
     process = [i for i, one in enumerate(free) if one.power and one.parameter.name != "R"]
     measured = [i for i, one in enumerate(free) if one.power and one.parameter.name == "R"]
-    leaders: list[int | None] = [None, *(process if len(process) > 1 else [])]
+    several = process if len(process) > 1 else []
+    kinds = [0, *(i + 1 for i in several), *(-i - 1 for i in several)]
     shares = SHARES if process and measured else (0.6,)
-    found: list[list[float]] = []
-    for leader, share in product(leaders, shares):
+    found: list[tuple[int, list[float]]] = []
+    for kind, share in product(kinds, shares):
         one = [1.0] * len(free)
         for i in process:
-            part = 1.0 / len(process) if leader is None else (1.0 if i == leader else 0.01)
-            one[i] = share * part
+            one[i] = share * (1.0 / len(process) if kind == 0 else (1.0 if i == abs(kind) - 1 else 0.01))
         for i in measured:
             one[i] = 1.0 - share
-        found.append(one)
+        found.append((kind, one))
     return found[:MOST]
 
 
