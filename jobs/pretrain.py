@@ -173,6 +173,7 @@ def _snapshot_lines(manifest: Manifest, waiting: int) -> list[str]:
 
 
 def _learned_lines(learned: Learned) -> list[str]:
+    from jobs.training.learning_summary import TOLD
     from kalman.models.groups import GROUPS
 
     values = ", ".join(
@@ -180,7 +181,8 @@ def _learned_lines(learned: Learned) -> list[str]:
         for name, value in learned.parameters.items()
         if name != GROUPS
     )
-    end = "converged" if learned.reason is None else f"not converged: {learned.reason}"
+    told = TOLD[learned.outcome.name.lower()]
+    end = told if learned.reason is None else f"{told}: {learned.reason}"
     lines = [f"learned {values} from {learned.rows:,} rows ({learned.iterations} iterations, {end})"]
     if learned.groups is not None:
         lines.append(

@@ -281,7 +281,7 @@ def fit_each(model: Model, rows: SortedRows, keys: int, unit: float, population:
     )
     theta = np.where(lost, np.asarray(middle, float)[:, None], ends.theta)
     zero = ends.zero & ~lost
-    nis, p_value = _checked(searches, free_entries(model, theta, zero))
+    nis, p_value = _checked(searches, free_entries(model, theta, zero), len(model.free) - 1)
     errors = _errors(searches, theta, zero, ends)
     errors[:, lost] = np.nan
     parts = (
@@ -459,7 +459,7 @@ def _errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) 
     return np.array(result)
 
 
-def _checked(searches: KeySearches, entries: Array) -> tuple[Array, Array]:
+def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array, Array]:
     """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box over components."""
     rows, m = searches.rows, searches.model.of.model.measurements
     found = whitened(searches.model.of, rows, entries[:, rows.number])
@@ -474,7 +474,7 @@ def _checked(searches: KeySearches, entries: Array) -> tuple[Array, Array]:
         known = np.isfinite(z)
         total += np.bincount(key[known], z[known] ** 2, minlength=searches.keys)
         count += np.bincount(key[known], minlength=searches.keys)
-        p_value = ljung_box(key[order], z[order], searches.keys, fitted=len(searches.model.free) - 1).p_value
+        p_value = ljung_box(key[order], z[order], searches.keys, fitted=fitted).p_value
         least = np.fmin(least, p_value)
     with np.errstate(all="ignore"):
         return total / count, np.where(np.isfinite(least), np.minimum(1.0, m * least), np.nan)
@@ -492,7 +492,7 @@ def check(model: Model, rows: SortedRows, keys: int, unit: float, theta: Array) 
         searches = KeySearches(model, rows._replace(key=number), unit)
         some = np.asarray(theta, float)[:, present]
         entries = free_entries(model, some, np.zeros(some.shape, bool))
-        nis[present], p_value[present] = _checked(searches, entries)
+        nis[present], p_value[present] = _checked(searches, entries, 0)  # none is fitted to a key alone
     return nis, p_value
 
 

@@ -156,7 +156,7 @@ def test_units_that_are_1e9_apart_take_few_evaluations(seed):
     learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 1.0, 1.0))
     found, evaluations = counted(learn, rows, 24)
     assert found.outcome == Outcome.CONVERGED and evaluations < 20
-    models = [UnobservedComponents(y, "llevel", use_exact_diffuse=True) for y in rows.y[0].reshape(24, -1)]
+    models = [UnobservedComponents(y, "llevel", use_exact_diffuse=True) for y in rows.y[0].reshape(24, -1)]  # type: ignore[arg-type]
 
     def negative(theta):
         level_variance, noise = np.exp(theta)
