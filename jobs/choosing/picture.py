@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -35,7 +35,8 @@ def draw(path: Path, name: str, found: Found) -> None:
     """Save the picture: series with their estimates on the left; ranking, innovations and NIS on the right."""
     shown = _shown(found)
     picture = plt.figure(figsize=(13.0, 2.2 + 2.2 * max(len(shown), 2)), layout="constrained")
-    left, right = np.atleast_1d(picture.subfigures(1, 2, width_ratios=[3, 2]))
+    halves: Any = picture.subfigures(1, 2, width_ratios=[3, 2])
+    left, right = halves
     for ax, (key, m) in zip(np.atleast_1d(left.subplots(len(shown), 1)), shown, strict=True):
         _draw_series(ax, found, key, m)
     ranking, innovations, nis = right.subplots(3, 1, height_ratios=[2, 1, 1])

@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 
@@ -80,6 +79,6 @@ def aircraft(keys: int = 100) -> pd.DataFrame:
 
 def write(table: pd.DataFrame, path: Path) -> None:
     """Write a table as CSV, times in ISO 8601."""
-    if np.issubdtype(table["at"].dtype, np.datetime64):
+    if pd.api.types.is_datetime64_any_dtype(table["at"]):
         table = table.assign(at=table["at"].dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
     table.to_csv(path, index=False)
