@@ -89,4 +89,4 @@ def _draw_ranking(ax: Axes, found: Found) -> None:
     ax.set_yticks(range(len(scores)), [one.name for one in scores])
     for label, one in zip(ax.get_yticklabels(), scores, strict=True):
         label.set_color(BOUND if one.name in chosen else INK)
-    ax.set_title("held-out log-likelihood a row, against the best (± 2 standard errors)", fontweight="normal")
+    ax.set_title("held-out log-likelihood a row, ± 2 standard errors", fontweight="normal")
