@@ -80,7 +80,7 @@ def compare(
     if found is None:
         raise UserError(f"{what}: no key has {FEWEST} rows with each measurement")
     places, count = order[found.places], len(found.keys)
-    seen = np.isfinite(rows.y[:, found.places]).any(axis=0)
+    seen = np.asarray(np.isfinite(rows.y[:, found.places]).any(axis=0))
     held = held_out(found.number, count, seen)
     scores = []
     for spec, one in zip(specs, parsed, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -35,7 +35,8 @@ def draw(path: Path, name: str, found: Found) -> None:
     """Save the picture: series with their estimates on the left; ranking, innovations and NIS on the right."""
     shown = _shown(found)
     picture = plt.figure(figsize=(13.0, 2.2 + 2.2 * max(len(shown), 2)), layout="constrained")
-    left, right = picture.subfigures(1, 2, width_ratios=[3, 2])
+    halves: Any = picture.subfigures(1, 2, width_ratios=[3, 2])
+    left, right = halves
     for ax, (key, m) in zip(np.atleast_1d(left.subplots(len(shown), 1)), shown, strict=True):
         _draw_series(ax, found, key, m)
     ranking, innovations, nis = right.subplots(3, 1, height_ratios=[2, 1, 1])
@@ -88,4 +89,4 @@ def _draw_ranking(ax: Axes, found: Found) -> None:
     ax.set_yticks(range(len(scores)), [one.name for one in scores])
     for label, one in zip(ax.get_yticklabels(), scores, strict=True):
         label.set_color(BOUND if one.name in chosen else INK)
-    ax.set_title("held-out log-likelihood a row, against the best (± 2 standard errors)", fontweight="normal")
+    ax.set_title("held-out log-likelihood a row, ± 2 standard errors", fontweight="normal")

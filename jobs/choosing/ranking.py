@@ -106,7 +106,7 @@ def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats], reference: i
     winner = means.argmax(axis=0)
     found = [
         Score(
-            names[m],
+            names[int(m)],
             int(m),
             float(overall[m]),
             float((winner == m).mean()),

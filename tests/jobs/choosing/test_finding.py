@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from jobs.core.errors import UserError
 HOUR = 3_600_000_000
 
 
-def table(folder: Path, **files: pd.DataFrame) -> Table:
+def table(folder: Path, **files: Any) -> Table:
     for name, frame in files.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
     return read_table([folder / f"{name}.csv" for name in files])

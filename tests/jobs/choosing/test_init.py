@@ -79,8 +79,8 @@ def test_several_measurements_have_a_structure_each(tmp_path: Path) -> None:
         "level"
     )
     assert spec.states == ["null_level", "null_slope", "b_level"]
-    R = spec.observation.R if spec.observation is not None else None
-    assert R is not None and 3e-7 < float(R[1][1]) < 3e-6 and float(R[0][1]) == 0.0
+    R: Any = spec.model_dump()["observation"]["R"]
+    assert 3e-7 < float(R[1][1]) < 3e-6 and float(R[0][1]) == 0.0
     assert 0.7 < done.data["nis_per_component"] < 1.3
 
 
