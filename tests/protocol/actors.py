@@ -196,7 +196,7 @@ def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
     identity = f"{source.snapshot_id}-to-v{given.spec.version}"
     found = find_whole(given.warehouse, identity)
     if found is not None:
-        return found, {}
+        return found, {"parameters": []}
     made = replace(
         source,
         snapshot_id=identity,
@@ -206,7 +206,7 @@ def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
         parent=source.snapshot_id,
         committed_at=None,
     )
-    return write(given.warehouse, made, verify(given.warehouse, source)), {}
+    return write(given.warehouse, made, verify(given.warehouse, source)), {"parameters": []}
 
 
 def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False, to: int = 2) -> None:

@@ -118,7 +118,7 @@ def _never_driven() -> Iterator[None]:
 def _manifest_first() -> Iterator[None]:
     """Commit a snapshot's manifest before its rows."""
 
-    def write(warehouse: Any, manifest: Any, states: Any, held: Any = None) -> Any:
+    def write(warehouse: Any, manifest: Any, states: Any, held: Any = None, learned: Any = None) -> Any:
         count, checksum, total = measure(states)
         version = warehouse.latest_version("snapshots") + 1 if warehouse.exists("snapshots") else 1
         found = {"key_count": count, "checksum": checksum, "rows": total, "snapshots_version": version}

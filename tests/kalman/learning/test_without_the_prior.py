@@ -5,7 +5,9 @@ import pytest
 
 import kalman
 from kalman.learning import maximum_likelihood
+from kalman.learning.em import Fit
 from kalman.learning.groups import GroupLearning
+from kalman.learning.key_fits import Outcome
 from tests.kalman.learning.test_learning import level, simulated
 from tests.kalman.support.oracles import UNIT
 
@@ -21,8 +23,9 @@ def test_a_key_s_log_likelihood_is_that_of_the_filter_at_its_parameters():
     learn = maximum_likelihood.maximum_likelihood(
         level({"parameters": ["variance", "R"], "scope": "key"}, 1.0, 1.0)
     )
-    found = learn.fit_keys(rows, keys, UNIT, learn.start)
-    away = found.theta - learn.start[:, None]
+    prior = learn.population([learn.fit_keys(rows, keys, UNIT, None)])
+    found = learn.fit_keys(rows, keys, UNIT, prior)
+    away = found.theta - prior.mean[:, None]
     assert (0.5 * (away**2).sum(axis=0)).max() > 3.0, "the prior says little here"
     for key in range(keys):
         here = rows.key == key
@@ -66,7 +69,7 @@ def test_a_group_s_level_is_its_own():
         part = kalman.SortedRows(place[rows.key[kept]], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
         return groups.evaluate(theta, np.arange(len(which)), part, len(which), UNIT)
 
-    found = groups.fit(evaluate, learn.start, GROUPS, 200)
+    found = groups.fit(evaluate, Fit(learn.start, 0.0, 0, Outcome.CONVERGED), GROUPS, 200)
     assert found.converged.all()
     averages = y[:, 1:].mean(axis=1)
     means = np.array([one["mean"] for one in found.parameters])
