@@ -308,7 +308,7 @@ def fit_each(model: Model, rows: SortedRows, keys: int, unit: float, population:
 
 def _usable(model: Model, rows: SortedRows) -> SortedRows:
     """Return the rows that the filter does not flag whatever the parameters are."""
-    good = ~np.isinf(rows.y).any(axis=0)
+    good = np.asarray(~np.isinf(rows.y).any(axis=0))
     if len(rows.u):
         good &= np.isfinite(rows.u).all(axis=0)
         guard = model.of.model.guard(

@@ -72,7 +72,7 @@ def population_of(theta: Array, information: Array, zero: np.ndarray, start: Arr
 def posterior(population: Population, theta: Array, information: Array) -> tuple[Array, Array]:
     """Return the mean (p, K) of theta given keys' own estimates, and its covariance (p, p, K)."""
     J = np.moveaxis(information, -1, 0)
-    C = np.linalg.inv(np.linalg.inv(population.covariance) + J)
+    C = np.asarray(np.linalg.inv(np.linalg.inv(population.covariance) + J), np.float64)
     away = (theta - population.mean[:, None]).T
     shift = np.einsum("kij,kjl,kl->ki", C, J, away)
     return population.mean[:, None] + shift.T, np.moveaxis(C, 0, -1)
@@ -81,7 +81,7 @@ def posterior(population: Population, theta: Array, information: Array) -> tuple
 def own_share(population: Population, information: Array) -> Array:
     """Return the share (K,) of keys' own rows in theta: the mean of the eigenvalues of C I."""
     J = np.moveaxis(information, -1, 0)
-    C = np.linalg.inv(np.linalg.inv(population.covariance) + J)
+    C = np.asarray(np.linalg.inv(np.linalg.inv(population.covariance) + J), np.float64)
     return np.clip(np.einsum("kij,kji->k", C, J) / len(population.mean), 0.0, 1.0)
 
 

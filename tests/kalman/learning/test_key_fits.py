@@ -26,7 +26,7 @@ def judge(y, states):
     """Fit the series y, and return how much log-likelihood is lost against the best of several starts."""
     found = OF[states].fit_keys(rows_of(y), len(y), UNIT, None)
     lost = np.array([peers.best(one, states).log_likelihood for one in y]) - found.log_likelihood
-    inside = (found.parameters > 0.0).all(axis=0)
+    inside = np.asarray((found.parameters > 0.0).all(axis=0))
     assert inside[found.outcome == Outcome.CONVERGED].all(), "nothing at a bound is told as converged"
     assert all(
         (text is None) == (a == Outcome.CONVERGED)

@@ -2,7 +2,7 @@
 
 import warnings
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from statsmodels.tsa.statespace.mlemodel import MLEModel
@@ -61,7 +61,7 @@ def best(y, states, shares=SHARES):
         start = [share, *([share * slope] if states == 2 else []), 0.5 * (1.0 - share)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            params = model.fit(start_params=np.array(start), disp=0, maxiter=200, return_params=True)
+            params: Any = model.fit(start_params=np.array(start), disp=0, maxiter=200, return_params=True)
         for one in (
             params,
             np.where(params < 1e-6 * params.max(), 0.0, params),
