@@ -174,7 +174,7 @@ def _structures(found: Found) -> list[str]:
         f"structures by the log-likelihood of a held-out row ({plural(ranking.keys, 'series', '')}, "
         f"{plural(ranking.rows, 'row')}), against the best:",
         *(
-            f"  {one.name:<20} {-one.behind:+.4f} +- {one.error:.4f}, best for {one.wins:.0%}"
+            f"  {one.name:<20} {0.0 - one.behind:+.4f} +- {one.error:.4f}, best for {one.wins:.0%}"
             for one in ranking.scores
         ),
         *(f"  {name}: could not be fitted: {reason}" for name, reason in found.choice.failed.items()),

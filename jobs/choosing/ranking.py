@@ -23,10 +23,10 @@ APART = 2.0
 """Standard errors from which on two models differ."""
 TIE = 0.01
 """Log-likelihood a row that does not count: a key that loses less is not worse."""
-
-
 EVERY = 0.95
-"""Share of the keys that may lose nothing with a structure that is chosen instead of the simplest."""
+"""Share of the keys that must lose nothing with a structure that is chosen instead of the simplest."""
+FEW = 5
+"""Keys from which on one of them may lose: one of a handful is no rule, and would veto what all others gain by."""
 
 
 class Score(NamedTuple):
@@ -72,6 +72,11 @@ class Ranking(NamedTuple):
     def equals(self) -> list[Score]:
         """The models that cannot be told apart from the best, which is the first."""
         return [self.best, *(one for one in self.scores[1:] if not one.is_apart)]
+
+    def may_replace_the_simplest(self, one: Score, share: float = EVERY) -> bool:
+        """Tell if at most 1 - `share` of the keys, or one key of FEW or more, lose with a model."""
+        losers = round((1.0 - one.at_least) * self.keys)
+        return losers <= max((1.0 - share) * self.keys, float(self.keys >= FEW))
 
     def of(self, name: str) -> Score:
         """Return the score of a model."""
@@ -162,15 +167,19 @@ def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> S
     That is the rule of one standard error (Breiman, Friedman, Olshen and Stone 1984, section 3.4.3): among models that
     the rows cannot tell apart, the one with fewest parameters predicts other rows best.
 
-    The reference itself may always be chosen; another one only if at least `share` of the keys lose nothing with it
-    against the reference.
+    The reference itself may always be chosen; another one only if at least `share` of the keys, or all but one of FEW
+    or more, lose nothing with it against the reference.
 
     Args:
         ranking: of the models.
         simplest: their names, the simplest first; the first one is the reference.
         share: of keys.
     """
-    allowed = [one for one in ranking.scores if one.name == simplest[0] or one.at_least >= share]
+    allowed = [
+        one
+        for one in ranking.scores
+        if one.name == simplest[0] or ranking.may_replace_the_simplest(one, share)
+    ]
     best = allowed[0]  # the scores are sorted
     for name in simplest:
         one = next((one for one in allowed if one.name == name), None)

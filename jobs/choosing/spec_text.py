@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from jobs.choosing.finding import Found, Wishes, missing_values
-from jobs.choosing.ranking import EVERY, Ranking
+from jobs.choosing.ranking import Ranking
 from jobs.choosing.rhythm import span
 from jobs.choosing.structures import LEVEL
 from jobs.core.errors import UserError
@@ -87,7 +87,7 @@ def _ranked(found: Found) -> list[str]:
     chosen = set(found.choice.names)
     for one in ranking.scores:
         mark = "  <- chosen" if one.name in chosen else ""
-        lines.append(f"#   {one.name:<22} {-one.behind:+.3f} +- {one.error:.3f}{mark}")
+        lines.append(f"#   {one.name:<22} {0.0 - one.behind:+.3f} +- {one.error:.3f}{mark}")
     return [*lines, *_comment(why_chosen(found))]
 
 
@@ -108,7 +108,7 @@ def _relation(ranking: Ranking, name: str) -> str:
         return "the best" + (
             f"; it cannot be told apart from {', '.join(other.name for other in rest)}" if rest else ""
         )
-    if ranking.best.at_least < EVERY and one.name == LEVEL:
+    if one.name == LEVEL and not ranking.may_replace_the_simplest(ranking.best):
         return (
             f"as {ranking.best.name}, better by {one.behind:.3f} a row on average, predicts "
             f"{1 - ranking.best.at_least:.0%} of the series worse than a level does (--structure takes it all the same)"

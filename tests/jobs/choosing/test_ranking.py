@@ -105,6 +105,17 @@ def test_equal_models_are_not_told_apart_and_the_simplest_is_chosen() -> None:
     assert choose(found, ["level", "season"]).name == "level"
 
 
+@pytest.mark.parametrize(("keys", "losers", "chosen"), [(6, 1, "season"), (6, 2, "level"), (4, 1, "level")])
+def test_one_of_a_handful_of_keys_is_no_veto(keys: int, losers: int, chosen: str) -> None:
+    rng = np.random.default_rng(1)
+    key = np.repeat(np.arange(keys), 50)
+    base = rng.normal(size=50 * keys)
+    for_most = np.where(key < losers, base - 0.2, base + 1.0) + rng.normal(size=50 * keys) * 0.01
+    found = rank(["level", "season"], key, [base, for_most])
+    assert found.best.name == "season"
+    assert choose(found, ["level", "season"]).name == chosen
+
+
 def test_rows_without_a_likelihood_under_one_model_count_for_none() -> None:
     key = np.zeros(6, np.int64)
     a, b = np.arange(6.0), np.arange(6.0) + 1
