@@ -23,10 +23,11 @@ from jobs.snapshots.manifests import REMOVED, Manifest
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import extras_widths
 from jobs.snapshots.store import verify
-from jobs.training.batch_filter import batch_of, bucket_rows, final_states
+from jobs.training.batch_filter import Begin, batch_of, bucket_rows, final_states
 from jobs.verification import gathering
 from jobs.verification.findings import COUNTS, Findings, added
 from jobs.verification.gathering import CannotVerify, Sample
+from jobs.verification.own_parameters import MOST_KEYS, TooManyKeys, own_parameters
 from jobs.verification.recomputing import FINDINGS, Kind, check_states, on_partitions
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import KAFKA, offsets_of, to_datetime
@@ -74,7 +75,7 @@ def verified(
     elif manifest.parent is not None:
         expected = _migrated(warehouse, spec, manifest)
     elif manifest.generation is None:
-        expected = _pretrained(warehouse, spec, manifest, sample)
+        expected = _pretrained(warehouse, spec, manifest, rows, sample)
     elif manifest.snapshot_id in compared:
         return Findings()
     else:
@@ -121,14 +122,12 @@ def _migrated(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest) -> Data
     return states if rekey is None else merged(rekeyed(states, rekey), rekey)
 
 
-def _pretrained(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, sample: Sample) -> DataFrame:
+def _pretrained(
+    warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, states: DataFrame, sample: Sample
+) -> DataFrame:
     """Return the states that a batch pass over the history gives, with the snapshot's parameters."""
     name = f"snapshot {manifest.snapshot_id}"
     own = manifest.model_spec(spec.folder)
-    if own.learn is not None and own.learn.scope == "key":
-        raise CannotVerify(
-            f"{name}: each key has learned parameters of its own, which only `pretrain` recomputes"
-        )
     table, position = measurements(manifest.model), manifest.position
     topic = position["source"] == KAFKA
     version = position.get("measurements") if topic else position["version"]
@@ -156,4 +155,17 @@ def _pretrained(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, sampl
         frame = joined.dropna(subset=own.input_names)
     batch = batch_of(runtime)
     packed = bucket_rows(frame, batch.rows, frame.count())
-    return final_states(packed, runtime.kernel, batch, runtime.begin)
+    return final_states(packed, runtime.kernel, batch, _begin(runtime, states, sample, name))
+
+
+def _begin(runtime: ModelRuntime, states: DataFrame, sample: Sample, name: str) -> Begin | None:
+    """Return the states in which keys began: by group, or with what each has learned, as its own state says."""
+    learn = runtime.spec.learn
+    if learn is None or learn.scope != "key":
+        return runtime.begin
+    try:
+        return own_parameters(states, runtime, sample)
+    except TooManyKeys as error:
+        raise CannotVerify(
+            f"{name}: more than {MOST_KEYS:,} keys have learned parameters of their own; take a smaller --share"
+        ) from error

@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import minimize
 from statsmodels.tsa.statespace.mlemodel import MLEModel
 
 SHARES = (0.9, 0.3, 0.02)
@@ -70,6 +71,41 @@ def best(y, states, shares=SHARES):
     ll, params = max(found, key=lambda one: one[0] if np.isfinite(one[0]) else -np.inf)
     n = np.count_nonzero(~np.isnan(y))
     return Peer(ll - (n - states) * np.log(scale), np.asarray(params) * scale**2)
+
+
+def together(series, states, shares=SHARES):
+    """Return the best of several starts of one set of variances for all series, each (n,) at regular times.
+
+    The sum of statsmodels' log-likelihoods, searched by SciPy's simplex method in the deviations, and again from where
+    that ended; each variance is also tried as zero. The result is in the unit of the series.
+    """
+    scale = float(np.exp(np.mean([np.log(_unit(y)[0]) for y in series])))
+    models = [_Model(y / scale, states) for y in series]
+
+    def lost(deviations: Any) -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = -sum(float(model.loglike(np.square(deviations))) for model in models)
+        return value if np.isfinite(value) else 1e300
+
+    loudest = max(_unit(y)[0] for y in series) / scale
+    found: list[tuple[float, Any]] = []
+    for share, slope in product(shares, (0.2, 0.002) if states == 2 else (0.0,)):
+        start = np.array([share, *([share * slope] if states == 2 else []), 0.5 * (1.0 - share)])
+        at: Any = loudest * np.sqrt(start)
+        for _ in range(2):
+            end = minimize(
+                lost, at, method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-7, "maxiter": 400}
+            )
+            at = end.x
+        for i in range(len(at)):
+            without = np.where(np.arange(len(at)) == i, 0.0, at)
+            if np.abs(without).max() > 1e-3 * np.abs(at).max():  # else nothing is left
+                found.append((lost(without), without))
+        found.append((lost(at), at))
+    least, at = min(found, key=lambda one: one[0])
+    shift = sum((np.count_nonzero(~np.isnan(y)) - states) * np.log(scale) for y in series)
+    return Peer(-least - shift, np.square(at) * scale**2)
 
 
 def _unit(y):

@@ -1,0 +1,76 @@
+"""The states in which keys with learned parameters of their own began, to filter their history once more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.sql import functions as F
+
+from jobs.encoding.arrow import matrix
+from jobs.encoding.keys import identity_arrays, identity_expressions
+from jobs.encoding.rows import KeyedRows
+from jobs.snapshots.state_rows import extras_widths
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.snapshots.runtime import ModelRuntime
+    from jobs.verification.gathering import Sample
+
+MOST_KEYS = 1_000_000
+"""Keys whose parameters are sent to the workers, some 50 bytes each."""
+FIELD = "parameters"
+"""The field of a state that has them."""
+
+
+class TooManyKeys(ValueError):
+    """There are more keys than can be sent to the workers."""
+
+
+@dataclass(frozen=True)
+class OwnParameters:
+    """Returns the states in which the keys of a bucket begin, each with its parameters. Picklable.
+
+    identity: arrays (K,) of the keys' identities, sorted by route; values (d, K): their parameters. A key that is not
+    among them begins as the model has it.
+    """
+
+    kernel: Filter
+    identity: dict[str, NDArray]
+    values: NDArray[np.float64]
+
+    def __call__(self, keyed: KeyedRows) -> NDArray[np.float64]:
+        """Return the states (size, J)."""
+        keys = keyed.keys
+        states = self.kernel.initial(keys.size)
+        route = np.ascontiguousarray(keys.arrays["route"])
+        place = np.searchsorted(self.identity["route"], route)
+        at = np.flatnonzero(place < len(self.identity["route"]))
+        for name, known in self.identity.items():
+            at = at[known[place[at]] == keys.arrays[name][at]]
+        states[:, at] = self.kernel.with_parameters(states[:, at], self.values[:, place[at]])
+        return states
+
+
+def own_parameters(rows: DataFrame, runtime: ModelRuntime, sample: Sample) -> OwnParameters:
+    """Return what the sampled keys of a snapshot's rows have learned.
+
+    Raises:
+        TooManyKeys: than can be sent to the workers.
+    """
+    chosen = rows.filter(sample.has(F.col("key"))).select(
+        *identity_expressions(runtime.kind, F.col("key")), F.col("extras")[FIELD].alias(FIELD)
+    )
+    table = chosen.drop("text").limit(MOST_KEYS + 1).toArrow().combine_chunks()
+    if table.num_rows > MOST_KEYS:
+        raise TooManyKeys
+    columns = {name: table[name].to_numpy() for name in table.column_names if name != FIELD}
+    identity = identity_arrays(columns)
+    order = np.argsort(identity["route"], kind="stable")
+    width = extras_widths(runtime.kernel)[FIELD]
+    values = matrix(table[FIELD].combine_chunks(), width, FIELD)
+    return OwnParameters(runtime.kernel, {name: a[order] for name, a in identity.items()}, values[:, order])
