@@ -12,9 +12,11 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
 from jobs.encoding.keys import KeyKind, columns_of, integer_keys
-from jobs.encoding.packet_kinds import INNOVATION, MEASURED
+from jobs.encoding.packet_kinds import MEASURED, STATE_INDEX
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows, Packer
+from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, SYSTEM, figures
+from kalman.filters.sliding_likelihood import OUTPUT as SLIDING
 from kalman.flags import FLAGS
 from kalman.run import Outputs
 
@@ -31,6 +33,13 @@ ROWS_A_PACKET = 32_768
 """Rows in a packet of estimates, so that a packet stays far below the 2 GiB limit of a binary value."""
 
 
+COMPUTED = frozenset([INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, *SYSTEM, STATE_INDEX])
+"""Names of the extras that are computed beside the filter."""
+
+SCALARS = {STATE_INDEX: ("bigint", pa.int64()), SLIDING: ("double", pa.float64())}
+"""The extras that are one number a row, with their types; the others are lists."""
+
+
 class EstimateFormat(NamedTuple):
     """The columns of an estimate.
 
@@ -44,9 +53,9 @@ class EstimateFormat(NamedTuple):
     extra: tuple[tuple[str, int], ...]
 
     @property
-    def with_innovations(self) -> bool:
-        """Tell if estimates have normalised innovations."""
-        return any(name == INNOVATION for name, _ in self.extra)
+    def beside(self) -> tuple[str, ...]:
+        """Return the names of the extras that the filter itself does not put out, for a `RowFilter`."""
+        return tuple(name for name, _ in self.extra if name in COMPUTED)
 
     @property
     def layout(self) -> Layout:
@@ -67,13 +76,20 @@ class EstimateFormat(NamedTuple):
 
 def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateFormat:
     """Return the format of a model's estimates."""
-    extra = dict(kernel.outputs)
-    if spec.outputs.innovation:
-        extra[INNOVATION] = kernel.measurements
-    if spec.outputs.measured:
-        extra[MEASURED] = kernel.measurements
+    widths = extra_widths(kernel)
+    extra = {**kernel.outputs, **{name: widths[name] for name in spec.outputs.columns}}
     diagonal = spec.outputs.covariance == "diagonal"
     return EstimateFormat(kind, len(spec.states), diagonal, tuple(extra.items()))
+
+
+def extra_widths(kernel: Filter) -> dict[str, int]:
+    """Return name and width of each extra that estimates of a kind of filter may have beside its own outputs."""
+    return {**figures(kernel), MEASURED: kernel.measurements, STATE_INDEX: 1}
+
+
+def type_of_extra(name: str) -> str:
+    """Return the SQL type of an extra's column."""
+    return SCALARS[name][0] if name in SCALARS else "array<double>"
 
 
 def diagonal_of_packed(n: int) -> NDArray[np.int64]:
@@ -123,7 +139,7 @@ def unpack_estimates(
     The number of a micro-batch becomes a column `batch_id`: as a literal in Spark's plan it would make Spark compile
     new code for each micro-batch. `around` wraps the unpacking function, for a profile.
     """
-    extra = "".join(f", `{name}` array<double>" for name, _ in fmt.extra)
+    extra = "".join(f", `{name}` {type_of_extra(name)}" for name, _ in fmt.extra)
     number = f"{_number_column(fmt.kind)} {fmt.kind.types[0]}, " if _has_number(fmt.kind) else ""
     schema = (
         f"key string, {number}event_time timestamp, mean array<double>, covariance array<double>, "
@@ -232,13 +248,21 @@ def _unpacker(
                         pa.array(arrays["log_likelihood"]),
                         pa.array(nis, mask=np.isnan(nis)),
                         flag_names(arrays["flag"]),
-                        *(lists(arrays[name]) for name, _ in fmt.extra),
+                        *(extra_column(name, arrays[name]) for name, _ in fmt.extra),
                         *(() if batch_id is None else (pa.array(np.full(len(nis), batch_id)),)),
                     ],
                     names,
                 )
 
     return unpack
+
+
+def extra_column(name: str, values: NDArray[np.float64]) -> pa.Array:
+    """Return the column of an extra (d, N): lists of d numbers, or of `SCALARS` numbers, null where they are NaN."""
+    if name not in SCALARS:
+        return lists(values)
+    unknown = np.isnan(values[0])
+    return pa.array(np.where(unknown, 0.0, values[0]), mask=unknown).cast(SCALARS[name][1])
 
 
 def flag_names(flags: NDArray[np.uint8]) -> pa.Array:

@@ -81,7 +81,7 @@ def test_innovations_are_those_of_the_filter_however_the_rows_are_cut() -> None:
     layout = state_layout(INTEGER.kind, kernel.size)
     keys, time, y = some_rows()
     keyed = unpack_rows([packet(INTEGER, keys, time, y)], INTEGER)
-    watching = RowFilter(kernel, UNIT, with_innovations=True)
+    watching = RowFilter(kernel, UNIT, ("innovation",))
     whole = filter_step(watching, layout, layout.empty(), keyed)
     plain = filter_step(RowFilter(kernel, UNIT), layout, layout.empty(), keyed)
     assert "innovation" not in plain.outputs.extra
