@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman import flags
-from kalman.evaluation.forecast import check_measuring, variances
+from kalman.evaluation.forecast import variances
 from kalman.evaluation.system_matrices import MATRICES, system_matrices, widths
 from kalman.filters.prediction import Measuring, Residual, beside, measured
 from kalman.filters.state_layout import BLOCK, innermost
@@ -43,17 +43,13 @@ def check_figures(model: Filter, names: Sequence[str]) -> None:
     for name in names:
         if name in there:
             continue
-        if name == INNOVATION:
-            check_measuring(model)
         if name in SYSTEM:
             has = [matrix for figure, matrix in SYSTEM.items() if figure in there]
             remedy = f"it has {', '.join(has)}" if has else "remove it"
             raise ModelError("outputs.matrices", f"the filter has no matrix {SYSTEM[name]}", remedy)
-        raise ModelError(
-            "outputs.residual",
-            "the filter does not predict its measurements",
-            "remove it, or choose another filter",
-        )
+        option = "innovation" if name == INNOVATION else "residual"
+        remedy = "remove it, or choose another filter"
+        raise ModelError(f"outputs.{option}", "the filter does not predict its measurements", remedy)
 
 
 class RowFigures:
