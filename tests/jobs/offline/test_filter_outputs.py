@@ -40,7 +40,9 @@ def filtered(
     source, target = folder / "rows.csv", folder / f"out.{ending}"
     pd.DataFrame({"river": "nile", "at": days, "volume": VOLUMES}).to_csv(source, index=False)
     run(Settings.load(models=folder), str(folder / "level.yaml"), str(source), str(target), smooth)
-    return pd.read_parquet(target) if ending == "parquet" else pd.read_csv(target, float_precision="round_trip")
+    return (
+        pd.read_parquet(target) if ending == "parquet" else pd.read_csv(target, float_precision="round_trip")
+    )
 
 
 def theirs():

@@ -1,5 +1,7 @@
 """Residuals, their covariance and system matrices against statsmodels, the textbook and differences of functions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from statsmodels.tsa.statespace.kalman_filter import KalmanFilter
@@ -268,12 +270,31 @@ def test_lms_residuals():
     np.testing.assert_array_equal(found["system_R"], 4.0)
 
 
-def test_no_bit_depends_on_the_other_keys_or_on_how_rows_are_cut():
+CUT: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "diffuse": {"initial": {"diffuse": True}},
+    "in 32 bits": {"storage": {"dtype": "float32"}},
+    "square root": {"form": "square_root"},
+    "gated and adaptive": {"robust": {"gate": {"threshold": 3.0}}, "adaptive": {"R": 0.05}},
+    "extended": {"filter": "extended"},
+    "unscented": {"filter": "unscented"},
+    "fixed lag with a window": {"smoothing": {"lag": 2}, "sliding_log_likelihood": 3},
+    "imm": {
+        "filter": "imm",
+        "modes": [{}, {"robust": {"fading": 1.2}}],
+        "transition": [[0.9, 0.1], [0.2, 0.8]],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_no_bit_depends_on_the_other_keys_or_on_how_rows_are_cut(kind):
     rng = np.random.default_rng(9)
-    definition = random_definition(rng, "damped_trend", 2, 2)
+    definition = random_definition(rng, "damped_trend", 2, 2) | CUT[kind]
     rows = random_rows(rng, definition, 700, 15)
     model = kalman.build(definition)
-    names = ["innovation", *RESIDUALS, *SYSTEM]
+    names = list(figures(model))
+    assert set(names) == {"innovation", *RESIDUALS, *SYSTEM}
     _, _, whole = figured(model, rows, 700, names)
     early = rows.time < np.quantile(rows.time, 0.4)
     states, _, first = figured(model, rows.take(early), 700, names)
