@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.encoding.estimates import COMPUTED, SCALARS, extra_column
+from jobs.encoding.estimates import COMPUTED, SCALARS, extra_column, full_of_packed
 from jobs.encoding.order import order_rows
 from jobs.encoding.packet_kinds import MEASURED
 from jobs.ingestion.parsing import ParsedRows
@@ -130,28 +130,12 @@ def filter_rows(
         sorted_rows, key_of_life = lives(model, states, sorted_rows, spec.unit_us, spec.idle_us)
         states = states.take(key_of_life)
     keys = len(states.count)
-    n = len(spec.states)
-    places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
     judged = INNOVATION in figures(model)
     beside = {
         name: None for name in (*spec.outputs.columns, *([INNOVATION] if judged else ())) if name in COMPUTED
     }
     row_filter = RowFilter(model, spec.unit_us, tuple(beside))
-    smoothed: dict[str, Floats] = {}
-    if smooth:
-        try:
-            (_, smooth_states), out = row_filter.through(
-                states, sorted_rows, lambda seen: smooth_rows(model, states, sorted_rows, spec.unit_us, seen)
-            )
-        except kalman.ModelError as error:
-            raise UserError(f"--smooth: {spec.name}: {error}") from error
-        smoothed = {
-            "smoothed_mean": smooth_states.mean,
-            "smoothed_covariance": smooth_states.covariance[places],
-            **{f"smoothed_{name}": values for name, values in smooth_states.extra.items()},
-        }
-    else:
-        _, out = row_filter.run(states, sorted_rows)
+    out, smoothed = _filtered(spec, row_filter, states, sorted_rows, smooth)
     tested = fit(sorted_rows.key, out, keys, out.extra[INNOVATION]) if judged else None
     wanted = {name: sorted_rows.y if name == MEASURED else out.extra[name] for name in spec.outputs.columns}
     extra = {name: out.extra[name] for name in model.outputs} | wanted | smoothed
@@ -170,13 +154,30 @@ def filter_rows(
     return Estimates(
         applied,
         in_input_order(out.mean),
-        in_input_order(out.covariance[places]),
+        in_input_order(out.covariance[full_of_packed(len(spec.states))]),
         in_input_order(out.log_likelihood),
         in_input_order(out.nis),
         flag,
         {name: in_input_order(values) for name, values in extra.items()},
         tested,
     )
+
+
+def _filtered(
+    spec: ModelSpec, row_filter: RowFilter, states: kalman.KeyStates, rows: kalman.SortedRows, smooth: bool
+) -> tuple[kalman.Outputs, dict[str, Floats]]:
+    """Return the filter's outputs, and where the rows are to be smoothed the columns of that by name, (d, N)."""
+    if not smooth:
+        return row_filter.run(states, rows)[1], {}
+    try:
+        (_, found), out = row_filter.through(
+            states, rows, lambda watch: smooth_rows(row_filter.kernel, states, rows, spec.unit_us, watch)
+        )
+    except kalman.ModelError as error:
+        raise UserError(f"--smooth: {spec.name}: {error}") from error
+    more = {f"smoothed_{name}": values for name, values in found.extra.items()}
+    whole = found.covariance[full_of_packed(len(spec.states))]
+    return out, {"smoothed_mean": found.mean, "smoothed_covariance": whole, **more}
 
 
 def in_order(rows: ParsedRows, rule: Duplicates | None = None) -> tuple[NDArray[np.int64], kalman.SortedRows]:
