@@ -23,7 +23,7 @@ from kalman.models.columns import resolve, resolve_matrix
 from kalman.models.functions import FunctionObservation, FunctionProcess
 from kalman.types import Array, Filter, Rows
 
-MATRICES = ("F", "H", "Q", "R")
+MATRICES: tuple[str, ...] = ("F", "H", "Q", "R")
 
 Matrices = Mapping[str, Callable[[], Any]]
 """Name of a matrix to a call that returns its rows of entries."""

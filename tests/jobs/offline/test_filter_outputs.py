@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,10 @@ from jobs.core.settings import Settings
 from jobs.filter import run
 from jobs.specs.loading import load_spec
 
-VOLUMES = nile.load_pandas().data["volume"].to_numpy()
+DATA: Any = nile.load_pandas().data
+VOLUMES = DATA["volume"].to_numpy()
+
+EXACT: Any = "round_trip"
 
 MODEL = """
 name: level
@@ -40,13 +44,11 @@ def filtered(
     source, target = folder / "rows.csv", folder / f"out.{ending}"
     pd.DataFrame({"river": "nile", "at": days, "volume": VOLUMES}).to_csv(source, index=False)
     run(Settings.load(models=folder), str(folder / "level.yaml"), str(source), str(target), smooth)
-    return (
-        pd.read_parquet(target) if ending == "parquet" else pd.read_csv(target, float_precision="round_trip")
-    )
+    return pd.read_parquet(target) if ending == "parquet" else pd.read_csv(target, float_precision=EXACT)
 
 
 def theirs():
-    model = UnobservedComponents(VOLUMES, "llevel")
+    model = UnobservedComponents(VOLUMES, "llevel")  # type: ignore[arg-type]
     model.ssm.initialize_known(np.array([1000.0]), np.array([[1e5]]))
     return model.filter([15099.0, 1469.1]).filter_results
 

@@ -70,7 +70,7 @@ def test_stream_batch_and_offline_give_the_same_outputs_and_a_restart_goes_on_wi
     assert found["state_index"].dtype == np.int64
     every: Any = pd.concat(DAYS[:3])
     counts = every.groupby("id").size()
-    newest = found.groupby("key")["state_index"].max()
+    newest: Any = found.groupby("key")["state_index"].max().to_dict()
     assert {int(key): int(index) for key, index in newest.items()} == {
         key: counts[key] for key in {*DAYS[1]["id"], *DAYS[2]["id"]}
     }
