@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
+from jobs.encoding.extras import COMPUTED, extra_column, extra_widths, type_of_extra
 from jobs.encoding.keys import KeyKind, columns_of, integer_keys
-from jobs.encoding.packet_kinds import MEASURED, STATE_INDEX
+from jobs.encoding.packet_kinds import MEASURED
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows, Packer
-from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, SYSTEM, figures
-from kalman.filters.sliding_likelihood import OUTPUT as SLIDING
 from kalman.flags import FLAGS
 from kalman.run import Outputs
 
@@ -31,13 +30,6 @@ _ARROW = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigi
 
 ROWS_A_PACKET = 32_768
 """Rows in a packet of estimates, so that a packet stays far below the 2 GiB limit of a binary value."""
-
-
-COMPUTED = frozenset([INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, *SYSTEM, STATE_INDEX])
-"""Names of the extras that are computed beside the filter."""
-
-SCALARS = {STATE_INDEX: ("bigint", pa.int64()), SLIDING: ("double", pa.float64())}
-"""The extras that are one number a row, with their types; the others are lists."""
 
 
 class EstimateFormat(NamedTuple):
@@ -80,16 +72,6 @@ def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateF
     extra = {**kernel.outputs, **{name: widths[name] for name in spec.outputs.columns}}
     diagonal = spec.outputs.covariance == "diagonal"
     return EstimateFormat(kind, len(spec.states), diagonal, tuple(extra.items()))
-
-
-def extra_widths(kernel: Filter) -> dict[str, int]:
-    """Return name and width of each extra that estimates of a kind of filter may have beside its own outputs."""
-    return {**figures(kernel), MEASURED: kernel.measurements, STATE_INDEX: 1}
-
-
-def type_of_extra(name: str) -> str:
-    """Return the SQL type of an extra's column."""
-    return SCALARS[name][0] if name in SCALARS else "array<double>"
 
 
 def diagonal_of_packed(n: int) -> NDArray[np.int64]:
@@ -255,14 +237,6 @@ def _unpacker(
                 )
 
     return unpack
-
-
-def extra_column(name: str, values: NDArray[np.float64]) -> pa.Array:
-    """Return the column of an extra (d, N): lists of d numbers, or of `SCALARS` numbers, null where they are NaN."""
-    if name not in SCALARS:
-        return lists(values)
-    unknown = np.isnan(values[0])
-    return pa.array(np.where(unknown, 0.0, values[0]), mask=unknown).cast(SCALARS[name][1])
 
 
 def flag_names(flags: NDArray[np.uint8]) -> pa.Array:

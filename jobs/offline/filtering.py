@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.encoding.estimates import COMPUTED, SCALARS, extra_column, full_of_packed
+from jobs.encoding.extras import COMPUTED, SCALARS, extra_column
 from jobs.encoding.order import order_rows
 from jobs.encoding.packet_kinds import MEASURED
 from jobs.ingestion.parsing import ParsedRows
@@ -25,6 +25,7 @@ from jobs.state.expiry import lives
 from jobs.state.row_filter import RowFilter
 from kalman.evaluation.diagnostics import Watch, consistency, ljung_box
 from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, figures
+from kalman.linalg.packing import unpack
 from kalman.smoothers.smooth import smooth as smooth_rows
 
 LAGS = 10
@@ -154,7 +155,7 @@ def filter_rows(
     return Estimates(
         applied,
         in_input_order(out.mean),
-        in_input_order(out.covariance[full_of_packed(len(spec.states))]),
+        in_input_order(unpack(out.covariance)),
         in_input_order(out.log_likelihood),
         in_input_order(out.nis),
         flag,
@@ -176,7 +177,7 @@ def _filtered(
     except kalman.ModelError as error:
         raise UserError(f"--smooth: {spec.name}: {error}") from error
     more = {f"smoothed_{name}": values for name, values in found.extra.items()}
-    whole = found.covariance[full_of_packed(len(spec.states))]
+    whole = unpack(found.covariance)
     return out, {"smoothed_mean": found.mean, "smoothed_covariance": whole, **more}
 
 

@@ -17,7 +17,7 @@ from kalman.types import Filter
 class RowFilter(NamedTuple):
     """A filter, the model's unit of time in microseconds, and what it puts out beside its own outputs.
 
-    beside: names of extra outputs (`jobs.encoding.estimates.COMPUTED`). Each but the state's index takes a second
+    beside: names of extra outputs (`jobs.encoding.extras.COMPUTED`). Each but the state's index takes a second
     prediction of each row, one for all of them.
     """
 

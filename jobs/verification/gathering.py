@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.encoding.estimates import SCALARS
+from jobs.encoding.extras import SCALARS
 from jobs.encoding.keys import text_of
 from jobs.lineage import replayed_late_rows
 from jobs.snapshots import waiting_rows

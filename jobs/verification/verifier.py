@@ -14,7 +14,8 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.times import duration_us
-from jobs.encoding.estimates import EstimateFormat, extra_widths
+from jobs.encoding.estimates import EstimateFormat
+from jobs.encoding.extras import extra_widths
 from jobs.encoding.packet_kinds import NEVER
 from jobs.key_inputs.pins import version_of
 from jobs.key_inputs.table import InputsTable

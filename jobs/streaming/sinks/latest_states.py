@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.estimates import EstimateFormat, last_of_keys, type_of_extra, unpack_estimates
+from jobs.encoding.estimates import EstimateFormat, last_of_keys, unpack_estimates
+from jobs.encoding.extras import type_of_extra
 from jobs.encoding.keys import columns_of
 from jobs.encoding.packet_kinds import STATE_INDEX, OutputPacket
 from jobs.lineage.fencing import Fence
