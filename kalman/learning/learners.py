@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kalman.filters.multiple_models import SEVERAL
-from kalman.filters.sliding_likelihood import OUTPUT
 from kalman.learning.em import Learner
 from kalman.learning.em_linear import expectation_maximisation
 from kalman.learning.maximum_likelihood import maximum_likelihood
@@ -28,9 +27,6 @@ def learnable(definition: Mapping[str, Any]) -> Learner:
     if method not in ("mle", "em"):
         raise ModelError("learn.method", f"{method!r} is not known", "choose mle or em")
     kind = definition.get("filter", "linear")
-    definition = {
-        name: part for name, part in definition.items() if name != OUTPUT
-    }  # it changes no likelihood
     if kind in LEARNERS:
         return LEARNERS[kind](definition)
     found = maximum_likelihood(definition)
