@@ -1,7 +1,8 @@
 """Filter a file without Spark, to try a model out, with the same step function as in batch and stream.
 
 The command writes one row for each input row, in input order: its key and time unchanged, mean, covariance,
-log-likelihood, NIS and flag; with --smooth also the state given all rows of its key.
+log-likelihood, NIS and flag, and what the spec's `outputs` ask for; with --smooth also the state given all rows of its
+key.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def run(
     if target.suffix.lower() == ".parquet" and files_of(input)[0].suffix.lower() != ".parquet":
         # A CSV file has times as text only; Parquet has a type for them.
         written[spec.time] = arrow.times(rows.time, estimates.applied)
-    write(target, spec.states, written, estimates)
+    write(target, spec, written, estimates)
     report = _report(spec, input, output, rows, estimates, perf_counter() - start)
     return Report([*report.lines[:1], *prior.lines, *report.lines[1:]], {**report.data, **prior.data})
 

@@ -43,7 +43,7 @@ SCORED_SCHEMA = """
 SHIFT = -MIN_US
 """Added to event times: Spark's watermark starts at 1970, and earlier rows would be late."""
 _NAMES = [part.split()[0] for part in SCORED_SCHEMA.split(",")]
-_LEFT_OUT = ("form", "smoothing", "storage")
+_LEFT_OUT = ("form", "smoothing", "storage", "sliding_log_likelihood")
 """Parts of a definition that change how a state is stored, but not its forecasts."""
 
 

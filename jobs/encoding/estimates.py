@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
+from jobs.encoding.extras import COMPUTED, extra_column, extra_widths, type_of_extra
 from jobs.encoding.keys import KeyKind, columns_of, integer_keys
-from jobs.encoding.packet_kinds import INNOVATION, MEASURED
+from jobs.encoding.packet_kinds import MEASURED
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows, Packer
 from kalman.flags import FLAGS
@@ -44,9 +45,9 @@ class EstimateFormat(NamedTuple):
     extra: tuple[tuple[str, int], ...]
 
     @property
-    def with_innovations(self) -> bool:
-        """Tell if estimates have normalised innovations."""
-        return any(name == INNOVATION for name, _ in self.extra)
+    def beside(self) -> tuple[str, ...]:
+        """Return the names of the extras that the filter itself does not put out, for a `RowFilter`."""
+        return tuple(name for name, _ in self.extra if name in COMPUTED)
 
     @property
     def layout(self) -> Layout:
@@ -67,11 +68,8 @@ class EstimateFormat(NamedTuple):
 
 def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateFormat:
     """Return the format of a model's estimates."""
-    extra = dict(kernel.outputs)
-    if spec.outputs.innovation:
-        extra[INNOVATION] = kernel.measurements
-    if spec.outputs.measured:
-        extra[MEASURED] = kernel.measurements
+    widths = extra_widths(kernel)
+    extra = {**kernel.outputs, **{name: widths[name] for name in spec.outputs.columns}}
     diagonal = spec.outputs.covariance == "diagonal"
     return EstimateFormat(kind, len(spec.states), diagonal, tuple(extra.items()))
 
@@ -123,7 +121,7 @@ def unpack_estimates(
     The number of a micro-batch becomes a column `batch_id`: as a literal in Spark's plan it would make Spark compile
     new code for each micro-batch. `around` wraps the unpacking function, for a profile.
     """
-    extra = "".join(f", `{name}` array<double>" for name, _ in fmt.extra)
+    extra = "".join(f", `{name}` {type_of_extra(name)}" for name, _ in fmt.extra)
     number = f"{_number_column(fmt.kind)} {fmt.kind.types[0]}, " if _has_number(fmt.kind) else ""
     schema = (
         f"key string, {number}event_time timestamp, mean array<double>, covariance array<double>, "
@@ -232,7 +230,7 @@ def _unpacker(
                         pa.array(arrays["log_likelihood"]),
                         pa.array(nis, mask=np.isnan(nis)),
                         flag_names(arrays["flag"]),
-                        *(lists(arrays[name]) for name, _ in fmt.extra),
+                        *(extra_column(name, arrays[name]) for name, _ in fmt.extra),
                         *(() if batch_id is None else (pa.array(np.full(len(nis), batch_id)),)),
                     ],
                     names,

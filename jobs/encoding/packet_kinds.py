@@ -7,8 +7,8 @@ from enum import IntEnum, StrEnum, unique
 import numpy as np
 import pyarrow as pa
 
-INNOVATION, MEASURED = "innovation", "measured"
-"""Names of two extras of an estimate: the normalised innovations, and the row's own measurement."""
+MEASURED, STATE_INDEX = "measured", "state_index"
+"""Names of two extras of an estimate: the row's own measurement, and the number of the key's rows in its state."""
 
 NEVER = np.iinfo(np.int64).min
 """An event time before all others: the watermark before the first row."""

@@ -45,6 +45,9 @@ class Rule(NamedTuple):
     effect: str
 
 
+STATELESS_OUTPUTS = ("innovation", "measured", "residual", "matrices", "state_index")
+"""The options of `outputs` that a row's estimate follows without more in the state than there is anyway."""
+
 RULES = (
     Rule(
         ALLOWED,
@@ -52,7 +55,11 @@ RULES = (
         "limits the next micro-batch",
     ),
     Rule(ALLOWED, ("quarantine",), "limits the next micro-batch, also one that had failed"),
-    Rule(ALLOWED, ("late", "outputs"), "from the next micro-batch on; a half-written one is finished first"),
+    Rule(
+        ALLOWED,
+        ("late", *(f"outputs.{name}" for name in ("covariance", *STATELESS_OUTPUTS))),
+        "from the next micro-batch on; a half-written one is finished first",
+    ),
     Rule(
         ALLOWED,
         (
@@ -96,6 +103,7 @@ RULES = (
             "duplicates",
             "expiry",
             "inputs.columns",
+            "outputs.sliding_log_likelihood",
             "version",
         ),
         "under a higher version the stream continues as the old one until `upgrade`; under the same one it is refused",
@@ -103,7 +111,7 @@ RULES = (
     Rule(REFUSED, ("name", "source.kind", "source.topic"), "the state reflects rows of one source only"),
 )
 """The rule for each field of a spec."""
-_SPLIT = ("stream", "source", "inputs")
+_SPLIT = ("stream", "source", "inputs", "outputs")
 _RULE_OF = {field: rule for rule in RULES for field in rule.fields}
 
 
@@ -195,18 +203,19 @@ def spec_to_run(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
 
 def row_rules(spec: ModelSpec) -> dict[str, Any]:
     """Return the fields that decide how a row is processed and that may change between micro-batches."""
-    names = {"late", "outputs", "order", "duplicates"}
+    names = {"late", "order", "duplicates"}
     if spec.inputs:
         names |= {"inputs.table", "inputs.key", "inputs.columns", "inputs.defaults"}
     if spec.source:
         names |= {"time_zone", "time_format", "missing_values"}
-    return {
+    rules = {
         name: value
         for name, value in _fields(spec).items()
         if name in names
         or name.startswith("source.")
         and name not in ("source.max_offsets_per_batch", "source.start")
     }
+    return {**rules, "outputs": spec.outputs.model_dump(mode="json", exclude=spec.outputs.left_out)}
 
 
 def refuse_half_written(

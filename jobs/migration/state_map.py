@@ -16,6 +16,7 @@ from jobs.specs.migration import Origin, Transform
 from kalman.filters.affine import Affine, moved
 from kalman.filters.own_parameters import own_parameters, with_own
 from kalman.filters.rounded import stored_as, unrounded
+from kalman.filters.sliding_likelihood import WINDOW_FIELDS, without_sliding
 from kalman.filters.state_layout import places
 from kalman.models.named import Named, find
 from kalman.types import Filter
@@ -75,9 +76,9 @@ class Migration:
         )
         return (
             identity
-            and type(unrounded(self.source)) is type(unrounded(self.target))
+            and type(_bare(self.source)) is type(_bare(self.target))
             and stored_as(self.source) == stored_as(self.target)
-            and dict(self.source.fields) == dict(self.target.fields)
+            and dict(_bare(self.source).fields) == dict(_bare(self.target).fields)
             and (self.key_parameters is None or own_rows(self.source) == own_rows(self.target))
         )
 
@@ -90,7 +91,7 @@ class Migration:
             extras: the other fields, each (d, K).
         """
         if self.is_identity:
-            extras = self._with_carried(extras)
+            extras = self._with_window(self._with_carried(extras), mean.shape[1])
             if more_than_moments(self.target) is None:
                 wrong = wrong_states(mean, covariance)
             else:  # its mean and covariance may be infinite or NaN, its state may not
@@ -116,6 +117,14 @@ class Migration:
             return self.target.with_parameters(state, field) if self.keeps_key_parameters else state
         rows = own_parameters(self.source).rows
         return with_own(self.target, state, {new: field[rows[old]] for new, old in self.key_parameters})
+
+    def _with_window(self, extras: Mapping[str, Floats], keys: int) -> Mapping[str, Floats]:
+        """Return the fields with the rows of the target's sliding log-likelihood: kept, begun anew, or removed."""
+        window = {name: shape[0] for name, shape in self.target.fields.items() if name in WINDOW_FIELDS}
+        if all(self.source.fields.get(name) == (width,) for name, width in window.items()) and window:
+            return extras
+        others = {name: values for name, values in extras.items() if name not in WINDOW_FIELDS}
+        return {**others, **{name: np.zeros((width, keys)) for name, width in window.items()}}
 
     def _with_carried(self, extras: Mapping[str, Floats]) -> Mapping[str, Floats]:
         """Return the fields of unchanged states, where a learned parameter that is not carried over begins anew."""
@@ -175,6 +184,11 @@ def key_pairs(source: Filter, target: Filter, carried: Mapping[str, str]) -> tup
         if carried.get(name) in before.rows
         and len(after.parameters[name].value) == len(before.parameters[carried[name]].value)
     )
+
+
+def _bare(model: Filter) -> Filter:
+    """Return the filter without what is around its state: rounding, and the rows of a sliding log-likelihood."""
+    return without_sliding(unrounded(model))
 
 
 def _all_kept(source: Filter, target: Filter, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

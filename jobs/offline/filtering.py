@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
+from jobs.encoding.extras import COMPUTED, SCALARS, extra_column
 from jobs.encoding.order import order_rows
+from jobs.encoding.packet_kinds import MEASURED
 from jobs.ingestion.parsing import ParsedRows
 from jobs.offline.prior import Prior, specs_prior
 from jobs.offline.result_files import lists, save
@@ -20,7 +22,10 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import Duplicates
 from jobs.state import duplicates
 from jobs.state.expiry import lives
+from jobs.state.row_filter import RowFilter
 from kalman.evaluation.diagnostics import Watch, consistency, ljung_box
+from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, figures
+from kalman.linalg.packing import unpack
 from kalman.smoothers.smooth import smooth as smooth_rows
 
 LAGS = 10
@@ -126,23 +131,15 @@ def filter_rows(
         sorted_rows, key_of_life = lives(model, states, sorted_rows, spec.unit_us, spec.idle_us)
         states = states.take(key_of_life)
     keys = len(states.count)
-    n = len(spec.states)
-    places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
-    watched = watch(model, states, sorted_rows)
-    smoothed: dict[str, Floats] = {}
-    if smooth:
-        try:
-            _, out, smooth_states = smooth_rows(model, states, sorted_rows, spec.unit_us, watched)
-        except kalman.ModelError as error:
-            raise UserError(f"--smooth: {spec.name}: {error}") from error
-        smoothed = {
-            "smoothed_mean": smooth_states.mean,
-            "smoothed_covariance": smooth_states.covariance[places],
-            **{f"smoothed_{name}": values for name, values in smooth_states.extra.items()},
-        }
-    else:
-        _, out = kalman.run(model, states, sorted_rows, spec.unit_us, watched)
-    tested = None if watched is None else fit(sorted_rows.key, out, keys, watched.normalised())
+    judged = INNOVATION in figures(model)
+    beside = {
+        name: None for name in (*spec.outputs.columns, *([INNOVATION] if judged else ())) if name in COMPUTED
+    }
+    row_filter = RowFilter(model, spec.unit_us, tuple(beside))
+    out, smoothed = _filtered(spec, row_filter, states, sorted_rows, smooth)
+    tested = fit(sorted_rows.key, out, keys, out.extra[INNOVATION]) if judged else None
+    wanted = {name: sorted_rows.y if name == MEASURED else out.extra[name] for name in spec.outputs.columns}
+    extra = {name: out.extra[name] for name in model.outputs} | wanted | smoothed
     total = len(rows.reason)
 
     def in_input_order(values: Floats) -> Floats:
@@ -158,13 +155,30 @@ def filter_rows(
     return Estimates(
         applied,
         in_input_order(out.mean),
-        in_input_order(out.covariance[places]),
+        in_input_order(unpack(out.covariance)),
         in_input_order(out.log_likelihood),
         in_input_order(out.nis),
         flag,
-        {name: in_input_order(values) for name, values in (out.extra | smoothed).items()},
+        {name: in_input_order(values) for name, values in extra.items()},
         tested,
     )
+
+
+def _filtered(
+    spec: ModelSpec, row_filter: RowFilter, states: kalman.KeyStates, rows: kalman.SortedRows, smooth: bool
+) -> tuple[kalman.Outputs, dict[str, Floats]]:
+    """Return the filter's outputs, and where the rows are to be smoothed the columns of that by name, (d, N)."""
+    if not smooth:
+        return row_filter.run(states, rows)[1], {}
+    try:
+        (_, found), out = row_filter.through(
+            states, rows, lambda watch: smooth_rows(row_filter.kernel, states, rows, spec.unit_us, watch)
+        )
+    except kalman.ModelError as error:
+        raise UserError(f"--smooth: {spec.name}: {error}") from error
+    more = {f"smoothed_{name}": values for name, values in found.extra.items()}
+    whole = unpack(found.covariance)
+    return out, {"smoothed_mean": found.mean, "smoothed_covariance": whole, **more}
 
 
 def in_order(rows: ParsedRows, rule: Duplicates | None = None) -> tuple[NDArray[np.int64], kalman.SortedRows]:
@@ -192,27 +206,47 @@ def _sorted_rows(rows: ParsedRows, order: NDArray[np.int64]) -> kalman.SortedRow
     return kalman.SortedRows(rows.key[order], rows.time[order], rows.y[:, order], rows.u[:, order])
 
 
-def write(path: Path, states: list[str], columns: dict[str, pa.Array], estimates: Estimates) -> None:
-    """Write the output table atomically.
+def write(path: Path, spec: ModelSpec, columns: dict[str, pa.Array], estimates: Estimates) -> None:
+    """Write the output table atomically, with what the spec's `outputs` ask for.
 
     Raises:
         UserError: the file cannot be written.
     """
+    n = len(spec.states)
+    diagonal = spec.outputs.covariance == "diagonal"
     table = dict(columns)
-    for field, values in (("mean", estimates.mean), ("covariance", estimates.covariance)):
-        table |= lists(path, field, values, estimates.applied, _parts(field, len(values), states))
+
+    def add(field: str, values: Floats) -> None:
+        if diagonal and field in ("covariance", "smoothed_covariance"):
+            table.update(lists(path, field, values[:: n + 1], estimates.applied, spec.states))
+        elif field in SCALARS:
+            table[field] = extra_column(field, values)
+        else:
+            table.update(lists(path, field, values, estimates.applied, _parts(field, len(values), spec)))
+
+    add("mean", estimates.mean)
+    add("covariance", estimates.covariance)
     table["log_likelihood"] = arrow.numbers(estimates.log_likelihood)
     table["nis"] = arrow.numbers(estimates.nis)
     table["flag"] = arrow.texts(list(estimates.flag))
     for field, values in estimates.extra.items():
-        table |= lists(path, field, values, estimates.applied, _parts(field, len(values), states))
+        add(field, values)
     save(path, table)
 
 
-def _parts(field: str, width: int, states: list[str]) -> list[str] | None:
-    """Return the names of a list's numbers in CSV: states, pairs of states, or numbers; None for a single one."""
+def _parts(field: str, width: int, spec: ModelSpec) -> list[str] | None:
+    """Return the names of a list's numbers in CSV: states, measurements, pairs of them, or numbers; None for one."""
+    states, measurements = spec.states, spec.measurement
     if field.endswith("mean") and width == len(states):
         return states
+    if field in (RESIDUAL, INNOVATION, MEASURED):
+        return measurements
+    if field == RESIDUAL_COVARIANCE:
+        return _pairs(measurements)
     if field.endswith("covariance") and width == len(states) ** 2:
-        return [f"{a}_{b}" for a in states for b in states]
+        return _pairs(states)
     return None if width == 1 else [str(index) for index in range(width)]
+
+
+def _pairs(names: list[str]) -> list[str]:
+    return [f"{a}_{b}" for a in names for b in names]

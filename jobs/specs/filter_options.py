@@ -179,6 +179,12 @@ class Mixture(Section):
     )
     step: MixtureStep = Field(default_factory=MixtureStep, description="the step size of each row")
     batch: int = Field(default=1, ge=1, le=1_000_000, description="rows of a key in one step")
+    warm_up: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="a key's first rows, such as 20, during which its components stay as they began; null: none",
+    )
     floor: Number | None = Field(
         default=None,
         gt=0,

@@ -366,6 +366,10 @@ class ModelSpec(Section):
             *flat,
             *(f"{when}_{name}" for when in ("smoothed", "lagged") for name in flat),
         }
+        for name in self.outputs.columns:
+            reserved |= {name, *(f"{name}_{column}" for column in self.measurement)}
+        if self.outputs.sliding_log_likelihood is not None:
+            reserved.add("sliding_log_likelihood")
         of_keys = {*reserved, *ESTIMATE_COLUMNS, *(["key"] if len(self.key) > 1 else [])}
         for field, names, taken in (("key", self.key, of_keys), ("time", [self.time], reserved)):
             for name in names:
@@ -494,6 +498,8 @@ class ModelSpec(Section):
             result["control"] = [*self.control, *self.input_names]
         if self.form not in (None, "covariance"):
             result["form"] = self.form
+        if self.outputs.sliding_log_likelihood is not None:
+            result["sliding_log_likelihood"] = self.outputs.sliding_log_likelihood
         folder = self.folder if any(named_functions(result)) else None
         if folder is not None:
             result["folder"] = folder

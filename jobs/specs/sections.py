@@ -219,6 +219,59 @@ class Outputs(Section):
     measured: bool = Field(
         default=False, description="true: also each row's measurement, with which forecasts are compared"
     )
+    residual: bool = Field(
+        default=False,
+        description="true: also each row's residual, the measurement minus its prediction, and the covariance of the "
+        "prediction",
+    )
+    matrices: list[Literal["F", "H", "Q", "R"]] = Field(
+        default=[],
+        description="system matrices of the model to put out as they were used for the row, such as [F, Q]",
+    )
+    state_index: bool = Field(
+        default=False,
+        description="true: also the number of the key's rows that are in its state, this one included",
+    )
+
+    sliding_log_likelihood: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="also the log-likelihood of the key's newest measured rows together, this many of them; its state "
+        "is kept with the key's, so that it changes with the model's version; null: none",
+    )
+
+    @property
+    def left_out(self) -> set[str]:
+        """Return the fields that have their defaults: what releases before these fields have stored leaves them out."""
+        fields = type(self).model_fields
+        later = ("residual", "matrices", "state_index", "sliding_log_likelihood")
+        return {name for name in later if getattr(self, name) == fields[name].default}
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if len(set(self.matrices)) != len(self.matrices):
+            raise invalid("names a matrix twice", "name each once", "matrices")
+        return self
+
+    @property
+    def figures(self) -> list[str]:
+        """Return the names of the columns that take a second prediction of each row."""
+        residual = ["residual", "residual_covariance"] if self.residual else []
+        return [
+            *(["innovation"] if self.innovation else []),
+            *residual,
+            *(f"system_{name}" for name in self.matrices),
+        ]
+
+    @property
+    def columns(self) -> list[str]:
+        """Return the names of the columns that estimates have by these options, beside those of the filter itself."""
+        return [
+            *self.figures,
+            *(["measured"] if self.measured else []),
+            *(["state_index"] if self.state_index else []),
+        ]
 
 
 class Stream(Section):

@@ -9,7 +9,7 @@ import kalman
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.specs.problems import closest
-from kalman.evaluation.forecast import check_measuring
+from kalman.evaluation.row_figures import check_figures
 from kalman.learning.learners import learnable
 
 
@@ -31,8 +31,7 @@ def check_numerics(spec: ModelSpec) -> ModelSpec:
     definition = spec.definition()
     try:
         kernel = kalman.build(definition)
-        if spec.outputs.innovation:
-            check_measuring(kernel)
+        check_figures(kernel, spec.outputs.figures)
         if spec.learn is not None:
             learnable(definition)
     except kalman.ModelError as error:

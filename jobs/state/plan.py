@@ -46,7 +46,7 @@ class Plan(NamedTuple):
     @property
     def row_filter(self) -> RowFilter:
         """Return the filter that puts out what the estimates hold."""
-        return RowFilter(self.kernel, self.unit, self.estimates.with_innovations)
+        return RowFilter(self.kernel, self.unit, self.estimates.beside)
 
 
 def output_packets(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[Packet]:

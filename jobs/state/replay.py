@@ -85,7 +85,7 @@ def replay(
     head_after = KeyStates(*(np.where(changed, a, h) for a, h in zip(after, head, strict=True)))
     estimated = np.flatnonzero(applied.time >= first[applied.key])
     kept = _newest(merged.key, keys, length)
-    absorbed, _ = row_filter._replace(with_innovations=False).run(base, merged.take(~kept))
+    absorbed, _ = row_filter._replace(beside=()).run(base, merged.take(~kept))
     return Replayed(
         Window(head_after, absorbed, merged.take(kept)),
         beyond,

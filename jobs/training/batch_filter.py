@@ -81,7 +81,7 @@ def packed_estimates(
 ) -> DataFrame:
     """Filter bucketed rows to packets of estimates (rows: `jobs.encoding.estimates.unpack_estimates`)."""
     layout = state_layout(batch.rows.kind, kernel.size, stored_as(kernel))
-    row_filter = RowFilter(kernel, batch.unit, fmt.with_innovations)
+    row_filter = RowFilter(kernel, batch.unit, fmt.beside)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)

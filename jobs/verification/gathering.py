@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
+from jobs.encoding.extras import SCALARS
 from jobs.encoding.keys import text_of
 from jobs.lineage import replayed_late_rows
 from jobs.snapshots import waiting_rows
@@ -206,7 +207,12 @@ def estimated(sources: Sources, extra: tuple[tuple[str, int], ...]) -> DataFrame
         )
     )
     covariance = F.when(F.size("covariance") == n, variances).otherwise(F.col("covariance"))
-    beside = [F.coalesce(F.col(f"`{name}`"), F.array_repeat(F.lit(_NAN), width)) for name, width in extra]
+    beside = [
+        F.array(F.coalesce(F.col(f"`{name}`").cast("double"), F.lit(_NAN)))
+        if name in SCALARS
+        else F.coalesce(F.col(f"`{name}`"), F.array_repeat(F.lit(_NAN), width))
+        for name, width in extra
+    ]
     numbers = F.concat(F.col("mean"), covariance, F.array("log_likelihood", "nis"), *beside)
     filled = F.transform(numbers, lambda one: F.coalesce(one, F.lit(_NAN)))
     return rows.select(

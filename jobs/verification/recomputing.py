@@ -367,7 +367,7 @@ class _Check(NamedTuple):
     def _attempt(self, applied: Ints, begin: KeyStates) -> _Attempt:
         """Filter the applied rows."""
         recipe, rows = self.recipe, self.rows
-        row_filter = RowFilter(recipe.kernel, recipe.unit, recipe.estimates.with_innovations)
+        row_filter = RowFilter(recipe.kernel, recipe.unit, recipe.estimates.beside)
         m = recipe.measured
         y = np.ascontiguousarray(rows.numbers[:m, applied])
         u = np.ascontiguousarray(rows.numbers[m:, applied])

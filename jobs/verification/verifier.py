@@ -15,7 +15,8 @@ from pyspark.sql import functions as F
 from jobs.core.errors import UserError
 from jobs.core.times import duration_us
 from jobs.encoding.estimates import EstimateFormat
-from jobs.encoding.packet_kinds import INNOVATION, MEASURED, NEVER
+from jobs.encoding.extras import extra_widths
+from jobs.encoding.packet_kinds import NEVER
 from jobs.key_inputs.pins import version_of
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
@@ -360,8 +361,7 @@ def _recipe(sources: Sources, end: End | None, options: Options, forgets: bool) 
     """Return how to recompute a segment; forgets: maintenance may have removed rows of it from quarantine."""
     runtime, segment = sources.runtime, sources.segment
     spec, rows = runtime.spec, runtime.rows.joined
-    extra = dict(runtime.kernel.outputs)
-    extra |= {INNOVATION: runtime.kernel.measurements, MEASURED: runtime.kernel.measurements}
+    extra = {**runtime.kernel.outputs, **extra_widths(runtime.kernel)}
     have = [] if sources.estimates is None else sources.warehouse.read(estimates(spec.name)).columns
     expired = NEVER
     if spec.idle_us is not None and end is not None and end.watermark != NEVER:

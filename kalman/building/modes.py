@@ -12,7 +12,10 @@ from kalman.types import Filter, ModelError
 
 FLOOR = 1e-12
 """Default lower bound of a mode's probability."""
-OWN = ("filter", "modes", "transition", "imm", "mmae", "learn", "smoothing", "adaptive", "storage")
+OWN = (
+    *("filter", "modes", "transition", "imm", "mmae", "learn", "smoothing", "adaptive", "storage"),
+    "sliding_log_likelihood",
+)
 """Sections of a definition that its modes do not inherit."""
 SHARED = ("transition", "initial.mode_probabilities")
 """Learned parameters that belong to all modes together."""

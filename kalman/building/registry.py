@@ -11,6 +11,7 @@ from kalman.filters.rls import build_rls
 from kalman.filters.robust.gaussian import robust_gaussian
 from kalman.filters.robust.linear import build_robust_linear
 from kalman.filters.rounded import rounding
+from kalman.filters.sliding_likelihood import sliding_likelihood
 from kalman.mixtures.building import build_mixture
 from kalman.mixtures.families import FAMILIES
 from kalman.models.definition import Definition
@@ -26,8 +27,8 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
     Where parameters were learned by group, the pooled ones are used (`kalman.models.groups` has the groups').
 
     The definition has the keys of a model spec: filter, states, measurement, control, process, observation,
-    initial, learn, robust, adaptive, smoothing, storage, modes, transition, imm, mmae, mixture. Raises
-    ModelError, which names the field.
+    initial, learn, robust, adaptive, smoothing, storage, modes, transition, imm, mmae, mixture,
+    sliding_log_likelihood. Raises ModelError, which names the field.
     """
     definition, parameters = substituted(definition, pooled(definition, parameters or {}))
     kind = definition.get("filter", "linear")
@@ -42,7 +43,8 @@ def build(definition: Definition, parameters: Mapping[str, Any] | None = None) -
             if kind not in ROBUST:
                 remedy = f"remove it, or use {', '.join(ROBUST)}"
                 raise ModelError(section, f"the {kind} filter has none", remedy)
-    return rounding(definition, fixed_lag(definition, builders[kind](definition, parameters)))
+    model = fixed_lag(definition, builders[kind](definition, parameters))
+    return rounding(definition, sliding_likelihood(definition, model))
 
 
 Builder = Callable[[Definition, Mapping[str, Any]], Filter]

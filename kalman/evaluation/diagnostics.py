@@ -9,14 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtrc, chdtri
 
-from kalman import flags
-from kalman.evaluation.forecast import check_measuring, variances
-from kalman.filters.prediction import beside, measured
-from kalman.filters.state_layout import BLOCK, innermost
+from kalman.evaluation.row_figures import INNOVATION, RowFigures
 from kalman.linalg.entries import dot, minus, times
 from kalman.linalg.ldl import factor, whiten
-from kalman.run import Integers, KeyStates, Outputs, Round, SortedRows, among, late_rows, rounds, run
-from kalman.types import Array, Filter, Rows
+from kalman.run import Integers, KeyStates, Outputs, SortedRows, rounds, run
+from kalman.types import Array, Filter
 
 
 class Consistency(NamedTuple):
@@ -48,7 +45,7 @@ class Running(NamedTuple):
     variance: Array
 
 
-class Watch:
+class Watch(RowFigures):
     """Records the normalised innovations of a run: pass it to `run` or `smooth` as `on_round`.
 
     Under the right model they are independent N(0, 1). Component i of a row is normalised given components
@@ -57,45 +54,14 @@ class Watch:
 
     def __init__(self, model: Filter, states: KeyStates, rows: SortedRows) -> None:
         """Prepare for rows after these states. Raises ModelError where the filter predicts no measurement."""
-        check_measuring(model)
-        self._model = model
-        self._kept = np.flatnonzero(~late_rows(states, rows))
-        self._rows = len(rows.key)
-        self._place = rounds(rows.key[self._kept]).place
-        self._found = np.full((model.measurements, len(self._kept)), np.nan)
-        self._waiting: list[Round] = []
-        self._size = 0
-
-    def __call__(self, taken: Round) -> None:
-        """Record one round."""
-        self._waiting.append(taken._replace(before=taken.before.copy()))
-        self._size += len(taken.rows.dt)
-        if self._size >= BLOCK:
-            self._work()
-
-    def _work(self) -> None:
-        """Normalise the pending rounds in one call; rows do not depend on the others in the call."""
-        if not self._waiting:
-            return
-        before = np.concatenate([taken.before for taken in self._waiting], axis=1)
-        rows = Rows(
-            *(np.concatenate(parts, axis=-1) for parts in zip(*(t.rows for t in self._waiting), strict=True))
-        )
-        flag = np.concatenate([taken.step.flag for taken in self._waiting])
-        found, at = _normalised(self._model, before, rows, flag), 0
-        for place in (taken.place for taken in self._waiting):
-            width = place.stop - place.start
-            self._found[:, place] = found[:, at : at + width]
-            at += width
-        self._waiting, self._size = [], 0
+        super().__init__(model, states, rows, (INNOVATION,))
 
     def normalised(self) -> Array:
         """Return the normalised innovations (m, N).
 
         NaN where a component is missing or sees a state that is still diffuse, and where a row is late or flagged.
         """
-        self._work()
-        return among(self._found[:, self._place], self._kept, self._rows)
+        return self.found()[INNOVATION]
 
 
 def innovations(
@@ -105,23 +71,6 @@ def innovations(
     watch = Watch(model, states, rows)
     states, outputs = run(model, states, rows, unit, watch)
     return states, outputs, watch.normalised()
-
-
-def _normalised(model: Filter, before: Array, rows: Rows, flag: npt.NDArray[np.uint8]) -> Array:
-    """Return the normalised innovations (m, K) of one row for each key."""
-    y = rows.y
-    model = innermost(model)
-    before = before[: model.size]
-    predicted, _ = model.step(before, rows._replace(y=np.full_like(y, np.nan)))
-    mean, covariance = measured(model, predicted, rows.u)
-    known = ~np.isnan(y) & np.isfinite(variances(covariance)) & (flag == flags.WELL)
-    with np.errstate(all="ignore"):  # unknown components are left out
-        factors = factor(list(covariance), list(known))
-        near = beside(model, y, mean)
-        v = [np.where(has, a - b, 0.0) for a, b, has in zip(near, mean, known, strict=True)]
-        white = whiten(factors.L, v)
-        result = [times(a, np.sqrt(b)) for a, b in zip(white, factors.inverse, strict=True)]
-    return np.where(known, np.array(result), np.nan)
 
 
 def nees(mean: Array, covariance: Array, truth: Array) -> Array:

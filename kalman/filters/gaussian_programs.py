@@ -169,7 +169,7 @@ def observe_row(
     """Return a row's observation of the predicted state; the inputs are those of `update_program`."""
     n, count = len(model.states), model.measurements
     m, S = prior[:n], prior[n:]
-    R = _noise(model, values, u)
+    R = measurement_noise(model, values, u)
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         return _observe_by_points(model, S, seen, R, y, presents)
     if not isinstance(model.observation, FunctionObservation):
@@ -204,7 +204,7 @@ def measured_program(model: GaussianFilter) -> Program:
     n, count = len(model.states), model.measurements
     prior, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
     u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
-    R = _noise(model, values_of(model, [*prior, *own]), u)
+    R = measurement_noise(model, values_of(model, [*prior, *own]), u)
     m, S = prior[:n], prior[n:]
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         mean, slopes, bends, shift = sigma_points.regress(model.rule, _rows(seen, model.rule.points))
@@ -231,7 +231,7 @@ def seen_width(model: GaussianFilter) -> int:
     return count + count * n if model.rule is None else count * model.rule.points
 
 
-def _noise(model: GaussianFilter, values: Values, u: Vector) -> list[Entry]:
+def measurement_noise(model: GaussianFilter, values: Values, u: Vector) -> list[Entry]:
     """Return packed R, scaled."""
     (scale,) = resolve([model.noise_scale], u)
     return [times(scale, r) for r in resolve(values["R"], u)]

@@ -17,7 +17,7 @@ from kalman.linalg.packing import packed_size
 from kalman.models import checks
 from kalman.models.columns import Cell, Cells, covariance, resolve, used
 from kalman.models.definition import Definition, names
-from kalman.types import Array, ModelError
+from kalman.types import Array, ModelError, Rows
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,13 @@ class LeastMeanSquares(ProgramFilter):
         if has is not None:
             score, nis = np.where(has, score, 0.0), np.where(has, nis, np.nan)
         return ProgramStep(after, score, nis, {})
+
+    def residual(self, state: Array, rows: Rows) -> tuple[Array, Array]:
+        """Return the rows' errors (1, K) and the noise's variance, NaN where it is not given."""
+        u = list(rows.u)
+        error = rows.y[0] - resolve(self.offset, u)[0] - dot(resolve(self.H[0], u), list(state))
+        (R,) = (np.nan,) if self.R is None else resolve([self.R], u)
+        return error[None], np.array(np.broadcast_to(np.asarray(R, float), error.shape))[None]
 
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return coefficients (n, K) and NaN for their covariance."""

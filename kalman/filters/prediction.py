@@ -48,6 +48,18 @@ class Measuring(Protocol):
         ...
 
 
+@runtime_checkable
+class Residual(Protocol):
+    """A filter that is not `Measuring`, and yet has residuals: a regression judges a row, and forecasts none."""
+
+    def residual(self, state: Array, rows: Rows) -> tuple[Array, Array]:
+        """Return the rows' residuals (m, K) and their packed covariances, given the states (size, K) before them.
+
+        The covariance is infinite where the rows so far do not determine the prediction, or how far it is off.
+        """
+        ...
+
+
 def measured(model: Filter, state: Array, u: Array | None = None) -> tuple[Array, Array]:
     """Return `Measuring.measured` of any filter, by default with unknown control.
 

@@ -18,13 +18,13 @@ from scipy.special import gammaln
 from kalman.filters.program_filter import ProgramFilter, ProgramStep
 from kalman.filters.regression import regression, section
 from kalman.filters.update import Present
-from kalman.linalg.entries import Entry, Vector, minus, plus, times
+from kalman.linalg.entries import Entry, Vector, dot, minus, plus, times
 from kalman.linalg.packing import packed_size, symmetric, unpack
 from kalman.linalg.program import called
 from kalman.models import checks, definition
 from kalman.models.columns import Cell, Cells, resolve, resolve_matrix
 from kalman.models.definition import Definition
-from kalman.types import Array, ModelError
+from kalman.types import Array, ModelError, Rows
 
 ROUNDING = 1e-13
 """A remainder of a regressor below this fraction of the rotated part is rounding, not a new direction."""
@@ -103,6 +103,30 @@ class RecursiveLeastSquares(ProgramFilter):
         nis = np.where(np.greater(judged, 0.0), nis, np.nan)
         after = [a for i, row in enumerate(root) for a in row[i:]]
         return ProgramStep([*after, *z, residual, freedom], log_likelihood, nis, {})
+
+    def residual(self, state: Array, rows: Rows) -> tuple[Array, Array]:
+        """Return the rows' residuals (m, K) before the rows move the coefficients, and their packed covariances.
+
+        With R' g = h the prediction is g' z, and the covariance s^2 (1 + g' g / forgetting), whose quadratic form is
+        the NIS of a row with one measurement. It is infinite where the coefficients that h sees are not determined,
+        or where there is no s^2 yet.
+        """
+        u, keys = list(rows.u), state.shape[1]
+        root = _rows(list(state[self.places["root"]]), len(self.states))
+        z = list(state[self.places["rotated"]])
+        with np.errstate(all="ignore"):
+            s2 = state[-2] / state[-1]
+            judged = (state[-1] > 0.0) & (state[-2] > 0.0)
+            solved = [_solved(root, h, keys) for h in resolve_matrix(self.H, u)]
+            residuals: list[Any] = []
+            packed: list[Any] = []
+            for i, ((g, unknown), offset) in enumerate(zip(solved, resolve(self.offset, u), strict=True)):
+                residuals.append(np.where(unknown, np.nan, rows.y[i] - offset - dot(g, z)))
+                for j, (other, free) in enumerate(solved[: i + 1]):
+                    own = 1.0 if i == j else 0.0
+                    spread = s2 * (own + dot(g, other) / self.forgetting)
+                    packed.append(np.where(judged & ~unknown & ~free, spread, np.inf if i == j else 0.0))
+        return np.array(residuals), np.array(packed)
 
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return coefficients (n, K) and their packed covariance, s^2 (R' R)^-1.
@@ -216,6 +240,22 @@ def _rows(packed: list[Any], n: int) -> list[list[Any]]:
     """Return the upper triangular matrix whose rows, from the diagonal on, are given one after another."""
     rest = iter(packed)
     return [[next(rest) if j >= i else 0.0 for j in range(n)] for i in range(n)]
+
+
+def _solved(root: list[list[Any]], h: Vector, keys: int) -> tuple[list[Any], Any]:
+    """Return g with R' g = h, and for which keys (K,) there is none: h sees a direction without a row so far."""
+    g: list[Any] = []
+    unknown = np.zeros(keys, bool)
+    for i in range(len(root)):
+        rest: Any = np.broadcast_to(np.asarray(h[i], float), keys)
+        size: Any = np.abs(rest)
+        for j in range(i):
+            part = root[j][i] * g[j]
+            rest, size = rest - part, np.maximum(size, np.abs(part))
+        empty = np.equal(root[i][i], 0.0)
+        unknown |= empty & (np.abs(rest) > ROUNDING * size)
+        g.append(np.where(empty, 0.0, rest / np.where(empty, 1.0, root[i][i])))
+    return g, unknown
 
 
 def _rotated(

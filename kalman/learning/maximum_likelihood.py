@@ -354,12 +354,10 @@ def _follows_scale(model: LinearFilter, parameter: Parameter, entry: int) -> flo
 
 
 def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:
-    # a fixed lag or another form changes no likelihood; robust updates and adaptive noise do, and what is learned
-    # is the linear model
-    model = build(
-        {**definition, "smoothing": None, "robust": None, "adaptive": None, "form": None, "storage": None},
-        parameters,
-    )
+    # a fixed lag, a sliding sum or another form changes no likelihood; robust updates and adaptive noise do, and what
+    # is learned is the linear model
+    left_out = ("smoothing", "robust", "adaptive", "form", "storage", "sliding_log_likelihood")
+    model = build({**definition, **dict.fromkeys(left_out)}, parameters)
     if not isinstance(model, LinearFilter):
         raise ModelError(
             "learn.parameters",

@@ -14,6 +14,7 @@ import numpy as np
 
 from kalman.building.registry import build
 from kalman.filters.multiple_models import MultipleModels
+from kalman.filters.sliding_likelihood import OUTPUT
 from kalman.learning import constraints
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
 from kalman.learning.key_fits import KeyFit, Population
@@ -148,6 +149,7 @@ def mode_learner(definition: Mapping[str, Any]) -> ModeLearning:
         raise ModelError("learn.prior", "the initial distribution is not learned with modes", "remove it")
     if learn.get("method") == "em":
         raise ModelError("learn.method", "modes are learned by maximum likelihood", "write mle, or remove it")
+    definition = {**definition, OUTPUT: None}  # the sum over a window changes no likelihood
     model = build(definition)
     assert isinstance(model, MultipleModels)
     known = _known(model)

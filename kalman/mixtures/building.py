@@ -82,6 +82,7 @@ def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilte
         batch,
         least(asked, asked.start) if asked.start else (0.0,) * m,
         asked.start,
+        checks.whole("mixture.warm_up", options.get("warm_up", 0), 0, 1_000_000),
     )
 
 
@@ -144,7 +145,7 @@ def split(asked: Request, flat: Any) -> Components:
 
 def _options(given: Definition) -> dict[str, Any]:
     known = (
-        *("components", "step", "batch", "floor", "starts", "holdout", "weights"),
+        *("components", "step", "batch", "warm_up", "floor", "starts", "holdout", "weights"),
         *(name for family in FAMILIES.values() for name in parameter_names(family)[1:]),
     )
     found = given.get("mixture")

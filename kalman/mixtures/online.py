@@ -2,6 +2,7 @@
 
 Reference: Cappé and Moulines (2009), "On-line expectation-maximization algorithm for latent data models", JRSS B 71,
 section 2.2: s <- s + gamma_t (s(y_t; theta) - s), theta <- theta(s).
+Cappé (2011), "Online expectation-maximisation", for a start during which the statistics s move and theta does not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ class MixtureFilter(ProgramFilter):
     """A mixture of `count` components, moved by gamma_t = max((t + offset)^-decay, minimum) at its t-th step.
 
     A step takes `batch` rows. A row in which nothing is measured changes nothing and does not count.
+    During a key's first `warm_up` rows the components stay where they began, and what the steps make of them is kept
+    beside them; the next step takes it over.
 
     least   (m,) lower bounds that keep components from degenerating, see `Family.bounded`
     start   the components before the first row (`Components.flat`), () where they are to be learned
@@ -52,13 +55,15 @@ class MixtureFilter(ProgramFilter):
     batch: int
     least: tuple[float, ...]
     start: tuple[float, ...]
+    warm_up: int = 0
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The components, the number of rows; and where rows are taken in batches, those of the batch so far."""
+        """The components, the number of rows; of rows in batches the batch so far; with a warm-up what it has made."""
         fields = self._shapes("")
         fields["rows"] = (1,)
-        return fields | (self._shapes("batch_") if self.batch > 1 else {})
+        fields |= self._shapes("batch_") if self.batch > 1 else {}
+        return fields | (self._shapes("warm_") if self.warm_up else {})
 
     def _shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
         shapes = {f"{prefix}weights": (self.count,)}
@@ -89,7 +94,13 @@ class MixtureFilter(ProgramFilter):
                 "run pretrain, or write them",
             )
         state = np.zeros((self.size, keys))
-        state[: self._width] = np.array(self.start)[:, None]
+        return self._put(state, np.array(self.start)[:, None])
+
+    def _put(self, state: Array, flat: Array) -> Array:
+        """Write components (flat) where the state has them, and where a warm-up begins."""
+        state[: self._width] = flat
+        if self.warm_up:
+            state[self.size - self._width :] = flat
         return state
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
@@ -97,8 +108,11 @@ class MixtureFilter(ProgramFilter):
         mixture, rows = self.components(state), state[self._width]
         judged = judge(self.family, mixture, y, presents)
         alone = row(judged)
+        held = state[self.size - self._width :] if self.warm_up else state[: self._width]
+        base = self.components(held)
+        full: Any = True
         if self.batch == 1:
-            after = self._moved(mixture, alone, plus(rows, 1.0)).flat()
+            after = self._moved(base, alone, plus(rows, 1.0)).flat()
             more: list[Entry] = []
         else:
             before = self.components(state[self._width + 1 :])
@@ -107,9 +121,13 @@ class MixtureFilter(ProgramFilter):
             step = np.floor((rows + 1.0) / float(self.batch))
             full = np.equal(place + 1.0, float(self.batch))
             # before the batch is full nothing is moved: any step but 0 does, since its result is not taken
-            moved = self._moved(mixture, pending, np.maximum(step, 1.0)).flat()
-            after = [np.where(full, a, b) for a, b in zip(moved, state[: self._width], strict=True)]
+            moved = self._moved(base, pending, np.maximum(step, 1.0)).flat()
+            after = [np.where(full, a, b) for a, b in zip(moved, held, strict=True)]
             more = pending.flat()
+        if self.warm_up:
+            more = [*more, *after]
+            warm = np.greater(plus(rows, 1.0), float(self.warm_up)) & full
+            after = [np.where(warm, a, b) for a, b in zip(after, state[: self._width], strict=True)]
         whole: list[Entry] = [*after, plus(rows, 1.0), *more]
         some = some_present(presents)
         if some is not None:
@@ -159,6 +177,4 @@ class MixtureFilter(ProgramFilter):
 
     def with_parameters(self, state: Array, parameters: Array) -> Array:
         """Return the state with each key's own components (`Components.flat`, K)."""
-        state = state.copy()
-        state[: self._width] = parameters
-        return state
+        return self._put(state.copy(), parameters)

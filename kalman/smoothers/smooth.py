@@ -10,6 +10,7 @@ from kalman.filters.linear import LinearFilter
 from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.prediction import Smoothable
 from kalman.filters.rounded import unrounded
+from kalman.filters.sliding_likelihood import without_sliding
 from kalman.run import KeyStates, Outputs, Round, SortedRows, among, late_rows, rounds, run, spread
 from kalman.smoothers.fixed_lag import FixedLagFilter
 from kalman.smoothers.linear import LinearSmoother
@@ -52,7 +53,7 @@ class Smoother(Protocol):
 
 def smoother(model: Filter) -> Smoother:
     """Return the smoother of a filter. Raises ModelError where the filter cannot be smoothed."""
-    model = unrounded(model)
+    model = without_sliding(unrounded(model))
     if isinstance(model, LinearFilter):
         return LinearSmoother(model)
     if isinstance(model, FixedLagFilter):
@@ -81,7 +82,7 @@ def smooth(
     References: Durbin and Koopman (2012), chapters 4 and 5; Rauch, Tung and Striebel (1965); for several models see
     `kalman.smoothers.modes`.
     """
-    backwards = smoother(model)
+    backwards, size = smoother(model), without_sliding(unrounded(model)).size
     late = late_rows(states, rows)
     if late.any():
         kept = np.flatnonzero(~late)
@@ -95,11 +96,11 @@ def smooth(
     def keep(taken: Round) -> None:
         if on_round is not None:
             on_round(taken)
-        history.append(taken._replace(before=taken.before.copy()))
+        history.append(taken._replace(before=taken.before[:size].copy()))
 
     plan = rounds(rows.key)
     states, outputs = run(model, states, rows, unit, keep)
-    values = states.values[:, plan.keys]
+    values = states.values[:size, plan.keys]
     later = backwards.begin(values)
     mean, covariance = np.empty_like(outputs.mean), np.empty_like(outputs.covariance)
     extra = {name: np.empty((len(a), mean.shape[1])) for name, a in backwards.extra(later).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jobs import export, migrate
@@ -72,6 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+OUTPUTS = {"residual": True, "state_index": True, "sliding_log_likelihood": 2}
 SLOW = (
     "square root",
     "gated",
@@ -87,7 +89,7 @@ SLOW = (
 def test_a_kind_gives_the_same_in_batch_and_stream(tmp_path: Path, kind: str) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     (pipeline.settings.models / "sideways.py").write_text(MODULE)
-    pipeline.write_spec(random_walk_spec(**KINDS[kind]))
+    pipeline.write_spec(random_walk_spec(**KINDS[kind], outputs=OUTPUTS))
     days = random_rows(3, rows=60)
     pipeline.land(days[0])
     pipeline.pretrain()
@@ -95,6 +97,10 @@ def test_a_kind_gives_the_same_in_batch_and_stream(tmp_path: Path, kind: str) ->
     assert pipeline.stream().data["rows"] == len(days[1]) + len(days[2])
     found, expected = pipeline.estimates(), since(pipeline.batch(), days[1])
     assert_bit_equal(found, expected)
+    assert_bit_equal(found, expected, ["state_index", "sliding_log_likelihood"])
+    for name in ("residual", "residual_covariance"):
+        for ours, theirs in zip(found[name], expected[name], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_functions_beside_the_spec_are_found_for_versions_that_only_manifests_know(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from jobs.encoding.estimates import EstimateFormat, last_of_keys, unpack_estimates
+from jobs.encoding.extras import type_of_extra
 from jobs.encoding.keys import columns_of
-from jobs.encoding.packet_kinds import OutputPacket
+from jobs.encoding.packet_kinds import STATE_INDEX, OutputPacket
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import marked
 from jobs.warehouse.tables import latest
@@ -97,6 +98,11 @@ class Latest:
             covariance.alias("covariance"),
             *(F.lit(None).cast("double").alias(name) for name in ("log_likelihood", "nis")),
             F.lit(None).cast("string").alias("flags"),
-            *(F.lit(None).cast("array<double>").alias(name) for name, _ in fmt.extra),
+            *(
+                F.col(STATE_INDEX)
+                if name == STATE_INDEX
+                else F.lit(None).cast(type_of_extra(name)).alias(name)
+                for name, _ in fmt.extra
+            ),
         )
         return marked(rows, self._generation, -1)

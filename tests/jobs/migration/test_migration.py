@@ -369,3 +369,49 @@ def test_the_path_between_versions_is_found() -> None:
     del known[3]
     with pytest.raises(UserError, match="the spec of version 3 is not known"):
         path_between(known, 1, 5)
+
+
+MIXTURE = {
+    "filter": "gaussian_mixture",
+    "states": ["y"],
+    "process": None,
+    "observation": None,
+    "initial": None,
+    "mixture": {"means": [0.0, 5.0], "covariances": [[[1.0]], [[2.0]]]},
+}
+RLS = {"filter": "rls", "process": None, "observation": {"H": [[1.0]]}, "initial": None}
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"adaptive": {"R": 0.1}}, RLS, MIXTURE], ids=["plain", "adaptive", "rls", "mixture"]
+)
+@pytest.mark.parametrize("windows", [(None, 3), (3, None), (3, 3), (3, 5)])
+def test_a_sliding_window_is_begun_kept_or_removed_and_all_else_of_a_state_stays(
+    kind: dict[str, Any], windows: tuple[int | None, int | None]
+) -> None:
+    one, other = (
+        spec(
+            version,
+            ["y"],
+            outputs={"sliding_log_likelihood": window},
+            **{k: v for k, v in kind.items() if k != "states"},
+        )
+        for version, window in enumerate(windows, 1)
+    )
+    source, target = kalman.build(one.definition()), kalman.build(other.definition())
+    rng = np.random.default_rng(5)
+    rows = kalman.SortedRows(
+        np.repeat(np.arange(4), 6),
+        np.tile(np.arange(6) * 1_000_000, 4),
+        rng.normal(size=(1, 24)),
+        np.empty((0, 24)),
+    )
+    held, _ = kalman.run(source, kalman.initial_states(source, 4), rows, 1e6)
+    mean, covariance, extras = source.snapshot(held.values)
+    after = build_migration([Step.forward(one, other)], {}, {}).apply(mean, covariance, extras)
+    assert not after.wrong.any()
+    found = target.restore(after.mean, after.covariance, after.extras)
+    size = source.size - (windows[0] + 1 if windows[0] else 0)
+    np.testing.assert_array_equal(found[:size], held.values[:size])
+    rest = held.values[size:] if windows[0] == windows[1] else np.zeros((target.size - size, 4))
+    np.testing.assert_array_equal(found[size:], rest)

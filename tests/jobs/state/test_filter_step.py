@@ -81,7 +81,7 @@ def test_innovations_are_those_of_the_filter_however_the_rows_are_cut() -> None:
     layout = state_layout(INTEGER.kind, kernel.size)
     keys, time, y = some_rows()
     keyed = unpack_rows([packet(INTEGER, keys, time, y)], INTEGER)
-    watching = RowFilter(kernel, UNIT, with_innovations=True)
+    watching = RowFilter(kernel, UNIT, ("innovation",))
     whole = filter_step(watching, layout, layout.empty(), keyed)
     plain = filter_step(RowFilter(kernel, UNIT), layout, layout.empty(), keyed)
     assert "innovation" not in plain.outputs.extra
@@ -102,6 +102,35 @@ def test_innovations_are_those_of_the_filter_however_the_rows_are_cut() -> None:
         found.append(result.outputs.extra["innovation"])
     joined = np.concatenate(found, axis=1)
     np.testing.assert_array_equal(np.sort(joined, axis=1), np.sort(wanted, axis=1))
+
+
+def test_the_index_of_a_row_counts_the_rows_in_its_keys_state_however_they_are_cut() -> None:
+    kernel = kalman.build(DEFINITION)
+    layout = state_layout(INTEGER.kind, kernel.size)
+    keys, time, y = some_rows()
+    y[0, 50:60] = np.inf  # flagged
+    watching = RowFilter(kernel, UNIT, ("state_index",))
+    keyed = unpack_rows([packet(INTEGER, keys, time, y)], INTEGER)
+    whole = filter_step(watching, layout, layout.empty(), keyed)
+    counts = dict.fromkeys(range(30), 0)
+    wanted = []
+    for key, bad in zip(keyed.rows.key, whole.outputs.flag != 0, strict=True):
+        counts[int(key)] += not bad
+        wanted.append(counts[int(key)])
+    assert whole.outputs.flag.any() and whole.outputs.extra["state_index"][0].tolist() == wanted
+    known, found = layout.empty(), {}
+    for part in (time < 20_000_000, time >= 20_000_000, time < 5_000_000):  # the last ones are late
+        rows = unpack_rows([packet(INTEGER, keys[part], time[part], y[:, part])], INTEGER)
+        result = filter_step(watching, layout, known, rows)
+        known = layout.decode(layout.encode(result.records))
+        index, late = result.outputs.extra["state_index"][0], result.outputs.late
+        assert np.isnan(index[late]).all() and not np.isnan(index[~late]).any()
+        route = rows.keys.arrays["route"][rows.rows.key]
+        for one, number, well in zip(route, index, (result.outputs.flag == 0) & ~late, strict=True):
+            if well:
+                found.setdefault(int(one), []).append(number)
+    for key, numbers in found.items():
+        assert numbers == list(range(1, len(numbers) + 1)), key
 
 
 def test_a_late_row_is_refused_or_taken_as_the_policy_says() -> None:

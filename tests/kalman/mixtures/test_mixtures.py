@@ -60,7 +60,8 @@ def rows_for(rng, given, keys, longest, missing=0.25):
 class Textbook:
     """Online EM of Cappé and Moulines (2009), in the statistics themselves."""
 
-    def __init__(self, kind, mixture, gamma, batch):
+    def __init__(self, kind, mixture, gamma, batch, warm_up=0):
+        self.warm_up = warm_up
         self.kind, self.gamma, self.batch, self.rows = kind, gamma, batch, 0
         self.w = np.array(mixture["weights"])
         self.mu = np.array(mixture[MEANS[kind]], float)
@@ -118,6 +119,8 @@ class Textbook:
             fresh = [np.mean(a, axis=0) for a in zip(*self.waiting, strict=True)]
             self.s = tuple((1 - gamma) * a + gamma * b for a, b in zip(self.s, fresh, strict=True))
             self.waiting = []
+            if self.rows <= self.warm_up:
+                return total, nis, r
             self.w, self.mu = self.s[0] / self.s[0].sum(), self.s[1] / self.s[0][:, None]
             self.C = self.s[2] / self.s[0][:, None, None] - self.mu[:, :, None] * self.mu[:, None, :]
         return total, nis, r
@@ -128,14 +131,42 @@ SHAPES = [(1, 1, 1), (2, 1, 1), (3, 2, 1), (2, 3, 4), (4, 2, 3)]
 
 @pytest.mark.parametrize(("kind", "shape"), list(itertools.product(KINDS, SHAPES)))
 def test_every_row_is_the_textbooks(kind, shape):
+    against_the_textbook(kind, shape)
+
+
+@pytest.mark.parametrize(("kind", "shape"), list(itertools.product(KINDS, SHAPES[1:4])))
+@pytest.mark.parametrize("warm_up", [1, 10])
+def test_components_wait_for_the_end_of_a_warm_up_and_statistics_do_not(kind, shape, warm_up):
+    against_the_textbook(kind, shape, warm_up=warm_up)
+
+
+def test_in_a_warm_up_every_row_is_judged_by_the_start():
+    rng = np.random.default_rng(4)
+    given = definition(rng, "gaussian_mixture", 2, 1, warm_up=8)
+    n = 20
+    rows = kalman.SortedRows(
+        np.zeros(n, np.int64), np.arange(n) * 1_000_000, rng.normal(size=(1, n)), np.empty((0, n))
+    )
+    rows.y[0, 3] = np.nan  # does not count
+    model = built(given)
+    _, outputs = kalman.run(model, kalman.initial_states(model, 1), rows, UNIT)
+    plain = built({**given, "mixture": {**given["mixture"], "warm_up": None}})
+    _, begun = kalman.run(plain, kalman.initial_states(plain, 1), rows, UNIT)
+    start, _ = model.moments(model.initial(1))
+    assert (outputs.mean[0, :9] == start[0]).all() and outputs.mean[0, 9] != start[0]
+    assert begun.mean[0, 0] != start[0]
+
+
+def against_the_textbook(kind, shape, **more):
     k, m, batch = shape
     rng = np.random.default_rng([k, m, len(kind)])
-    given = definition(rng, kind, k, m, batch=batch, step={"decay": 0.7, "offset": 5.0, "minimum": 0.08})
+    step = {"decay": 0.7, "offset": 5.0, "minimum": 0.08}
+    given = definition(rng, kind, k, m, batch=batch, step=step, **more)
     rows, model = rows_for(rng, given, 6, 30), built(given)
     states, outputs = kalman.run(model, kalman.initial_states(model, 6), rows, UNIT)
     assert not outputs.flag.any()
     for key in range(6):
-        truth = Textbook(kind, given["mixture"], lambda t: max((t + 5.0) ** -0.7, 0.08), batch)
+        truth = Textbook(kind, given["mixture"], lambda t: max((t + 5.0) ** -0.7, 0.08), batch, **more)
         for n in np.flatnonzero(rows.key == key):
             score, nis, r = truth.step(rows.y[:, n])
             np.testing.assert_allclose(outputs.log_likelihood[n], score, rtol=1e-10, atol=1e-12)
@@ -150,10 +181,12 @@ def test_every_row_is_the_textbooks(kind, shape):
         assert end[model.places["rows"]] == truth.rows
 
 
-@pytest.mark.parametrize(("kind", "batch"), list(itertools.product(KINDS, (1, 3))))
-def test_laws(kind, batch):
+@pytest.mark.parametrize(
+    ("kind", "batch", "warm_up"), [*itertools.product(KINDS, (1, 3), (None,)), (KINDS[0], 3, 4)]
+)
+def test_laws(kind, batch, warm_up):
     rng = np.random.default_rng(batch)
-    given = definition(rng, kind, 3, 2, batch=batch)
+    given = definition(rng, kind, 3, 2, batch=batch, warm_up=warm_up)
     rows, model = rows_for(rng, given, 40, 12), built(given)
     laws.splitting_and_permuting_keys_changes_no_bit(model, rows, 40, rng)
     laws.cutting_rows_changes_no_bit(model, rows, 40, rng)
