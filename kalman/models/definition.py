@@ -20,8 +20,13 @@ class Parametric(Protocol):
     def parameters(self) -> tuple[Parameter, ...]: ...
 
 
-def process(definition: Definition, states: int, controls: Sequence[str]) -> structures.Structure:
-    """Return the process of a definition, checked against its number of states and the names of its controls."""
+def process(
+    definition: Definition, states: int, controls: Sequence[str], all_used: bool = False
+) -> structures.Structure:
+    """Return the process of a definition, checked against its number of states and the names of its controls.
+
+    all_used: whether another part of the model takes all controls.
+    """
     found = structures.parse("process", definition.get("process"), controls)
     if found.size != states:
         raise ModelError(
@@ -30,7 +35,7 @@ def process(definition: Definition, states: int, controls: Sequence[str]) -> str
     texts = set(_texts(definition.get("observation")))
     named = {i for i, name in enumerate(controls) if name in texts}
     if not definition.get("mode"):  # a control that one of several modes does not use may be another's
-        check_controls(() if found.controlled else controls, columns.used(found) | named)
+        check_controls(() if found.controlled or all_used else controls, columns.used(found) | named)
     return found
 
 
