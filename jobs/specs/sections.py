@@ -34,8 +34,8 @@ class Process(Section):
         "constant_acceleration (jerk_variance), ornstein_uhlenbeck (rate, variance, mean), "
         "seasonal_trigonometric (period, variance, harmonics), seasonal_dummy (period, variance; one step a row), "
         "continuous (A, diffusion, optional B, offset), sum (parts: a list of these); "
-        "or function (f: module:function of x, dt, u, or of x, dt, u and the noise w; Q, or q: module:function of dt or "
-        "dt, u; optional jacobian, noise_jacobian, offset) for extended, unscented and cubature filters",
+        "or function (f: module:function of x, dt, u, or of x, dt, u and the noise w; Q, or q: module:function of "
+        "dt, or dt and u; optional jacobian, noise_jacobian, offset) for extended, unscented and cubature filters",
         examples=["explicit", "function", "random_walk", "local_linear_trend", "ornstein_uhlenbeck", "sum"],
     )
 

@@ -18,6 +18,7 @@ from kalman.filters.sigma_points import Rule
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import presence
 from kalman.linalg import cholesky
+from kalman.linalg.entries import Entry, Vector
 from kalman.linalg.packing import pack, packed_index, packed_size, symmetric, unpack
 from kalman.linalg.program import Program
 from kalman.models import angles
@@ -63,9 +64,13 @@ class GaussianFilter(StateLayout):
     process_rule: Rule | None = None
 
     @property
-    def fading(self) -> float:
+    def fading(self) -> Cell:
         """Factor of the predicted standard deviations, before process noise."""
         return 1.0
+
+    def fading_guards(self, u: Vector) -> list[Entry]:
+        """Return entries that are zero or more where the row's columns give a valid fading."""
+        return []
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:

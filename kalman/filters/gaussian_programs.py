@@ -23,7 +23,7 @@ from kalman.filters.retrodiction import (
 )
 from kalman.linalg import cholesky
 from kalman.linalg.cholesky import Factored
-from kalman.linalg.entries import Entry, Vector, apply, dot, minus, plus, times
+from kalman.linalg.entries import Entry, Vector, apply, dot, is_zero, minus, plus, squared, times
 from kalman.linalg.packing import packed_size
 from kalman.linalg.program import Program, Tape
 from kalman.models import angles
@@ -79,7 +79,7 @@ def predict_program(model: GaussianFilter, some_first: bool) -> Program:
     n = len(model.states)
     m, S, sound = predicted.m, predicted.S, predicted.sound
     u = inputs[model.size + 1 : model.size + 1 + model.controls]
-    sound = cholesky.every([sound, *model.process.guards(u)])
+    sound = cholesky.every([sound, *model.process.guards(u), *model.fading_guards(u)])
     first: list[Any] = tape.symbols(1, boolean=True) if some_first else []
     if first:
         m, S = choose(first[0], state[:n], m), choose(first[0], state[n : model.gaussian_size], S)
@@ -117,8 +117,8 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
     if not isinstance(model.process, FunctionProcess):
         F, Q, c = model.process.transition(dt, u, values)
         mean = [plus(a, b) for a, b in zip(apply(F, m), c, strict=True)]
-        after = _spread_on(model, _faded(model, S), F, Q)
-        return inputs, state, Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after))
+        after = _spread_on(model, _faded(model, S, u), F, Q)
+        return inputs, state, Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after, u))
     process, r = model.process, model.process.noise_size
     rule = model.process_rule or rule
     inside = n * r if process.noise_inside else 0
@@ -131,17 +131,17 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
     if rule is None:
         F = _rows(moved[n : n + n * n], n)
         way = _rows(moved[n + n * n :], r) if inside else None
-        after = _spread_on(model, _faded(model, S), F, Q, way)
+        after = _spread_on(model, _faded(model, S, u), F, Q, way)
         mean = [plus(a, b) for a, b in zip(moved[:n], offset, strict=True)]
-        return inputs, state, Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after, way))
+        return inputs, state, Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after, u, way))
     regressed = sigma_points.regress(rule, _rows(moved, rule.points))
     if inside:  # the points have drawn all noise there is
         Q = [0.0] * packed_size(n)
-    after, sound = _spread_by_points(model, rule, regressed, Q)
+    after, sound = _spread_by_points(model, rule, regressed, Q, u)
     mean = [plus(a, b) for a, b in zip(regressed.mean, offset, strict=True)]
 
     def back() -> Retrodiction:
-        return _back_by_points(model, rule, S, regressed, Q, after)
+        return _back_by_points(model, rule, S, regressed, Q, after, u)
 
     return inputs, state, Predicted(mean, after, sound, back)
 
@@ -306,6 +306,10 @@ def _spread_on(model: GaussianFilter, S: Vector, F: Any, Q: Vector, way: Any = N
     return cholesky.triangle(_beside(moved, _root(Q, way)))
 
 
+def _root_of(a: Entry) -> Entry:
+    return math.sqrt(a) if isinstance(a, float) else np.sqrt(a)
+
+
 def _root(Q: Vector, way: Any) -> list[list[Entry]]:
     """Return the rows of a factor of Q, or of W Q W'."""
     root = cholesky.rows_of(cholesky.cholesky(Q).L)
@@ -315,32 +319,39 @@ def _root(Q: Vector, way: Any) -> list[list[Entry]]:
     return [[dot(row, column) for column in columns] for row in way]
 
 
-def _faded(model: GaussianFilter, S: Vector) -> Vector:
+def _fading(model: GaussianFilter, u: Vector) -> Entry:
+    (fading,) = resolve([model.fading], u)
+    return fading
+
+
+def _faded(model: GaussianFilter, S: Vector, u: Vector) -> Vector:
     """Return the covariance, or its factor, after fading."""
     if model.fading == 1.0:
         return S
-    return [times(model.fading if model.rooted else model.fading**2, a) for a in S]
+    fading = _fading(model, u)
+    return [times(fading if model.rooted else squared(fading), a) for a in S]
 
 
-def _times(a: float, rows: Any) -> list[list[Entry]]:
+def _times(a: Entry, rows: Any) -> list[list[Entry]]:
     return [[times(a, b) for b in row] for row in rows]
 
 
 def _back(
-    model: GaussianFilter, S: Vector, F: Any, Q: Vector, after: Vector, way: Any = None
+    model: GaussianFilter, S: Vector, F: Any, Q: Vector, after: Vector, u: Vector, way: Any = None
 ) -> Retrodiction:
     """Return the way back over x' = F x + noise; what fading adds to the covariance is noise."""
-    more = model.fading**2 - 1.0
+    more = minus(squared(_fading(model, u)), 1.0)
+    fades = not is_zero(more)
     if not model.rooted:
         Q = congruence(way, Q) if way else Q
-        noise = [plus(times(more, a), q) for a, q in zip(congruence(F, S), Q, strict=True)] if more else Q
+        noise = [plus(times(more, a), q) for a, q in zip(congruence(F, S), Q, strict=True)] if fades else Q
         return retrodict(S, F, noise, after)
     L = cholesky.rows_of(S)
     columns = list(zip(*L, strict=True))
     moved = [[dot(row, column) for column in columns] for row in F]
     root = _root(Q, way)
-    if more:
-        root = _beside(_times(math.sqrt(more), moved), root)
+    if fades:
+        root = _beside(_times(_root_of(more), moved), root)
     return retrodict_by_rotation(L, moved, root)
 
 
@@ -351,38 +362,41 @@ def _back_by_points(
     regressed: sigma_points.Regressed,
     Q: Vector,
     after: Vector,
+    u: Vector,
 ) -> Retrodiction:
     """Return the way back over the process's regression; its bends and what fading adds are noise."""
     L = cholesky.rows_of(S if model.rooted else cholesky.cholesky(S).L)
-    more = model.fading**2 - 1.0
+    fading = _fading(model, u)
+    more = minus(squared(fading), 1.0)
     n = len(model.states)
     moved = _times(rule.scale, [row[:n] for row in regressed.slopes])
-    noise = _times(rule.scale * model.fading, regressed.bends)
+    noise = _times(times(rule.scale, fading), regressed.bends)
     if rule.n > n:  # slopes along a noise that enters inside
         noise = _beside(noise, _times(rule.scale, [row[n:] for row in regressed.slopes]))
-    if more:
-        noise = _beside(_times(math.sqrt(more), moved), noise)
+    if not is_zero(more):
+        noise = _beside(_times(_root_of(more), moved), noise)
     if model.rooted and rule.excess == 0.0:
         return retrodict_by_rotation(L, moved, _beside(noise, cholesky.rows_of(cholesky.cholesky(Q).L)))
-    d, lost = regressed.shift, rule.excess * model.fading**2
+    d, lost = regressed.shift, times(rule.excess, squared(fading))
     spread = [plus(a, q) for a, q in zip(cholesky.square(noise), Q, strict=True)]
-    if lost:
+    if not is_zero(lost):
         products = [times(lost, times(d[i], d[j])) for i in range(n) for j in range(i + 1)]
         spread = [minus(a, b) for a, b in zip(spread, products, strict=True)]
     return retrodict_from_root(L, moved, spread, cholesky.gram(after) if model.rooted else after)
 
 
 def _spread_by_points(
-    model: GaussianFilter, rule: sigma_points.Rule, regressed: sigma_points.Regressed, Q: Vector
+    model: GaussianFilter,
+    rule: sigma_points.Rule,
+    regressed: sigma_points.Regressed,
+    Q: Vector,
+    u: Vector,
 ) -> tuple[list[Entry], Entry]:
     """Return the covariance or its factor after the process's function, and `sound`."""
     _, slopes, bends, shift = regressed
     if model.fading != 1.0:
-        slopes, bends, shift = (
-            _times(model.fading, slopes),
-            _times(model.fading, bends),
-            *_times(model.fading, [shift]),
-        )
+        fading = _fading(model, u)
+        slopes, bends, shift = _times(fading, slopes), _times(fading, bends), *_times(fading, [shift])
     scale = rule.scale
     noise = [times(1.0 / (scale * scale), q) for q in Q]
     if not model.rooted and rule.excess == 0.0:

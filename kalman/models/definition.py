@@ -32,7 +32,7 @@ def process(
         raise ModelError(
             "states", f"{states} named, but the process has {found.size}", f"name {found.size} states"
         )
-    texts = set(_texts(definition.get("observation")))
+    texts = {*_texts(definition.get("observation")), *_texts(definition.get("robust"))}
     named = {i for i, name in enumerate(controls) if name in texts}
     if not definition.get("mode"):  # a control that one of several modes does not use may be another's
         check_controls(() if found.controlled or all_used else controls, columns.used(found) | named)
