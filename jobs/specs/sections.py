@@ -80,9 +80,12 @@ class Observation(Section):
 class Initial(Section):
     """The state's distribution at a key's first row, before that row's measurement."""
 
-    mean: list[Number] | None = Field(default=None, description="one number for each state")
-    covariance: list[list[Number]] | None = Field(
-        default=None, description="one row for each state; symmetric"
+    mean: list[Number | str] | None = Field(
+        default=None, description="one number for each state, or a column of the key's first row"
+    )
+    covariance: list[list[Number | str]] | None = Field(
+        default=None,
+        description="one row for each state; symmetric; numbers, or columns of the key's first row",
     )
     diffuse: bool | list[bool] | None = Field(
         default=None,

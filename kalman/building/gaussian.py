@@ -53,6 +53,7 @@ def build_any_linear(definition: Definition, learned: Mapping[str, Any]) -> Line
             linear.own,
             linear.offset,
             linear.noise_scale,
+            own_start=linear.own_start,
         )
     )
 
@@ -89,7 +90,7 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
         raise ModelError(
             "learn", f"the {kind} filter learns no parameters", "remove it, or use filter: linear"
         )
-    mean, covariance, diffuse = definitions.initial(definition.get("initial"), n)
+    (mean, covariance, diffuse), own_start = definitions.start(definition, n, controls)
     if diffuse:
         raise ModelError(
             "initial.diffuse",
@@ -99,9 +100,9 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
     form, rule = _form(kind, definition), _rule(kind, definition, n)
     spread = deviations(covariance, n)
     if isinstance(process, FunctionProcess):
-        check_process(process, mean, spread, len(controls))
+        check_process(process, mean, spread, len(controls), own_start is None)
     if isinstance(observation, FunctionObservation):
-        check_observation(observation, mean, spread, len(controls))
+        check_observation(observation, mean, spread, len(controls), own_start is None)
     return _checked(
         GaussianFilter(
             states,
@@ -119,6 +120,7 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
             seen.noise_scale,
             periods,
             _rule(kind, definition, n + process.noise_size) if inside else None,
+            own_start,
         )
     )
 

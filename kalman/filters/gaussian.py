@@ -24,6 +24,7 @@ from kalman.linalg.program import Program
 from kalman.models import angles
 from kalman.models.columns import Cell, Cells, numbers, used
 from kalman.models.functions import FunctionObservation, FunctionProcess
+from kalman.models.starts import Start
 from kalman.models.structure import Parameter, Structure
 from kalman.types import Array, Rows, Step
 
@@ -45,6 +46,7 @@ class GaussianFilter(StateLayout):
     offset, noise_scale: of a measurement by a matrix; what R is multiplied by. These, H, R and the process may have
                 entries from columns
     periods     of the measured components, 0 for those that are no angles; () for none
+    own_start   where the columns of a key's first row say how it starts; mean and covariance then stand in for it
     """
 
     states: tuple[str, ...]
@@ -62,6 +64,7 @@ class GaussianFilter(StateLayout):
     noise_scale: Cell = 1.0
     periods: tuple[float, ...] = ()
     process_rule: Rule | None = None
+    own_start: Start | None = None
 
     @property
     def fading(self) -> Cell:

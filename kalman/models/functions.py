@@ -292,14 +292,18 @@ def _called(
 
 
 def check_process(
-    process: FunctionProcess, mean: tuple[float, ...], spread: tuple[float, ...], controls: int
+    process: FunctionProcess,
+    mean: tuple[float, ...],
+    spread: tuple[float, ...],
+    controls: int,
+    sure: bool,
 ) -> None:
-    """Check a process at the initial mean, (n,), and near it. Raises ModelError."""
+    """Check a process at the initial mean, (n,), and near it; sure: keys start there. Raises ModelError."""
     x, sigma = _places(mean, spread)
     dt = np.array([1.0, 0.5, 1.0])
     n, r = process.size, process.noise_size
     w = (np.zeros((r, 3)),) if process.noise_inside else ()
-    trials = _Trials(controls)
+    trials = _Trials(controls, sure)
     for u in trials.inputs(3):
         trials.check("process.f", process.f, (x, dt, u, *w), (n,))
         if process.jacobian is not None:
@@ -323,12 +327,16 @@ def check_process(
 
 
 def check_observation(
-    observation: FunctionObservation, mean: tuple[float, ...], spread: tuple[float, ...], controls: int
+    observation: FunctionObservation,
+    mean: tuple[float, ...],
+    spread: tuple[float, ...],
+    controls: int,
+    sure: bool,
 ) -> None:
-    """Check an observation at the initial mean, (n,), and near it. Raises ModelError."""
+    """Check an observation at the initial mean, (n,), and near it; sure: keys start there. Raises ModelError."""
     x, sigma = _places(mean, spread)
     m, n = observation.size, observation.states
-    trials = _Trials(controls if observation.controlled else 0)
+    trials = _Trials(controls if observation.controlled else 0, sure)
     for u in trials.inputs(3):
         trials.check("observation.h", observation.h, (x, u), (m,))
         if observation.jacobian is not None:
@@ -360,6 +368,12 @@ class _Trials:
     """
 
     controls: int
+    sure: bool
+
+    @property
+    def finite(self) -> bool:
+        """Whether a result must be finite."""
+        return self.sure and not self.controls
 
     def inputs(self, keys: int) -> list[Array]:
         """Return the inputs (c, K) to check at, one array a check."""
@@ -367,11 +381,11 @@ class _Trials:
 
     def check(self, field: str, function: Call, arguments: tuple[Array, ...], shape: tuple[int, ...]) -> None:
         """Check one function. Raises ModelError."""
-        _check(field, function, arguments, shape, finite=not self.controls)
+        _check(field, function, arguments, shape, self.finite)
 
     def check_slope(self, field: str, given: Array, numeric: Slope, sigma: Array) -> None:
         """Check a Jacobian. Raises ModelError."""
-        _check_slope(field, given, numeric, sigma, finite=not self.controls)
+        _check_slope(field, given, numeric, sigma, self.finite)
 
 
 def _check(

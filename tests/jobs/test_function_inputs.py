@@ -1,4 +1,4 @@
-"""Functions of a row's and of a key's inputs: the same bits in the stream and without Spark; a null is refused."""
+"""Functions, gates and starts from columns: the same bits in the stream and without Spark; a null is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def see(x, u):
     return np.stack([u[1] * x[0] + np.tanh(u[0] * x[1]), x[1] + 0.1 * x[0]])
 '''
 DRIVEN: dict[str, Any] = {
-    "control": ["push"],
+    "control": ["push", "trust"],
     "inputs": {"columns": {"gain": "gain", "bias": "bias"}},
     "process": {
         "kind": "function",
@@ -41,6 +41,8 @@ DRIVEN: dict[str, Any] = {
         "offset": [0.0, "push"],
     },
     "observation": {"h": "driven:see", "R": [[1.0, 0.3], [0.3, 2.0]], "offset": ["bias", 0.0]},
+    "initial": {"mean": ["bias", "push"], "covariance": [["gain", 0.0], [0.0, 1.0]]},
+    "robust": {"gate": {"probability": "trust"}},
 }
 
 
@@ -53,7 +55,10 @@ def pipeline_of(folder: Path, **changes: Any) -> Pipeline:
 
 def days_of(count: int) -> list[pd.DataFrame]:
     rng = np.random.default_rng(5)
-    return [frame.assign(push=rng.normal(size=len(frame))) for frame in random_rows(count, rows=80)]
+    return [
+        frame.assign(push=rng.normal(size=len(frame)), trust=rng.uniform(0.9, 0.9999, len(frame)))
+        for frame in random_rows(count, rows=80)
+    ]
 
 
 def inputs_file(folder: Path) -> Path:
@@ -75,7 +80,7 @@ def test_stream_batch_and_the_filter_alone_agree_to_the_bit(tmp_path: Path, kind
     pipeline.pretrain()
     missing = days[1].assign(push=days[1]["push"].where(days[1].index != 5))
     landed = pipeline.land(missing, days[2])
-    assert landed.data["rejected"] == 1  # an input cannot be guessed
+    assert landed.data["quarantined"] == 1  # an input cannot be guessed
     reasons = [row["reason"] for row in pipeline.warehouse.read("quarantine").collect()]
     assert len(reasons) == 1 and "push is missing" in reasons[0]
     pipeline.stream()
@@ -99,7 +104,7 @@ def test_forecasts_take_future_inputs(tmp_path: Path) -> None:
     past, future = tmp_path / "past.parquet", tmp_path / "future.csv"
     rows.to_parquet(past, index=False)
     later = rows.drop_duplicates("id", keep="last")[["id"]].assign(at=rows["at"].max() + pd.Timedelta("1h"))
-    later["push"] = np.linspace(-1.0, 1.0, len(later))
+    later["push"], later["trust"] = np.linspace(-1.0, 1.0, len(later)), 0.99
     later.to_csv(future, index=False)
     made, out = tmp_path / "forecast.parquet", tmp_path / "out.parquet"
     forecast.run(

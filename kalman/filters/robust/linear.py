@@ -83,6 +83,11 @@ class RobustLinearFilter(StateLayout):
         return self.base.controls
 
     @property
+    def own_start(self) -> Any:
+        """The start from columns, or None, as of the linear filter."""
+        return self.base.own_start
+
+    @property
     def fields(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of each part of a key's state, in order."""
         return {**self.base.fields, **({"gate": (2,)} if self.robust.gate else {})}
