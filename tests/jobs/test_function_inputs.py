@@ -29,7 +29,7 @@ def move(x, dt, u, w):
     return np.stack([x[0] * np.exp(0.01 * w[0]) + 0.01 * dt * x[1], 0.99 * x[1] + 0.05 * u[0] + w[1]])
 
 def see(x, u):
-    return np.stack([u[1] * x[0] + np.tanh(u[0] * x[1]), x[1] + 0.1 * x[0]])
+    return np.stack([u[2] * x[0] + np.tanh(u[0] * x[1]), x[1] + 0.1 * x[0]])
 '''
 DRIVEN: dict[str, Any] = {
     "control": ["push", "trust"],
@@ -100,7 +100,7 @@ def test_stream_batch_and_the_filter_alone_agree_to_the_bit(tmp_path: Path, kind
 def test_forecasts_take_future_inputs(tmp_path: Path) -> None:
     """A forecast of rows to come is the filter's prediction of them, appended without measurements."""
     pipeline = pipeline_of(tmp_path, filter="extended")
-    table, rows = inputs_file(tmp_path), days_of(1)[0]
+    table, rows = inputs_file(tmp_path), days_of(1)[0].assign(trust=1.0 - 1e-12)
     past, future = tmp_path / "past.parquet", tmp_path / "future.csv"
     rows.to_parquet(past, index=False)
     later = rows.drop_duplicates("id", keep="last")[["id"]].assign(at=rows["at"].max() + pd.Timedelta("1h"))

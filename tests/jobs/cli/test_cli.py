@@ -73,6 +73,8 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
         call("stream", "--model", "m", "--trigger", "5", "--metrics-port", "9000", "--profile").exit_code == 0
     )
     assert call("export", "--model", "m", "--batch", "4").exit_code == 0
+    states = ("--input", "s.csv", "--to-version", "3", "--dry-run")
+    assert call("import", "--model", "m", *states).exit_code == 0
     assert call("migrate", "--model", "m", "--snapshot", "s1", "--to", "2", "--dry-run").exit_code == 0
     assert call("upgrade", "--model", "m", "--mode", "retrain", "--no-promote", "--needed").exit_code == 0
     assert call("promote", "--model", "m", "--generation", "g2", "--behind", "--force").exit_code == 0
@@ -127,6 +129,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
         ),
         ("stream", {**stream, "model": ["m"], "trigger": "5", "metrics_port": 9000, "profile": True}),
         ("export", {**one, "generation": None, "batch": 4, "needed": False, "profile": False}),
+        ("import", {**one, "input": "s.csv", "to_version": 3, "dry_run": True, "profile": False}),
         ("migrate", {**one, "snapshot": "s1", "to": 2, "dry_run": True, "profile": False}),
         (
             "upgrade",
