@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from jobs import cli, resume, status, stop
 from jobs.core import errors
-from jobs.core.command import Actions, Command, hoist
+from jobs.core.command import Actions, Command, hoist, module_of
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.core.report import Report, plain, plural
 from jobs.core.settings import DEFAULT_MASTER, Settings
@@ -419,7 +419,7 @@ def test_a_verb_is_the_same_however_it_is_started(tmp_path: Path) -> None:
     ways = [
         words
         for verb in cli.VERBS
-        for words in (("-m", f"jobs.{verb}"), (str(ROOT / "jobs" / f"{verb}.py"),))
+        for words in (("-m", f"jobs.{module_of(verb)}"), (str(ROOT / "jobs" / f"{module_of(verb)}.py"),))
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(shown, ways))
