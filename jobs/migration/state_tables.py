@@ -155,7 +155,7 @@ def _numbers(column: pa.ListArray, width: int) -> tuple[Floats, NDArray[np.bool_
     if len(right):
         flat = column.take(pa.array(right)).flatten().to_numpy(zero_copy_only=False)
         values[:, right] = np.asarray(flat, float).reshape(len(right), width).T
-    return values, ~np.isfinite(values).all(axis=0)
+    return values, np.asarray(~np.isfinite(values).all(axis=0))
 
 
 def _of_rows(batch: pa.RecordBatch) -> list[tuple[NDArray[np.bool_], str]]:
@@ -193,8 +193,8 @@ def _of_states(
     model: Filter, table: Table, state: Floats, given: Mapping[str, Floats]
 ) -> list[tuple[NDArray[np.bool_], str]]:
     """Return which keys' states cannot be, and why."""
-    finite = np.isfinite(state).all(axis=0)
-    found = [(~finite, "the state is not finite")]
+    finite = np.asarray(np.isfinite(state).all(axis=0))
+    found: list[tuple[NDArray[np.bool_], str]] = [(~finite, "the state is not finite")]
     if table.whole:
         weights = given["weights"]
         off = (weights < 0.0).any(axis=0) | ~(np.abs(weights.sum(axis=0) - 1.0) <= TOLERANCE)

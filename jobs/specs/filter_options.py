@@ -164,7 +164,10 @@ class Mixture(Section):
     components: int | None = Field(
         default=None, ge=1, le=50, description="number of components; null: as many as are given"
     )
-    weights: list[Number] | None = Field(default=None, description="weights of the start; null: equal")
+    weights: list[Number | str] | None = Field(
+        default=None,
+        description="weights of the start; null: equal. Numbers, or columns of the key's first row, as all components",
+    )
     means: list[Any] | None = Field(
         default=None, description="gaussian_mixture: a list of means, one for each component"
     )

@@ -80,10 +80,10 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
     n, measurements = len(states), len(measurement)
     periods = parse_wrap(definition.get("observation"), measurement)
     process, seen = _parts(definition, n, measurements, controls, periods)
-    inside = isinstance(process, FunctionProcess) and process.noise_inside
-    if inside:
-        assert isinstance(process, FunctionProcess)
+    drawn = 0
+    if isinstance(process, FunctionProcess) and process.noise_inside:
         _check_inside(kind, definition, process)
+        drawn = n + process.noise_size
     observation = seen.H
     parameters = definitions.parameters(process, seen.R, learned)
     if definition.get("learn") is not None:
@@ -119,7 +119,7 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
             seen.offset,
             seen.noise_scale,
             periods,
-            _rule(kind, definition, n + process.noise_size) if inside else None,
+            _rule(kind, definition, drawn) if drawn else None,
             own_start,
         )
     )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kalman import flags
 from kalman.filters.program_filter import ProgramFilter, ProgramStep
+from kalman.filters.state_layout import Flags
 from kalman.filters.update import Present
 from kalman.linalg.entries import Entry, Vector, plus
 from kalman.linalg.packing import unpack
@@ -28,6 +29,7 @@ from kalman.mixtures.components import (
     some_present,
 )
 from kalman.mixtures.families import Family
+from kalman.mixtures.starts import MixtureStart
 from kalman.types import Array, ModelError
 
 
@@ -39,6 +41,7 @@ class MixtureFilter(ProgramFilter):
 
     least   (m,) lower bounds that keep components from degenerating, see `Family.bounded`
     start   the components before the first row (`Components.flat`), () where they are to be learned
+    own_start  where columns of a key's first row give them; `start` then stands in for it
     """
 
     states: tuple[str, ...]
@@ -52,6 +55,7 @@ class MixtureFilter(ProgramFilter):
     batch: int
     least: tuple[float, ...]
     start: tuple[float, ...]
+    own_start: MixtureStart | None = None
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -91,6 +95,13 @@ class MixtureFilter(ProgramFilter):
         state = np.zeros((self.size, keys))
         state[: self._width] = np.array(self.start)[:, None]
         return state
+
+    def begun(self, state: Array, first: Flags, u: Array) -> tuple[Array, Flags]:
+        """Return the state with the components of the keys that are at their first row, as `StateLayout.begun`."""
+        assert self.own_start is not None
+        which, wrong, state = np.flatnonzero(first), np.zeros(len(first), bool), state.copy()
+        state[: self._width, which], wrong[which] = self.own_start.resolved(u[:, which])
+        return state, wrong
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
         """Return the result of one row: the E step under the mixture before it, and a step of the components."""

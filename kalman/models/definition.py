@@ -201,9 +201,9 @@ def start(
             raise ModelError("initial", problem, "keep one of them")
     mean = columns.vector("initial.mean", checks.needed("initial", written, "mean"), n, controls)
     rows = checks.needed("initial", written, "covariance")
-    instead = numbers_for(mean, columns.matrix("initial.covariance", rows, n, n, controls))
+    middle, spread = numbers_for(mean, columns.matrix("initial.covariance", rows, n, n, controls))
     own = Start(mean, columns.covariance("initial.covariance", rows, n, controls))
-    return (*instead, ()), own
+    return (middle, spread, ()), own
 
 
 def initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:

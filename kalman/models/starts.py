@@ -38,8 +38,10 @@ class Start(NamedTuple):
         return mean, covariance, ~(sound & finite)
 
 
-def numbers_for(mean: Sequence[Cell], covariance: Sequence[Sequence[Cell]]) -> Start:
-    """Return the start with numbers in place of columns."""
+def numbers_for(
+    mean: Sequence[Cell], covariance: Sequence[Sequence[Cell]]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and packed covariance with numbers in place of columns."""
 
     def number(a: Cell, instead: float) -> float:
         return a if isinstance(a, float) else instead
@@ -48,4 +50,4 @@ def numbers_for(mean: Sequence[Cell], covariance: Sequence[Sequence[Cell]]) -> S
         [number(a, VARIANCE if i == j else 0.0) for j, a in enumerate(row)]
         for i, row in enumerate(covariance)
     ]
-    return Start(tuple(number(a, MEAN) for a in mean), tuple(lower(rows)))
+    return tuple(number(a, MEAN) for a in mean), tuple(lower(rows))

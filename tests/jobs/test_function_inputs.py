@@ -11,6 +11,7 @@ import pytest
 
 from jobs import filter as offline
 from jobs import forecast, inputs
+from jobs.specs.model_spec import SpecError
 from jobs.state.kernel import load_checked_spec
 from tests.jobs.support.pipeline import (
     Pipeline,
@@ -82,7 +83,7 @@ def test_stream_batch_and_the_filter_alone_agree_to_the_bit(tmp_path: Path, kind
     landed = pipeline.land(missing, days[2])
     assert landed.data["quarantined"] == 1  # an input cannot be guessed
     reasons = [row["reason"] for row in pipeline.warehouse.read("quarantine").collect()]
-    assert len(reasons) == 1 and "push is missing" in reasons[0]
+    assert len(reasons) == 1 and "control push: missing" in reasons[0]
     pipeline.stream()
     found = pipeline.estimates()
     assert len(found) == len(days[1]) - 1 + len(days[2])
@@ -127,11 +128,10 @@ def test_forecasts_take_future_inputs(tmp_path: Path) -> None:
 
 
 def test_a_spec_says_which_arguments_a_function_lacks(tmp_path: Path) -> None:
-    pipeline = pipeline_of(tmp_path, filter="extended")
-    (pipeline.settings.models / "driven.py").write_text(
-        MODULE.replace("def see(x, u)", "def see(x, u, gain)")
-    )
-    with pytest.raises(
-        Exception, match=r"observation.h.*takes \(x, u, gain\), and is called with \(x\) or \(x, u\)"
-    ):
+    observation = {**DRIVEN["observation"], "h": "three_arguments:see"}
+    pipeline = pipeline_of(tmp_path, filter="extended", observation=observation)
+    text = MODULE.replace("def see(x, u)", "def see(x, u, gain)")
+    (pipeline.settings.models / "three_arguments.py").write_text(text)
+    said = r"observation.h.*takes \(x, u, gain\), and is called with \(x\) or \(x, u\)"
+    with pytest.raises(SpecError, match=said):
         load_checked_spec("walk", pipeline.settings.models)

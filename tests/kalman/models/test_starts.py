@@ -179,3 +179,65 @@ def test_an_error_names_the_field(changes, field, problem):
     with pytest.raises(kalman.ModelError) as error:
         kalman.build({**TREND, **changes})
     assert error.value.field.startswith(field) and problem in error.value.problem
+
+
+MIXTURES: dict[str, tuple[dict[str, Any], dict[str, Any], list[float]]] = {
+    "gaussian_mixture": (
+        {
+            "weights": ["w0", "w1"],
+            "means": [["m0", 0.0], [3.0, "m1"]],
+            "covariances": [[["v0", 0.0], [0.0, 2.0]], [[9.0, "c1"], ["c1", 1.0]]],
+            "batch": 2,
+        },
+        {
+            "weights": [0.25, 0.75],
+            "means": [[-1.0, 0.0], [3.0, 2.0]],
+            "covariances": [[[4.0, 0.0], [0.0, 2.0]], [[9.0, 0.5], [0.5, 1.0]]],
+            "batch": 2,
+        },
+        [0.25, 0.75, -1.0, 2.0, 4.0, 0.5],
+    ),
+    "poisson_mixture": ({"rates": ["r0", 9.0]}, {"rates": [3.0, 9.0]}, [3.0]),
+    "bernoulli_mixture": (
+        {"probabilities": ["p0", "p1"], "weights": ["w0", 0.4]},
+        {"probabilities": [0.2, 0.9], "weights": [0.6, 0.4]},
+        [0.2, 0.9, 0.6],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_a_mixture_starts_as_its_first_row_says(kind):
+    written, numbers, values = MIXTURES[kind]
+    names = {"gaussian_mixture": ["w0", "w1", "m0", "m1", "v0", "c1"], "poisson_mixture": ["r0"]}
+    control = names.get(kind, ["p0", "p1", "w0"])
+    m = 2 if kind == "gaussian_mixture" else 1
+    base = {"filter": kind, "measurement": ["a", "b"][:m]}
+    model = kalman.build({**base, "control": control, "mixture": written})
+    number = kalman.build({**base, "mixture": numbers})
+    rng = np.random.default_rng(3)
+    y = rng.normal(size=(m, 12)) if m == 2 else rng.integers(0, 2, (1, 12)).astype(float)
+    u = np.full((len(values), 12), 7.0)
+    u[:, [0, 6]] = np.array(values)[:, None]
+    rows = kalman.SortedRows(np.repeat([0, 1], 6), np.tile(np.arange(6), 2) * UNIT, y, u)
+    found = kalman.run(model, kalman.initial_states(model, 2), rows, UNIT)
+    expected = kalman.run(number, kalman.initial_states(number, 2), rows._replace(u=u[:0]), UNIT)
+    np.testing.assert_array_equal(found[1].mean, expected[1].mean)
+    np.testing.assert_array_equal(found[0].values, expected[0].values)
+    u[0, 6] = -1.0
+    flags = kalman.run(model, kalman.initial_states(model, 2), rows._replace(u=u), UNIT)[1].flag
+    assert kalman.FLAGS[flags[6]] == "not_psd" and not flags[:6].any()
+
+
+def test_a_mixture_that_cannot_start_from_columns():
+    base = {"filter": "poisson_mixture", "measurement": ["a"], "control": ["r0"]}
+    rates = {"mixture": {"rates": ["r0", 9.0]}}
+    for changes, problem in (
+        ({**rates, "learn": {"parameters": ["rates"]}}, "come from columns"),
+        ({"mixture": {"rates": ["other", 9.0]}}, "not a control column"),
+        ({"mixture": {"rates": [3.0, 9.0]}}, "does not use it: r0"),
+        ({"mixture": {"components": 3, "rates": ["r0", 9.0]}}, "not one for each component"),
+    ):
+        with pytest.raises(kalman.ModelError) as error:
+            kalman.build({**base, **changes})
+        assert problem in error.value.problem
