@@ -190,7 +190,8 @@ def start(
     Numbers stand in for columns in the former. Raises ModelError.
     """
     written = definition.get("initial")
-    if not isinstance(written, Mapping) or not any(True for _ in _texts(written)):
+    moments = [written.get(name) for name in ("mean", "covariance")] if isinstance(written, Mapping) else []
+    if not isinstance(written, Mapping) or not any(True for _ in _texts(moments)):
         return initial(written, n), None
     checks.known("initial", written, ("mean", "covariance", "diffuse"))
     for section, problem in (
