@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kalman import flags
 from kalman.types import Array, Filter, Rows, Step
 
 Integers = npt.NDArray[np.int64]
@@ -123,7 +124,7 @@ class Round(NamedTuple):
     """One applied round, as `run` passes it to `on_round`.
 
     place  positions of its rows in the order of the rounds; keys: positions of its keys in `Rounds.keys`
-    before (size, K) states before the rows, a view that is valid during the call only
+    before (size, K) states before the rows, at a first row its start; valid during the call only
     """
 
     place: slice
@@ -169,9 +170,12 @@ def run(
         first = count[prefix] == 0
         dt = np.where(first, 0, time[part] - event_time[prefix]) / unit
         taken = Rows(dt, first, y[:, part], u[:, part])
-        after, step = model.step(values[:, prefix], taken)
+        before, impossible = begun(model, values[:, prefix], taken)
+        after, step = model.step(before, taken)
+        if impossible is not None and impossible.any():
+            after, step = _left(values[:, prefix], after, step, impossible)
         if on_round is not None:
-            on_round(Round(part, prefix, values[:, prefix], taken, step))
+            on_round(Round(part, prefix, before, taken, step))
         outputs.mean[:, part], outputs.covariance[:, part] = model.moments(after)
         outputs.log_likelihood[part], outputs.nis[part], outputs.flag[part] = step[:3]
         for name, value in step.extra.items():
@@ -194,6 +198,25 @@ def run(
     after_all.count[plan.keys] = count
     after_all.log_likelihood[plan.keys] = total
     return after_all, picked(outputs, plan.place)
+
+
+def begun(model: Filter, state: Array, rows: Rows) -> tuple[Array, npt.NDArray[np.bool_] | None]:
+    """Return the states (size, K) before the rows, and for which keys (K,) their start is no distribution.
+
+    A key at its first row begins as that row's columns say, where the model takes its start from columns; else all is
+    as it was, and the second part is None.
+    """
+    if getattr(model, "own_start", None) is None or not rows.first.any():
+        return state, None
+    return model.begun(state, rows.first, rows.u)  # type: ignore[attr-defined]
+
+
+def _left(before: Array, after: Array, step: Step, which: npt.NDArray[np.bool_]) -> tuple[Array, Step]:
+    """Return a step in which the keys `which` are flagged and stay as they were."""
+    after = np.where(which, before, after)
+    score, nis = (np.where(which, np.nan, a) for a in (step.log_likelihood, step.nis))
+    flag = np.where(which, flags.NOT_PSD, step.flag).astype(np.uint8)
+    return after, Step(score, nis, flag, {name: np.where(which, np.nan, a) for name, a in step.extra.items()})
 
 
 def _empty(model: Filter, n: int) -> Outputs:

@@ -49,6 +49,20 @@ Monitor = Annotated[bool, typer.Option("--monitor", help="The model's monitor, n
 Skill = Annotated[bool, typer.Option("--skill", help="The model's forecast skill, not its stream.")]
 
 
+MODULES = {"import": "import_states"}
+"""Verbs that are words of Python's own, which no module that others import can be named after, and their modules."""
+
+
+def module_of(verb: str) -> str:
+    """Return the name of a verb's module in `jobs`."""
+    return MODULES.get(verb, verb)
+
+
+def verb_of(file: Path) -> str:
+    """Return the verb of a file in `jobs`."""
+    return next((verb for verb, module in MODULES.items() if module == file.stem), file.stem)
+
+
 class Command(Generic[P]):
     """A verb: a function in Python, and a command whose options are the function's parameters after `settings`.
 
@@ -70,7 +84,7 @@ class Command(Generic[P]):
 
     def main(self) -> None:
         """Run the file of a verb as a program: `if __name__ == "__main__": run.main()`."""
-        _main(self.add_to, self.file.stem)
+        _main(self.add_to, verb_of(self.file))
 
     @property
     def file(self) -> Path:
@@ -111,7 +125,7 @@ class Actions:
     def main(self) -> None:
         """Run the file of the verb as a program."""
         some = next(iter(self.actions.values()))
-        _main(self.add_to, some.file.stem)
+        _main(self.add_to, verb_of(some.file))
 
 
 def command(function: Callable[P, Report]) -> Command[P]:

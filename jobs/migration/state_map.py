@@ -414,9 +414,16 @@ def _put_initial(step: Step, i: int, b: Floats, N: Floats, together: Sequence[in
     if diffuse is True or (isinstance(diffuse, list) and diffuse[i]):
         return [i]
     assert initial.mean is not None and initial.covariance is not None
-    b[i] = initial.mean[i]
-    for j in together:
-        N[i, j] = initial.covariance[i][j]
+    numbers = [initial.mean[i], *(initial.covariance[i][j] for j in together)]
+    written = [a for a in numbers if isinstance(a, str)]
+    if written:
+        raise UserError(
+            f"{step.where}: {step.section}.states.{new.states[i]}: `initial` of version {new.version} takes it from "
+            f"column {written[0]} of a key's first row, which a key with a state does not have again: write mean and "
+            f"variance"
+        )
+    b[i], *covariances = (float(a) for a in numbers)
+    N[i, list(together)] = covariances
     return []
 
 

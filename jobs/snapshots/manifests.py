@@ -22,6 +22,8 @@ GOOD, REMOVED = "good", "removed"
 """`removed`: `maintain` has removed its rows. The manifest stays, as generations refer to it."""
 WITHOUT_STATE = "-empty"
 """How the id ends of a snapshot with which a generation begins anew, without any key's state."""
+IMPORTED = "-imported-"
+"""What the id of a snapshot has that was made of a table of the user's own, before a digest of its content."""
 _JSON = ("parameters", "position", "waiting", "inputs", "learned")
 """Columns that hold a dictionary as JSON."""
 
@@ -65,6 +67,11 @@ class Manifest:
     def without_state(self) -> bool:
         """Whether the snapshot has no states because an upgrade left them behind."""
         return self.snapshot_id.endswith(WITHOUT_STATE)
+
+    @property
+    def imported(self) -> bool:
+        """Whether the states are the user's own, from no row of the measurements."""
+        return IMPORTED in self.snapshot_id
 
     def model_spec(self, folder: str | None = None) -> ModelSpec:
         """Return the spec that the snapshot was made with, which gives its states their meaning.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -12,12 +12,12 @@ from jobs.specs.sections import Number, Observation, Process, Section, Unscented
 class Gate(Section):
     """The gate: rows too far from their prediction are flagged and do not move the state."""
 
-    probability: Number | None = Field(
+    probability: Number | str | None = Field(
         default=None,
-        description="admit rows within this quantile of the NIS of good rows, such as 0.99 (chi-square)",
+        description="admit rows within this quantile of the NIS of good rows, such as 0.99 (chi-square), or a column",
     )
-    threshold: Number | None = Field(
-        default=None, description="or: the largest NIS that is admitted, such as 9.2"
+    threshold: Number | str | None = Field(
+        default=None, description="or: the largest NIS that is admitted, such as 9.2, or a column"
     )
     limit: int | None = Field(
         default=None,
@@ -53,10 +53,10 @@ class Robust(Section):
     )
     student_t: StudentT | None = Field(default=None, description="Student-t noise, {degrees: 4}")
     huber: Huber | None = Field(default=None, description="Huber weights, {threshold: 1.345}")
-    fading: Number | None = Field(
+    fading: Annotated[Number, Field(ge=1.0)] | str | None = Field(
         default=None,
-        ge=1.0,
-        description="alpha of a fading memory: the predicted covariance is alpha^2 F P F' + Q, once a row",
+        description="alpha of a fading memory, a number or a column: the predicted covariance is alpha^2 F P F' + Q, "
+        "once a row",
     )
 
 
@@ -164,7 +164,10 @@ class Mixture(Section):
     components: int | None = Field(
         default=None, ge=1, le=50, description="number of components; null: as many as are given"
     )
-    weights: list[Number] | None = Field(default=None, description="weights of the start; null: equal")
+    weights: list[Number | str] | None = Field(
+        default=None,
+        description="weights of the start; null: equal. Numbers, or columns of the key's first row, as all components",
+    )
     means: list[Any] | None = Field(
         default=None, description="gaussian_mixture: a list of means, one for each component"
     )

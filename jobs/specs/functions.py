@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-FIELDS = ("f", "h", "q", "jacobian")
+FIELDS = ("f", "h", "q", "jacobian", "noise_jacobian")
 """Fields of a process or an observation that name a function."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 from zoneinfo import ZoneInfo, available_timezones
@@ -276,6 +276,7 @@ class ModelSpec(Section):
                 "key_from_name",
             )
         self._check_sections()
+        self._check_named_columns()
         self._check_disjoint()
         self._check_groups()
         self._check_outputs()
@@ -326,6 +327,25 @@ class ModelSpec(Section):
         ):
             if self.initial.diffuse is not True:
                 raise invalid("is incomplete", "give `mean` and `covariance`, or `diffuse: true`", "initial")
+
+    def _check_named_columns(self) -> None:
+        """Refuse texts in place of numbers that name no column of `control` or `inputs`."""
+        known = {*self.control, *self.input_names}
+        sections = {"initial": self.initial, "robust": self.robust, "mixture": self.mixture}
+        fields = {
+            "initial": ("mean", "covariance"),
+            "robust": ("fading", "gate"),
+            "mixture": ("weights", "means", "covariances", "rates", "probabilities"),
+        }
+        for name, section in sections.items():
+            for field in fields[name] if section is not None else ():
+                value = getattr(section, field)
+                value = value.model_dump() if isinstance(value, Section) else value
+                for place, text in _texts(f"{name}.{field}", value):
+                    if text not in known:
+                        raise invalid(
+                            "must be a number, not text", "or name a column of control or inputs", place
+                        )
 
     def _check_disjoint(self) -> None:
         taken: dict[str, str] = {}
@@ -536,6 +556,18 @@ class ModelSpec(Section):
         path = [int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]]+", field)]
         file = str(self._source) if self._source else f"model {self.name}"
         return Problem(file, field, problem, remedy, line_of(path, self._lines))
+
+
+def _texts(place: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of every text in a value."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for name, item in cast(dict[str, Any], value).items():
+            yield from _texts(f"{place}.{name}", item)
+    elif isinstance(value, list):
+        for i, item in enumerate(cast(list[Any], value)):
+            yield from _texts(f"{place}[{i}]", item)
 
 
 def _check_columns(names: Sequence[str], field: str, what: str = "column") -> None:

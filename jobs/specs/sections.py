@@ -34,8 +34,8 @@ class Process(Section):
         "constant_acceleration (jerk_variance), ornstein_uhlenbeck (rate, variance, mean), "
         "seasonal_trigonometric (period, variance, harmonics), seasonal_dummy (period, variance; one step a row), "
         "continuous (A, diffusion, optional B, offset), sum (parts: a list of these); "
-        "or function (f: module:function of x, dt, u; Q, or q: module:function of dt; optional jacobian) for extended, "
-        "unscented and cubature filters",
+        "or function (f: module:function of x, dt, u, or of x, dt, u and the noise w; Q, or q: module:function of "
+        "dt, or dt and u; optional jacobian, noise_jacobian, offset) for extended, unscented and cubature filters",
         examples=["explicit", "function", "random_walk", "local_linear_trend", "ornstein_uhlenbeck", "sum"],
     )
 
@@ -52,10 +52,19 @@ class Observation(Section):
                     "description": "measurement matrix; entries are numbers or control columns",
                 },
                 "R": {"type": "array", "description": "covariance of the measurement noise"},
-                "offset": {"type": "array", "description": "added to H x, one entry for each measurement"},
+                "offset": {
+                    "type": "array",
+                    "description": "added to H x or h, one entry for each measurement",
+                },
                 "noise_scale": {"description": "a number or a control column by which R is multiplied"},
-                "h": {"type": "string", "description": "instead of H: module:function of the state x"},
-                "jacobian": {"type": "string", "description": "module:function of x, the Jacobian of h"},
+                "h": {
+                    "type": "string",
+                    "description": "instead of H: module:function of the state x, or of x and the row's inputs u",
+                },
+                "jacobian": {
+                    "type": "string",
+                    "description": "module:function of x, or x and u: the Jacobian of h",
+                },
                 "wrap": {
                     "type": "object",
                     "description": "measured components that are angles, each with radians, degrees, or the number "
@@ -71,9 +80,12 @@ class Observation(Section):
 class Initial(Section):
     """The state's distribution at a key's first row, before that row's measurement."""
 
-    mean: list[Number] | None = Field(default=None, description="one number for each state")
-    covariance: list[list[Number]] | None = Field(
-        default=None, description="one row for each state; symmetric"
+    mean: list[Number | str] | None = Field(
+        default=None, description="one number for each state, or a column of the key's first row"
+    )
+    covariance: list[list[Number | str]] | None = Field(
+        default=None,
+        description="one row for each state; symmetric; numbers, or columns of the key's first row",
     )
     diffuse: bool | list[bool] | None = Field(
         default=None,

@@ -17,6 +17,7 @@ from kalman.models.functions import (
     check_observation,
     check_process,
     deviations,
+    observation_offset,
     parse_observation,
     parse_process,
 )
@@ -52,6 +53,7 @@ def build_any_linear(definition: Definition, learned: Mapping[str, Any]) -> Line
             linear.own,
             linear.offset,
             linear.noise_scale,
+            own_start=linear.own_start,
         )
     )
 
@@ -78,13 +80,17 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
     n, measurements = len(states), len(measurement)
     periods = parse_wrap(definition.get("observation"), measurement)
     process, seen = _parts(definition, n, measurements, controls, periods)
+    drawn = 0
+    if isinstance(process, FunctionProcess) and process.noise_inside:
+        _check_inside(kind, definition, process)
+        drawn = n + process.noise_size
     observation = seen.H
     parameters = definitions.parameters(process, seen.R, learned)
     if definition.get("learn") is not None:
         raise ModelError(
             "learn", f"the {kind} filter learns no parameters", "remove it, or use filter: linear"
         )
-    mean, covariance, diffuse = definitions.initial(definition.get("initial"), n)
+    (mean, covariance, diffuse), own_start = definitions.start(definition, n, controls)
     if diffuse:
         raise ModelError(
             "initial.diffuse",
@@ -94,9 +100,9 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
     form, rule = _form(kind, definition), _rule(kind, definition, n)
     spread = deviations(covariance, n)
     if isinstance(process, FunctionProcess):
-        check_process(process, mean, spread, len(controls))
+        check_process(process, mean, spread, len(controls), own_start is None)
     if isinstance(observation, FunctionObservation):
-        check_observation(observation, mean, spread)
+        check_observation(observation, mean, spread, len(controls), own_start is None)
     return _checked(
         GaussianFilter(
             states,
@@ -113,6 +119,8 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
             seen.offset,
             seen.noise_scale,
             periods,
+            _rule(kind, definition, drawn) if drawn else None,
+            own_start,
         )
     )
 
@@ -138,17 +146,36 @@ def _parts(
     if isinstance(written, Mapping) and written.get("kind") == "function":
         process: Any = parse_process(written, n, controls, folder)
     else:
-        process = definitions.process(definition, n, controls)
+        process = None
     if isinstance(seen, Mapping) and seen.get("h") is not None:
         if seen.get("H") is not None:
             raise ModelError("observation.h", "is given beside H", "keep one of them")
         h = parse_observation(seen, n, measurements, periods, folder)
+        if process is None:
+            process = definitions.process(definition, n, controls, all_used=h.controlled)
         R = checks.needed("observation", seen, "R")
         R = columns.covariance("observation.R", R, measurements, controls)
-        return process, Seen(h, R, (), noise_scale("observation", seen, controls))
+        offset = observation_offset(seen, measurements, controls)
+        return process, Seen(h, R, offset, noise_scale("observation", seen, controls))
+    if process is None:
+        process = definitions.process(definition, n, controls)
     if periods and isinstance(seen, Mapping):
         seen = {name: value for name, value in seen.items() if name != "wrap"}
     return process, Seen(*definitions.observation(seen, process, measurements, controls))
+
+
+def _check_inside(kind: str, definition: Definition, process: FunctionProcess) -> None:
+    """Refuse what a process with its noise inside its function cannot have."""
+    if kind != "extended" and process.noise_jacobian is not None:
+        problem = f"the {kind} filter draws the noise at points"
+        raise ModelError("process.noise_jacobian", problem, "remove it, or use filter: extended")
+    for section, field in (("robust", "fading"), ("adaptive", "Q")):
+        written = definition.get(section)
+        if isinstance(written, Mapping) and written.get(field) not in (None, 1.0):
+            remedy = "remove it, or let f take x, dt and u, and add the noise"
+            raise ModelError(
+                f"{section}.{field}", "does not go with noise inside the process's function", remedy
+            )
 
 
 def _form(kind: str, definition: Definition) -> str:

@@ -10,7 +10,7 @@ from kalman import flags
 from kalman.filters.prediction import Measuring, measured, predicts_no_measurement
 from kalman.filters.state_layout import innermost
 from kalman.linalg.packing import order_of, packed_index, packed_size
-from kalman.run import KeyStates
+from kalman.run import KeyStates, begun
 from kalman.types import Array, Filter, ModelError, Rows
 
 
@@ -65,7 +65,8 @@ def forecast(model: Filter, states: KeyStates, dt: Array, u: Array | None = None
     flag = np.zeros(keys, np.uint8)
     for s in range(steps):
         first = (states.count == 0) & (s == 0)
-        values, step = model.step(values, Rows(np.where(first, 0.0, dt[s]), first, missing, u[s]))
+        rows = Rows(np.where(first, 0.0, dt[s]), first, missing, u[s])
+        values, step = model.step(begun(model, values, rows)[0], rows)
         flag = np.where(flag == flags.WELL, step.flag, flag)
         good = flag == flags.WELL
         for kept, found in zip(

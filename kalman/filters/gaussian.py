@@ -18,11 +18,13 @@ from kalman.filters.sigma_points import Rule
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import presence
 from kalman.linalg import cholesky
+from kalman.linalg.entries import Entry, Vector
 from kalman.linalg.packing import pack, packed_index, packed_size, symmetric, unpack
 from kalman.linalg.program import Program
 from kalman.models import angles
 from kalman.models.columns import Cell, Cells, numbers, used
 from kalman.models.functions import FunctionObservation, FunctionProcess
+from kalman.models.starts import Start
 from kalman.models.structure import Parameter, Structure
 from kalman.types import Array, Rows, Step
 
@@ -36,6 +38,7 @@ class GaussianFilter(StateLayout):
     """A filter of a mean and a covariance or its factor, by first derivatives or sigma points.
 
     rule        points of the unscented or cubature filter; None: first derivatives (linear and extended)
+    process_rule  points of state and noise together, for a process whose function takes its noise; else None
     form        of the state and the update: covariance, square_root or information
     parameters  all with their values: the process's and R
     own         names of the parameters that each key has of its own, in its state
@@ -43,6 +46,7 @@ class GaussianFilter(StateLayout):
     offset, noise_scale: of a measurement by a matrix; what R is multiplied by. These, H, R and the process may have
                 entries from columns
     periods     of the measured components, 0 for those that are no angles; () for none
+    own_start   where the columns of a key's first row say how it starts; mean and covariance then stand in for it
     """
 
     states: tuple[str, ...]
@@ -59,11 +63,17 @@ class GaussianFilter(StateLayout):
     offset: tuple[Cell, ...] = ()
     noise_scale: Cell = 1.0
     periods: tuple[float, ...] = ()
+    process_rule: Rule | None = None
+    own_start: Start | None = None
 
     @property
-    def fading(self) -> float:
+    def fading(self) -> Cell:
         """Factor of the predicted standard deviations, before process noise."""
         return 1.0
+
+    def fading_guards(self, u: Vector) -> list[Entry]:
+        """Return entries that are zero or more where the row's columns give a valid fading."""
+        return []
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -102,7 +112,11 @@ class GaussianFilter(StateLayout):
     @cached_property
     def seen_controls(self) -> list[int]:
         """Controls that a row's measurement depends on, on a first row too."""
-        H = () if isinstance(self.observation, FunctionObservation) else self.observation
+        H = self.observation
+        if isinstance(H, FunctionObservation):
+            if H.controlled:
+                return list(range(self.controls))
+            H = ()
         return sorted(used([H, self.constants["R"], self.offset, self.noise_scale]))
 
     @property
@@ -167,7 +181,7 @@ class GaussianFilter(StateLayout):
         """
         m, keys = self.measurements, state.shape[1]
         with np.errstate(all="ignore"):
-            seen, place, _ = self._seen(state[: self.gaussian_size])
+            seen, place, _ = self._seen(state[: self.gaussian_size], u)
             out = np.empty((m + packed_size(m), keys))
             run_program(
                 programs.measured_program(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out]
@@ -177,7 +191,7 @@ class GaussianFilter(StateLayout):
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
         first = rows.which_first()
         prior, moved, sound = self._prior(state, rows, first)
-        seen, place, sound_there = self._seen(prior)
+        seen, place, sound_there = self._seen(prior, rows.u)
         presents = presence(rows.y)
         masks = [a for a in presents if a is not None]
         checks = np.empty((3, state.shape[1]))
@@ -240,26 +254,36 @@ class GaussianFilter(StateLayout):
             value = process.value(x, rows.dt, rows.u)
             slope = process.slope(x, rows.dt, rows.u, self._deviations(state))
             moved = [*value, *slope.reshape(-1, keys)]
+            if process.noise_inside:
+                spread = _roots_of_diagonal(process.row_noise(rows.dt, rows.u), process.noise_size)
+                moved += [*process.noise_slope(x, rows.dt, rows.u, spread).reshape(-1, keys)]
+        elif process.noise_inside:
+            assert self.process_rule is not None
+            many = self.process_rule.points
+            x, w, sound = self._process_points(state, process.row_noise(rows.dt, rows.u))
+            moved = [*process.value(x, np.tile(rows.dt, many), np.tile(rows.u, many), w).reshape(-1, keys)]
         else:
             x, _, sound = self._points(state)
             times, controls = np.tile(rows.dt, self.rule.points), np.tile(rows.u, self.rule.points)
             moved = [*process.value(x, times, controls).reshape(-1, keys)]
-        noise = process.noise(rows.dt)
+        noise = process.noise(rows.dt, rows.u)
         return moved + ([] if noise is None else [*noise]), sound
 
-    def _seen(self, prior: Array) -> tuple[list[Array], list[Array], Array | float]:
+    def _seen(self, prior: Array, u: Array) -> tuple[list[Array], list[Array], Array | float]:
         """Return the values of the observation's functions, as rows; the state as the update takes it; `sound`."""
         observation, n, keys = self.observation, len(self.states), prior.shape[1]
         if not isinstance(observation, FunctionObservation):
             return [], [*prior], np.inf
         if self.rule is None:
             x = np.ascontiguousarray(prior[:n])
-            slope = observation.slope(x, self._deviations(prior))
-            return [*observation.value(x), *slope.reshape(-1, keys)], [*prior], np.inf
+            slope = observation.slope(x, u, self._deviations(prior))
+            return [*observation.value(x, u), *slope.reshape(-1, keys)], [*prior], np.inf
         x, L, sound = self._points(prior)
-        found = observation.value(x).reshape(self.measurements, self.rule.points, keys)
+        many = self.rule.points
+        found = observation.value(x, np.tile(u, many)).reshape(self.measurements, many, keys)
         if self.periods:  # a mean of angles is taken beside the centre's
-            middle = found[:, 0] if self.rule.centre else observation.value(np.ascontiguousarray(prior[:n]))
+            centre = np.ascontiguousarray(prior[:n])
+            middle = found[:, 0] if self.rule.centre else observation.value(centre, u)
             found = np.array(angles.all_beside(self.periods, list(found), list(middle)))
         return [*found.reshape(-1, keys)], [*prior[:n], *L], sound
 
@@ -274,6 +298,20 @@ class GaussianFilter(StateLayout):
         )
         return drawn.reshape(n, many * keys), L, sound[0]
 
+    def _process_points(self, state: Array, Q: Array) -> tuple[Array, Array, Array]:
+        """Return points of state (n, P K) and noise (r, P K) for a process with the noise inside, and `sound`.
+
+        Q (packed, K): the covariance of the noise.
+        """
+        assert self.process_rule is not None
+        n, keys, many = len(self.states), state.shape[1], self.process_rule.points
+        drawn, sound = np.empty((self.process_rule.n * many, keys)), np.empty((1, keys))
+        run_program(
+            programs.process_points_program(self), [*state[: self.gaussian_size], *Q], [*drawn, *sound]
+        )
+        drawn = drawn.reshape(self.process_rule.n, many * keys)
+        return drawn[:n], drawn[n:], sound[0]
+
     def _deviations(self, state: Array) -> Array:
         """Return each state's standard deviation (n, K)."""
         n = len(self.states)
@@ -281,12 +319,17 @@ class GaussianFilter(StateLayout):
         if self.rooted:
             packed = cholesky.gram(list(second))
             return np.sqrt(np.array([packed[packed_index(i, i)] for i in range(n)]))
-        return np.sqrt(np.maximum(second[[packed_index(i, i) for i in range(n)]], 0.0))
+        return _roots_of_diagonal(second, n)
 
 
 def run_program(program: Program, inputs: list[Array], outputs: list[Array]) -> None:
     """Run a program on inputs (K,) into outputs (K,)."""
     program(inputs, np.empty((program.buffers, len(outputs[0]))), outputs)
+
+
+def _roots_of_diagonal(packed: Array, n: int) -> Array:
+    """Return the standard deviations (n, K) of packed covariances."""
+    return np.sqrt(np.maximum(packed[[packed_index(i, i) for i in range(n)]], 0.0))
 
 
 def _finite(rows: list[Array]) -> Any:

@@ -23,7 +23,7 @@ from kalman.filters.retrodiction import (
 )
 from kalman.linalg import cholesky
 from kalman.linalg.cholesky import Factored
-from kalman.linalg.entries import Entry, Vector, apply, dot, minus, plus, times
+from kalman.linalg.entries import Entry, Vector, apply, dot, is_zero, minus, plus, squared, times
 from kalman.linalg.packing import packed_size
 from kalman.linalg.program import Program, Tape
 from kalman.models import angles
@@ -48,6 +48,26 @@ def sigma_points_program(model: GaussianFilter) -> Program:
 
 
 @lru_cache(maxsize=64)
+def process_points_program(model: GaussianFilter) -> Program:
+    """Return the program to sigma points of the state and of a noise that enters inside the process.
+
+    Inputs: mean and covariance or factor, and the packed covariance of the noise. Outputs: points, `sound`.
+    """
+    rule, process = model.process_rule, model.process
+    assert rule is not None and isinstance(process, FunctionProcess)
+    tape = Tape()
+    state, Q = tape.symbols(model.gaussian_size), tape.symbols(packed_size(process.noise_size))
+    n, r = len(model.states), process.noise_size
+    L, sound = Factored(state[n:], 1.0) if model.rooted else cholesky.cholesky(state[n:])
+    noise, sound_noise = cholesky.cholesky(Q)
+    below = [[*[0.0] * n, *noise[packed_size(i) : packed_size(i + 1)]] for i in range(r)]
+    joint = [*L, *(entry for row in below for entry in row)]
+    drawn = sigma_points.points(rule, [*state[:n], *[0.0] * r], joint)
+    outputs = [*(entry for row in drawn for entry in row), cholesky.every([sound, sound_noise])]
+    return Program(tape, [*state, *Q], outputs)
+
+
+@lru_cache(maxsize=64)
 def predict_program(model: GaussianFilter, some_first: bool) -> Program:
     """Return the program of a prediction.
 
@@ -59,7 +79,7 @@ def predict_program(model: GaussianFilter, some_first: bool) -> Program:
     n = len(model.states)
     m, S, sound = predicted.m, predicted.S, predicted.sound
     u = inputs[model.size + 1 : model.size + 1 + model.controls]
-    sound = cholesky.every([sound, *model.process.guards(u)])
+    sound = cholesky.every([sound, *model.process.guards(u), *model.fading_guards(u)])
     first: list[Any] = tape.symbols(1, boolean=True) if some_first else []
     if first:
         m, S = choose(first[0], state[:n], m), choose(first[0], state[n : model.gaussian_size], S)
@@ -97,24 +117,33 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
     if not isinstance(model.process, FunctionProcess):
         F, Q, c = model.process.transition(dt, u, values)
         mean = [plus(a, b) for a, b in zip(apply(F, m), c, strict=True)]
-        after = _spread_on(model, _faded(model, S), F, Q)
-        return inputs, state, Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after))
-    moved = tape.symbols(n + n * n if rule is None else n * rule.points)
-    noise = [] if model.process.q is None else tape.symbols(packed_size(n))
+        after = _spread_on(model, _faded(model, S, u), F, Q)
+        return inputs, state, Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after, u))
+    process, r = model.process, model.process.noise_size
+    rule = model.process_rule or rule
+    inside = n * r if process.noise_inside else 0
+    moved = tape.symbols(n + n * n + inside if rule is None else n * rule.points)
+    noise = [] if process.q is None else tape.symbols(packed_size(r))
     inputs += [*moved, *noise]
     Q = noise or resolve(values["Q"], u)
-    Q = [times(scale, q) for q, scale in zip(Q, resolve([model.process.scale], u) * len(Q), strict=True)]
+    Q = [times(scale, q) for q, scale in zip(Q, resolve([process.scale], u) * len(Q), strict=True)]
+    offset = resolve(process.offset or (0.0,) * n, u)
     if rule is None:
-        F = _rows(moved[n:], n)
-        after = _spread_on(model, _faded(model, S), F, Q)
-        return inputs, state, Predicted(moved[:n], after, np.inf, lambda: _back(model, S, F, Q, after))
+        F = _rows(moved[n : n + n * n], n)
+        way = _rows(moved[n + n * n :], r) if inside else None
+        after = _spread_on(model, _faded(model, S, u), F, Q, way)
+        mean = [plus(a, b) for a, b in zip(moved[:n], offset, strict=True)]
+        return inputs, state, Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after, u, way))
     regressed = sigma_points.regress(rule, _rows(moved, rule.points))
-    after, sound = _spread_by_points(model, rule, regressed, Q)
+    if inside:  # the points have drawn all noise there is
+        Q = [0.0] * packed_size(n)
+    after, sound = _spread_by_points(model, rule, regressed, Q, u)
+    mean = [plus(a, b) for a, b in zip(regressed.mean, offset, strict=True)]
 
     def back() -> Retrodiction:
-        return _back_by_points(model, rule, S, regressed, Q, after)
+        return _back_by_points(model, rule, S, regressed, Q, after, u)
 
-    return inputs, state, Predicted(regressed.mean, after, sound, back)
+    return inputs, state, Predicted(mean, after, sound, back)
 
 
 @lru_cache(maxsize=64)
@@ -171,14 +200,14 @@ def observe_row(
     m, S = prior[:n], prior[n:]
     R = measurement_noise(model, values, u)
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
-        return _observe_by_points(model, S, seen, R, y, presents)
+        return _observe_by_points(model, S, seen, R, y, u, presents)
     if not isinstance(model.observation, FunctionObservation):
         written = resolve_matrix(model.observation, u)
         e = _innovations(model, y, _expected(model, written, m, u))
         H = posterior.masked(written, presents)
     else:
         H = posterior.masked(_rows(seen[count:], n), presents)
-        e = _innovations(model, y, seen[:count])
+        e = _innovations(model, y, _shifted(model, seen[:count], u))
     return RowObservation(
         e,
         R,
@@ -208,6 +237,7 @@ def measured_program(model: GaussianFilter) -> Program:
     m, S = prior[:n], prior[n:]
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         mean, slopes, bends, shift = sigma_points.regress(model.rule, _rows(seen, model.rule.points))
+        mean = _shifted(model, mean, u)
         square = model.rule.scale**2
         spread = cholesky.square([[*a, *b] for a, b in zip(slopes, bends, strict=True)])
         lost = [
@@ -216,7 +246,7 @@ def measured_program(model: GaussianFilter) -> Program:
         spread = [minus(times(square, a), d) for a, d in zip(spread, lost, strict=True)]
     else:
         H = _rows(seen[count:], n) if seen else resolve_matrix(model.observation, u)  # type: ignore[arg-type]
-        mean = seen[:count] if seen else _expected(model, H, m, u)
+        mean = _shifted(model, seen[:count], u) if seen else _expected(model, H, m, u)
         spread = congruence(H, cholesky.gram(S) if model.rooted else S)
     return Program(
         tape, [*prior, *own, *u, *seen], [*mean, *(plus(a, r) for a, r in zip(spread, R, strict=True))]
@@ -239,8 +269,13 @@ def measurement_noise(model: GaussianFilter, values: Values, u: Vector) -> list[
 
 def _expected(model: GaussianFilter, H: Any, m: Vector, u: Vector) -> list[Entry]:
     """Return H m + offset."""
+    return _shifted(model, [dot(row, m) for row in H], u)
+
+
+def _shifted(model: GaussianFilter, expected: Vector, u: Vector) -> list[Entry]:
+    """Return the expected measurement with its offset."""
     offset = resolve(model.offset or (0.0,) * model.measurements, u)
-    return [plus(dot(row, m), a) for row, a in zip(H, offset, strict=True)]
+    return [plus(a, b) for a, b in zip(expected, offset, strict=True)]
 
 
 def _rows(entries: list[Any], width: int) -> list[list[Any]]:
@@ -261,38 +296,62 @@ def values_of(model: GaussianFilter, state: list[Any]) -> Values:
     return {**model.constants, **own}
 
 
-def _spread_on(model: GaussianFilter, S: Vector, F: Any, Q: Vector) -> list[Entry]:
-    """Return F P F' + Q, or its factor from that of P."""
+def _spread_on(model: GaussianFilter, S: Vector, F: Any, Q: Vector, way: Any = None) -> list[Entry]:
+    """Return F P F' + Q, or its factor from that of P; with a `way` W of the noise F P F' + W Q W'."""
     if not model.rooted:
+        Q = congruence(way, Q) if way else Q
         return [plus(a, q) for a, q in zip(congruence(F, S), Q, strict=True)]
     columns = list(zip(*cholesky.rows_of(S), strict=True))
     moved = [[dot(row, column) for column in columns] for row in F]
-    return cholesky.triangle(_beside(moved, cholesky.rows_of(cholesky.cholesky(Q).L)))
+    return cholesky.triangle(_beside(moved, _root(Q, way)))
 
 
-def _faded(model: GaussianFilter, S: Vector) -> Vector:
+def _root_of(a: Entry) -> Entry:
+    return math.sqrt(a) if isinstance(a, float) else np.sqrt(a)
+
+
+def _root(Q: Vector, way: Any) -> list[list[Entry]]:
+    """Return the rows of a factor of Q, or of W Q W'."""
+    root = cholesky.rows_of(cholesky.cholesky(Q).L)
+    if not way:
+        return root
+    columns = list(zip(*root, strict=True))
+    return [[dot(row, column) for column in columns] for row in way]
+
+
+def _fading(model: GaussianFilter, u: Vector) -> Entry:
+    (fading,) = resolve([model.fading], u)
+    return fading
+
+
+def _faded(model: GaussianFilter, S: Vector, u: Vector) -> Vector:
     """Return the covariance, or its factor, after fading."""
     if model.fading == 1.0:
         return S
-    return [times(model.fading if model.rooted else model.fading**2, a) for a in S]
+    fading = _fading(model, u)
+    return [times(fading if model.rooted else squared(fading), a) for a in S]
 
 
-def _times(a: float, rows: Any) -> list[list[Entry]]:
+def _times(a: Entry, rows: Any) -> list[list[Entry]]:
     return [[times(a, b) for b in row] for row in rows]
 
 
-def _back(model: GaussianFilter, S: Vector, F: Any, Q: Vector, after: Vector) -> Retrodiction:
+def _back(
+    model: GaussianFilter, S: Vector, F: Any, Q: Vector, after: Vector, u: Vector, way: Any = None
+) -> Retrodiction:
     """Return the way back over x' = F x + noise; what fading adds to the covariance is noise."""
-    more = model.fading**2 - 1.0
+    more = minus(squared(_fading(model, u)), 1.0)
+    fades = not is_zero(more)
     if not model.rooted:
-        noise = [plus(times(more, a), q) for a, q in zip(congruence(F, S), Q, strict=True)] if more else Q
+        Q = congruence(way, Q) if way else Q
+        noise = [plus(times(more, a), q) for a, q in zip(congruence(F, S), Q, strict=True)] if fades else Q
         return retrodict(S, F, noise, after)
     L = cholesky.rows_of(S)
     columns = list(zip(*L, strict=True))
     moved = [[dot(row, column) for column in columns] for row in F]
-    root = cholesky.rows_of(cholesky.cholesky(Q).L)
-    if more:
-        root = _beside(_times(math.sqrt(more), moved), root)
+    root = _root(Q, way)
+    if fades:
+        root = _beside(_times(_root_of(more), moved), root)
     return retrodict_by_rotation(L, moved, root)
 
 
@@ -303,36 +362,41 @@ def _back_by_points(
     regressed: sigma_points.Regressed,
     Q: Vector,
     after: Vector,
+    u: Vector,
 ) -> Retrodiction:
     """Return the way back over the process's regression; its bends and what fading adds are noise."""
     L = cholesky.rows_of(S if model.rooted else cholesky.cholesky(S).L)
-    more = model.fading**2 - 1.0
-    moved = _times(rule.scale, regressed.slopes)
-    noise = _times(rule.scale * model.fading, regressed.bends)
-    if more:
-        noise = _beside(_times(math.sqrt(more), moved), noise)
+    fading = _fading(model, u)
+    more = minus(squared(fading), 1.0)
+    n = len(model.states)
+    moved = _times(rule.scale, [row[:n] for row in regressed.slopes])
+    noise = _times(times(rule.scale, fading), regressed.bends)
+    if rule.n > n:  # slopes along a noise that enters inside
+        noise = _beside(noise, _times(rule.scale, [row[n:] for row in regressed.slopes]))
+    if not is_zero(more):
+        noise = _beside(_times(_root_of(more), moved), noise)
     if model.rooted and rule.excess == 0.0:
         return retrodict_by_rotation(L, moved, _beside(noise, cholesky.rows_of(cholesky.cholesky(Q).L)))
-    d, lost = regressed.shift, rule.excess * model.fading**2
+    d, lost = regressed.shift, times(rule.excess, squared(fading))
     spread = [plus(a, q) for a, q in zip(cholesky.square(noise), Q, strict=True)]
-    n = len(d)
-    if lost:
+    if not is_zero(lost):
         products = [times(lost, times(d[i], d[j])) for i in range(n) for j in range(i + 1)]
         spread = [minus(a, b) for a, b in zip(spread, products, strict=True)]
     return retrodict_from_root(L, moved, spread, cholesky.gram(after) if model.rooted else after)
 
 
 def _spread_by_points(
-    model: GaussianFilter, rule: sigma_points.Rule, regressed: sigma_points.Regressed, Q: Vector
+    model: GaussianFilter,
+    rule: sigma_points.Rule,
+    regressed: sigma_points.Regressed,
+    Q: Vector,
+    u: Vector,
 ) -> tuple[list[Entry], Entry]:
     """Return the covariance or its factor after the process's function, and `sound`."""
     _, slopes, bends, shift = regressed
     if model.fading != 1.0:
-        slopes, bends, shift = (
-            _times(model.fading, slopes),
-            _times(model.fading, bends),
-            *_times(model.fading, [shift]),
-        )
+        fading = _fading(model, u)
+        slopes, bends, shift = _times(fading, slopes), _times(fading, bends), *_times(fading, [shift])
     scale = rule.scale
     noise = [times(1.0 / (scale * scale), q) for q in Q]
     if not model.rooted and rule.excess == 0.0:
@@ -357,7 +421,7 @@ def _by_form(model: GaussianFilter, S: Vector, H: Any, R: Vector, e: Vector, pre
 
 
 def _observe_by_points(
-    model: GaussianFilter, L: Vector, seen: list[Any], R: Vector, y: Vector, presents: Any
+    model: GaussianFilter, L: Vector, seen: list[Any], R: Vector, y: Vector, u: Vector, presents: Any
 ) -> RowObservation:
     """Return a row's observation by the values at the sigma points, drawn with the factor L.
 
@@ -370,7 +434,7 @@ def _observe_by_points(
     slopes = [[times(rule.scale, a) for a in row] for row in slopes]
     square = rule.scale * rule.scale
     bent = [times(square, a) for a in cholesky.square(bends)]
-    e = _innovations(model, y, mean)
+    e = _innovations(model, y, _shifted(model, mean, u))
     lost = [times(rule.excess, times(shift[i], shift[j])) for i in range(len(e)) for j in range(i + 1)]
 
     def updated(noise: Vector) -> Posterior:

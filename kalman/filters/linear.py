@@ -19,6 +19,7 @@ from kalman.linalg.packing import packed_index, packed_size
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.models import definition as definitions
 from kalman.models.columns import Cell, Cells, Column, numbers, psd, resolve, resolve_matrix, used
+from kalman.models.starts import Start
 from kalman.models.structures import Parameter, Structure, Values
 from kalman.types import Array, Rows, Step
 
@@ -56,6 +57,7 @@ class LinearFilter(StateLayout):
                   key's first row
     offset        of the measurement, () for none
     noise_scale   what R is multiplied by
+    own_start     where the columns of a key's first row say how it starts; mean and covariance then stand in for it
     """
 
     states: tuple[str, ...]
@@ -70,6 +72,7 @@ class LinearFilter(StateLayout):
     own: tuple[str, ...] = ()
     offset: tuple[Cell, ...] = ()
     noise_scale: Cell = 1.0
+    own_start: Start | None = None
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -279,9 +282,9 @@ def build_linear(definition: definitions.Definition, learned: Mapping[str, Any])
     names, scope = definitions.learn_request(definition, all_parameters)
     if scope != "pooled":
         own = tuple(parameter.name for parameter in all_parameters if parameter.name in names)
-    start = definitions.initial(definition.get("initial"), len(states))
+    start, own_start = definitions.start(definition, len(states), controls)
     size = (states, measurements, len(controls))
-    return LinearFilter(*size, process, H, all_parameters, *start, own, offset, scale)
+    return LinearFilter(*size, process, H, all_parameters, *start, own, offset, scale, own_start)
 
 
 class Traced(NamedTuple):

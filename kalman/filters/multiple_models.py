@@ -21,7 +21,7 @@ from kalman.filters import mixture_moments
 from kalman.filters.mixture_moments import Moments, log_sum_exp, normalised
 from kalman.filters.prediction import measured
 from kalman.filters.recursions import choose
-from kalman.filters.state_layout import StateLayout, Target, in_blocks
+from kalman.filters.state_layout import Flags, StateLayout, Target, in_blocks
 from kalman.filters.update import presence
 from kalman.linalg.entries import Entry, Vector, minus, plus
 from kalman.linalg.packing import packed_size
@@ -122,6 +122,23 @@ class MultipleModels(StateLayout):
         mixed = mixture_moments.moments([np.exp(a) for a in logs], gaussians)
         state[: self._gaussian] = np.array([*mixed.m, *mixed.P])
         return state
+
+    @property
+    def own_start(self) -> Any:
+        """The modes' start from columns, which they share, or None."""
+        return getattr(self.modes[0], "own_start", None)
+
+    def begun(self, state: Array, first: Flags, u: Array) -> tuple[Array, Flags]:
+        """Return the state with the starts of all modes and their mixture, as `StateLayout.begun`."""
+        state, wrong = state.copy(), np.zeros(len(first), bool)
+        for part, mode in zip(self.parts, self.modes, strict=True):
+            state[part], bad = mode.begun(state[part], first, u)  # type: ignore[attr-defined]
+            wrong |= bad
+        weights = list(np.exp(state[self.places["log_probabilities"]][:, first]))
+        gaussians = [self._moments(list(state[part][:, first])) for part in self.parts]
+        mixed = mixture_moments.moments(weights, gaussians)
+        state[: self._gaussian, first] = np.array([*mixed.m, *mixed.P])
+        return state, wrong
 
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K).

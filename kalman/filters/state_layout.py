@@ -7,7 +7,7 @@ inherits `StateLayout` declares them and gets the rest.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ import numpy.typing as npt
 from kalman import flags
 from kalman.linalg.packing import pack, unpack
 from kalman.types import Array, Filter, Rows, Step
+
+Flags = npt.NDArray[np.bool_]
 
 BLOCK = 4096
 """Keys in a block, so that the temporaries stay in the processor's cache (32 kB each).
@@ -81,6 +83,22 @@ class StateLayout:
             state[self.places["diffuse"]] = 0.0
         return state
 
+    own_start: Any = None
+    """The `kalman.models.starts.Start` of a model whose keys start as the columns of their first row say, or None."""
+
+    def begun(self, state: Array, first: Flags, u: Array) -> tuple[Array, Flags]:
+        """Return the state (size, K) with the starts of the keys that are at their first row, and whose are impossible.
+
+        Mean and covariance are those of the rows' controls u (c, K); all else is as it is.
+        """
+        which, wrong, state = np.flatnonzero(first), np.zeros(len(first), bool), state.copy()
+        mean, covariance, wrong[which] = self.own_start.resolved(u[:, which])
+        with np.errstate(all="ignore"):
+            fresh = self.from_moments(mean, unpack(covariance))
+        end = list(self.places.values())[1].stop
+        state[:end, which] = fresh[:end]
+        return state, wrong
+
     def with_parameters(self, state: Array, parameters: Array) -> Array:
         """Return the state with each key's own parameters (p, K) in its field `parameters`."""
         state = state.copy()
@@ -108,6 +126,17 @@ class Wrapping:
     def controls(self) -> int:
         """Number of control inputs."""
         return self.inner.controls
+
+    @property
+    def own_start(self) -> Any:
+        """The inner filter's."""
+        return getattr(self.inner, "own_start", None)
+
+    def begun(self, state: Array, first: Flags, u: Array) -> tuple[Array, Flags]:
+        """Return the state with the inner filter's starts, as `StateLayout.begun`."""
+        state, size = state.copy(), self.inner.size
+        state[:size], wrong = self.inner.begun(state[:size], first, u)  # type: ignore[attr-defined]
+        return state, wrong
 
 
 def innermost(model: Filter) -> Filter:

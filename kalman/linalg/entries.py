@@ -52,6 +52,11 @@ def minus(a: Entry, b: Entry) -> Entry:
     return a - b
 
 
+def squared(a: Entry) -> Entry:
+    """Return a * a."""
+    return a**2 if isinstance(a, float) else times(a, a)
+
+
 def over(a: Entry, b: Entry) -> Entry:
     """Return a / b, which is zero where a is structurally."""
     return 0.0 if is_zero(a) else np.divide(a, b)

@@ -9,6 +9,7 @@ from kalman.linalg.packing import symmetric
 from kalman.mixtures.components import Components, components, predictive
 from kalman.mixtures.families import FAMILIES, Family
 from kalman.mixtures.online import MixtureFilter
+from kalman.mixtures.starts import MixtureStart, used, without_columns
 from kalman.models import checks, definition
 from kalman.models.definition import Definition
 from kalman.models.structures import Parameter
@@ -28,6 +29,7 @@ class Request(NamedTuple):
     floor   factor of the lower bounds that keep components from degenerating
     learn   names of the parameters to learn; scope: pooled or key
     starts  number of starts of the learning; holdout: fraction of the rows by which one of them is chosen
+    own_start  where columns give a key's start; `start` then stands in for it
     """
 
     family: Family
@@ -39,6 +41,8 @@ class Request(NamedTuple):
     scope: str
     starts: int
     holdout: float
+    controls: int = 0
+    own_start: MixtureStart | None = None
 
     @property
     def m(self) -> int:
@@ -73,7 +77,7 @@ def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilte
     return MixtureFilter(
         asked.states,
         m,
-        0,
+        asked.controls,
         asked.family,
         asked.count,
         decay,
@@ -83,6 +87,7 @@ def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilte
         least(asked, asked.start) if asked.start else (0.0,) * m,
         asked.start,
         checks.whole("mixture.warm_up", options.get("warm_up", 0), 0, 1_000_000),
+        asked.own_start,
     )
 
 
@@ -98,7 +103,7 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
     if len(states) != len(measurement):
         remedy = "name a state for each measurement, in the same order, or leave states out"
         raise ModelError("states", f"{len(states)} named for {len(measurement)} measurements", remedy)
-    definition.check_controls(definition.names("control", given.get("control") or (), empty=True), set())
+    controls = definition.names("control", given.get("control") or (), empty=True)
     options = _options(given)
     names = parameter_names(family)
     for name in learned or {}:
@@ -113,6 +118,11 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
         raise ModelError("learn.by", f"the keys of a {kind} lean on all keys", "remove it")
     written = {name: options[name] for name in names if name in options} | dict(learned or {})
     count = _count(options, written)
+    written, own_start = without_columns(family, count, len(states), written, controls)
+    definition.check_controls(controls, used(own_start))
+    if own_start is not None and given.get("learn") is not None:
+        problem = "components come from columns, and what is learned is the same for all keys"
+        raise ModelError("learn", problem, "keep one of them")
     start = _start(family, count, len(states), written, learned or {})
     if not start:
         for name in names:
@@ -126,7 +136,9 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
     holdout = checks.positive("mixture.holdout", options.get("holdout", 0.1), zero=True)
     if holdout > 0.5:
         raise ModelError("mixture.holdout", f"{holdout!r} is more than half", "write 0.5 or less")
-    return Request(family, states, count, start, floor, wanted, scope, starts, holdout)
+    return Request(
+        family, states, count, start, floor, wanted, scope, starts, holdout, len(controls), own_start
+    )
 
 
 def least(asked: Request, start: Any) -> tuple[float, ...]:

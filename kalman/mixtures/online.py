@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kalman import flags
 from kalman.filters.program_filter import ProgramFilter, ProgramStep
+from kalman.filters.state_layout import Flags
 from kalman.filters.update import Present
 from kalman.linalg.entries import Entry, Vector, plus
 from kalman.linalg.packing import unpack
@@ -29,6 +30,7 @@ from kalman.mixtures.components import (
     some_present,
 )
 from kalman.mixtures.families import Family
+from kalman.mixtures.starts import MixtureStart
 from kalman.types import Array, ModelError
 
 
@@ -42,6 +44,7 @@ class MixtureFilter(ProgramFilter):
 
     least   (m,) lower bounds that keep components from degenerating, see `Family.bounded`
     start   the components before the first row (`Components.flat`), () where they are to be learned
+    own_start  where columns of a key's first row give them; `start` then stands in for it
     """
 
     states: tuple[str, ...]
@@ -56,6 +59,7 @@ class MixtureFilter(ProgramFilter):
     least: tuple[float, ...]
     start: tuple[float, ...]
     warm_up: int = 0
+    own_start: MixtureStart | None = None
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -102,6 +106,14 @@ class MixtureFilter(ProgramFilter):
         if self.warm_up:
             state[self.size - self._width :] = flat
         return state
+
+    def begun(self, state: Array, first: Flags, u: Array) -> tuple[Array, Flags]:
+        """Return the state with the components of the keys that are at their first row, as `StateLayout.begun`."""
+        assert self.own_start is not None
+        which, wrong, state = np.flatnonzero(first), np.zeros(len(first), bool), state.copy()
+        flat, wrong[which] = self.own_start.resolved(u[:, which])
+        state[:, which] = self._put(state[:, which], flat)
+        return state, wrong
 
     def step_entries(self, state: Vector, u: Vector, y: Vector, presents: Sequence[Present]) -> ProgramStep:
         """Return the result of one row: the E step under the mixture before it, and a step of the components."""

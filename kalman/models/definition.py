@@ -7,6 +7,7 @@ from kalman.linalg.packing import packed_index, packed_size, symmetric
 from kalman.models import checks, columns, structures
 from kalman.models.inputs import noise_scale
 from kalman.models.learned_entries import is_chosen, learn_requests
+from kalman.models.starts import Start, numbers_for
 from kalman.models.structures import Parameter
 from kalman.types import ModelError
 
@@ -20,17 +21,22 @@ class Parametric(Protocol):
     def parameters(self) -> tuple[Parameter, ...]: ...
 
 
-def process(definition: Definition, states: int, controls: Sequence[str]) -> structures.Structure:
-    """Return the process of a definition, checked against its number of states and the names of its controls."""
+def process(
+    definition: Definition, states: int, controls: Sequence[str], all_used: bool = False
+) -> structures.Structure:
+    """Return the process of a definition, checked against its number of states and the names of its controls.
+
+    all_used: whether another part of the model takes all controls.
+    """
     found = structures.parse("process", definition.get("process"), controls)
     if found.size != states:
         raise ModelError(
             "states", f"{states} named, but the process has {found.size}", f"name {found.size} states"
         )
-    texts = set(_texts(definition.get("observation")))
+    texts = {a for name in ("observation", "robust", "initial") for a in _texts(definition.get(name))}
     named = {i for i, name in enumerate(controls) if name in texts}
     if not definition.get("mode"):  # a control that one of several modes does not use may be another's
-        check_controls(() if found.controlled else controls, columns.used(found) | named)
+        check_controls(() if found.controlled or all_used else controls, columns.used(found) | named)
     return found
 
 
@@ -174,6 +180,31 @@ def observation(
     if definition.get("offset") is not None:
         offset = columns.vector("observation.offset", definition["offset"], measurements, controls)
     return Observation(H, R, offset, noise_scale(field, definition, controls))
+
+
+def start(
+    definition: Definition, n: int, controls: Sequence[str]
+) -> tuple[tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]], Start | None]:
+    """Return what `initial` does, and the start of keys whose first row's columns give it, None without columns.
+
+    Numbers stand in for columns in the former. Raises ModelError.
+    """
+    written = definition.get("initial")
+    moments = [written.get(name) for name in ("mean", "covariance")] if isinstance(written, Mapping) else []
+    if not isinstance(written, Mapping) or not any(True for _ in _texts(moments)):
+        return initial(written, n), None
+    checks.known("initial", written, ("mean", "covariance", "diffuse"))
+    for section, problem in (
+        (written.get("diffuse"), "diffuse: this state comes from a column too"),
+        (definition.get("learn"), "it comes from columns, and what is learned starts from numbers"),
+    ):
+        if section:
+            raise ModelError("initial", problem, "keep one of them")
+    mean = columns.vector("initial.mean", checks.needed("initial", written, "mean"), n, controls)
+    rows = checks.needed("initial", written, "covariance")
+    middle, spread = numbers_for(mean, columns.matrix("initial.covariance", rows, n, n, controls))
+    own = Start(mean, columns.covariance("initial.covariance", rows, n, controls))
+    return (middle, spread, ()), own
 
 
 def initial(definition: Any, n: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:

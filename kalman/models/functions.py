@@ -1,7 +1,8 @@
-"""A model's own functions: the process x' = f(x, dt, u) + w, and the observation y = h(x) + v.
+"""A model's own functions: the process x' = f(x, dt, u) + w, and the observation y = h(x, u) + v.
 
-x is (n, K), dt (K,), u (c, K): each function works on K keys at once, each by itself. Their results are checked at
-the initial mean when the model is built; Jacobians that a model does not give are taken by differences.
+x is (n, K), dt (K,), u (c, K): each function works on K keys at once, each by itself. Noise may also enter inside, as
+x' = f(x, dt, u, w). Their results are checked at the initial mean when the model is built; Jacobians that a model does
+not give are taken by differences.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from kalman.linalg.entries import Entry
 from kalman.linalg.packing import packed_index
 from kalman.models import angles, checks, columns, differences
+from kalman.models.arguments import arity
 from kalman.models.columns import Cell, Column, resolve
 from kalman.models.differences import Slope
 from kalman.models.inputs import noise_scale
@@ -23,32 +25,61 @@ from kalman.types import Array, ModelError
 
 SLACK = 1e-5
 """By how much of a row's largest slope, in standard deviations, a given Jacobian may differ from differences."""
+TRIED = (0.0, 1.0)
+"""Values of the inputs at which functions are checked: what a row's inputs will be is not known before."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of the model and the number of arguments that it takes, of those that it is offered."""
+
+    function: Named
+    count: int
+
+    @property
+    def name(self) -> str:
+        """Its name, `module:function`."""
+        return self.function.name
+
+    def __call__(self, *arguments: Array) -> Any:
+        return self.function(*arguments[: self.count])
 
 
 @dataclass(frozen=True)
 class FunctionProcess:
-    """x' = f(x, dt, u) + w, w ~ N(0, Q): once a row, dt being the time since the previous row.
+    """x' = f(x, dt, u) + offset + w, w ~ N(0, Q): once a row, dt being the time since the previous row.
 
-    Q (packed) is the noise of each row, or q gives it for each dt as (n, n, K); `scale` multiplies it.
+    Where f takes w too, x' = f(x, dt, u, w) + offset, w of any length; `noise_jacobian` is df/dw at w = 0.
+    Q (packed) is the noise of each row, or q gives it for each dt (and u) as (r, r, K); `scale` multiplies it.
     """
 
     size: int
-    f: Named
-    jacobian: Named | None
+    f: Call
+    jacobian: Call | None
     Q: tuple[Cell, ...]
-    q: Named | None
+    q: Call | None
     scale: Cell = 1.0
+    offset: tuple[Cell, ...] = ()
+    noise_size: int = 0
+    noise_jacobian: Call | None = None
     controlled = True
     observes = None
+
+    @property
+    def noise_inside(self) -> bool:
+        """Whether f takes the noise as its last argument."""
+        return self.f.count == len(INSIDE)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Q, where it is a matrix."""
         return () if self.q is not None else (Parameter("Q", "covariance", self.Q),)
 
-    def value(self, x: Array, dt: Array, u: Array) -> Array:
-        """Return f(x, dt, u) (n, K)."""
-        return called(self.f, (x, dt, u), (self.size,))
+    def value(self, x: Array, dt: Array, u: Array, w: Array | None = None) -> Array:
+        """Return f(x, dt, u) (n, K), or f(x, dt, u, w) with w (r, K), by default zeros."""
+        if w is None and self.noise_inside:
+            w = np.zeros((self.noise_size, x.shape[1]))
+        return called(self.f, (x, dt, u) if w is None else (x, dt, u, w), (self.size,))
 
     def slope(self, x: Array, dt: Array, u: Array, spread: Array) -> Array:
         """Return the Jacobian of f by x (n, n, K), by differences where the model gives none.
@@ -68,43 +99,85 @@ class FunctionProcess:
 
         return differences.slope(moved, x, spread, self.size)
 
+    def noise_slope(self, x: Array, dt: Array, u: Array, spread: Array) -> Array:
+        """Return the Jacobian of f by w at w = 0 (n, r, K); spread (r, K): the noise's standard deviations."""
+        if self.noise_jacobian is not None:
+            return called(self.noise_jacobian, (x, dt, u), (self.size, self.noise_size))
+        return self.noise_differences(x, dt, u, spread).value
+
+    def noise_differences(self, x: Array, dt: Array, u: Array, spread: Array) -> Slope:
+        """Return the Jacobian by w by differences, and what it may be wrong by."""
+        many = differences.points_of(self.noise_size)
+
+        def moved(points: Array, which: np.ndarray | slice) -> Array:
+            return self.value(
+                np.tile(x[:, which], many), np.tile(dt[which], many), np.tile(u[:, which], many), points
+            )
+
+        return differences.slope(moved, np.zeros_like(spread), spread, self.size)
+
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
         """Return entries that are zero or more where what the row's columns say of the noise is possible."""
         guards = resolve([self.scale], u) if isinstance(self.scale, Column) else []
         return [*guards, *([columns.psd(resolve(self.Q, u))] if columns.used(self.Q) else [])]
 
-    def noise(self, dt: Array) -> Array | None:
-        """Return the packed Q of each key where it depends on dt."""
+    def noise(self, dt: Array, u: Array) -> Array | None:
+        """Return the packed Q of each key where a function gives it."""
         if self.q is None:
             return None
-        full = called(self.q, (dt,), (self.size, self.size))
-        return np.array([full[i, j] for i in range(self.size) for j in range(i + 1)])
+        r = self.noise_size
+        full = called(self.q, (dt, u), (r, r))
+        return np.array([full[i, j] for i in range(r) for j in range(i + 1)])
+
+    def row_noise(self, dt: Array, u: Array) -> Array:
+        """Return the packed Q of each key (r(r+1)/2, K), scaled."""
+        packed = self.noise(dt, u)
+        if packed is None:
+            packed = np.array([np.broadcast_to(a, dt.shape) for a in resolve(self.Q, list(u))])
+        (scale,) = resolve([self.scale], list(u))
+        return np.asarray(scale * packed)
 
 
 @dataclass(frozen=True)
 class FunctionObservation:
-    """y = h(x) + v, of m measurements and n states; periods of those that are angles (`kalman.models.angles`)."""
+    """y = h(x, u) + v, of m measurements and n states; periods of those that are angles (`kalman.models.angles`)."""
 
     size: int
     states: int
-    h: Named
-    jacobian: Named | None
+    h: Call
+    jacobian: Call | None
     periods: tuple[float, ...] = ()
 
-    def value(self, x: Array) -> Array:
-        """Return h(x) (m, K)."""
-        return called(self.h, (x,), (self.size,))
+    @property
+    def controlled(self) -> bool:
+        """Whether h depends on the row's inputs."""
+        return self.h.count == len(SEEN) or (self.jacobian is not None and self.jacobian.count == len(SEEN))
 
-    def slope(self, x: Array, spread: Array) -> Array:
+    def value(self, x: Array, u: Array) -> Array:
+        """Return h(x, u) (m, K)."""
+        return called(self.h, (x, u), (self.size,))
+
+    def slope(self, x: Array, u: Array, spread: Array) -> Array:
         """Return the Jacobian of h by x (m, n, K), by differences where the model gives none."""
         if self.jacobian is not None:
-            return called(self.jacobian, (x,), (self.size, self.states))
-        return self.differences(x, spread).value
+            return called(self.jacobian, (x, u), (self.size, self.states))
+        return self.differences(x, u, spread).value
 
-    def differences(self, x: Array, spread: Array) -> Slope:
+    def differences(self, x: Array, u: Array, spread: Array) -> Slope:
         """Return the Jacobian by differences, and what it may be wrong by."""
+        many = differences.points_of(self.states)
         within = partial(angles.within_half, self.periods) if self.periods else None
-        return differences.slope(lambda points, which: self.value(points), x, spread, self.size, within)
+
+        def seen(points: Array, which: np.ndarray | slice) -> Array:
+            return self.value(points, np.tile(u[:, which], many))
+
+        return differences.slope(seen, x, spread, self.size, within)
+
+
+INSIDE = ("x", "dt", "u", "w")
+MOVED = (INSIDE[:2], INSIDE[:3])
+SEEN = ("x", "u")
+"""Arguments that the functions of a process and of an observation are offered."""
 
 
 def called(function: Callable[..., Any], arguments: tuple[Array, ...], shape: tuple[int, ...]) -> Array:
@@ -124,18 +197,58 @@ def parse_process(
     definition: Mapping[str, Any], states: int, controls: Sequence[str], folder: str | None
 ) -> FunctionProcess:
     """Read a process of kind `function`. Raises ModelError."""
-    checks.known("process", definition, ("kind", "name", "f", "Q", "q", "jacobian", "noise_scale"))
-    f, jacobian, q = (_named("process", definition, key, folder) for key in ("f", "jacobian", "q"))
+    fields = ("kind", "name", "f", "Q", "q", "jacobian", "noise_jacobian", "noise_scale", "offset")
+    checks.known("process", definition, fields)
+    f = _called("process", definition, "f", folder, (*MOVED, INSIDE), 3)
     if f is None:
         raise ModelError("process.f", "is missing", "name a function, such as f: my_module:move")
+    jacobian, inside = (
+        _called("process", definition, key, folder, MOVED, 3) for key in ("jacobian", "noise_jacobian")
+    )
+    q = _called("process", definition, "q", folder, (("dt",), ("dt", "u")), 1)
     if (q is None) == (definition.get("Q") is None):
         raise ModelError(
             "process.Q",
             "is missing" if q is None else "is given beside q",
             f"write the noise of one row as a {states} x {states} matrix Q, or name a function q of dt",
         )
-    Q = () if q is not None else columns.covariance("process.Q", definition["Q"], states, controls)
-    return FunctionProcess(states, f, jacobian, Q, q, noise_scale("process", definition, controls))
+    noisy = f.count == len(INSIDE)
+    if inside is not None and not noisy:
+        remedy = "remove it, or let f take x, dt, u and w"
+        raise ModelError("process.noise_jacobian", f"{f.name} takes no noise w", remedy)
+    size = _noise_size(definition, q, len(controls)) if noisy else states
+    Q = () if q is not None else columns.covariance("process.Q", definition["Q"], size, controls)
+    offset = _offset("process", definition, states, controls)
+    scale = noise_scale("process", definition, controls)
+    return FunctionProcess(states, f, jacobian, Q, q, scale, offset, size, inside)
+
+
+def _noise_size(definition: Mapping[str, Any], q: Call | None, controls: int) -> int:
+    """Return the number of entries of a noise w that enters inside f: that of the rows of Q."""
+    if q is None:
+        Q = definition["Q"]
+        return len(Q) if isinstance(Q, (list, tuple)) and Q else 1
+    with np.errstate(all="ignore"):
+        try:
+            found = np.asarray(q(np.ones(1), np.zeros((controls, 1))))
+        except Exception as error:
+            problem = f"{q.name} fails at dt = 1 with {type(error).__name__}: {error}"
+            raise ModelError("process.q", problem, "it takes arrays whose last axis is the keys") from error
+    if found.ndim != 3:
+        raise ModelError(
+            "process.q",
+            f"{q.name}: it gives shape {found.shape}",
+            "return an array (r, r, K) for r entries of w",
+        )
+    return len(found)
+
+
+def _offset(
+    section: str, definition: Mapping[str, Any], size: int, controls: Sequence[str]
+) -> tuple[Cell, ...]:
+    """Return what is added to a function's values, () for nothing. Raises ModelError."""
+    written = definition.get("offset")
+    return () if written is None else columns.vector(f"{section}.offset", written, size, controls)
 
 
 def parse_observation(
@@ -146,51 +259,91 @@ def parse_observation(
     folder: str | None,
 ) -> FunctionObservation:
     """Read an observation by a function h. Raises ModelError."""
-    checks.known("observation", definition, ("h", "R", "jacobian", "noise_scale", "wrap"))
-    h, jacobian = (_named("observation", definition, key, folder) for key in ("h", "jacobian"))
+    checks.known("observation", definition, ("h", "R", "jacobian", "offset", "noise_scale", "wrap"))
+    h, jacobian = (
+        _called("observation", definition, key, folder, (SEEN[:1], SEEN), 1) for key in ("h", "jacobian")
+    )
     assert h is not None
     return FunctionObservation(measurements, states, h, jacobian, periods)
 
 
-def _named(section: str, definition: Mapping[str, Any], key: str, folder: str | None) -> Named | None:
+def observation_offset(
+    definition: Mapping[str, Any], measurements: int, controls: Sequence[str]
+) -> tuple[Cell, ...]:
+    """Return the offset of an observation by a function, () for none. Raises ModelError."""
+    return _offset("observation", definition, measurements, controls)
+
+
+def _called(
+    section: str,
+    definition: Mapping[str, Any],
+    key: str,
+    folder: str | None,
+    allowed: Sequence[Sequence[str]],
+    usual: int,
+) -> Call | None:
+    """Return the function that a section names under `key`. Raises ModelError."""
     if definition.get(key) is None:
         return None
-    find(definition[key], folder, f"{section}.{key}")
-    return Named(definition[key], folder)
+    field = f"{section}.{key}"
+    find(definition[key], folder, field)
+    function = Named(definition[key], folder)
+    return Call(function, arity(field, function, allowed, usual))
 
 
 def check_process(
-    process: FunctionProcess, mean: tuple[float, ...], spread: tuple[float, ...], controls: int
+    process: FunctionProcess,
+    mean: tuple[float, ...],
+    spread: tuple[float, ...],
+    controls: int,
+    sure: bool,
 ) -> None:
-    """Check a process at the initial mean, (n,), and near it. Raises ModelError."""
+    """Check a process at the initial mean, (n,), and near it; sure: keys start there. Raises ModelError."""
     x, sigma = _places(mean, spread)
     dt = np.array([1.0, 0.5, 1.0])
-    u = np.zeros((controls, 3))
-    n = process.size
-    _check("process.f", process.f, (x, dt, u), (n,))
-    if process.jacobian is not None:
-        _check("process.jacobian", process.jacobian, (x, dt, u), (n, n))
-        with np.errstate(all="ignore"):
-            given, numeric = process.slope(x, dt, u, sigma), process.differences(x, dt, u, sigma)
-        _check_slope("process.jacobian", given, numeric, sigma)
-    if process.q is not None:
-        _check("process.q", process.q, (dt,), (n, n))
-        for key in range(len(dt)):
-            checks.covariance("process.q", called(process.q, (dt,), (n, n))[:, :, key], n)
+    n, r = process.size, process.noise_size
+    w = (np.zeros((r, 3)),) if process.noise_inside else ()
+    trials = _Trials(controls, sure)
+    for u in trials.inputs(3):
+        trials.check("process.f", process.f, (x, dt, u, *w), (n,))
+        if process.jacobian is not None:
+            trials.check("process.jacobian", process.jacobian, (x, dt, u), (n, n))
+            with np.errstate(all="ignore"):
+                given, numeric = process.slope(x, dt, u, sigma), process.differences(x, dt, u, sigma)
+            trials.check_slope("process.jacobian", given, numeric, sigma)
+        if process.q is not None:
+            trials.check("process.q", process.q, (dt, u), (r, r))
+            for key in range(len(dt)):
+                Q = called(process.q, (dt, u), (r, r))[:, :, key]
+                if np.isfinite(Q).all() or not controls:
+                    checks.covariance("process.q", Q, r)
+        if process.noise_jacobian is not None:
+            trials.check("process.noise_jacobian", process.noise_jacobian, (x, dt, u), (n, r))
+            ones = np.ones((r, 3))
+            with np.errstate(all="ignore"):
+                given = process.noise_slope(x, dt, u, ones)
+                numeric = process.noise_differences(x, dt, u, ones)
+            trials.check_slope("process.noise_jacobian", given, numeric, ones)
 
 
 def check_observation(
-    observation: FunctionObservation, mean: tuple[float, ...], spread: tuple[float, ...]
+    observation: FunctionObservation,
+    mean: tuple[float, ...],
+    spread: tuple[float, ...],
+    controls: int,
+    sure: bool,
 ) -> None:
-    """Check an observation at the initial mean, (n,), and near it. Raises ModelError."""
+    """Check an observation at the initial mean, (n,), and near it; sure: keys start there. Raises ModelError."""
     x, sigma = _places(mean, spread)
     m, n = observation.size, observation.states
-    _check("observation.h", observation.h, (x,), (m,))
-    if observation.jacobian is not None:
-        _check("observation.jacobian", observation.jacobian, (x,), (m, n))
-        with np.errstate(all="ignore"):
-            given, numeric = observation.slope(x, sigma), observation.differences(x, sigma)
-        _check_slope("observation.jacobian", given, numeric, sigma)
+    trials = _Trials(controls if observation.controlled else 0, sure)
+    for u in trials.inputs(3):
+        trials.check("observation.h", observation.h, (x, u), (m,))
+        if observation.jacobian is not None:
+            trials.check("observation.jacobian", observation.jacobian, (x, u), (m, n))
+            with np.errstate(all="ignore"):
+                given, numeric = observation.slope(x, u, sigma), observation.differences(x, u, sigma)
+            trials.check_slope("observation.jacobian", given, numeric, sigma)
 
 
 def deviations(covariance: tuple[float, ...], n: int) -> tuple[float, ...]:
@@ -206,8 +359,40 @@ def _places(mean: tuple[float, ...], spread: tuple[float, ...]) -> tuple[Array, 
     return np.asarray(m + offsets * small, float), np.repeat(sigma, 3, axis=1)
 
 
-def _check(field: str, function: Named, arguments: tuple[Array, ...], shape: tuple[int, ...]) -> None:
-    """Check shape, finiteness, independence of keys, and that the arguments are unchanged."""
+@dataclass(frozen=True)
+class _Trials:
+    """Checks at some values of the inputs (`controls` of them).
+
+    A function may be undefined at some inputs, and the spec does not say which come: with inputs, a result that is not
+    finite is no fault, since such a row is flagged.
+    """
+
+    controls: int
+    sure: bool
+
+    @property
+    def finite(self) -> bool:
+        """Whether a result must be finite."""
+        return self.sure and not self.controls
+
+    def inputs(self, keys: int) -> list[Array]:
+        """Return the inputs (c, K) to check at, one array a check."""
+        return [np.full((self.controls, keys), a) for a in (TRIED if self.controls else TRIED[:1])]
+
+    def check(self, field: str, function: Call, arguments: tuple[Array, ...], shape: tuple[int, ...]) -> None:
+        """Check one function. Raises ModelError."""
+        _check(field, function, arguments, shape, self.finite)
+
+    def check_slope(self, field: str, given: Array, numeric: Slope, sigma: Array) -> None:
+        """Check a Jacobian. Raises ModelError."""
+        _check_slope(field, given, numeric, sigma, self.finite)
+
+
+def _check(
+    field: str, function: Call, offered: tuple[Array, ...], shape: tuple[int, ...], finite: bool
+) -> None:
+    """Check shape, finiteness if asked, independence of keys, and that the arguments are unchanged."""
+    arguments = offered[: function.count]
     copies = tuple(a.copy() for a in arguments)
     keys = arguments[0].shape[-1]
     try:
@@ -220,14 +405,15 @@ def _check(field: str, function: Named, arguments: tuple[Array, ...], shape: tup
         needed = ", ".join(map(str, shape))
         raise ModelError(field, f"{function.name}: {error}", f"return an array ({needed}, K)") from error
     except Exception as error:
+        given = " and ".join(str(a.shape) for a in arguments)
         raise ModelError(
             field,
             f"{function.name} fails at the initial mean with {type(error).__name__}: {error}",
-            "it takes arrays whose last axis is the keys",
+            f"it takes arrays whose last axis is the keys, here of shapes {given}",
         ) from error
     if not all(np.array_equal(a, b) for a, b in zip(arguments, copies, strict=True)):
         raise ModelError(field, f"{function.name} changes its arguments", "let it return new arrays")
-    if not np.isfinite(whole[..., 0]).all():
+    if finite and not np.isfinite(whole[..., 0]).all():
         raise ModelError(
             field,
             f"{function.name} is not finite at the initial mean",
@@ -241,7 +427,7 @@ def _check(field: str, function: Named, arguments: tuple[Array, ...], shape: tup
         )
 
 
-def _check_slope(field: str, given: Array, numeric: Slope, sigma: Array) -> None:
+def _check_slope(field: str, given: Array, numeric: Slope, sigma: Array, finite: bool) -> None:
     """Compare a Jacobian (r, n, K) with differences, in units of each state's standard deviation.
 
     It is wrong where it is off by more than the differences may be, by their own account.
@@ -250,7 +436,8 @@ def _check_slope(field: str, given: Array, numeric: Slope, sigma: Array) -> None
     with np.errstate(all="ignore"):  # differences may leave the function's domain
         allowed = 4.0 * numeric.error + SLACK * differences.row_size(b, sigma) / scale
         wrong = ~(np.abs(given - b) <= allowed) & np.isfinite(b) & np.isfinite(allowed)
-    wrong[..., 0] |= ~np.isfinite(given[..., 0])
+    if finite:
+        wrong[..., 0] |= ~np.isfinite(given[..., 0])
     if wrong.any():
         i, j, k = (int(a) for a in np.argwhere(wrong)[0])
         raise ModelError(

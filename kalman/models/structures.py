@@ -34,6 +34,7 @@ from kalman.models.trends import (
     OrnsteinUhlenbeck,
     RandomWalk,
 )
+from kalman.models.varying import Varying, named_columns
 from kalman.types import Array, ModelError
 
 __all__ = ["STRUCTURES", "Parameter", "Structure", "Values", "parse"]
@@ -231,4 +232,6 @@ def parse(field: str, definition: Any, controls: Sequence[str] = ()) -> Structur
         raise ModelError(f"{field}.kind", f"{kind!r} is not a process structure", f"choose one of {kinds}")
     if definition.get("noise_scale") is not None:
         return Scaled.parse(field, definition, controls)
+    if named_columns(definition) and kind not in ("explicit", "continuous", "sum"):
+        return Varying.parse(STRUCTURES[kind], field, definition, controls)
     return STRUCTURES[kind].parse(field, definition, controls)

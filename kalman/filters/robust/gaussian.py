@@ -36,7 +36,7 @@ from kalman.filters.update import presence
 from kalman.linalg import cholesky
 from kalman.linalg.entries import Entry, Vector, plus, times
 from kalman.linalg.program import Program, Tape
-from kalman.models.columns import resolve
+from kalman.models.columns import Cell, resolve
 from kalman.models.functions import FunctionProcess
 from kalman.types import Array, Rows
 
@@ -54,9 +54,13 @@ class RobustGaussianFilter(GaussianFilter):
     learned: tuple[str, ...] = ()
 
     @property
-    def fading(self) -> float:
+    def fading(self) -> Cell:
         """Factor of the predicted standard deviations, before process noise."""
         return self.robust.fading
+
+    def fading_guards(self, u: Vector) -> list[Entry]:
+        """Return entries that are zero or more where the row's columns give a valid fading."""
+        return self.robust.fading_guards(u)
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -89,7 +93,7 @@ class RobustGaussianFilter(GaussianFilter):
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
         """Do one block; a gated row's key is flagged, and only the counters of its state change."""
         prior, moved, sound = self._prior(state, rows, rows.which_first())
-        seen, place, sound_there = self._seen(prior)
+        seen, place, sound_there = self._seen(prior, rows.u)
         presents = presence(rows.y)
         masks = [a for a in presents if a is not None]
         checks = np.empty((4, state.shape[1]))
@@ -166,10 +170,10 @@ def update_program(model: RobustGaussianFilter, missing: bool) -> Program:
     outside: Any = 0.0
     if options.gate is not None:
         is_gated, after[model.places["gate"]] = gated(
-            options.gate, after[model.places["gate"]], nis, presents, None
+            options.gate, after[model.places["gate"]], nis, presents, None, u
         )
         outside = np.where(is_gated, 1.0, 0.0)
-    sound = cholesky.every([result.sound, *programs.noise_guards(model, values, u)])
+    sound = cholesky.every([result.sound, *programs.noise_guards(model, values, u), *options.guards(u)])
     outputs = [
         *after,
         log_likelihood,

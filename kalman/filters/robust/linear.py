@@ -30,10 +30,12 @@ from kalman.filters.robust.step import (
 from kalman.filters.robust.updates import Innovation, Robust
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import Scalar, presence, update
-from kalman.linalg.entries import Entry, Vector, minus, plus, times
+from kalman.linalg import cholesky
+from kalman.linalg.entries import Entry, Vector, is_zero, minus, plus, squared, times
 from kalman.linalg.packing import packed_index
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.models import definition as definitions
+from kalman.models.columns import resolve
 from kalman.models.structure import Values
 from kalman.types import Array, ModelError, Rows, Step
 
@@ -79,6 +81,11 @@ class RobustLinearFilter(StateLayout):
     def controls(self) -> int:
         """Number of control inputs."""
         return self.base.controls
+
+    @property
+    def own_start(self) -> Any:
+        """The start from columns, or None, as of the linear filter."""
+        return self.base.own_start
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -198,7 +205,7 @@ class RobustLinearFilter(StateLayout):
         is_gated = None
         if options.gate is not None:
             counters = state[self.places["gate"]]
-            is_gated, counters = gated(options.gate, counters, nis, presents, undetermined)
+            is_gated, counters = gated(options.gate, counters, nis, presents, undetermined, u)
             after = [*choose(is_gated, state[: base.size], after[: base.size]), *counters]
         return StepEntries(
             after,
@@ -208,8 +215,17 @@ class RobustLinearFilter(StateLayout):
             masked_weights(w, presents),
             prior,
             updated.scalars,
-            base.guard(u, values, first),
+            self._guard(u, values, first),
         )
+
+    def _guard(self, u: Vector, values: Values, first: Any) -> Entry | None:
+        """Return the base's guard, with what the columns say of gate and fading."""
+        fading = [] if first is True else self.robust.fading_guards(u)
+        if first is not True and first is not False:
+            fading = [np.where(first, 0.0, a) for a in fading]
+        own = [*fading, *self.robust.guards(u)]
+        guard = self.base.guard(u, values, first)
+        return cholesky.every([*([] if guard is None else [guard]), *own]) if own else guard
 
     def _adapt(
         self, after: list[Entry], view: RowView, values: Values, innovation: Innovation, dt: Array, u: Vector
@@ -244,8 +260,9 @@ class RobustLinearFilter(StateLayout):
         parts = self.base.split(list(state[: self.base.size]), False)
         prior = self._predicted(parts, rows.dt, list(rows.u), False)
         F, Q, _ = self.base.process.transition(rows.dt, list(rows.u), parts.values)
-        more = self.robust.fading**2 - 1.0
-        if more:  # what fading adds to the covariance is noise
+        (fading,) = resolve([self.robust.fading], list(rows.u))
+        more = minus(squared(fading), 1.0)
+        if not is_zero(more):  # what fading adds to the covariance is noise
             Q = [plus(times(more, a), q) for a, q in zip(congruence(F, parts.P), Q, strict=True)]
         back = retrodict(parts.P, F, Q, prior.P)
         shape = rows.dt.shape
@@ -259,7 +276,8 @@ class RobustLinearFilter(StateLayout):
         """Return the parts just before the measurement, P = alpha^2 F P F' + Q (Simon 2006, section 7.4)."""
         if self.robust.fading == 1.0 or first is True:
             return self.base.predicted(parts, dt, u, first)
-        alpha = self.robust.fading**2
+        (fading,) = resolve([self.robust.fading], u)
+        alpha = squared(fading)
         wider = parts._replace(P=[times(alpha, a) for a in parts.P])
         prior = self.base.predicted(wider, dt, u, first)
         return prior if first is False else prior._replace(P=choose(first, parts.P, prior.P))

@@ -11,6 +11,7 @@ from kalman.filters.robust.adaptive import Adaptive
 from kalman.filters.robust.updates import Gate, Huber, Innovation, Noise, Robust
 from kalman.linalg.entries import Entry, Matrix, Vector, minus, plus, times
 from kalman.linalg.packing import packed_index
+from kalman.models import definition as definitions
 from kalman.models.columns import Cell
 from kalman.models.structure import Parameter, Values
 from kalman.types import Array, ModelError
@@ -56,12 +57,17 @@ def own_places(parameters: Sequence[Parameter], own: Sequence[str], start: int) 
 
 
 def gated(
-    gate: Gate, counters: Sequence[Entry], nis: Entry, presents: Sequence[Any], undetermined: Any
+    gate: Gate,
+    counters: Sequence[Entry],
+    nis: Entry,
+    presents: Sequence[Any],
+    undetermined: Any,
+    u: Vector,
 ) -> tuple[Any, list[Entry]]:
-    """Return which keys' rows are gated, and the counters (2) after the row."""
+    """Return which keys' rows, of controls u, are gated, and the counters (2) after the row."""
     total, run = counters
     observed = updates.count(presents)
-    outside = updates.beyond(gate, nis, observed)
+    outside = updates.beyond(gate.limits(u), nis, observed)
     if undetermined is not None:
         outside = outside & ~undetermined
     if gate.limit is not None:
@@ -144,7 +150,8 @@ def options_of(
     definition: Mapping[str, Any], model: Noisy, measurements: int, controls: int
 ) -> tuple[Robust, Adaptive]:
     """Return the sections `robust` and `adaptive` of a definition for a model. Raises ModelError."""
-    options = updates.parse(definition.get("robust"), measurements)
+    names = definitions.names("control", definition.get("control") or (), empty=True)
+    options = updates.parse(definition.get("robust"), measurements, names)
     R = next(p for p in model.parameters if p.name == "R")
     if isinstance(options.noise, Huber):
         for i in range(measurements):

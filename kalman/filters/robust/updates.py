@@ -7,6 +7,7 @@ has v, C and R.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ from kalman.filters.recursions import decorrelate
 from kalman.filters.update import LOG_2PI, Present
 from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
 from kalman.linalg.packing import symmetric
+from kalman.linalg.program import called
 from kalman.models import checks
+from kalman.models.columns import Cell, Column, cell, resolve
 from kalman.types import ModelError
 
 
@@ -24,10 +27,19 @@ class Gate(NamedTuple):
     """A row whose NIS exceeds its threshold is not applied.
 
     thresholds of 1, 2, ... m observed components; after `limit` gated rows in a row the next is let in.
+    probability: where each row has its own, the column that gives it; the thresholds are then its quantiles.
     """
 
-    thresholds: tuple[float, ...]
+    thresholds: tuple[Cell, ...]
     limit: int | None
+    probability: Column | None = None
+
+    def limits(self, u: Vector) -> list[Entry]:
+        """Return the thresholds of a row with these controls."""
+        if self.probability is None:
+            return resolve(self.thresholds, u)
+        m = len(self.thresholds)
+        return called(partial(_quantiles, m), m, resolve([self.probability], u))
 
 
 class StudentT(NamedTuple):
@@ -52,7 +64,24 @@ class Robust(NamedTuple):
 
     gate: Gate | None = None
     noise: Noise | None = None
-    fading: float = 1.0
+    fading: Cell = 1.0
+
+    def guards(self, u: Vector) -> list[Entry]:
+        """Return entries that are zero or more where the row's columns give a valid gate."""
+        if self.gate is None:
+            return []
+        if self.gate.probability is not None:
+            (value,) = resolve([self.gate.probability], u)
+            return [np.where(np.greater(value, 0.0) & np.less(value, 1.0), 0.0, -1.0)]
+        (first, *_) = self.gate.thresholds
+        if not isinstance(first, Column):
+            return []
+        (value,) = resolve([first], u)
+        return [np.where(np.greater(value, 0.0), 0.0, -1.0)]
+
+    def fading_guards(self, u: Vector) -> list[Entry]:
+        """Return entries that are zero or more where the row's columns give a valid fading."""
+        return [minus(a, 1.0) for a in resolve([self.fading], u)] if isinstance(self.fading, Column) else []
 
 
 class Innovation(NamedTuple):
@@ -63,15 +92,15 @@ class Innovation(NamedTuple):
     z: Vector
 
 
-def parse(definition: Any, measurements: int) -> Robust:
-    """Return the section `robust` of a definition. Raises ModelError."""
+def parse(definition: Any, measurements: int, controls: Sequence[str] = ()) -> Robust:
+    """Return the section `robust` of a definition; `controls` are the names of u. Raises ModelError."""
     if definition is None:
         return Robust()
     checks.known("robust", definition, ("gate", "student_t", "huber", "fading"))
     if definition.get("student_t") is not None and definition.get("huber") is not None:
         raise ModelError("robust.huber", "student_t is given too", "keep one of them")
-    fading = checks.number("robust.fading", definition.get("fading", 1.0))
-    if fading < 1.0:
+    fading = cell("robust.fading", definition.get("fading", 1.0), controls)
+    if isinstance(fading, float) and fading < 1.0:
         raise ModelError("robust.fading", f"{fading!r} is below 1", "write 1 (no fading) or a little more")
     noise: Noise | None = None
     if (section := definition.get("student_t")) is not None:
@@ -84,14 +113,14 @@ def parse(definition: Any, measurements: int) -> Robust:
         checks.known("robust.huber", section, ("threshold", "iterations"))
         threshold = checks.positive("robust.huber.threshold", section.get("threshold", 1.345))
         noise = Huber(threshold, _iterations("robust.huber", section))
-    return Robust(_gate(definition.get("gate"), measurements), noise, fading)
+    return Robust(_gate(definition.get("gate"), measurements, controls), noise, fading)
 
 
 def _iterations(field: str, section: Mapping[str, Any]) -> int:
     return checks.whole(f"{field}.iterations", section.get("iterations", 10), 1, 1000)
 
 
-def _gate(section: Any, measurements: int) -> Gate | None:
+def _gate(section: Any, measurements: int, controls: Sequence[str]) -> Gate | None:
     if section is None:
         return None
     checks.known("robust.gate", section, ("probability", "threshold", "limit"))
@@ -104,14 +133,23 @@ def _gate(section: Any, measurements: int) -> Gate | None:
     limit = section.get("limit")
     if limit is not None:
         limit = checks.whole("robust.gate.limit", limit, 1, 1_000_000)
+    for name in ("threshold", "probability"):
+        if isinstance(section.get(name), str):
+            column = cell(f"robust.gate.{name}", section[name], controls)
+            assert isinstance(column, Column)
+            own = column if name == "probability" else None
+            return Gate((column,) * measurements, limit, own)
     if "threshold" in section:
         return Gate((checks.positive("robust.gate.threshold", section["threshold"]),) * measurements, limit)
     probability = checks.positive("robust.gate.probability", section["probability"])
     if probability >= 1.0:
         raise ModelError("robust.gate.probability", f"{probability!r} is not below 1", "write such as 0.99")
-    # the quantiles of chi-square with 1, 2, ... degrees of freedom
-    quantiles = tuple(2.0 * float(gammaincinv(k / 2, probability)) for k in range(1, measurements + 1))
-    return Gate(quantiles, limit)
+    return Gate(tuple(float(a) for a in _quantiles(measurements, probability)), limit)
+
+
+def _quantiles(m: int, probability: Any) -> Any:
+    """Return the quantiles of chi-square with 1, 2, ... m degrees of freedom, (m,) or (m, K)."""
+    return np.array([2.0 * gammaincinv(k / 2, probability) for k in range(1, m + 1)])
 
 
 def whiten(v: Vector, S: Vector, presents: Sequence[Present]) -> Innovation:
@@ -167,9 +205,9 @@ def total(entries: Vector) -> Entry:
     return result
 
 
-def beyond(gate: Gate, nis: Entry, observed: Entry) -> Any:
-    """Return which keys' NIS is beyond the gate for the number of components observed."""
-    return np.greater(nis, _by_count(gate.thresholds, observed))
+def beyond(limits: Vector, nis: Entry, observed: Entry) -> Any:
+    """Return which keys' NIS is beyond the gate's limit for the number of components observed."""
+    return np.greater(nis, _by_count(limits, observed))
 
 
 def weights(noise: Noise, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
@@ -288,7 +326,7 @@ def _log_ratio(x: float) -> float:
     return 0.5 * math.log(x) - 1.0 / (8.0 * x) + 1.0 / (192.0 * x**3)
 
 
-def _by_count(values: Sequence[float], observed: Entry) -> Entry:
+def _by_count(values: Vector, observed: Entry) -> Entry:
     """Return values[k - 1] for the keys with k components (the last for those with none)."""
     if isinstance(observed, float):
         return values[-1]

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from jobs import cli, resume, status, stop
 from jobs.core import errors
-from jobs.core.command import Actions, Command, hoist
+from jobs.core.command import Actions, Command, hoist, module_of
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.core.report import Report, plain, plural
 from jobs.core.settings import DEFAULT_MASTER, Settings
@@ -73,6 +73,8 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
         call("stream", "--model", "m", "--trigger", "5", "--metrics-port", "9000", "--profile").exit_code == 0
     )
     assert call("export", "--model", "m", "--batch", "4").exit_code == 0
+    states = ("--input", "s.csv", "--to-version", "3", "--dry-run")
+    assert call("import", "--model", "m", *states).exit_code == 0
     assert call("migrate", "--model", "m", "--snapshot", "s1", "--to", "2", "--dry-run").exit_code == 0
     assert call("upgrade", "--model", "m", "--mode", "retrain", "--no-promote", "--needed").exit_code == 0
     assert call("promote", "--model", "m", "--generation", "g2", "--behind", "--force").exit_code == 0
@@ -127,6 +129,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
         ),
         ("stream", {**stream, "model": ["m"], "trigger": "5", "metrics_port": 9000, "profile": True}),
         ("export", {**one, "generation": None, "batch": 4, "needed": False, "profile": False}),
+        ("import", {**one, "input": "s.csv", "to_version": 3, "dry_run": True, "profile": False}),
         ("migrate", {**one, "snapshot": "s1", "to": 2, "dry_run": True, "profile": False}),
         (
             "upgrade",
@@ -416,7 +419,7 @@ def test_a_verb_is_the_same_however_it_is_started(tmp_path: Path) -> None:
     ways = [
         words
         for verb in cli.VERBS
-        for words in (("-m", f"jobs.{verb}"), (str(ROOT / "jobs" / f"{verb}.py"),))
+        for words in (("-m", f"jobs.{module_of(verb)}"), (str(ROOT / "jobs" / f"{module_of(verb)}.py"),))
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(shown, ways))

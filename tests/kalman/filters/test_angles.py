@@ -7,7 +7,7 @@ import kalman
 from kalman.evaluation.diagnostics import innovations
 from kalman.evaluation.forecast import forecast
 from kalman.models.angles import beside
-from kalman.models.functions import FunctionObservation
+from kalman.models.functions import Call, FunctionObservation
 from kalman.models.named import Named
 from tests.kalman.support.nonlinear import velocity_noise
 from tests.kalman.support.oracles import UNIT, run_one
@@ -170,10 +170,13 @@ def test_an_angle_that_is_hardly_known(kind, form):
 
 def test_differences_on_the_cut_itself():
     """The bearing of a place exactly to the left is pi, a little below it is -pi."""
-    found = FunctionObservation(2, 4, Named(f"{NONLINEAR}:range_and_bearing"), None, (0.0, 2.0 * np.pi))
+    found = FunctionObservation(
+        2, 4, Call(Named(f"{NONLINEAR}:range_and_bearing"), 1), None, (0.0, 2.0 * np.pi)
+    )
     x = np.array([[-60.0, -60.0], [0.0, 0.0], [0.0, -0.0], [0.0, 0.0]])
     spread = np.full((4, 2), 3.0)
-    np.testing.assert_allclose(found.slope(x, spread), slope(x), rtol=1e-10, atol=1e-13)
+    no_inputs = np.zeros((0, x.shape[1]))
+    np.testing.assert_allclose(found.slope(x, no_inputs, spread), slope(x), rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("kind", ["imm", "mmae"])

@@ -74,7 +74,7 @@ WRONG = [
     ("process.Q", None, "is missing"),
     ("process.Q", [[1.0]], "2 x 2"),
     ("process.Qq", [[1.0]], "not known"),
-    ("process.f", "moves:see", "fails at the initial mean with TypeError"),
+    ("process.f", "moves:see", "takes (x), and is called with (x, dt), (x, dt, u) or (x, dt, u, w)"),
     ("observation.h", "moves:see_two", "gives shape (2, 3) for 3 keys where (1, 3) is needed"),
     ("observation.h", "moves:see_text", "not numbers"),
     ("observation.h", "moves:see_log", "not finite at the initial mean"),

@@ -1,0 +1,213 @@
+"""Turn a table of states that a user made into a snapshot, every key checked before the commit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, StringType, TimestampNTZType, TimestampType
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.encoding.keys import text_of
+from jobs.key_inputs.table import home_of
+from jobs.migration.state_tables import CHECKED, COUNT, EVENT_TIME, SCORE, Table, checker, table_of
+from jobs.snapshots.manifests import IMPORTED, Manifest
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.state_rows import measure, typed_states
+from jobs.snapshots.store import find_whole, write
+from jobs.spark.job_labels import labelled
+from jobs.warehouse.quarantine import keep
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from pyspark.sql import Column, DataFrame
+
+    from jobs.warehouse.delta import Warehouse
+
+MOST_LEFT_OUT = 0.5
+"""The share of keys with an invalid state up to which an import leaves them out."""
+SHOWN_KEYS = 5
+
+
+class Imported(NamedTuple):
+    """A snapshot made of a table (None: a dry run), and the keys that were left out.
+
+    keys: of the snapshot; left_out: number of refused rows by problem; some: of their keys; made: written by this call
+    """
+
+    manifest: Manifest | None
+    keys: int
+    left_out: dict[str, int]
+    some: list[str]
+    made: bool
+
+
+def read_table(warehouse: Warehouse, name: str) -> DataFrame:
+    """Read a .csv or .parquet file, or a Delta table, by its path or its name below the warehouse.
+
+    Raises:
+        UserError: there is no such file or table.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix.lower() in (".csv", ".parquet"):
+        reader, where = warehouse.spark.read, path.absolute().as_uri()
+        return reader.csv(where, header=True) if path.suffix.lower() == ".csv" else reader.parquet(where)
+    home, table = home_of(warehouse, name)
+    if path.is_file() or not home.exists(table):
+        raise UserError(f"--input {name}: no such .csv or .parquet file, and no such Delta table")
+    return home.read(table)
+
+
+def import_states(
+    warehouse: Warehouse,
+    runtime: ModelRuntime,
+    name: str,
+    position: dict[str, Any],
+    dry_run: bool = False,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> Imported:
+    """Return the snapshot of a table's states at a position in the model's measurements.
+
+    The same table and position give the same snapshot. Killed before the manifest is committed, nothing is visible, and
+    the next call completes it.
+
+    Raises:
+        UserError: a column is missing or unknown, no row is there, or too many keys have an invalid state.
+    """
+    spec, spark = runtime.spec, warehouse.spark
+    frame = read_table(warehouse, name)
+    table = table_of(runtime.kernel, spec.key, frame.columns, f"--input {name}")
+    runtime.ship(spark)
+    on_progress("checking every key")
+    rows = _prepared(frame, runtime, table).mapInArrow(checker(runtime.kernel, table), CHECKED).persist()
+    try:
+        with labelled(spark, f"import {spec.name}", "check every key"):
+            good = typed_states(rows.filter(F.col("problem").isNull())).drop("problem", "given")
+            keys, checksum, _ = measure(good)
+            left_out, some = _left_out(rows)
+        _refuse(keys, left_out, some, name)
+        identity = _identity(runtime, position, keys, checksum)
+        if dry_run:
+            return Imported(None, keys, left_out, some, False)
+        found = find_whole(warehouse, identity)
+        if found is not None:
+            return Imported(found, keys, left_out, some, False)
+        if left_out:
+            _quarantine(warehouse, spec.name, identity, name, rows.filter(F.col("problem").isNotNull()))
+        on_progress(f"writing {keys:,} keys")
+        manifest = Manifest(
+            snapshot_id=identity,
+            model=spec.name,
+            model_version=spec.version,
+            fingerprint=spec.fingerprint(),
+            parameters={},
+            position=position,
+            key_count=keys,
+            checksum="",
+            rows=0,
+            snapshots_version=0,
+            spec=spec.model_dump_json(by_alias=True),
+        )
+        with labelled(spark, f"import {spec.name}", "write the snapshot"):
+            return Imported(write(warehouse, manifest, good), keys, left_out, some, True)
+    finally:
+        rows.unpersist()
+
+
+def _prepared(frame: DataFrame, runtime: ModelRuntime, table: Table) -> DataFrame:
+    """Return the rows as `checker` takes them."""
+    kind = runtime.kind
+    typed = [
+        F.col(f"`{name}`").try_cast(type_).alias(name)
+        for name, type_ in zip(kind.columns, kind.types, strict=True)
+    ]
+    missing = F.lit(False)
+    for name in kind.columns:
+        missing = missing | F.col(f"`{name}`").isNull()
+    wide = frame.select(
+        *typed,
+        F.unix_micros(_time(frame)).alias("_time"),
+        _optional(frame, COUNT, "bigint", 1).alias("_count"),
+        _optional(frame, SCORE, "double", 0.0).alias("_score"),
+        F.to_json(F.struct(*(F.col(f"`{column}`") for column in frame.columns))).alias("_given"),
+        *table.lists.values(),
+    )
+    text = F.when(~missing, text_of(kind)).alias("key")
+    keyed = wide.select(
+        text,
+        F.col("_time").alias(EVENT_TIME),
+        F.col("_count").alias(COUNT),
+        F.col("_score").alias(SCORE),
+        F.col("_given").alias("given"),
+        *(f"`l_{name}`" for name in table.lists),
+    )
+    return keyed.withColumn("times", F.count("key").over(Window.partitionBy("key")))
+
+
+def _time(frame: DataFrame) -> Column:
+    column = F.col(f"`{EVENT_TIME}`")
+    kind = frame.schema[EVENT_TIME].dataType
+    if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
+        return F.lit(None).cast("timestamp")  # a number may count from any origin, in any unit
+    return column.try_cast("timestamp")
+
+
+def _optional(frame: DataFrame, name: str, kind: str, default: float) -> Column:
+    """Return a column with its default where the table does not have it; what is there and is no number stays null."""
+    if name not in frame.columns:
+        return F.lit(default).cast(kind)
+    value = F.col(f"`{name}`").try_cast(kind)
+    return F.when(F.col(f"`{name}`").isNull(), F.lit(default).cast(kind)).otherwise(value)
+
+
+def _left_out(rows: DataFrame) -> tuple[dict[str, int], list[str]]:
+    """Return the number of refused rows by problem, and some of their keys."""
+    bad = rows.filter(F.col("problem").isNotNull())
+    counts = {row["problem"]: int(row["count"]) for row in bad.groupBy("problem").count().collect()}
+    shown = bad.select("key").distinct().orderBy("key").limit(SHOWN_KEYS).collect() if counts else []
+    return dict(sorted(counts.items())), [str(row["key"]) for row in shown]
+
+
+def _refuse(keys: int, left_out: dict[str, int], some: list[str], name: str) -> None:
+    """Refuse a table without keys, or of which too many would be left out: then not a key is at fault."""
+    bad = sum(left_out.values())
+    if keys + bad == 0:
+        raise UserError(f"--input {name}: it has no rows: nothing was written")
+    if bad > MOST_LEFT_OUT * (keys + bad):
+        reasons = "; ".join(f"{problem}: {count:,}" for problem, count in left_out.items())
+        raise UserError(
+            f"--input {name}: {bad:,} of {keys + bad:,} rows have no valid state (such as {', '.join(some)}), which is "
+            f"more than an import leaves out: nothing was written. {reasons}. Correct the table",
+            RUN_FAILED,
+        )
+
+
+def _identity(runtime: ModelRuntime, position: dict[str, Any], keys: int, checksum: str) -> str:
+    """Return the snapshot's id: a digest of everything that decides its content."""
+    spec = runtime.spec
+    made_of = {"fingerprint": spec.fingerprint(), "position": position, "keys": keys, "checksum": checksum}
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    return f"{spec.name}-v{spec.version}{IMPORTED}{digest[:10]}"
+
+
+def _quarantine(warehouse: Warehouse, model: str, identity: str, name: str, bad: DataFrame) -> None:
+    """Put the refused rows into quarantine, once for a snapshot."""
+    rows = bad.select(
+        F.lit(model).alias("model"),
+        F.to_json(F.struct(F.struct("key", F.col("given").alias("state")).alias("left_out"))).alias(
+            "payload"
+        ),
+        F.concat(F.lit("state: "), "problem", F.lit("; left out of the import")).alias("reason"),
+        F.lit(f"import/{name}").alias("source"),
+        F.to_json(F.struct(F.lit(identity).alias("snapshot"), "key")).alias("position"),
+        F.lit(None).cast("bigint").alias("batch_id"),
+        F.lit(None).cast("string").alias("generation"),
+        F.current_timestamp().alias("quarantined_at"),
+    )
+    keep(warehouse, rows, (f"import-{identity}", 1))

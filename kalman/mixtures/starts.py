@@ -1,0 +1,101 @@
+"""Starts of mixtures from columns: weights and components of a key as its first row gives them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kalman.linalg.packing import packed_index, packed_size
+from kalman.mixtures.families import Family
+from kalman.models import columns
+from kalman.models.columns import Cell, Column, psd, resolve
+from kalman.types import Array, ModelError
+
+INSTEAD = {"means": 0.0, "rates": 1.0, "probabilities": 0.5}
+"""What stands in place of a column while no row is known."""
+SUM = 1e-6
+"""By how much weights may miss a sum of 1."""
+
+
+class MixtureStart(NamedTuple):
+    """The flat components (`Components.flat`) of a key at its first row, numbers or columns.
+
+    Of `count` components of m measurements: weights, means, and p numbers each of their spread.
+    """
+
+    cells: tuple[Cell, ...]
+    family: Family
+    count: int
+    m: int
+
+    def resolved(self, u: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+        """Return the flat components (d, K), weights summing to 1, and for which keys (K,) they are none."""
+        k, m, keys = self.count, self.m, u.shape[1]
+        flat = np.array([np.broadcast_to(a, keys) for a in resolve(self.cells, list(u))], float)
+        weights, means, spread = flat[:k], flat[k : k + k * m], flat[k + k * m :]
+        with np.errstate(all="ignore"):
+            total = weights.sum(axis=0)
+            sound = (weights > 0.0).all(axis=0) & (np.abs(total - 1.0) <= SUM) & np.isfinite(flat).all(axis=0)
+            if self.family.mean == "rates":
+                sound &= (means > 0.0).all(axis=0)
+            if self.family.mean == "probabilities":
+                sound &= ((means > 0.0) & (means < 1.0)).all(axis=0)
+            p = self.family.spreads(m)
+            for component in range(k if p else 0):
+                own = list(spread[component * p : (component + 1) * p])
+                sound &= np.greater_equal(psd(own), 0.0)
+                sound &= np.all([own[packed_index(i, i)] > 0.0 for i in range(m)], axis=0)
+            flat[:k] = weights / total
+        return flat, ~sound
+
+
+def without_columns(
+    family: Family, count: int, m: int, written: Mapping[str, Any], controls: Sequence[str]
+) -> tuple[dict[str, Any], MixtureStart | None]:
+    """Return written components with numbers in place of columns, and the start with the columns, None without any.
+
+    Raises:
+        ModelError: a text names no column, or a list has another size.
+    """
+    if not any(_texts(value) for value in written.values()):
+        return dict(written), None
+    cells: list[Cell] = []
+    plain = dict(written)
+    weights = written.get("weights")
+    if weights is None:
+        cells += [1.0 / count] * count
+    else:
+        cells += columns.vector("mixture.weights", weights, count, controls)
+        if _texts(weights):
+            plain.pop("weights")
+    name = family.mean
+    for k, row in enumerate(_listed(f"mixture.{name}", written.get(name), count)):
+        cells += columns.vector(
+            f"mixture.{name}[{k}]", row if isinstance(row, (list, tuple)) else [row], m, controls
+        )
+    if _texts(written.get(name)):
+        plain[name] = [[INSTEAD[name]] * m] * count
+    if family.spread:
+        matrices = _listed(f"mixture.{family.spread}", written.get(family.spread), count)
+        for k, matrix in enumerate(matrices):
+            cells += columns.covariance(f"mixture.{family.spread}[{k}]", matrix, m, controls)
+        if _texts(matrices):
+            plain[family.spread] = [np.eye(m).tolist()] * count
+    assert len(cells) == count * (1 + m + (packed_size(m) if family.spread else 0))
+    return plain, MixtureStart(tuple(cells), family, count, m)
+
+
+def used(start: MixtureStart | None) -> set[int]:
+    """Return the controls that a start takes."""
+    return set() if start is None else {a.index for a in start.cells if isinstance(a, Column)}
+
+
+def _listed(field: str, value: Any, count: int) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)) or len(value) != count:
+        raise ModelError(field, "is not one for each component", f"write a list of {count}")
+    return value
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(_texts(a) for a in value))

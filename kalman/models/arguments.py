@@ -1,0 +1,62 @@
+"""Which arguments a model's own function takes: told from its signature when the model is loaded.
+
+A function of x alone stays one of x alone; one with a further parameter `u` is called with the row's inputs too.
+"""
+
+import inspect
+from collections.abc import Sequence
+
+from kalman.models.named import Named
+from kalman.types import ModelError
+
+SHAPES = {"x": "(n, K)", "dt": "(K,)", "u": "(c, K)", "w": "(r, K)"}
+"""The shape of each argument, for messages: n states, c inputs, r entries of the noise, K keys."""
+
+
+def arity(field: str, function: Named, allowed: Sequence[Sequence[str]], usual: int) -> int:
+    """Return with how many of the arguments a function is to be called.
+
+    A parameter with a default counts only where it has the argument's name. A function without a signature, or with
+    `*arguments`, gets the `usual` number.
+
+    Args:
+        field: where the model names the function.
+        function: of the model.
+        allowed: lists of arguments, each longer than the one before it and beginning with it.
+        usual: one of their lengths.
+
+    Raises:
+        ModelError: the function takes none of these lists.
+    """
+    try:
+        parameters = list(inspect.signature(function.function).parameters.values())
+    except (TypeError, ValueError):  # a function written in C
+        return usual
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        needed = sum(p.default is p.empty for p in places)
+        return max(usual, needed) if needed <= len(allowed[-1]) else _refuse(field, function, allowed, usual)
+    count = 0
+    for place, parameter in enumerate(places):
+        named = place < len(allowed[-1]) and parameter.name == allowed[-1][place]
+        if parameter.default is not parameter.empty and not named:
+            break
+        count += 1
+    keyword_only = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
+    if keyword_only or count not in [len(arguments) for arguments in allowed]:
+        return _refuse(field, function, allowed, usual)
+    return count
+
+
+def _refuse(field: str, function: Named, allowed: Sequence[Sequence[str]], usual: int) -> int:
+    signature = str(inspect.signature(function.function))
+    lists = [f"({', '.join(arguments)})" for arguments in allowed]
+    known = " or ".join([", ".join(lists[:-1]), lists[-1]] if len(lists) > 1 else lists)
+    common = next(arguments for arguments in allowed if len(arguments) == usual)
+    shapes = ", ".join(f"{name} {SHAPES[name]}" for name in allowed[-1])
+    attribute = function.name.rpartition(":")[2].rpartition(".")[2]
+    raise ModelError(
+        field,
+        f"{function.name} takes {signature}, and is called with {known}",
+        f"write it as {attribute}({', '.join(common)}); the shapes are {shapes}",
+    )

@@ -1,0 +1,53 @@
+"""Starts from columns: the distribution of a key's state at its first row, as that row's columns give it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kalman.linalg.packing import lower
+from kalman.models.columns import Cell, psd, resolve, used
+from kalman.types import Array
+
+MEAN, VARIANCE = 0.0, 1.0
+"""What stands in place of a column while no row is known, as in `Filter.initial`."""
+
+
+class Start(NamedTuple):
+    """Mean (n) and packed covariance of a key's state at its first row; entries are numbers or columns."""
+
+    mean: tuple[Cell, ...]
+    covariance: tuple[Cell, ...]
+
+    @property
+    def columns(self) -> set[int]:
+        """The controls that it takes."""
+        return used(list(self))
+
+    def resolved(self, u: Array) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
+        """Return mean (n, K), packed covariance (p, K), and for which keys (K,) they are no distribution."""
+        rows, keys = list(u), u.shape[1]
+        mean, covariance = (
+            np.array([np.broadcast_to(a, keys) for a in resolve(cells, rows)], float)
+            for cells in (self.mean, self.covariance)
+        )
+        with np.errstate(all="ignore"):
+            sound = np.broadcast_to(np.greater_equal(psd(list(covariance)), 0.0), keys)
+        finite = np.isfinite(mean).all(axis=0) & np.isfinite(covariance).all(axis=0)
+        return mean, covariance, ~(sound & finite)
+
+
+def numbers_for(
+    mean: Sequence[Cell], covariance: Sequence[Sequence[Cell]]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and packed covariance with numbers in place of columns."""
+
+    def number(a: Cell, instead: float) -> float:
+        return a if isinstance(a, float) else instead
+
+    rows = [
+        [number(a, VARIANCE if i == j else 0.0) for j, a in enumerate(row)]
+        for i, row in enumerate(covariance)
+    ]
+    return tuple(number(a, MEAN) for a in mean), tuple(lower(rows))
