@@ -11,8 +11,7 @@ from kalman.filters.rls import build_rls
 from kalman.filters.robust.gaussian import robust_gaussian
 from kalman.filters.robust.linear import build_robust_linear
 from kalman.filters.rounded import rounding
-from kalman.mixtures.building import build_mixture
-from kalman.mixtures.families import FAMILIES
+from kalman.mixtures.building import FAMILIES, build_mixture
 from kalman.models.definition import Definition
 from kalman.models.groups import pooled
 from kalman.models.learned_entries import substituted
