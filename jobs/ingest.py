@@ -67,7 +67,14 @@ def run(
     """
     from jobs.ingestion import folder_watch, topics
     from jobs.ingestion.input_files import find_files
-    from jobs.ingestion.landing import SMALL_BYTES, SUFFIXES, FileLanding, file_schema, file_size, prepare
+    from jobs.ingestion.landing import (
+        SMALL_BYTES,
+        FileLanding,
+        endings_of,
+        file_schema,
+        file_size,
+        prepare,
+    )
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
@@ -85,7 +92,7 @@ def run(
         return topics.land_topic(settings, spec, seconds, accept_loss)
     if seconds is not None:
         return folder_watch.run(settings, spec, input, seconds, changed)
-    files = find_files(input, SUFFIXES)
+    files = find_files(input, endings_of(spec))
     schemas = [file_schema(spec, path) for path in files]
     small = sum(file_size(path) for path in files) < SMALL_BYTES
     spark = spark_session(settings, f"ingest {spec.name}", short_command_conf() if small else None)

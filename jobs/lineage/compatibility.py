@@ -59,6 +59,7 @@ RULES = (
             "time_zone",
             "time_format",
             "key_from_name",
+            "line_pattern",
             "missing_values",
             "source.format",
             "source.avro_schema",
