@@ -475,13 +475,19 @@ class ModelSpec(Section):
     @property
     def source_kind(self) -> str:
         """Return the kind of the stream's source: kafka, or delta for the measurements table."""
-        return "delta" if self.source is None else self.source.kind
+        return "delta" if self.streamed_source is None else "kafka"
+
+    @property
+    def streamed_source(self) -> Source | None:
+        """Return the topic that the stream reads; None: it reads the measurements table."""
+        return self.source if self.source is not None and self.source.streamed else None
 
     @property
     def speaks_to_kafka(self) -> bool:
         """Tell whether commands of this model need Spark's connector for Kafka."""
         alerts = self.monitor is not None and self.monitor.kafka is not None
-        return self.source is not None or self.sinks.kafka is not None or alerts
+        topics = self.source is not None and self.source.kind == "kafka"
+        return topics or self.sinks.kafka is not None or alerts
 
     @property
     def columns(self) -> list[str]:
