@@ -32,7 +32,7 @@ def test_a_policy_by_which_every_row_is_late_is_refused(tmp_path: Path) -> None:
         assert "forecast.watermark_policy: max leaves every row late" in refused(tmp_path, spec(section))
 
 
-def at(minute: int) -> pd.Timestamp:
+def at(minute: int) -> Any:
     return pd.Timestamp("2024-03-01", tz="UTC") + pd.Timedelta(minute, "min")
 
 

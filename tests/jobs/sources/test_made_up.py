@@ -53,7 +53,7 @@ def test_a_row_depends_on_the_seed_and_its_number_alone() -> None:
     assert np.isnan(a).mean() == pytest.approx(0.1, abs=0.005)
     noise = made_up_rows._noise(3, np.arange(70_000), 2)[0]
     assert noise.mean() == pytest.approx(0.0, abs=0.01) and noise.var() == pytest.approx(1.0, abs=0.02)
-    assert abs(np.corrcoef(noise)[0, 1]) < 0.01 and abs(np.corrcoef(noise[0, 1:], noise[0, :-1])[0, 1]) < 0.01
+    assert abs((noise[0] * noise[1]).mean()) < 0.01 and abs((noise[0, 1:] * noise[0, :-1]).mean()) < 0.01
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def test_topics_that_match_a_pattern_land_once_and_those_that_come_and_go_are_to
     days = random_rows(5, rows=60, text=True)
     for topic in ("plant-x", "plant-y", "plant-7", "my-plant-x"):
         feed.make(topic)
-    sent(feed, "plant-x", days[0][::2])
-    sent(feed, "plant-y", days[0][1::2])
+    sent(feed, "plant-x", days[0].iloc[::2])
+    sent(feed, "plant-y", days[0].iloc[1::2])
     sent(feed, "plant-7", days[4])
     feed.send("plant-y", [Message(b"nope", 1)])
     first = land(pipeline)

@@ -60,7 +60,7 @@ def tables(probabilities, categories) -> list[np.ndarray]:
     return np.split(np.array(probabilities, float), np.cumsum(categories)[:-1], axis=1)
 
 
-def expectation(w, parts, y):
+def expectation(w, parts, y) -> tuple[Any, Any, list[Any]]:
     """Return a row's log-likelihood, responsibilities and expected counts, by summing over what is missing."""
     logs = np.log(w)
     for part, code in zip(parts, y, strict=True):
@@ -247,8 +247,8 @@ def test_a_step_is_the_textbooks_and_never_loses():
         there = [row for row in y.T if not np.isnan(row).all()]
         said = [expectation(w, parts, row) for row in there]
         assert seen[0][1][0] == pytest.approx(sum(a for a, _, _ in said), rel=1e-11)
-        r = sum(b for _, b, _ in said)
-        counts = [sum(c[j] for _, _, c in said) for j in range(len(categories))]
+        r: Any = sum(b for _, b, _ in said)
+        counts: list[Any] = [sum(c[j] for _, _, c in said) for j in range(len(categories))]
         moved = one.parameters(seen[1][0])
         np.testing.assert_allclose(moved["weights"], r / len(there), rtol=1e-11)
         np.testing.assert_allclose(
