@@ -49,6 +49,10 @@ class Reader(Protocol):
         """The checkpoint of the query."""
         ...
 
+    def is_empty(self) -> bool:
+        """Tell if there is nothing after the position, and no query can begin there yet."""
+        ...
+
     def rows(self) -> DataFrame:
         """Return the stream of checked rows (`_reason`, `_payload`, and what the other functions need).
 
@@ -127,6 +131,9 @@ def run(landing: SourceLanding, seconds: float | None, stop: threading.Event) ->
     """
     spec, reader = landing.spec, landing.reader
     name = f"ingest {spec.name}"
+    while reader.is_empty():
+        if seconds is None or stop.wait(seconds):
+            return
     writer = reader.rows().writeStream.queryName(name).foreachBatch(batches_labelled(landing, name))
     writer = writer.option("checkpointLocation", reader.checkpoint.path)
     try:

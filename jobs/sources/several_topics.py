@@ -96,12 +96,17 @@ class TopicsReader:
         """The checkpoint of the query."""
         return self._checkpoint
 
+    def is_empty(self) -> bool:
+        """Return False: a query can begin at the end of a topic."""
+        return False
+
     def rows(self) -> DataFrame:
         """Return the messages after the position as a stream of checked rows."""
         source, known = self._source, self._start.topics
         stream = self._warehouse.spark.readStream.format("kafka")
         if source.pattern:
-            stream = stream.option("subscribePattern", source.pattern)
+            # Spark looks for the expression anywhere in a name.
+            stream = stream.option("subscribePattern", f"^(?:{source.pattern})$")
         else:
             stream = stream.option("subscribe", ",".join(source.topics))
         offsets = {name: known[name].offsets if name in known else {} for name in self._have}

@@ -73,6 +73,11 @@ class TableReader:
         """The checkpoint of the query."""
         return self._checkpoint
 
+    def is_empty(self) -> bool:
+        """Tell if the version after the position, at which a new query begins, has not been written yet."""
+        begins = self._start.after != NOTHING and self._checkpoint.last_planned() is None
+        return begins and self._table.home.latest_version(self._table.name) <= self._start.after
+
     def rows(self) -> DataFrame:
         """Return the rows after the position as a stream, checked."""
         spec, types, path = self._spec, self._types, self._table.path
