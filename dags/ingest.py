@@ -21,6 +21,8 @@ def build(spec: ModelSpec) -> DAG:
     """Make the DAG that lands one model's files."""
     path = spec.airflow.ingest.path
     empty = f"empty: {path}" if path else "the spec has no airflow.ingest.path, so it must be given"
+    if path is None and spec.source is not None:
+        empty = f"empty: {spec.source.title}"
     with DAG(
         schedule=dag_defaults.intervals(spec.airflow.ingest.schedule),
         **dag_defaults.arguments(

@@ -31,7 +31,9 @@ def run(
     input: Annotated[
         str,
         Option(
-            help="Rows to filter: a .csv or .parquet file, a folder of them, or a glob.", show_default=False
+            help="Rows to filter: a .csv, .parquet or .orc file, or with line_pattern a .txt or .log file; a folder of "
+            "them, or a glob.",
+            show_default=False,
         ),
     ],
     output: Annotated[str, Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
@@ -72,8 +74,11 @@ def run(
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     estimates = filter_rows(spec, rows, smooth, prior)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
-    if target.suffix.lower() == ".parquet" and files_of(input)[0].suffix.lower() != ".parquet":
-        # A CSV file has times as text only; Parquet has a type for them.
+    if target.suffix.lower() == ".parquet" and files_of(input, spec)[0].suffix.lower() not in (
+        ".parquet",
+        ".orc",
+    ):
+        # A CSV file, or text, has times as text only; Parquet has a type for them.
         written[spec.time] = arrow.times(rows.time, estimates.applied)
     write(target, spec, written, estimates)
     report = _report(spec, input, output, rows, estimates, perf_counter() - start)

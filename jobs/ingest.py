@@ -1,4 +1,4 @@
-"""Land files, or a Kafka topic, in the measurements table; rejected rows go to quarantine with the reason.
+"""Land files, topics of Kafka, a Delta table or made-up rows; rejected rows go to quarantine with the reason.
 
 Landing is idempotent, and a retry after a crash completes the missing commits (`jobs.ingestion`).
 """
@@ -28,7 +28,7 @@ def run(
     input: Annotated[
         list[str] | None,
         Option(
-            help="A file, a folder or a glob; may be repeated. Without any: the topic of the spec.",
+            help="A file, a folder or a glob; may be repeated. Without any: the source of the spec.",
             show_default=False,
         ),
     ] = None,
@@ -47,8 +47,8 @@ def run(
         bool,
         Option(
             "--accept-loss",
-            help="Continue with what the topic has now, where it has lost messages that have not landed, or was made "
-            "anew.",
+            help="Continue with what the topic or table of the spec has now, where it has lost what has not landed, or "
+            "was made anew.",
         ),
     ] = False,
     changed: Annotated[
@@ -59,15 +59,23 @@ def run(
         ),
     ] = "refuse",
 ) -> Report:
-    """Land files, or a topic, in the model's measurements table; rows that do not fit go to quarantine.
+    """Land files, or the source of the spec, in the model's measurements table; rows that do not fit go to quarantine.
 
     Raises:
         UserError: a file cannot be read, lacks a column, or has landed with another content; nothing has been landed
             then.
     """
-    from jobs.ingestion import folder_watch, topics
+    from jobs.ingestion import folder_watch
     from jobs.ingestion.input_files import find_files
-    from jobs.ingestion.landing import SMALL_BYTES, SUFFIXES, FileLanding, file_schema, file_size, prepare
+    from jobs.ingestion.landing import (
+        SMALL_BYTES,
+        FileLanding,
+        endings_of,
+        file_schema,
+        file_size,
+        prepare,
+    )
+    from jobs.sources.choice import land_source
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
@@ -78,14 +86,14 @@ def run(
     if history and (not input or seconds is not None):
         raise UserError("--history lands files once: give --input, and no --trigger")
     if accept_loss and input:
-        raise UserError("--accept-loss is for a topic: leave out --input")
+        raise UserError("--accept-loss is for a topic or a table: leave out --input")
     if changed != "refuse" and not input:
         raise UserError("--changed is for files: give --input")
     if not input:
-        return topics.land_topic(settings, spec, seconds, accept_loss)
+        return land_source(settings, spec, seconds, accept_loss)
     if seconds is not None:
         return folder_watch.run(settings, spec, input, seconds, changed)
-    files = find_files(input, SUFFIXES)
+    files = find_files(input, endings_of(spec))
     schemas = [file_schema(spec, path) for path in files]
     small = sum(file_size(path) for path in files) < SMALL_BYTES
     spark = spark_session(settings, f"ingest {spec.name}", short_command_conf() if small else None)

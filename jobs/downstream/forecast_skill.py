@@ -76,6 +76,8 @@ class ForecastScorer(LiveQueries):
         spark.conf.set(
             "spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, query.checkpoint)
         )
+        # Spark keeps the policy in the checkpoint; another policy is another definition, with a checkpoint of its own.
+        spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", self.section.watermark_policy)
         measurements = len(self.spec.measurement)
         origins, actuals = self.source(query), self.source(query, 1)
         plan = self._plan()

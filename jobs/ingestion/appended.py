@@ -8,14 +8,15 @@ from pathlib import Path
 
 from jobs.ingestion.csv_parquet import begins_record
 from jobs.ingestion.json_rows import is_array, is_json
+from jobs.ingestion.text_lines import is_text
 
 
 def can_be_appended_to(path: Path) -> bool:
-    """Tell if a file's format allows to add rows at its end: CSV, or one JSON object a line, not compressed."""
+    """Tell if a file's format allows to add rows at its end: CSV, JSON or text line by line, not compressed."""
     name = path.name.lower()
     return (
         path.is_file()
-        and (name.endswith(".csv") or is_json(path) and not is_array(path))
+        and (name.endswith(".csv") or is_text(path) or is_json(path) and not is_array(path))
         and name[-3:] != ".gz"
     )
 
@@ -38,6 +39,6 @@ def end_of(path: Path, digests: Iterable[str], salt: bytes = b"") -> int | None:
             if digest.digest() in wanted or bare.digest() in wanted:
                 found.append(place)
     whole = reversed(found)
-    if is_json(path):
+    if is_json(path) or is_text(path):
         return next(whole, None)
     return next((end for end in whole if begins_record(path, end)), None)

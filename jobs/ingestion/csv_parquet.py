@@ -1,4 +1,4 @@
-"""Read the columns of a CSV or Parquet file unchecked."""
+"""Read the columns of a CSV, Parquet or ORC file unchecked."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import pyarrow.parquet as pq
 
 from jobs.core.errors import UserError, first_line
 from jobs.ingestion.csv_records import PIECE_BYTES, Header, ends_record, parse_records, pieces, read_header
+from jobs.ingestion.orc_stripes import orc_schema, read_stripes, stripe_ranges
 from jobs.ingestion.raw_rows import Source, joined
 from jobs.specs.problems import closest
 
-FORMATS = (".csv", ".csv.gz", ".parquet")
+FORMATS = (".csv", ".csv.gz", ".parquet", ".orc")
 ROWS_A_BATCH = 250_000
 """Rows of a Parquet file that are in memory at once."""
 
@@ -28,7 +29,7 @@ class Part(NamedTuple):
     """A part of a file that can be read by itself, by a worker of Spark as well.
 
     Of a CSV file the bytes from `start` to `stop`, which are whole records (None: all records); of a Parquet file the
-    row groups from `start` to `stop` (None: the last).
+    row groups, of an ORC file the stripes, from `start` to `stop` (None: the last).
     """
 
     path: str
@@ -40,11 +41,11 @@ def check_format(path: Path) -> str:
     """Return the file's ending.
 
     Raises:
-        UserError: the ending is none of .csv, .csv.gz and .parquet.
+        UserError: the ending is none of .csv, .csv.gz, .parquet and .orc.
     """
     ending = next((one for one in FORMATS if path.name.lower().endswith(one)), None)
     if ending is None:
-        raise UserError(f"{path}: the file's ending must be .csv, .csv.gz or .parquet")
+        raise UserError(f"{path}: the file's ending must be .csv, .csv.gz, .parquet or .orc")
     return ending
 
 
@@ -63,7 +64,7 @@ def read(path: Path, columns: Sequence[str] | None = None) -> Source:
     with _readable(path):
         if is_csv:
             return _read_csv(path, columns)
-        names = list(_parquet_schema(path).names if columns is None else columns)
+        names = list(_stored_schema(path).names if columns is None else columns)
     return joined(list(read_part(Part(str(path), 0, None), columns)), names)
 
 
@@ -76,7 +77,7 @@ def _read_csv(path: Path, columns: Sequence[str] | None) -> Source:
 
 
 def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
-    """Return the parts of a file, or of a folder of Parquet files, in order.
+    """Return the parts of a file, or of a folder of Parquet or ORC files, in order.
 
     Args:
         path: of the file.
@@ -87,6 +88,9 @@ def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
         UserError: the file cannot be read, or has another format than its ending says.
     """
     with _readable(path):
+        if _is_orc(path):
+            files = _files_within(path, ".orc")
+            return [Part(str(file), *some) for file in files for some in stripe_ranges(file)]
         if not _is_csv(path):
             return _row_groups(path)
         start = max(_header(path).end, start)
@@ -138,14 +142,20 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
                 for piece in rest:
                     yield parse_records(piece, header.names, columns)
             return
+        if _is_orc(path):
+            have = orc_schema(path).names
+            wanted = list(have if columns is None else columns)
+            check_columns(path, have, wanted)
+            for batch in read_stripes(path, part.start, part.stop, wanted):
+                yield _stored(batch, wanted)
+            return
         with _parquet(path) as file:
             have = file.schema_arrow.names
             wanted = list(have if columns is None else columns)
             check_columns(path, have, wanted)
             groups = list(range(part.start, file.num_row_groups if part.stop is None else part.stop))
             for batch in file.iter_batches(ROWS_A_BATCH, row_groups=groups, columns=wanted):
-                found = {name: _plain_type(batch.column(name)) for name in wanted}
-                yield Source(found, np.zeros(batch.num_rows, bool), batch.num_rows)
+                yield _stored(batch, wanted)
 
 
 def read_schema(path: Path, columns: Sequence[str]) -> pa.Schema:
@@ -159,16 +169,20 @@ def read_schema(path: Path, columns: Sequence[str]) -> pa.Schema:
         if is_csv:
             schema = pa.schema([(name, pa.string()) for name in _header(path).names])
         else:
-            schema = _parquet_schema(path)
+            schema = _stored_schema(path)
     check_columns(path, schema.names, columns)
     return schema
 
 
 def _is_csv(path: Path) -> bool:
-    ending = check_format(path)
-    if ending != ".parquet" and path.is_dir():
+    is_csv = check_format(path) in (".csv", ".csv.gz")
+    if is_csv and path.is_dir():
         raise UserError(f"{path}: is a folder; give one file")
-    return ending != ".parquet"
+    return is_csv
+
+
+def _is_orc(path: Path) -> bool:
+    return check_format(path) == ".orc"
 
 
 @contextmanager
@@ -183,7 +197,8 @@ def _readable(path: Path) -> Iterator[None]:
     except csv.Error as error:
         raise UserError(f"{path}: is not CSV ({error})") from error
     except pa.ArrowInvalid as error:
-        raise UserError(f"{path}: cannot be read: it is not a Parquet file ({first_line(error)})") from error
+        what = "" if _is_orc(path) else "it is not a Parquet file "
+        raise UserError(f"{path}: cannot be read: {what}({first_line(error)})") from error
     except (OSError, EOFError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
 
@@ -208,12 +223,20 @@ def _after_header(path: Path, stream: io.BufferedIOBase) -> tuple[Header, Iterat
     return found
 
 
-def _parquet_schema(path: Path) -> pa.Schema:
-    schema = pq.read_schema(_parquet_files(path)[0])
+def _stored(batch: pa.RecordBatch, names: Sequence[str]) -> Source:
+    found = {name: _plain_type(batch.column(name)) for name in names}
+    return Source(found, np.zeros(batch.num_rows, bool), batch.num_rows)
+
+
+def _stored_schema(path: Path) -> pa.Schema:
+    if _is_orc(path):
+        schema = orc_schema(_files_within(path, ".orc")[0])
+    else:
+        schema = pq.read_schema(_files_within(path, ".parquet")[0])
     return pa.schema([(field.name, _plain_kind(field.type)) for field in schema])
 
 
-def _parquet_files(path: Path) -> list[Path]:
+def _files_within(path: Path, ending: str) -> list[Path]:
     """Return a file itself, or the files of a folder as Spark writes one.
 
     Raises:
@@ -223,17 +246,17 @@ def _parquet_files(path: Path) -> list[Path]:
         return [path]
     found = sorted(
         part
-        for part in path.rglob("*.parquet")
+        for part in path.rglob(f"*{ending}")
         if part.is_file() and not any(name[0] in "._" for name in part.relative_to(path).parts)
     )
     if not found:
-        raise UserError(f"{path}: has no .parquet files in it")
+        raise UserError(f"{path}: has no {ending} files in it")
     return found
 
 
 def _row_groups(path: Path) -> list[Part]:
     found: list[Part] = []
-    for file in _parquet_files(path):
+    for file in _files_within(path, ".parquet"):
         metadata = pq.read_metadata(file)
         start = size = 0
         for group in range(metadata.num_row_groups):

@@ -29,10 +29,11 @@ from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.ingestion.key_from_name import salt_of
 from jobs.ingestion.landing import (
+    ALWAYS_READ,
     REFUSE,
-    SUFFIXES,
     ChangedFile,
     FileLanding,
+    endings_of,
     file_schema,
     file_state,
     prepare,
@@ -101,6 +102,7 @@ class Inbox:
 
     folders: list[Path]
     notes: Notes
+    endings: tuple[str, ...] = ALWAYS_READ
     _since: dict[tuple[str, Stamp], float] = field(default_factory=dict)
 
     def ready(self, now: float) -> list[tuple[str, Stamp]]:
@@ -116,7 +118,7 @@ class Inbox:
         for folder in self.folders:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if entry.name[0] in "._" or not entry.name.endswith(SUFFIXES):
+                    if entry.name[0] in "._" or not entry.name.endswith(self.endings):
                         continue
                     stamp = _stamp(entry.path)
                     if stamp is not None:
@@ -211,7 +213,7 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
         warehouse = Warehouse(spark_session(settings, title, interpreted_conf()), settings.warehouse)
         notes = Notes(hadoop_files(warehouse, f"_folders/{spec.name}"))
-        landing = FolderLanding(warehouse, spec, Inbox(folders, notes), changed)
+        landing = FolderLanding(warehouse, spec, Inbox(folders, notes, endings_of(spec)), changed)
         with Progress(title, None, quiet=settings.quiet) as progress:
             while not stop.is_set():
                 for path, stamp in landing.inbox.ready(time.monotonic()):

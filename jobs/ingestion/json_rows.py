@@ -7,7 +7,6 @@ a block that it refuses is halved until a few documents remain, which Python's r
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,8 +23,9 @@ from jobs.encoding import arrow
 from jobs.encoding.arrow import compute
 from jobs.ingestion.checking import check_rows
 from jobs.ingestion.csv_parquet import Part, check_columns
-from jobs.ingestion.csv_records import BOM, PIECE_BYTES
+from jobs.ingestion.csv_records import BOM
 from jobs.ingestion.key_from_name import document_with_key, with_key
+from jobs.ingestion.line_parts import line_parts, lines_of, open_lines
 from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.measurements_table import KeyTypes
@@ -231,7 +231,7 @@ def is_json(path: str | Path) -> bool:
 
 def is_array(path: Path) -> bool:
     """Tell if a file is one JSON array, which cannot be split into lines."""
-    with _open(path) as file:
+    with open_lines(path) as file:
         while one := file.read(1):
             if one not in _BLANK + b"\xef\xbb\xbf":
                 return one == b"["
@@ -246,11 +246,11 @@ def documents(path: Path, most: int | None = None) -> list[bytes]:
     """
     with _readable(path):
         if is_array(path):
-            with _open(path) as file:
+            with open_lines(path) as file:
                 items = json.loads(file.read().decode("utf-8-sig"))
             return [json.dumps(item, ensure_ascii=False).encode() for item in items[:most]]
         found: list[bytes] = []
-        with _open(path) as file:
+        with open_lines(path) as file:
             for number, line in enumerate(file):
                 if document := (line if number else line.removeprefix(BOM)).strip(_BLANK):
                     found.append(document)
@@ -266,18 +266,7 @@ def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
         UserError: the file cannot be read.
     """
     with _readable(path):
-        if path.name.lower().endswith(".gz") or is_array(path):
-            return [Part(str(path), 0, None)]
-        size = path.stat().st_size if stop is None else stop
-        found: list[Part] = []
-        with path.open("rb") as file:
-            while start < size:
-                file.seek(min(start + PIECE_BYTES, size))
-                file.readline()
-                end = min(file.tell(), size)
-                found.append(Part(str(path), start, end))
-                start = end
-        return found
+        return [Part(str(path), 0, None)] if is_array(path) else line_parts(path, start, stop)
 
 
 def read_part(part: Part) -> Iterator[pa.Array]:
@@ -291,15 +280,8 @@ def read_part(part: Part) -> Iterator[pa.Array]:
         if is_array(path):
             yield pa.array(documents(path), pa.binary())
             return
-        with _open(path) as file:
-            file.seek(part.start)
-            if part.start == 0 and file.read(len(BOM)) != BOM:
-                file.seek(0)
-            if part.stop is not None:
-                yield _documents_in(file.read(part.stop - file.tell()).split(b"\n"))
-                return
-            while lines := file.readlines(PIECE_BYTES):
-                yield _documents_in(lines)
+        for lines in lines_of(part):
+            yield _documents_in(lines)
 
 
 def _documents_in(lines: Iterable[bytes]) -> pa.Array:
@@ -358,7 +340,3 @@ def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file
     changed = {REASON: pa.array(reasons, pa.string()), PAYLOAD: pa.array(texts, pa.string())}
     names = rows.schema.names
     return pa.RecordBatch.from_arrays([changed.get(name, rows.column(name)) for name in names], names)
-
-
-def _open(path: Path) -> gzip.GzipFile:
-    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]

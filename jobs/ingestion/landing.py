@@ -27,6 +27,8 @@ from jobs.ingestion.json_rows import is_array, is_json, json_schema
 from jobs.ingestion.key_from_name import salt_of, schema_with_key
 from jobs.ingestion.landed_files import Known, LandedFiles, transaction
 from jobs.ingestion.reading import CheckedRows, Rows, checked_in_driver, checked_in_workers, parts_of
+from jobs.ingestion.text_lines import FORMATS as TEXT_FORMATS
+from jobs.ingestion.text_lines import is_text, text_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import HISTORY_PREFIX, MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
@@ -47,8 +49,13 @@ REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
 land all its rows, as those of another file of the same name."""
 
 
-SUFFIXES = (*FORMATS, *JSON_FORMATS)
-"""Endings of the files that can be landed."""
+ALWAYS_READ = (*FORMATS, *JSON_FORMATS)
+"""Endings of the files that can be landed for any model."""
+
+
+def endings_of(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the endings of the files that can be landed; those of text where the spec says how to read lines."""
+    return (*ALWAYS_READ, *(() if spec.line_pattern is None else TEXT_FORMATS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +158,9 @@ class FileLanding:
         places = [end for end in ends if end is not None]
         if not places:
             raise ChangedFile(
-                f"{file.path}: does not begin with the rows that landed ({former}): --changed append is for a CSV or "
-                f"JSON-lines file, not compressed, to which whole rows were added at the end; put new rows into a new "
-                f"file"
+                f"{file.path}: does not begin with the rows that landed ({former}): --changed append is for a file "
+                f"of CSV, JSON lines or text, not compressed, to which whole rows were added at the end; put new rows "
+                f"into a new file"
             )
         return ends[0] or 0, max(places)
 
@@ -240,6 +247,8 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
     """
     if is_json(path):
         schema = json_schema(Path(path), spec)
+    elif is_text(path):
+        schema = text_schema(spec, Path(path))
     else:
         schema = read_schema(Path(path), spec.file_columns)
         check_columns(

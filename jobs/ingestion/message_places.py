@@ -39,7 +39,10 @@ class Landing(NamedTuple):
     @classmethod
     def of(cls, warehouse: Warehouse, spec: ModelSpec) -> Landing:
         """Return the landing of a model's topic; without a topic, or before the first landing, an empty one."""
-        table, topic = measurements(spec.name), "" if spec.source is None else spec.source.topic
+        if spec.source is not None and spec.source.kind == "kafka" and not spec.source.streamed:
+            return cls("", "", None, {})  # each topic has its id, and `ingest` alone reads them
+        table = measurements(spec.name)
+        topic = "" if spec.streamed_source is None else spec.streamed_source.topic
         landed = landed_position(warehouse, table, topic) if topic else None
         if landed is None:
             return cls(topic, None, None, {})

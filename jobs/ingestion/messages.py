@@ -26,7 +26,7 @@ from jobs.ingestion.json_rows import read_objects
 from jobs.ingestion.raw_rows import Source as Columns
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
-from jobs.warehouse.measurements_table import OFFSET, PARTITION, KeyTypes
+from jobs.warehouse.measurements_table import OFFSET, PARTITION, TOPIC, KeyTypes
 from jobs.warehouse.quarantine import PAYLOAD, POSITION, REASON
 
 if TYPE_CHECKING:
@@ -52,12 +52,18 @@ def key_types(source: Source, names: list[str]) -> KeyTypes:
 
 
 def checked_messages(
-    messages: DataFrame, spec: ModelSpec, source: Source, types: KeyTypes, topic_id: str | None = None
+    messages: DataFrame,
+    spec: ModelSpec,
+    source: Source,
+    types: KeyTypes,
+    topic_id: str | None = None,
+    several: bool = False,
 ) -> DataFrame:
-    """Turn messages (`key`, `value`, `partition`, `offset`) of a topic into accepted and rejected rows.
+    """Turn messages (`key`, `value`, `partition`, `offset`) of a topic, or of `several`, into checked rows.
 
     Returns:
-        `_reason`, `_payload` and `_position` (null where accepted), the spec's columns, `_partition`, `_offset`.
+        `_reason`, `_payload` and `_position` (null where accepted), the spec's columns, `_partition`, `_offset`; of
+        several topics also `_topic`.
 
     Raises:
         UserError: the Avro schema is invalid, or lacks a column of the spec.
@@ -65,8 +71,10 @@ def checked_messages(
     kept = messages
     if source.tombstones == "skip":
         kept = kept.filter(F.col("value").isNotNull())
-    raw = kept.select("value", "key", "partition", "offset", *_cells(spec, source))
+    named = ["topic"] if several else []
+    raw = kept.select("value", "key", "partition", "offset", *named, *_cells(spec, source))
     schema = f"{REJECTED}, {typed_columns(spec, types)}, {PARTITION} int, {OFFSET} bigint"
+    schema += f", {TOPIC} string" if several else ""
     check = MessageChecker(spec, source, types, topic_id)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -118,8 +126,10 @@ class MessageChecker(NamedTuple):
                 *(reasons, payloads, positions),
                 *(_blanked(rows.column(name), fits) for name in taken),
                 *(batch.column("partition"), batch.column("offset")),
+                *([batch.column("topic")] if "topic" in batch.schema.names else []),
             ],
-            [REASON, PAYLOAD, POSITION, *taken, PARTITION, OFFSET],
+            [REASON, PAYLOAD, POSITION, *taken, PARTITION, OFFSET]
+            + ([TOPIC] if "topic" in batch.schema.names else []),
         )
 
     def _columns(
@@ -154,7 +164,7 @@ class MessageChecker(NamedTuple):
             return pa.array([_text(key) for key in keys.to_pylist()], pa.string())
 
     def _where(self) -> str:
-        return f"topic {self.source.topic}"
+        return self.source.title
 
     def _payload(
         self,
@@ -178,7 +188,7 @@ class MessageChecker(NamedTuple):
 
     def _position(self, batch: pa.RecordBatch, at: int) -> str:
         place: dict[str, Any] = {
-            "topic": self.source.topic,
+            "topic": self.source.topic or batch.column("topic")[at].as_py(),
             "partition": batch.column("partition")[at].as_py(),
             "offset": batch.column("offset")[at].as_py(),
         }

@@ -69,6 +69,8 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     reject(reason, source.misshapen, "row: not as many fields as the header")
     if source.not_utf8 is not None:
         reject(reason, source.not_utf8, "row: not UTF-8 text")
+    if source.unmatched is not None:
+        reject(reason, source.unmatched, "line: does not match line_pattern")
     key, keys = _keys(spec, source, file, reason)
     time = _times(spec, source.columns[spec.time], file, reason)
     missing = {text.strip(" ").casefold() for text in spec.missing_values}

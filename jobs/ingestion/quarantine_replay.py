@@ -228,7 +228,7 @@ def _land(
     schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
     origin = replayed_late_rows.origin(replay_id) if copies else F.lit(f"quarantine:{replay_id}")
     table = need_measurements(warehouse, spec.name)
-    of_topic = spec.source is not None or OFFSET in warehouse.read(table).columns
+    of_topic = spec.source_kind == "kafka" or OFFSET in warehouse.read(table).columns
     place = rejected_place() if of_topic and not copies else {}
     parsed = rows.select(
         F.from_json("landing", schema).alias("row"),

@@ -12,19 +12,23 @@ CORRUPT = "_corrupt"
 """The column with the text of a row that has not as many fields as the header."""
 BYTES = "_bytes"
 """The column with the bytes, in base64, of a row that is not UTF-8 text."""
+LINE = "_line"
+"""The column with a whole line of text (`jobs.ingestion.text_lines`)."""
 
 
 class Source(NamedTuple):
     """The content of a file: `columns` by name, each of N rows, and (N,) which rows are `misshapen` or `not_utf8`.
 
     The texts of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes. `not_utf8` is None
-    where the format does not tell.
+    where the format does not tell. `unmatched` (N,): lines of text that the spec's expression does not match; None of
+    another format.
     """
 
     columns: dict[str, pa.Array]
     misshapen: NDArray[np.bool_]
     rows: int
     not_utf8: NDArray[np.bool_] | None = None
+    unmatched: NDArray[np.bool_] | None = None
 
 
 def joined(parts: list[Source], names: list[str]) -> Source:
@@ -36,10 +40,17 @@ def joined(parts: list[Source], names: list[str]) -> Source:
         else pa.array([], pa.string())
         for name in (*names, *dict.fromkeys(more))
     }
-    marks = [np.zeros(part.rows, bool) if part.not_utf8 is None else part.not_utf8 for part in parts]
     return Source(
         columns,
         np.concatenate([np.zeros(0, bool), *(part.misshapen for part in parts)]),
         sum(part.rows for part in parts),
-        np.concatenate([np.zeros(0, bool), *marks]),
+        _joined_marks(parts, [part.not_utf8 for part in parts]),
+        _joined_marks(parts, [part.unmatched for part in parts]),
     )
+
+
+def _joined_marks(parts: list[Source], marks: list[NDArray[np.bool_] | None]) -> NDArray[np.bool_]:
+    each = (
+        np.zeros(part.rows, bool) if mark is None else mark for part, mark in zip(parts, marks, strict=True)
+    )
+    return np.concatenate([np.zeros(0, bool), *each])

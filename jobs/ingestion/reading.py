@@ -24,6 +24,9 @@ from jobs.ingestion.json_rows import check_documents, is_json
 from jobs.ingestion.json_rows import parts as json_parts
 from jobs.ingestion.json_rows import read_part as read_json
 from jobs.ingestion.key_from_name import with_key
+from jobs.ingestion.text_lines import is_text, pattern_of
+from jobs.ingestion.text_lines import parts as text_parts
+from jobs.ingestion.text_lines import read_part as read_text
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import KeyTypes
@@ -84,12 +87,13 @@ def _schema_of(spec: ModelSpec, key_types: KeyTypes) -> pa.Schema:
 
 
 def parts_of(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
-    """Return the parts of a file, or of a folder of Parquet files, in order; of a text file those between two places.
+    """Return the parts of a file, or of a folder of files, in order; of lines or records those between two places.
 
     Raises:
         UserError: the file cannot be read.
     """
-    return json_parts(path, start, stop) if is_json(path) else parts(path, start, stop)
+    cut = json_parts if is_json(path) else text_parts if is_text(path) else parts
+    return cut(path, start, stop)
 
 
 def _checked(spec: ModelSpec, rows: Rows, key_types: KeyTypes, file: str) -> Iterator[pa.RecordBatch]:
@@ -97,8 +101,10 @@ def _checked(spec: ModelSpec, rows: Rows, key_types: KeyTypes, file: str) -> Ite
     if is_json(rows.part.path):
         found = (check_documents(spec, some, key_types, file) for some in read_json(rows.part))
     else:
-        sources = (with_key(spec, source, file) for source in read_part(rows.part))
-        found = (check_rows(spec, source, key_types, file) for source in sources)
+        of_text = is_text(rows.part.path)
+        sources = read_text(pattern_of(spec, file), rows.part) if of_text else read_part(rows.part)
+        keyed = (with_key(spec, source, file) for source in sources)
+        found = (check_rows(spec, source, key_types, file) for source in keyed)
     for batch in found:
         yield batch if rows.rejected else batch.filter(batch.column(REASON).is_null())
 

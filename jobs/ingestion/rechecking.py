@@ -15,6 +15,7 @@ import pyarrow as pa
 from jobs.encoding import arrow
 from jobs.ingestion.checking import check_rows
 from jobs.ingestion.raw_rows import BYTES, CORRUPT, Source
+from jobs.ingestion.text_lines import matched_again
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.measurements_table import KeyTypes
 from jobs.warehouse.quarantine import REASON
@@ -60,12 +61,16 @@ def _object(payload: str | None) -> dict[str, Any] | None:
 
 def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
     names = set(spec.naming_columns)
+    unmatched = np.zeros(len(rows), bool)
+    if spec.line_pattern is not None:
+        again = [matched_again(spec.line_pattern, row) for row in rows]
+        rows, unmatched = [row for row, _ in again], np.array([not fits for _, fits in again], bool)
     columns = {
         name: arrow.texts([_text(row.get(name), name in names) for row in rows]) for name in spec.columns
     }
     misshapen = np.array([row.get(CORRUPT) is not None for row in rows], bool)
     not_utf8 = np.array([row.get(BYTES) is not None for row in rows], bool)
-    return Source(columns, misshapen, len(rows), not_utf8)
+    return Source(columns, misshapen, len(rows), not_utf8, unmatched)
 
 
 def _text(value: Any, whole: bool) -> str | None:

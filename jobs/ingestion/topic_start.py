@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
@@ -20,6 +20,9 @@ from jobs.specs.source import Source
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import newest_landing, offsets_of, topic_position
 from jobs.warehouse.tables import measurements
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CHECKPOINTS = "checkpoints"
 
@@ -47,12 +50,29 @@ def source_of(spec: ModelSpec) -> Source:
     Raises:
         UserError: the spec has no source, though a generation of the model reads a topic.
     """
-    if spec.source is None:
+    if spec.streamed_source is None:
         raise UserError(
             f"the stream of {spec.name} reads a topic, but its spec no longer has a `source`: restore it, or pretrain "
             f"the changed spec and start with `stream --model {spec.name} --adopt SNAPSHOT`"
         )
-    return spec.source
+    return spec.streamed_source
+
+
+def topic_of(spark: SparkSession, source: Source) -> Topic:
+    """Return the topic of a source, with the partitions that are read.
+
+    Raises:
+        UserError: there is no such topic or partition, or the brokers do not answer.
+    """
+    topic = read_topic(spark, source.topic)
+    absent = [number for number in source.partitions if number not in topic.bounds]
+    if absent:
+        raise UserError(
+            f"topic {topic.name} has no partition {', '.join(map(str, absent))}, which source.partitions names: it has "
+            f"{', '.join(map(str, topic.bounds))}"
+        )
+    chosen = source.partitions or topic.bounds
+    return topic._replace(bounds={number: held for number, held in topic.bounds.items() if number in chosen})
 
 
 def start_of(warehouse: Warehouse, spec: ModelSpec) -> TopicStart:
@@ -65,7 +85,7 @@ def start_of(warehouse: Warehouse, spec: ModelSpec) -> TopicStart:
     found = newest_landing(warehouse, measurements(spec.name), source.topic)
     if found is not None and found.get("topic_id") is not None:
         return _start(spec, found)
-    topic = read_topic(warehouse.spark, source.topic)
+    topic = topic_of(warehouse.spark, source)
     if found is None:
         return _record(warehouse, spec, topic.id, _first_offsets(source, topic), _first_checkpoint(spec))
     known = _start(spec, found)
@@ -85,7 +105,7 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec) -> str | None:
     found = newest_landing(warehouse, table, source.topic) if warehouse.exists(table) else None
     if found is None:
         return None
-    landed, topic = _start(spec, found), read_topic(warehouse.spark, source.topic)
+    landed, topic = _start(spec, found), topic_of(warehouse.spark, source)
     lost, anew = 0, not same_if_known(landed.topic_id, topic.id)
     begin: Offsets = {}
     for number, offset in landed.offsets.items():

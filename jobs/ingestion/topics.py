@@ -34,6 +34,7 @@ from jobs.ingestion.topic_start import (
     landing_detail,
     source_of,
     start_of,
+    topic_of,
     way_out,
 )
 from jobs.lineage import generations
@@ -105,9 +106,13 @@ def messages_after(
             not answer.
     """
     source = source_of(spec)
-    have = read_topic(warehouse.spark, source.topic)
+    have = topic_of(warehouse.spark, source)
     _refuse_gap(spec, checkpoint, start, have, reader)
-    stream = warehouse.spark.readStream.format("kafka").option("subscribe", source.topic)
+    stream = warehouse.spark.readStream.format("kafka")
+    if source.partitions:
+        stream = stream.option("assign", json.dumps({source.topic: sorted(source.partitions)}))
+    else:
+        stream = stream.option("subscribe", source.topic)
     stream = stream.option("startingOffsets", starting(source.topic, offsets_of(start), have.bounds))
     stream = stream.option("failOnDataLoss", "true")
     # Waits a minute for a broker that restarts.
@@ -251,13 +256,9 @@ def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None, lossy
     lossy: continue with what the topic has now, if messages were lost (`topic_start.accept_loss`).
 
     Raises:
-        UserError: the spec names no topic, another process lands it, or as of `land`.
+        UserError: another process lands it, or as of `land`.
     """
-    if spec.source is None:
-        raise UserError(
-            f"nothing to land for {spec.name}: give --input FILE, or name a topic in its spec: "
-            f"source: {{kind: kafka, topic: ...}}"
-        )
+    topic = source_of(spec).topic
     began = time.monotonic()
     title = f"ingest {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
@@ -275,7 +276,7 @@ def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None, lossy
     reasons = dict(sorted(landing.reasons.items()))
     quarantined = sum(reasons.values())
     lines = [
-        f"landed {plural(landing.rows, 'message')} of topic {spec.source.topic} for {spec.name}, up to "
+        f"landed {plural(landing.rows, 'message')} of topic {topic} for {spec.name}, up to "
         + ", ".join(f"{number}:{offset}" for number, offset in offsets)
     ]
     if loss is not None:
@@ -286,7 +287,7 @@ def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None, lossy
     lines.append(f"the measurements table is at version {version}")
     data = {
         "model": spec.name,
-        "topic": spec.source.topic,
+        "topic": topic,
         "rows": landing.rows,
         "quarantined": quarantined,
         "reasons": reasons,

@@ -22,7 +22,7 @@ from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.commit_ids import commit_id
-from jobs.warehouse.positions import DELTA, describe
+from jobs.warehouse.positions import DELTA, describe, offsets_of
 from jobs.warehouse.reached_commits import ReachedCommits
 from jobs.warehouse.tables import measurements
 
@@ -66,18 +66,25 @@ RULES = (
             "time_zone",
             "time_format",
             "key_from_name",
+            "line_pattern",
             "missing_values",
             "source.format",
             "source.avro_schema",
             "source.framing",
         )
-        + ("source.whole_keys", "source.message_key", "source.tombstones"),
+        + ("source.whole_keys", "source.message_key", "source.tombstones")
+        + ("source.topics", "source.pattern", "source.table", "source.rate"),
         "applies to rows that are landed, or read from a topic, from now on",
     ),
     Rule(
         ALLOWED,
         ("inputs.table", "inputs.key", "inputs.defaults"),
         "from the next micro-batch on; a half-written one is finished first",
+    ),
+    Rule(
+        ALLOWED,
+        ("source.partitions",),
+        "a partition that is added is read from its beginning; one that has been read may not be left out",
     ),
     Rule(ALLOWED, ("sinks",), "the next micro-batch goes to the sinks that are named now"),
     Rule(
@@ -206,7 +213,7 @@ def row_rules(spec: ModelSpec) -> dict[str, Any]:
     names = {"late", "order", "duplicates"}
     if spec.inputs:
         names |= {"inputs.table", "inputs.key", "inputs.columns", "inputs.defaults"}
-    if spec.source:
+    if spec.streamed_source:
         names |= {"time_zone", "time_format", "missing_values"}
     rules = {
         name: value
@@ -311,7 +318,7 @@ def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] 
         warehouse.latest_version(table),
         settings,
         partial(commit_id, warehouse, table),
-        None if spec.source is None else topic_id(warehouse.spark, spec.source.topic),
+        None if spec.streamed_source is None else topic_id(warehouse.spark, spec.streamed_source.topic),
     )
 
 
@@ -403,7 +410,7 @@ def _meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
 
 def other_source(built_with: BuiltWith, spec: ModelSpec) -> str | None:
     """Return an error text if a spec reads another source than the one whose rows a state reflects, else None."""
-    source = spec.source
+    source = spec.streamed_source
     reached = f"{built_with.name} has reached {describe(built_with.position)}"
     if built_with.position["source"] != spec.source_kind:
         reads = "the measurements table" if source is None else f"topic {source.topic}"
@@ -416,6 +423,13 @@ def other_source(built_with: BuiltWith, spec: ModelSpec) -> str | None:
             f"{reached}, and the spec reads topic {source.topic} now. Restore the topic, or give the model of the "
             f"other topic a name of its own"
         )
+    if source is not None and source.partitions:
+        left_out = sorted(offsets_of(built_with.position).keys() - set(source.partitions))
+        if left_out:
+            return (
+                f"{reached}, and the spec reads only partitions {', '.join(map(str, source.partitions))} now: put back "
+                f"partition {', '.join(map(str, left_out))} into source.partitions"
+            )
     return None
 
 
@@ -440,7 +454,8 @@ def _source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
 
 def _same_topic(built_with: BuiltWith, spec: ModelSpec) -> bool:
     """Tell if a spec names the topic that a state reflects; one of a higher version may name another."""
-    return spec.source is not None and built_with.position.get("topic") == spec.source.topic
+    source = spec.streamed_source
+    return source is not None and built_with.position.get("topic") == source.topic
 
 
 def _table(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:

@@ -135,6 +135,23 @@ def topic_id(spark: SparkSession, name: str) -> str | None:
         return _id_or_none(spark._jvm, client, name)
 
 
+def topic_names(spark: SparkSession, pattern: str) -> list[str]:
+    """Return the names of the topics that a regular expression of Java matches whole, sorted.
+
+    Raises:
+        UserError: it is no regular expression, or the brokers do not answer.
+    """
+    jvm: Any = spark._jvm
+    try:
+        compiled = jvm.java.util.regex.Pattern.compile(pattern)
+    except Py4JJavaError as error:
+        cause = str(error.java_exception.getMessage()).splitlines()[0]
+        raise UserError(f"source.pattern: '{pattern}' is no regular expression of Java: {cause}") from error
+    with admin(spark) as client:
+        names = _answer(client.listTopics().names(), pattern)
+    return sorted(str(name) for name in names if compiled.matcher(name).matches())
+
+
 def _described(jvm: Any, client: Any, name: str) -> Any:
     names = jvm.java.util.ArrayList()
     names.add(name)

@@ -164,6 +164,11 @@ class Mixture(Section):
     components: int | None = Field(
         default=None, ge=1, le=50, description="number of components; null: as many as are given"
     )
+    categories: int | list[int] | None = Field(
+        default=None,
+        description="categorical_mixture: how many categories each measurement has, whose codes are 0, 1, ...; one "
+        "number for all measurements, or a list",
+    )
     weights: list[Number | str] | None = Field(
         default=None,
         description="weights of the start; null: equal. Numbers, or columns of the key's first row, as all components",
@@ -178,7 +183,9 @@ class Mixture(Section):
         default=None, description="poisson_mixture: a list of rates, one for each component"
     )
     probabilities: list[Any] | None = Field(
-        default=None, description="bernoulli_mixture: a list of probabilities of 1, one for each component"
+        default=None,
+        description="bernoulli_mixture: a list of probabilities of 1, one for each component; categorical_mixture: for "
+        "each component the probabilities of the categories, those of one measurement after the other",
     )
     step: MixtureStep = Field(default_factory=MixtureStep, description="the step size of each row")
     batch: int = Field(default=1, ge=1, le=1_000_000, description="rows of a key in one step")
@@ -208,7 +215,7 @@ class Mixture(Section):
     )
 
 
-MIXTURES = ("gaussian_mixture", "poisson_mixture", "bernoulli_mixture")
+MIXTURES = ("gaussian_mixture", "poisson_mixture", "bernoulli_mixture", "categorical_mixture")
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "rls": (),

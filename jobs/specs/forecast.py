@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -31,6 +31,11 @@ class ForecastSkill(Section):
     watermark: str = Field(
         default="10min",
         description="how far an estimate may lag the newest event time and still be compared",
+    )
+    watermark_policy: Literal["min", "max"] = Field(
+        default="min",
+        description="a row may not be older than `watermark` before the newest event time (min), or before the time of "
+        "the newest forecast (max), by which forecasts wait for less long",
     )
 
     _snapshot: str | None = PrivateAttr(None)
@@ -59,6 +64,13 @@ class ForecastSkill(Section):
             raise invalid(
                 "reaches back to the estimate itself", "give less than the shortest horizon", "tolerance"
             )
+        reach = max(self.lengths) + self.tolerance_us
+        if self.watermark_policy == "max" and reach > duration_us(self.watermark):
+            raise invalid(
+                "max leaves every row late, as the newest forecast is further ahead than `watermark`",
+                "write min, or a watermark that is at least the longest horizon and the tolerance",
+                "watermark_policy",
+            )
         if self.step is not None:
             for place, length in enumerate(self.lengths):
                 if length % duration_us(self.step):
@@ -85,5 +97,7 @@ class ForecastSkill(Section):
     def definition(self) -> str:
         """Return a short hash of the section, which names the query's checkpoint and rows."""
         with_snapshot = {} if self._snapshot is None else {"snapshot": self._snapshot}
-        text = json.dumps({**self.model_dump(), **with_snapshot}, sort_keys=True)
+        # The default is left out: the definitions of earlier releases, which had no policy, stay the same.
+        given = self.model_dump(exclude={"watermark_policy"} if self.watermark_policy == "min" else None)
+        text = json.dumps({**given, **with_snapshot}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -128,6 +128,11 @@ class ModelSpec(Section):
         description="the key column whose value is the name of the file, without folder and ending, such as sensor; "
         "null: every key column is in the files",
     )
+    line_pattern: str | None = Field(
+        default=None,
+        description="how to read lines of text (.txt, .log): a regular expression of Python that a whole line matches, "
+        "with a named group for each column, (?P<level>...); null: there are none",
+    )
     time: str = Field(description="the column of the event time")
     time_unit: TimeUnit = Field(default="second", description="the unit of dt in F(dt) and Q(dt)")
     time_zone: str = Field(
@@ -163,7 +168,8 @@ class ModelSpec(Section):
     )
     unscented: Unscented | None = Field(default=None, description="the sigma points of filter: unscented")
     states: Names = Field(
-        description="the states' names, in the order of the mean; for a mixture those of the measurements"
+        description="the states' names, in the order of the mean; for a mixture those of the measurements, of a "
+        "categorical one those of the categories, as in color_0"
     )
     process: Process | None = Field(
         default=None, description="the process model, such as {kind: random_walk, variance: 1.0}"
@@ -254,7 +260,7 @@ class ModelSpec(Section):
     def _states_of_mixture(cls, data: Any) -> Any:
         given = cast(dict[str, Any], data) if isinstance(data, dict) else {}
         if given.get("filter") in MIXTURES and "states" not in given and "measurement" in given:
-            return {**given, "states": given["measurement"]}
+            return {**given, "states": states_of_mixture(given["measurement"], given.get("mixture"))}
         return data
 
     @model_validator(mode="after")
@@ -275,6 +281,7 @@ class ModelSpec(Section):
                 f"choose from {', '.join(self.key)}",
                 "key_from_name",
             )
+        self._check_lines()
         self._check_sections()
         self._check_named_columns()
         self._check_disjoint()
@@ -303,6 +310,26 @@ class ModelSpec(Section):
                 "needs the measurements beside the estimates", "add outputs: {measured: true}", "forecast"
             )
         return self
+
+    def _check_lines(self) -> None:
+        if self.line_pattern is None:
+            return
+        try:
+            groups = re.compile(self.line_pattern).groupindex
+        except re.error as error:
+            raise invalid(
+                f"is no regular expression: {error}", "see Python's re; test it there", "line_pattern"
+            ) from error
+        _check_columns(list(groups), "line_pattern", what="group")
+        for name in self.file_columns:
+            if name not in groups:
+                remedy = f"write (?P<{name}>...) around the part of the line that has it"
+                raise invalid(f"has no group for column '{name}'", remedy, "line_pattern")
+        if self.key_from_name in groups:
+            remedy = "remove the group, or the field key_from_name"
+            raise invalid(
+                f"has a group '{self.key_from_name}', whose value is the file's name", remedy, "line_pattern"
+            )
 
     def _check_sections(self) -> None:
         for field in NEEDS.get(self.filter, ("process", "observation", "initial")):
@@ -472,13 +499,19 @@ class ModelSpec(Section):
     @property
     def source_kind(self) -> str:
         """Return the kind of the stream's source: kafka, or delta for the measurements table."""
-        return "delta" if self.source is None else self.source.kind
+        return "delta" if self.streamed_source is None else "kafka"
+
+    @property
+    def streamed_source(self) -> Source | None:
+        """Return the topic that the stream reads; None: it reads the measurements table."""
+        return self.source if self.source is not None and self.source.streamed else None
 
     @property
     def speaks_to_kafka(self) -> bool:
         """Tell whether commands of this model need Spark's connector for Kafka."""
         alerts = self.monitor is not None and self.monitor.kafka is not None
-        return self.source is not None or self.sinks.kafka is not None or alerts
+        topics = self.source is not None and self.source.kind == "kafka"
+        return topics or self.sinks.kafka is not None or alerts
 
     @property
     def columns(self) -> list[str]:
@@ -581,6 +614,18 @@ def _check_columns(names: Sequence[str], field: str, what: str = "column") -> No
             raise invalid(
                 f"{what} '{names[index]}' is named twice", "upper and lower case count as the same", field
             )
+
+
+def states_of_mixture(measurement: Any, mixture: Any) -> Any:
+    """Return the states' names of a mixture: its measurements, or the categories of each, `color_0`, `color_1`."""
+    count = cast(dict[str, Any], mixture).get("categories") if isinstance(mixture, dict) else None
+    if count is None or not isinstance(measurement, list):
+        return measurement
+    names = [str(name) for name in cast(list[Any], measurement)]
+    each = cast(list[Any], count) if isinstance(count, list) else [count] * len(names)
+    if len(each) != len(names) or not all(isinstance(one, int) for one in each):
+        return names  # which the model itself refuses
+    return [f"{name}_{code}" for name, one in zip(names, each, strict=True) for code in range(one)]
 
 
 def as_floats(value: Any) -> Any:

@@ -1,20 +1,71 @@
-"""The section `source` of a model spec: the topic that measurements come from, besides files."""
+"""The section `source` of a model spec: where measurements come from, besides files.
+
+The stream reads one topic directly. All other sources land first: `ingest` appends their rows to the measurements
+table, which the stream reads.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from jobs.core.times import duration_us
 from jobs.specs.problems import invalid
 from jobs.specs.sections import Section
 
+_TOPIC = r"^[A-Za-z0-9._-]{0,249}$"
+_OF_KAFKA = ("topic", "topics", "pattern", "partitions", "max_offsets_per_batch", "message_key", "whole_keys")
+_FIELDS = {"kafka": _OF_KAFKA, "delta": ("table",), "rate": ("rate",)}
+"""The fields that only one kind has."""
+
+
+class Rate(Section):
+    """Made-up rows, to try a model out: the same seed gives the same rows."""
+
+    rows_per_second: float = Field(
+        default=10.0, gt=0, allow_inf_nan=False, description="rows that come each second"
+    )
+    first_rows: int = Field(default=1000, ge=0, description="rows that are there at the first `ingest`")
+    keys: int = Field(default=10, ge=1, description="number of keys, which have a row each in turn")
+    every: str = Field(default="1min", description="time between two rows of a key, such as 1min")
+    begin: str = Field(default="2024-01-01", description="time of the first row, in ISO 8601")
+    seed: int = Field(default=0, ge=0, description="another seed gives other rows")
+    missing: float = Field(
+        default=0.0, ge=0, le=1, allow_inf_nan=False, description="share of measurements that are missing"
+    )
+
+    @model_validator(mode="after")
+    def _spaced(self) -> Self:
+        try:
+            duration_us(self.every)
+        except ValueError as error:
+            raise invalid(str(error), "write a number and a unit, such as 1min", "every") from error
+        return self
+
 
 class Source(Section):
-    """A Kafka topic with one measurement in each message. KALMAN_KAFKA has the addresses of its brokers."""
+    """Topics of Kafka with a measurement a message (KALMAN_KAFKA has the brokers), a Delta table, or made-up rows."""
 
-    kind: Literal["kafka"] = Field(description="kafka")
-    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$", description="name of the topic")
+    kind: Literal["kafka", "delta", "rate"] = Field(
+        description="kafka: a topic, or several; delta: a Delta table of your own; rate: made-up rows"
+    )
+    topic: str = Field(default="", pattern=_TOPIC, description="name of the topic that the stream reads")
+    topics: list[str] = Field(
+        default=[],
+        description="names of several topics, which `ingest` lands and the stream reads from the table",
+    )
+    pattern: str = Field(
+        default="",
+        description="instead of names, a regular expression (of Java) for the whole names of topics",
+    )
+    partitions: list[int] = Field(default=[], description="partitions of the topic that are read; empty: all")
+    table: str = Field(
+        default="",
+        description="with kind: delta, the table: a path or URI, or one below the warehouse's root",
+    )
+    rate: Rate = Field(default_factory=Rate, description="with kind: rate, the rows that are made up")
     format: Literal["json", "avro"] = Field(
         default="json", description="format of a message's value: a JSON object, or an Avro record"
     )
@@ -35,7 +86,7 @@ class Source(Section):
         description="key column that is the message's key, as text, instead of a field of its value",
     )
     start: Literal["earliest", "latest"] = Field(
-        default="earliest", description="offset at which the first `ingest` begins"
+        default="earliest", description="offset, or version of the table, at which the first `ingest` begins"
     )
     tombstones: Literal["quarantine", "skip"] = Field(
         default="quarantine", description="quarantine or skip messages without a value"
@@ -43,6 +94,49 @@ class Source(Section):
     max_offsets_per_batch: int | None = Field(
         default=None, ge=1, description="most messages in a micro-batch, of all partitions together"
     )
+
+    @property
+    def streamed(self) -> bool:
+        """Tell if the stream reads the source itself: one topic."""
+        return self.kind == "kafka" and bool(self.topic)
+
+    @property
+    def title(self) -> str:
+        """Return the source in words."""
+        if self.kind == "delta":
+            return f"table {self.table}"
+        if self.kind == "rate":
+            return "made-up rows"
+        if self.pattern:
+            return f"topics {self.pattern}"
+        return f"topic {self.topic}" if self.topic else f"topics {', '.join(self.topics)}"
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        for kind, fields in _FIELDS.items():
+            for field in fields if kind != self.kind else ():
+                default = type(self).model_fields[field].get_default(call_default_factory=True)
+                if getattr(self, field) != default:
+                    raise invalid(f"is for kind: {kind}", f"remove it, or write kind: {kind}", field)
+        if self.kind == "delta" and not self.table:
+            raise invalid("is missing", "write the path of the table", "table")
+        if self.kind == "kafka":
+            self._check_topics()
+        return self
+
+    def _check_topics(self) -> None:
+        if sum(map(bool, (self.topic, self.topics, self.pattern))) != 1:
+            raise invalid("is missing" if not self.topic else "is not alone", "name one of topic, topics or pattern",
+                          "topic")  # fmt: skip
+        for name in self.topics:
+            if not name or not re.fullmatch(_TOPIC, name):
+                raise invalid(f"'{name}' cannot be a topic", "use letters, digits, ., _ and -", "topics")
+        if len(set(self.topics)) < len(self.topics):
+            raise invalid("names a topic twice", "name each once", "topics")
+        if self.partitions and not self.topic:
+            raise invalid("is for a single topic", "remove it, or name one topic", "partitions")
+        if any(number < 0 for number in self.partitions) or len(set(self.partitions)) < len(self.partitions):
+            raise invalid("are not numbers of partitions", "name each once, from 0", "partitions")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -34,7 +34,7 @@ from kalman.filters.rounded import stored_as
 from kalman.learning.em import Learner
 from kalman.learning.key_fits import KeyFit, Outcome, Population
 from kalman.learning.learners import learnable
-from kalman.mixtures.families import FAMILIES
+from kalman.mixtures.building import FAMILIES
 from kalman.models.groups import GROUPS
 from kalman.run import SortedRows
 from kalman.types import Filter

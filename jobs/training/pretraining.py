@@ -233,9 +233,9 @@ def position_at(
     warehouse: Warehouse, spec: ModelSpec, table: str, version: int, of_table: Source
 ) -> dict[str, Any]:
     """Return the position in the model's source that corresponds to a version of the measurements."""
-    if spec.source is None:
+    if spec.streamed_source is None:
         return delta_position(table, version, *of_table.ids)
-    topic = spec.source.topic
+    topic = spec.streamed_source.topic
     landed = landed_position(warehouse, table, topic, version) or topic_position(topic, {})
     return {**landed, "measurements": version}
 

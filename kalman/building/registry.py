@@ -12,8 +12,7 @@ from kalman.filters.robust.gaussian import robust_gaussian
 from kalman.filters.robust.linear import build_robust_linear
 from kalman.filters.rounded import rounding
 from kalman.filters.sliding_likelihood import sliding_likelihood
-from kalman.mixtures.building import build_mixture
-from kalman.mixtures.families import FAMILIES
+from kalman.mixtures.building import FAMILIES, build_mixture
 from kalman.models.definition import Definition
 from kalman.models.groups import pooled
 from kalman.models.learned_entries import substituted

@@ -11,7 +11,7 @@ from kalman.learning.em_linear import expectation_maximisation
 from kalman.learning.maximum_likelihood import maximum_likelihood
 from kalman.learning.mixtures import mixture_learner
 from kalman.learning.modes import mode_learner
-from kalman.mixtures.families import FAMILIES
+from kalman.mixtures.building import FAMILIES
 from kalman.types import ModelError
 
 LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = {

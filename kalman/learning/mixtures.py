@@ -59,7 +59,7 @@ class MixtureLearner:
     @property
     def _width(self) -> int:
         asked = self._asked
-        return asked.count * (1 + asked.m + asked.family.spreads(asked.m))
+        return asked.count * (1 + asked.n + asked.family.spreads(asked.m))
 
     def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
         """Return log-likelihood, expected sufficient statistics and number of usable rows."""
@@ -124,7 +124,7 @@ class MixtureLearner:
         return maximised(self._asked, theta, self._sums(vector), bounds)
 
     def _sums(self, vector: Array) -> Sums:
-        k, m = self._asked.count, self._asked.m
+        k, m = self._asked.count, self._asked.n
         cuts = [2, 2 + k, 2 + k + k * m]
         first, weights, means, spreads = np.split(vector, cuts)
         return Sums(first[0], first[1], weights, means, spreads)

@@ -1,5 +1,6 @@
-"""Mixtures of Gaussian, Poisson or Bernoulli components: the density of independent rows, learned online and in batch.
+"""Mixtures of Gaussian, Poisson, Bernoulli or categorical components: the density of independent rows.
 
-`families` holds the densities of one component, `components` their mixture; `online` is the filter, `batch` is EM over
-many rows, `building` reads definitions.
+They are learned online and in batch.
+`families` and `categorical` hold the densities of one component, `components` their mixture; `online` is the filter,
+`batch` is EM over many rows, `building` reads definitions.
 """

@@ -24,7 +24,7 @@ from kalman.types import Array
 class Sums(NamedTuple):
     """Sums over rows, each (..., K) for K keys, or without that axis for all keys together.
 
-    log_likelihood; rows; weights (k,) sums of r; means (k * m,) of r d; spreads (k * p,) of r (d d' + spread)
+    log_likelihood; rows; weights (k,) sums of r; means (k * n,) of r d; spreads (k * p,) of r (d d' + spread)
     """
 
     log_likelihood: Any
@@ -87,8 +87,8 @@ def pooled(one: Sums) -> Sums:
 
 def maximised(asked: Request, theta: Array, found: Sums, least: Sequence[float]) -> Array:
     """Return the components (c,) or (c, K) after one M step from theta; fixed parameters stay."""
-    mixture, m = split(asked, list(theta)), asked.m
-    p = asked.family.spreads(m)
+    mixture, m = split(asked, list(theta)), asked.n
+    p = asked.family.spreads(asked.m)
     learns_means, learns_spreads = asked.family.mean in asked.learn, asked.family.spread in asked.learn
     weights, means, spreads = mixture
     for k in range(asked.count):
@@ -120,7 +120,7 @@ def with_prior(asked: Request, theta: Array, found: Sums, prior: Array, strength
     """
     mixture, before = split(asked, list(theta)), split(asked, prior.tolist())
     weights, means, spreads = (np.empty(np.shape(a)) for a in found[2:])
-    m, p = asked.m, asked.family.spreads(asked.m)
+    m, p = asked.n, asked.family.spreads(asked.m)
     for k in range(asked.count):
         rows: Any = strength * before.weights[k]
         away = [minus(a, b) for a, b in zip(before.means[k], mixture.means[k], strict=True)]

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman.linalg.packing import symmetric
+from kalman.mixtures.categorical import Categorical
 from kalman.mixtures.components import Components, components, predictive
-from kalman.mixtures.families import FAMILIES, Family
+from kalman.mixtures.families import Bernoulli, Family, Gaussian, Poisson
 from kalman.mixtures.online import MixtureFilter
 from kalman.mixtures.starts import MixtureStart, used, without_columns
 from kalman.models import checks, definition
@@ -15,16 +16,26 @@ from kalman.models.definition import Definition
 from kalman.models.structures import Parameter
 from kalman.types import ModelError
 
+FAMILIES: dict[str, Family] = {
+    "gaussian_mixture": Gaussian(),
+    "poisson_mixture": Poisson(),
+    "bernoulli_mixture": Bernoulli(),
+    "categorical_mixture": Categorical(()),
+}
+"""The families by the kind of filter; the last one is completed by the numbers of categories."""
 MOST = 50
 """Maximum number of components."""
+MOST_CATEGORIES = 64
+"""Maximum number of categories of all measurements together."""
 OFFSET = 20.0
 """Weight of the start in steps: each of a key's first rows moves the mixture by about a sixth."""
-FLOORS = {"gaussian_mixture": 1e-6, "poisson_mixture": 1e-9, "bernoulli_mixture": 1e-9}
+FLOORS = {**dict.fromkeys(FAMILIES, 1e-9), "gaussian_mixture": 1e-6}
 
 
 class Request(NamedTuple):
     """The mixture of a definition.
 
+    m       number of measurements; states: names of the entries of a component's mean
     start   the components, or () where they are to be learned
     floor   factor of the lower bounds that keep components from degenerating
     learn   names of the parameters to learn; scope: pooled or key
@@ -33,6 +44,7 @@ class Request(NamedTuple):
     """
 
     family: Family
+    m: int
     states: tuple[str, ...]
     count: int
     start: tuple[float, ...]
@@ -45,8 +57,8 @@ class Request(NamedTuple):
     own_start: MixtureStart | None = None
 
     @property
-    def m(self) -> int:
-        """Return the number of measurements."""
+    def n(self) -> int:
+        """Return the number of entries of a component's mean."""
         return len(self.states)
 
     @property
@@ -73,10 +85,9 @@ def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilte
             raise ModelError(f"mixture.step.{name}", f"{value!r} is above one", "write 1.0 or less")
     offset = checks.positive("mixture.step.offset", step.get("offset", OFFSET))
     batch = checks.whole("mixture.batch", options.get("batch", 1), 1, 1_000_000)
-    m = asked.m
     return MixtureFilter(
         asked.states,
-        m,
+        asked.m,
         asked.controls,
         asked.family,
         asked.count,
@@ -84,7 +95,7 @@ def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilte
         offset,
         minimum,
         batch,
-        least(asked, asked.start) if asked.start else (0.0,) * m,
+        least(asked, asked.start) if asked.start else (0.0,) * asked.n,
         asked.start,
         checks.whole("mixture.warm_up", options.get("warm_up", 0), 0, 1_000_000),
         asked.own_start,
@@ -94,17 +105,20 @@ def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilte
 def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Request:
     """Return the mixture of a definition, with learned parameters in place of written ones."""
     kind = given["filter"]
-    family = FAMILIES[kind]
     for section in ("process", "observation", "initial"):
         if given.get(section) is not None:
             raise ModelError(section, f"a {kind} has none", "remove it; the components are in mixture")
     measurement = definition.names("measurement", given.get("measurement"))
-    states = definition.names("states", given.get("states") or measurement)
-    if len(states) != len(measurement):
-        remedy = "name a state for each measurement, in the same order, or leave states out"
-        raise ModelError("states", f"{len(states)} named for {len(measurement)} measurements", remedy)
     controls = definition.names("control", given.get("control") or (), empty=True)
     options = _options(given)
+    family, default = _family(kind, options, measurement)
+    states = definition.names("states", given.get("states") or default)
+    if len(states) != len(default):
+        one, all_of = (
+            ("category", "categories") if default != measurement else ("measurement", "measurements")
+        )
+        remedy = f"name a state for each {one}, in the same order, or leave states out"
+        raise ModelError("states", f"{len(states)} named for {len(default)} {all_of}", remedy)
     names = parameter_names(family)
     for name in learned or {}:
         if name not in names:
@@ -118,46 +132,56 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
         raise ModelError("learn.by", f"the keys of a {kind} lean on all keys", "remove it")
     written = {name: options[name] for name in names if name in options} | dict(learned or {})
     count = _count(options, written)
-    written, own_start = without_columns(family, count, len(states), written, controls)
+    written, own_start = without_columns(family, count, len(measurement), written, controls)
     definition.check_controls(controls, used(own_start))
     if own_start is not None and given.get("learn") is not None:
         problem = "components come from columns, and what is learned is the same for all keys"
         raise ModelError("learn", problem, "keep one of them")
-    start = _start(family, count, len(states), written, learned or {})
+    start = _start(family, count, len(measurement), written, learned or {})
     if not start:
         for name in names:
             if name not in wanted and name != "weights":
                 remedy = f"write it, or let pretrain learn it: learn: {{parameters: [{', '.join(names)}]}}"
                 raise ModelError(f"mixture.{name}", "is missing", remedy)
     floor = checks.positive("mixture.floor", options.get("floor", FLOORS[kind]))
-    if kind == "bernoulli_mixture" and floor >= 0.5:
+    if family.mean == "probabilities" and floor >= 1.0 / max(getattr(family, "categories", (2,))):
         raise ModelError("mixture.floor", f"{floor!r} is no bound of a probability", "write less than 0.5")
     starts = checks.whole("mixture.starts", options.get("starts", 5), 1, 100)
     holdout = checks.positive("mixture.holdout", options.get("holdout", 0.1), zero=True)
     if holdout > 0.5:
         raise ModelError("mixture.holdout", f"{holdout!r} is more than half", "write 0.5 or less")
     return Request(
-        family, states, count, start, floor, wanted, scope, starts, holdout, len(controls), own_start
+        family,
+        len(measurement),
+        states,
+        count,
+        start,
+        floor,
+        wanted,
+        scope,
+        starts,
+        holdout,
+        len(controls),
+        own_start,
     )
 
 
 def least(asked: Request, start: Any) -> tuple[float, ...]:
     """Return the lower bounds that keep components from degenerating, for the start `start` (flat)."""
     mixture = split(asked, start)
-    m = asked.m
     _, covariance = predictive(asked.family, mixture)
     full = symmetric(covariance)
-    return asked.family.least(asked.floor, [float(full[i][i]) for i in range(m)])
+    return asked.family.least(asked.floor, [float(full[i][i]) for i in range(asked.n)])
 
 
 def split(asked: Request, flat: Any) -> Components:
     """Return components from their flat numbers."""
-    return components(flat, asked.count, asked.m, asked.family.spreads(asked.m))
+    return components(flat, asked.count, asked.n, asked.family.spreads(asked.m))
 
 
 def _options(given: Definition) -> dict[str, Any]:
     known = (
-        *("components", "step", "batch", "warm_up", "floor", "starts", "holdout", "weights"),
+        *("components", "step", "batch", "warm_up", "floor", "starts", "holdout", "weights", "categories"),
         *(name for family in FAMILIES.values() for name in parameter_names(family)[1:]),
     )
     found = given.get("mixture")
@@ -171,6 +195,32 @@ def _options(given: Definition) -> dict[str, Any]:
                 remedy = f"write {', '.join(allowed)}"
                 raise ModelError(f"mixture.{name}", f"a {given['filter']} has none", remedy)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _family(
+    kind: str, options: Mapping[str, Any], measurement: tuple[str, ...]
+) -> tuple[Family, tuple[str, ...]]:
+    """Return the family of a kind, and the states' names by default."""
+    given = options.get("categories")
+    if kind != "categorical_mixture":
+        if given is not None:
+            raise ModelError("mixture.categories", f"a {kind} has none", "remove it")
+        return FAMILIES[kind], measurement
+    if given is None:
+        raise ModelError("mixture.categories", "is missing", "write how many each measurement has, such as 3")
+    each = [given] * len(measurement) if isinstance(given, int) else given
+    if not isinstance(each, (list, tuple)) or len(each) != len(measurement):
+        raise ModelError(
+            "mixture.categories",
+            "is not one number for each measurement",
+            f"write a list of {len(measurement)}",
+        )
+    counts = tuple(checks.whole("mixture.categories", count, 2, MOST_CATEGORIES) for count in each)
+    if sum(counts) > MOST_CATEGORIES:
+        remedy = f"keep to {MOST_CATEGORIES}: put rare categories together"
+        raise ModelError("mixture.categories", f"they are {sum(counts)} in all", remedy)
+    pairs = zip(measurement, counts, strict=True)
+    return Categorical(counts), tuple(f"{name}_{code}" for name, count in pairs for code in range(count))
 
 
 def _count(options: Mapping[str, Any], written: Mapping[str, Any]) -> int:
@@ -195,7 +245,7 @@ def _start(
         return f"parameters.{name}" if name in learned else f"mixture.{name}"
 
     weights = _weights(place("weights"), written.get("weights"), count)
-    means = _means(place(family.mean), written[family.mean], count, m)
+    means = _means(place(family.mean), written[family.mean], count, family.entries(m))
     for k, mean in enumerate(means):
         for value in mean:
             if family.mean == "rates":
@@ -203,6 +253,8 @@ def _start(
             if family.mean == "probabilities" and not 0.0 < value < 1.0:
                 remedy = "write a number between 0 and 1"
                 raise ModelError(f"{place(family.mean)}[{k}]", f"{value!r} is not between them", remedy)
+        if isinstance(family, Categorical):
+            means[k] = _sum_to_one(f"{place(family.mean)}[{k}]", family, mean)
     flat = [*weights, *(a for mean in means for a in mean)]
     if family.spread:
         name = family.spread
@@ -216,6 +268,18 @@ def _start(
                 raise ModelError(f"{place(name)}[{k}]", "it is singular", remedy)
             flat += packed
     return tuple(float(a) for a in flat)
+
+
+def _sum_to_one(field: str, family: Categorical, mean: tuple[float, ...]) -> tuple[float, ...]:
+    """Return probabilities that sum to 1 for each measurement, as they do up to rounding."""
+    result: list[float] = []
+    for part in family.parts():
+        total = sum(mean[i] for i in part)
+        if abs(total - 1.0) > 1e-6:
+            remedy = "write those of each measurement's categories, one measurement after the other"
+            raise ModelError(field, f"those of a measurement sum to {total:g}", remedy)
+        result += [mean[i] / total for i in part]
+    return tuple(result)
 
 
 def _weights(field: str, value: Any, count: int) -> list[float]:

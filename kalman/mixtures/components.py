@@ -30,7 +30,7 @@ class Components(NamedTuple):
 
 
 def components(flat: Sequence[Any], k: int, m: int, p: int) -> Components:
-    """Return k components of m measurements, with p entries of spread each, from their entries in a row."""
+    """Return k components with means of m entries, and p entries of spread each, from their entries in a row."""
     second, third = k, k + k * m
     return Components(
         list(flat[:k]),
@@ -121,10 +121,15 @@ def bounded(family: Family, mixture: Components, least: Vector) -> Components:
     )
 
 
+def predicted_mean(mixture: Components) -> list[Entry]:
+    """Return the mean (m entries) of a row."""
+    return [dot(mixture.weights, [one[i] for one in mixture.means]) for i in range(len(mixture.means[0]))]
+
+
 def predictive(family: Family, mixture: Components) -> tuple[list[Entry], list[Entry]]:
     """Return mean (m entries) and packed covariance of a row: within the components and between them."""
-    m = len(mixture.means[0])
-    mean = [dot(mixture.weights, [one[i] for one in mixture.means]) for i in range(m)]
+    mean = predicted_mean(mixture)
+    m = len(mean)
     covariance: list[Entry] = [0.0] * (m * (m + 1) // 2)
     for w, centre, spread in zip(*mixture, strict=True):
         within = family.covariance(centre, spread)
@@ -140,6 +145,10 @@ def nis(family: Family, mixture: Components, y: Vector, presents: Presents) -> E
 
     It is 1 on average for each measurement that is there, if the mixture is right, but not chi-square.
     """
+    some = some_present(presents)
+    own = family.distance(predicted_mean(mixture), y, presents)
+    if own is not None:
+        return own if some is None else np.where(some, own, np.nan)
     mean, covariance = predictive(family, mixture)
     has = [a for a in presents if a is not None]
     L, _, inverse = ldl.factor(covariance, has or None)
@@ -149,7 +158,6 @@ def nis(family: Family, mixture: Components, y: Vector, presents: Presents) -> E
     total: Entry = 0.0
     for z, scale in zip(ldl.whiten(L, away), inverse, strict=True):
         total = plus(total, times(times(z, z), scale))
-    some = some_present(presents)
     return total if some is None else np.where(some, total, np.nan)
 
 

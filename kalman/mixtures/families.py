@@ -43,6 +43,10 @@ class Family(Protocol):
     @property
     def spread(self) -> str: ...
 
+    def entries(self, m: int) -> int:
+        """Return how many numbers a component's mean has: one for each of m measurements, or of their categories."""
+        return m
+
     def spreads(self, m: int) -> int:
         """Return how many numbers a component has beside its mean."""
         ...
@@ -60,20 +64,35 @@ class Family(Protocol):
         ...
 
     def bounded(self, mean: Vector, spread: Vector, least: Vector) -> tuple[list[Entry], list[Entry]]:
-        """Return mean and spread, kept from degenerating; `least` (m numbers) as `least` gives them."""
+        """Return mean and spread, kept from degenerating; `least` (one for each entry of the mean) as `least` gives."""
         ...
 
     def least(self, floor: float, variances: Sequence[float]) -> tuple[float, ...]:
-        """Return the bound of each measurement, where the whole mixture has these variances."""
+        """Return the bound of each entry of the mean, where the whole mixture has these variances."""
         ...
 
     def outside(self, y: Array) -> npt.NDArray[np.bool_]:
         """Mark rows (K,) with measurements (m, K) that the component cannot give."""
         ...
 
+    def coded(self, y: Array) -> Array:
+        """Return measurements (m, K) as what a component's mean is the mean of."""
+        return y
+
+    def distance(self, mean: Vector, y: Vector, presents: Presents) -> Entry | None:
+        """Return a distance of a row from the mixture's mean that is 1 on average for each measurement.
+
+        None: that in the mixture's covariance.
+        """
+        return None
+
+    def measured(self, mean: Vector, covariance: Vector) -> tuple[list[Entry], list[Entry]]:
+        """Return mean (m) and packed covariance of the measurements, given those of a mixture."""
+        return list(mean), list(covariance)
+
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Family):
     """N(mean, covariance), the covariance full."""
 
     mean: str = "means"
@@ -151,7 +170,7 @@ class Gaussian:
         return np.zeros(y.shape[1], bool)
 
 
-class _Independent:
+class _Independent(Family):
     """Components whose measurements are independent given the component, with a mean alone."""
 
     spread: str = ""
@@ -241,11 +260,3 @@ class Bernoulli(_Independent):
 
 def _log_factorial(a: Array) -> Array:
     return gammaln(np.asarray(a) + 1.0)[None]
-
-
-FAMILIES: dict[str, Family] = {
-    "gaussian_mixture": Gaussian(),
-    "poisson_mixture": Poisson(),
-    "bernoulli_mixture": Bernoulli(),
-}
-"""The families by the kind of filter."""

@@ -42,7 +42,8 @@ class MixtureFilter(ProgramFilter):
     During a key's first `warm_up` rows the components stay where they began, and what the steps make of them is kept
     beside them; the next step takes it over.
 
-    least   (m,) lower bounds that keep components from degenerating, see `Family.bounded`
+    states  names of the entries of a component's mean
+    least   lower bounds of these entries that keep components from degenerating, see `Family.bounded`
     start   the components before the first row (`Components.flat`), () where they are to be learned
     own_start  where columns of a key's first row give them; `start` then stands in for it
     """
@@ -71,7 +72,7 @@ class MixtureFilter(ProgramFilter):
 
     def _shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
         shapes = {f"{prefix}weights": (self.count,)}
-        shapes[prefix + self.family.mean] = (self.count * self.measurements,)
+        shapes[prefix + self.family.mean] = (self.count * len(self.states),)
         if self.family.spread:
             shapes[prefix + self.family.spread] = (self.count * self.family.spreads(self.measurements),)
         return shapes
@@ -83,11 +84,11 @@ class MixtureFilter(ProgramFilter):
 
     @property
     def _width(self) -> int:
-        return self.count * (1 + self.measurements + self.family.spreads(self.measurements))
+        return self.count * (1 + len(self.states) + self.family.spreads(self.measurements))
 
     def components(self, flat: Sequence[Any]) -> Components:
         """Return the components of these flat entries."""
-        return components(flat, self.count, self.measurements, self.family.spreads(self.measurements))
+        return components(flat, self.count, len(self.states), self.family.spreads(self.measurements))
 
     def initial(self, keys: int) -> Array:
         """Return the state (size, keys) of keys that have no row yet. Raises ModelError before learning."""
@@ -157,21 +158,20 @@ class MixtureFilter(ProgramFilter):
         return np.where(outside, flags.OUT_OF_SUPPORT, flags.WELL).astype(np.uint8)
 
     def moments(self, state: Array) -> tuple[Array, Array]:
-        """Return mean (m, K) and packed covariance of the next row, as the mixture predicts it."""
-        keys = state.shape[1]
+        """Return mean (n, K) and packed covariance of the next row's states, as the mixture predicts them."""
         with np.errstate(all="ignore"):
             mean, covariance = predictive(self.family, self.components(list(state)))
-        return (
-            np.array([np.broadcast_to(a, keys) for a in mean], float),
-            np.array([np.broadcast_to(a, keys) for a in covariance], float),
-        )
+        return _rows(mean, state.shape[1]), _rows(covariance, state.shape[1])
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
-        """Return mean (m, K) and packed covariance of the next row."""
-        return self.moments(state)
+        """Return mean (m, K) and packed covariance of the next row's measurements."""
+        with np.errstate(all="ignore"):
+            mixture = self.components(list(state))
+            mean, covariance = self.family.measured(*predictive(self.family, mixture))
+        return _rows(mean, state.shape[1]), _rows(covariance, state.shape[1])
 
     def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
-        """Return mean (m, K), full row-major covariance (m*m, K) of the next row, and all of the state."""
+        """Return mean (n, K), full row-major covariance (n*n, K) of the next row, and all of the state."""
         mean, covariance = self.moments(state)
         return mean, unpack(covariance), {name: state[place] for name, place in self.places.items()}
 
@@ -190,3 +190,7 @@ class MixtureFilter(ProgramFilter):
     def with_parameters(self, state: Array, parameters: Array) -> Array:
         """Return the state with each key's own components (`Components.flat`, K)."""
         return self._put(state.copy(), parameters)
+
+
+def _rows(entries: Vector, keys: int) -> Array:
+    return np.array([np.broadcast_to(a, keys) for a in entries], float)

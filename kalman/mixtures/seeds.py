@@ -19,7 +19,7 @@ def seeds(asked: Request, y: Array, starts: int) -> Array:
 
     A missing measurement is replaced by the mean of the others.
     """
-    filled, variance = _filled(y)
+    filled, variance = _filled(asked.family.coded(y))
     scale = np.sqrt(filled) if asked.family.mean == "rates" else filled
     deviation = scale.std(axis=1, keepdims=True)
     points = ((scale - scale.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0)).T

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman.linalg.packing import packed_index, packed_size
+from kalman.mixtures.categorical import Categorical
 from kalman.mixtures.families import Family
 from kalman.models import columns
 from kalman.models.columns import Cell, Column, psd, resolve
@@ -21,7 +22,7 @@ SUM = 1e-6
 class MixtureStart(NamedTuple):
     """The flat components (`Components.flat`) of a key at its first row, numbers or columns.
 
-    Of `count` components of m measurements: weights, means, and p numbers each of their spread.
+    Of `count` components of m measurements: weights, means of n entries, and p numbers each of their spread.
     """
 
     cells: tuple[Cell, ...]
@@ -32,8 +33,9 @@ class MixtureStart(NamedTuple):
     def resolved(self, u: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Return the flat components (d, K), weights summing to 1, and for which keys (K,) they are none."""
         k, m, keys = self.count, self.m, u.shape[1]
+        n = self.family.entries(m)
         flat = np.array([np.broadcast_to(a, keys) for a in resolve(self.cells, list(u))], float)
-        weights, means, spread = flat[:k], flat[k : k + k * m], flat[k + k * m :]
+        weights, means, spread = flat[:k], flat[k : k + k * n], flat[k + k * n :]
         with np.errstate(all="ignore"):
             total = weights.sum(axis=0)
             sound = (weights > 0.0).all(axis=0) & (np.abs(total - 1.0) <= SUM) & np.isfinite(flat).all(axis=0)
@@ -41,6 +43,11 @@ class MixtureStart(NamedTuple):
                 sound &= (means > 0.0).all(axis=0)
             if self.family.mean == "probabilities":
                 sound &= ((means > 0.0) & (means < 1.0)).all(axis=0)
+            for part in self._shares():
+                shares = means[part]
+                whole = shares.sum(axis=0)
+                sound &= np.abs(whole - 1.0) <= SUM
+                means[part] = shares / whole
             p = self.family.spreads(m)
             for component in range(k if p else 0):
                 own = list(spread[component * p : (component + 1) * p])
@@ -48,6 +55,13 @@ class MixtureStart(NamedTuple):
                 sound &= np.all([own[packed_index(i, i)] > 0.0 for i in range(m)], axis=0)
             flat[:k] = weights / total
         return flat, ~sound
+
+    def _shares(self) -> list[list[int]]:
+        """Return the entries of all means that sum to 1: of each component, the categories of each measurement."""
+        if not isinstance(self.family, Categorical):
+            return []
+        n = self.family.entries(self.m)
+        return [[k * n + i for i in part] for k in range(self.count) for part in self.family.parts()]
 
 
 def without_columns(
@@ -69,21 +83,28 @@ def without_columns(
         cells += columns.vector("mixture.weights", weights, count, controls)
         if _texts(weights):
             plain.pop("weights")
-    name = family.mean
+    name, n = family.mean, family.entries(m)
     for k, row in enumerate(_listed(f"mixture.{name}", written.get(name), count)):
         cells += columns.vector(
-            f"mixture.{name}[{k}]", row if isinstance(row, (list, tuple)) else [row], m, controls
+            f"mixture.{name}[{k}]", row if isinstance(row, (list, tuple)) else [row], n, controls
         )
     if _texts(written.get(name)):
-        plain[name] = [[INSTEAD[name]] * m] * count
+        plain[name] = [_instead(family, m)] * count
     if family.spread:
         matrices = _listed(f"mixture.{family.spread}", written.get(family.spread), count)
         for k, matrix in enumerate(matrices):
             cells += columns.covariance(f"mixture.{family.spread}[{k}]", matrix, m, controls)
         if _texts(matrices):
             plain[family.spread] = [np.eye(m).tolist()] * count
-    assert len(cells) == count * (1 + m + (packed_size(m) if family.spread else 0))
+    assert len(cells) == count * (1 + n + (packed_size(m) if family.spread else 0))
     return plain, MixtureStart(tuple(cells), family, count, m)
+
+
+def _instead(family: Family, m: int) -> list[float]:
+    """Return a component's mean that stands in place of columns while no row is known."""
+    if isinstance(family, Categorical):
+        return [1.0 / len(part) for part in family.parts() for _ in part]
+    return [INSTEAD[family.mean]] * m
 
 
 def used(start: MixtureStart | None) -> set[int]:

@@ -203,6 +203,19 @@ MIXTURES: dict[str, tuple[dict[str, Any], dict[str, Any], list[float]]] = {
         {"probabilities": [0.2, 0.9], "weights": [0.6, 0.4]},
         [0.2, 0.9, 0.6],
     ),
+    "categorical_mixture": (
+        {
+            "categories": [2, 3],
+            "probabilities": [["p0", "p1", "p2", 0.3, "p3"], [0.6, 0.4, 0.2, 0.2, 0.6]],
+            "weights": ["w0", 0.4],
+        },
+        {
+            "categories": [2, 3],
+            "probabilities": [[0.1, 0.9, 0.5, 0.3, 0.2], [0.6, 0.4, 0.2, 0.2, 0.6]],
+            "weights": [0.6, 0.4],
+        },
+        [0.1, 0.9, 0.5, 0.2, 0.6],
+    ),
 }
 
 
@@ -212,13 +225,14 @@ def test_a_mixture_starts_as_its_first_row_says(kind, more):
     written, numbers, values = MIXTURES[kind]
     written, numbers = written | more, numbers | more
     names = {"gaussian_mixture": ["w0", "w1", "m0", "m1", "v0", "c1"], "poisson_mixture": ["r0"]}
+    names["categorical_mixture"] = ["p0", "p1", "p2", "p3", "w0"]
     control = names.get(kind, ["p0", "p1", "w0"])
-    m = 2 if kind == "gaussian_mixture" else 1
+    m = 2 if kind in ("gaussian_mixture", "categorical_mixture") else 1
     base = {"filter": kind, "measurement": ["a", "b"][:m]}
     model = kalman.build({**base, "control": control, "mixture": written})
     number = kalman.build({**base, "mixture": numbers})
     rng = np.random.default_rng(3)
-    y = rng.normal(size=(m, 12)) if m == 2 else rng.integers(0, 2, (1, 12)).astype(float)
+    y = rng.normal(size=(m, 12)) if kind == "gaussian_mixture" else rng.integers(0, 2, (m, 12)).astype(float)
     u = np.full((len(values), 12), 7.0)
     u[:, [0, 6]] = np.array(values)[:, None]
     rows = kalman.SortedRows(np.repeat([0, 1], 6), np.tile(np.arange(6), 2) * UNIT, y, u)

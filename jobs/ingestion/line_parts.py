@@ -1,0 +1,47 @@
+"""Cut a file of lines into parts that can be read by themselves, and read the lines of a part."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+from jobs.ingestion.csv_parquet import Part
+from jobs.ingestion.csv_records import BOM, PIECE_BYTES
+
+
+def open_lines(path: Path) -> gzip.GzipFile:
+    """Open a file for reading bytes, uncompressed."""
+    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]
+
+
+def line_parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
+    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut where lines end.
+
+    A compressed file cannot be read from its middle, so that it is one part.
+    """
+    if path.name.lower().endswith(".gz"):
+        return [Part(str(path), 0, None)]
+    size = path.stat().st_size if stop is None else stop
+    found: list[Part] = []
+    with path.open("rb") as file:
+        while start < size:
+            file.seek(min(start + PIECE_BYTES, size))
+            file.readline()
+            end = min(file.tell(), size)
+            found.append(Part(str(path), start, end))
+            start = end
+    return found
+
+
+def lines_of(part: Part) -> Iterator[list[bytes]]:
+    """Return the lines of a part of a file in some batches, without a byte order mark at the file's beginning."""
+    with open_lines(Path(part.path)) as file:
+        file.seek(part.start)
+        if part.start == 0 and file.read(len(BOM)) != BOM:
+            file.seek(0)
+        if part.stop is not None:
+            yield file.read(part.stop - file.tell()).split(b"\n")
+            return
+        while lines := file.readlines(PIECE_BYTES):
+            yield lines

@@ -1,0 +1,1 @@
+"""Sources that land first: a user's Delta table, several topics, made-up rows (decision 0041)."""

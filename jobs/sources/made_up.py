@@ -1,0 +1,185 @@
+"""Make up rows for a model, to try it out (`source: {kind: rate}`): the same seed gives the same rows, whenever asked.
+
+Row n is a function of the seed and n alone: n picks the key in turn and the time, and Philox, a random generator that
+can begin at any number, the noise. So nothing is kept but the number of rows that have landed, which each commit to the
+measurements records: rows land once, and a landing that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from datetime import UTC
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from delta.tables import DeltaTable
+from numpy.typing import NDArray
+from pyspark.sql import functions as F
+
+from jobs.core.errors import UserError
+from jobs.core.progress import Progress
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.core.signals import stop_signal
+from jobs.core.times import TimeParser, duration_us
+from jobs.encoding import arrow
+from jobs.ingestion.checking import ROWS_A_FILE, measurement_columns
+from jobs.lineage.leases import stream_lock
+from jobs.sources.landing import report_of
+from jobs.spark.conf import short_command_conf
+from jobs.spark.session import spark_session
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
+from jobs.warehouse.tables import measurements
+
+WAVE_ROWS = 200
+"""Rows of a key in one wave of its level."""
+
+
+class Made(NamedTuple):
+    """How many rows have landed, and since when (seconds since 1970) they come at the rate of the spec."""
+
+    rows: int
+    since: float
+
+
+def made_up(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table:
+    """Return rows `first` to `stop` (excluded) with the spec's columns.
+
+    Each measurement is a wave of its key with a standard normal noise, rounded to what the filter can take; a control
+    is a wave too.
+    """
+    assert spec.source is not None
+    rate = spec.source.rate
+    number = np.arange(first, stop, dtype=np.int64)
+    turn, key = number // rate.keys, number % rate.keys
+    begin = TimeParser(None, UTC)(rate.begin)
+    if begin is None:
+        raise UserError(f"source.rate.begin: '{rate.begin}' is not a time; write it as 2024-01-01")
+    columns: dict[str, pa.Array] = {}
+    for place, name in enumerate(spec.key):  # of several columns the first tells the keys apart
+        value = key if place == 0 else np.zeros_like(key)
+        texts = [f"{name}-{one}" for one in value.tolist()]
+        columns[name] = pa.array(value) if types[name] == "bigint" else arrow.texts(texts)
+    columns[spec.time] = arrow.times(begin + turn * duration_us(rate.every), np.ones(len(turn), bool))
+    noise, chance = _noise(rate.seed, number, len(spec.measurement))
+    for place, name in enumerate(spec.measurement):
+        wave = 10.0 + 3.0 * np.sin(2.0 * np.pi * (turn / WAVE_ROWS + key / rate.keys) + place) + noise[place]
+        values = _of_kind(spec, place, wave)
+        columns[name] = arrow.numbers(np.where(chance[place] < rate.missing, np.nan, values))
+    for place, name in enumerate(spec.control):
+        columns[name] = arrow.numbers(np.sin(2.0 * np.pi * turn / WAVE_ROWS + place))
+    for name in spec.id_columns:
+        columns[name] = (
+            pa.array(number) if types[name] == "bigint" else arrow.texts(list(map(str, number.tolist())))
+        )
+    return pa.table({name: columns[name] for name in spec.columns})
+
+
+def _noise(seed: int, number: NDArray[np.int64], m: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return standard normal and uniform numbers (m, N) that depend on the seed and each row's number alone."""
+    normal, uniform = np.empty((m, len(number))), np.empty((m, len(number)))
+    for place in range(m):
+        # Philox makes four 64-bit numbers a step; three uniform ones a row are taken from a step of its own.
+        counter = np.random.Philox(key=[seed, place], counter=[int(number[0]) if len(number) else 0, 0, 0, 0])
+        raw = np.random.Generator(counter).random((len(number), 4))
+        radius = np.sqrt(-2.0 * np.log1p(-raw[:, 0]))  # Box and Muller (1958)
+        normal[place], uniform[place] = radius * np.cos(2.0 * np.pi * raw[:, 1]), raw[:, 2]
+    return normal, uniform
+
+
+def _of_kind(spec: ModelSpec, place: int, wave: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values that a filter can take: counts, zeros and ones, or codes for mixtures of these."""
+    if spec.filter == "poisson_mixture":
+        return np.maximum(np.rint(wave), 0.0)
+    if spec.filter == "bernoulli_mixture":
+        return (wave > 10.0).astype(float)
+    if spec.filter == "categorical_mixture":
+        given = None if spec.mixture is None else spec.mixture.categories
+        count = given[place] if isinstance(given, list) else given or 2
+        return np.clip(np.floor((wave - 5.0) / 10.0 * count), 0, count - 1)
+    return wave
+
+
+def land_made_up(settings: Settings, spec: ModelSpec, seconds: float | None) -> Report:
+    """Land the rows that are due by the clock; with `seconds`, repeat at that interval until SIGTERM.
+
+    Raises:
+        UserError: another process lands the model, or the spec's rate or start is invalid.
+    """
+    began, title = time.monotonic(), f"ingest {spec.name}"
+    with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
+        warehouse = Warehouse(
+            spark_session(settings, title, short_command_conf() if seconds is None else None),
+            settings.warehouse,
+        )
+        types = _prepare(warehouse, spec)
+        with Progress(title, None, quiet=settings.quiet) as progress:
+            rows = _land(warehouse, spec, types, stop, seconds, progress)
+        version = warehouse.latest_version(measurements(spec.name))
+    further: dict[str, Any] = {"version": version, "seconds": time.monotonic() - began}
+    return report_of(spec, rows, {}, None, further)
+
+
+def _land(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    types: KeyTypes,
+    stop: threading.Event,
+    seconds: float | None,
+    progress: Progress,
+) -> int:
+    assert spec.source is not None
+    rate, total = spec.source.rate, 0
+    made = landed(warehouse, spec) or Made(0, time.time())
+    while True:
+        due = rate.first_rows + int(max(0.0, time.time() - made.since) * rate.rows_per_second)
+        while made.rows < due and not stop.is_set():
+            upto = min(due, made.rows + ROWS_A_FILE)
+            _append(warehouse, spec, types, made, upto)
+            total += upto - made.rows
+            made = made._replace(rows=upto)
+            progress.advance(1, f"{total:,} rows")
+        if seconds is None or stop.wait(seconds):
+            return total
+
+
+def landed(warehouse: Warehouse, spec: ModelSpec) -> Made | None:
+    """Return what has landed of a spec's made-up rows; None before the first."""
+    assert spec.source is not None
+    history = DeltaTable.forPath(warehouse.spark, warehouse.path(measurements(spec.name))).history()
+    rows = history.filter(F.get_json_object("userMetadata", "$.made_up.seed") == str(spec.source.rate.seed))
+    row = rows.orderBy(F.desc("version")).select("userMetadata").first()
+    if row is None:
+        return None
+    found = json.loads(row["userMetadata"])["made_up"]
+    return Made(found["rows"], found["since"])
+
+
+def _append(warehouse: Warehouse, spec: ModelSpec, types: KeyTypes, made: Made, upto: int) -> None:
+    assert spec.source is not None
+    seed = spec.source.rate.seed
+    table = made_up(spec, made.rows, upto, types)
+    times = np.asarray(table.column(spec.time).cast(pa.int64()))
+    detail = {
+        "made_up": {"seed": seed, "rows": upto, "since": made.since},
+        **{"rows": upto - made.rows, "min_time": int(times.min()), "max_time": int(times.max())},
+    }
+    frame = warehouse.spark.createDataFrame(table).coalesce(1)
+    frame = frame.withColumn("_origin", F.lit(f"rate:{seed}")).withColumn("_landed_at", F.current_timestamp())
+    transaction = f"ingest-{spec.name}-rate-{seed}", upto
+    warehouse.append(frame, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)})
+
+
+def _prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
+    """Create the measurements table if it does not exist, with keys as text, and return the types of its keys."""
+    target = measurements(spec.name)
+    if warehouse.exists(target):
+        return key_types_in(warehouse, spec)
+    types = dict.fromkeys(spec.naming_columns, "string")
+    warehouse.create(target, measurement_columns(spec, types), properties=MEASUREMENT_PROPERTIES)
+    return types

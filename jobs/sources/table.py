@@ -1,0 +1,174 @@
+"""Land the rows of a user's Delta table (`source: {kind: delta}`), each once, as it grows.
+
+Rows are only ever added: the measurements that streams have counted cannot be taken back, so a commit that changes or
+removes rows of the table is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from jobs.core.errors import UserError
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.ingestion.checking import check_rows, key_types_of, measurement_columns, refuse_types, typed_columns
+from jobs.ingestion.raw_rows import Source as Columns
+from jobs.sources.landing import Reader, land, plain_cause
+from jobs.sources.table_start import (
+    NOTHING,
+    TableStart,
+    UserTable,
+    accept_loss,
+    open_table,
+    refuse_other,
+    start_of,
+    way_out,
+)
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.problems import closest
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
+from jobs.warehouse.quarantine import PAYLOAD, REASON
+from jobs.warehouse.tables import measurements
+
+if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import DataFrame
+
+_FAILURES = (
+    (
+        ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
+        "rows of it were changed, removed or overwritten, and measurements are only ever added to",
+    ),
+    (("DIFFERENT_DELTA_TABLE",), "it was deleted and made anew"),
+    (
+        ("FILE_NOT_EXIST", "FILE_NOT_FOUND", "FileNotFoundException", "DELTA_VERSION_NOT_FOUND")
+        + ("DELTA_STREAM_START_VERSION", "VersionNotFoundException"),
+        "files of its commits that have not landed are gone, as VACUUM removes them",
+    ),
+)
+"""Delta's names of an error, and what it means."""
+
+
+class TableReader:
+    """Reads a user's table from where it has landed up to."""
+
+    def __init__(
+        self, warehouse: Warehouse, spec: ModelSpec, table: UserTable, start: TableStart, types: KeyTypes
+    ) -> None:
+        """Open the table at a position. types: of the key columns."""
+        self._spec, self._table, self._start, self._types = spec, table, start, types
+        self._checkpoint = Checkpoint(warehouse, start.checkpoint)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint of the query."""
+        return self._checkpoint
+
+    def is_empty(self) -> bool:
+        """Tell if the version after the position, at which a new query begins, has not been written yet."""
+        begins = self._start.after != NOTHING and self._checkpoint.last_planned() is None
+        return begins and self._table.home.latest_version(self._table.name) <= self._start.after
+
+    def rows(self) -> DataFrame:
+        """Return the rows after the position as a stream, checked."""
+        spec, types, path = self._spec, self._types, self._table.path
+        reader = self._table.home.spark.readStream.format("delta")
+        if self._start.after != NOTHING:
+            reader = reader.option("startingVersion", self._start.after + 1)
+        rows = reader.load(self._table.home.path(self._table.name)).select(*spec.columns)
+
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                columns = {name: batch.column(name) for name in batch.schema.names}
+                source = Columns(columns, np.zeros(batch.num_rows, bool), batch.num_rows)
+                yield check_rows(spec, source, types, path)
+
+        return rows.mapInArrow(work, f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, types)}")
+
+    def reached(self, batch: int) -> dict[str, Any]:
+        """Return the position at the end of a micro-batch, whose rows were read from the table of the last one."""
+        table = self._table
+        now = table._replace(id=table.home.table_id(table.name))
+        refuse_other(self._spec, now, self._start)
+        version = self._checkpoint.touches(batch)
+        if version > self._start.version:
+            self._start = self._start._replace(version=version, commit=table.commit(version))
+        return self._start.detail(table.path)
+
+    def placed(self, fits: DataFrame) -> DataFrame:
+        """Return accepted rows with the table's name as their origin."""
+        return fits.withColumn("_origin", F.lit(f"delta:{self._table.path}"))
+
+    def rejected(self, bad: DataFrame, reached: dict[str, Any]) -> DataFrame:
+        """Return rejected rows with the columns of the quarantine; the position is that of their micro-batch."""
+        place = {"table": self._table.path, "table_id": reached["table_id"], "version": reached["version"]}
+        return bad.select(
+            F.lit(self._spec.name).alias("model"),
+            F.col(PAYLOAD).alias("payload"),
+            F.col(REASON).alias("reason"),
+            F.lit(f"delta:{self._table.path}").alias("source"),
+            F.lit(json.dumps(place)).alias("position"),
+            F.lit(None).cast("bigint").alias("batch_id"),
+            F.lit(None).cast("string").alias("generation"),
+            F.current_timestamp().alias("quarantined_at"),
+        )
+
+    def explained(self, error: PySparkException) -> str:
+        """Return what is wrong with the table, in words, as far as Delta's error is known."""
+        text = str(error)
+        for names, meaning in _FAILURES:
+            if any(name in text for name in names):
+                return f"{meaning}. {way_out(self._spec)}"
+        return plain_cause(error)
+
+
+def land_table(settings: Settings, spec: ModelSpec, seconds: float | None, lossy: bool) -> Report:
+    """Land a table's new rows; lossy: begin after what it has now (`table_start.accept_loss`).
+
+    Raises:
+        UserError: there is no such table, it lacks a column or has an unusable one, or it does not continue where it
+            has landed up to.
+    """
+
+    def opened(warehouse: Warehouse) -> tuple[Reader, str | None]:
+        table = open_table(warehouse, spec)
+        types = _prepare(warehouse, spec, _schema(spec, table))
+        note = accept_loss(warehouse, spec, table) if lossy else None
+        return TableReader(warehouse, spec, table, start_of(warehouse, spec, table), types), note
+
+    return land(settings, spec, seconds, opened)
+
+
+def _schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
+    """Return the types of the spec's columns in the table.
+
+    Raises:
+        UserError: a column is missing, or its type cannot hold the values that the spec expects.
+    """
+    frame = table.home.read(table.name)
+    for name in spec.columns:
+        if name not in frame.columns:
+            hint = closest(name, frame.columns) or f"columns are {', '.join(frame.columns[:20])}"
+            raise UserError(f"table {table.path}: there is no column '{name}'; {hint}")
+    schema = to_arrow_schema(frame.select(*spec.columns).schema, timezone="UTC")
+    refuse_types(spec, schema, f"table {table.path}")
+    return schema
+
+
+def _prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
+    """Create the measurements table if it does not exist, and return the types of its key columns."""
+    target = measurements(spec.name)
+    if warehouse.exists(target):
+        return key_types_in(warehouse, spec)
+    types = key_types_of(spec.naming_columns, schema)
+    warehouse.create(target, measurement_columns(spec, types), properties=MEASUREMENT_PROPERTIES)
+    return types

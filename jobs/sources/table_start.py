@@ -1,0 +1,184 @@
+"""Where the landing of a user's Delta table begins: after what has landed, at its start, or after an accepted loss.
+
+A position is the table's id, the latest version of which rows have landed, and the id of that version's commit: a table
+that is made anew has another id, and one that is put back from a backup other commits under the same versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import Any, NamedTuple
+
+from delta.tables import DeltaTable
+from pyspark.sql import functions as F
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.key_inputs.table import home_of
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.commit_ids import commit_id
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import measurements
+
+NOTHING = -1
+"""In place of a version: nothing has landed yet, and the table's present rows come first."""
+
+
+class UserTable(NamedTuple):
+    """A user's Delta table: its name in a spec, its warehouse and its name there, and its id."""
+
+    path: str
+    home: Warehouse
+    name: str
+    id: str
+
+    def commit(self, version: int) -> str | None:
+        """Return the id of a version's commit, or None if the log does not have it."""
+        return None if version == NOTHING else commit_id(self.home, self.name, version)
+
+
+class TableStart(NamedTuple):
+    """Up to which version, of which commit, a table has landed; the checkpoint of the query that lands it.
+
+    after: the version after which that query began, or `NOTHING`.
+    """
+
+    table_id: str
+    version: int
+    commit: str | None
+    checkpoint: str
+    after: int
+
+    def detail(self, path: str) -> dict[str, Any]:
+        """Return the metadata of a commit that has landed so far."""
+        return {"source_table": path, **self._asdict()}
+
+
+def open_table(warehouse: Warehouse, spec: ModelSpec) -> UserTable:
+    """Return the table that a spec names.
+
+    Raises:
+        UserError: there is none, or it is a table of measurements that this would feed into itself.
+    """
+    assert spec.source is not None
+    path = spec.source.table
+    home, name = home_of(warehouse, path)
+    if not home.exists(name):
+        raise UserError(
+            f"{path}: there is no such Delta table in {home.root}, and {spec.name} lands its rows"
+        )
+    if home.path(name).rstrip("/") == warehouse.path(measurements(spec.name)):
+        raise UserError(f"{path}: is the table that {spec.name} lands rows in; name the table they come from")
+    return UserTable(path, home, name, home.table_id(name))
+
+
+def start_of(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart:
+    """Return where the landing continues; the first one begins at `source.start`, and records it.
+
+    Raises:
+        UserError: the table does not continue where it has landed up to.
+    """
+    found = _newest(warehouse, spec, table)
+    if found is None:
+        return _record(warehouse, spec, table, _first(spec, table), _checkpoint(spec, table))
+    refuse_other(spec, table, found)
+    following = found.version + 1
+    if found.version != NOTHING and found.version < table.home.latest_version(table.name):
+        if table.commit(following) is None:
+            raise _refused(
+                spec,
+                table,
+                f"has landed up to version {found.version}, and its log no longer has version {following}",
+            )
+    return found
+
+
+def refuse_other(spec: ModelSpec, table: UserTable, known: TableStart) -> None:
+    """Refuse a table that is not the one of a position.
+
+    Raises:
+        UserError: it was made anew, or put back from a backup.
+    """
+    if known.table_id != table.id:
+        raise _refused(
+            spec, table, f"was deleted and made anew (its id is {table.id} now, and was {known.table_id})"
+        )
+    if known.version == NOTHING:
+        return
+    latest = table.home.latest_version(table.name)
+    if latest < known.version:
+        raise _refused(
+            spec, table, f"ends at version {latest}, and version {known.version} has landed: it was put back"
+        )
+    if known.commit is not None and table.commit(known.version) not in (None, known.commit):
+        raise _refused(
+            spec, table, f"was put back from a backup: version {known.version} is another commit than landed"
+        )
+
+
+def accept_loss(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> str | None:
+    """Begin the landing anew after the table's present version, or, of a table made anew, at `source.start`.
+
+    Returns:
+        A sentence that says what is left out; None before the first landing.
+    """
+    found = _newest(warehouse, spec, table)
+    if found is None:
+        return None
+    number = warehouse.latest_version(measurements(spec.name)) + 1
+    anew = found.table_id != table.id
+    begin = _first(spec, table) if anew else table.home.latest_version(table.name)
+    _record(warehouse, spec, table, begin, f"{_checkpoint(spec, table)}-{number}")
+    if anew:
+        where = "its first row" if begin == NOTHING else f"version {begin} on"
+        return (
+            f"table {table.path} was made anew: it lands from {where}; what the former one had left is lost"
+        )
+    return f"table {table.path} lands after version {begin}; rows up to it that had not landed are left out"
+
+
+def way_out(spec: ModelSpec) -> str:
+    """Return the sentence that says how to continue with what a table has now."""
+    return (
+        f"Nothing was skipped, and nothing of it has landed. To continue after what the table has now: "
+        f"`kalman-pipeline ingest --model {spec.name} --accept-loss`"
+    )
+
+
+def _refused(spec: ModelSpec, table: UserTable, why: str) -> UserError:
+    return UserError(f"table {table.path} {why}. {way_out(spec)}", RUN_FAILED)
+
+
+def _first(spec: ModelSpec, table: UserTable) -> int:
+    assert spec.source is not None
+    return table.home.latest_version(table.name) if spec.source.start == "latest" else NOTHING
+
+
+def _checkpoint(spec: ModelSpec, table: UserTable) -> str:
+    return f"checkpoints/ingest-{spec.name}-{hashlib.sha256(table.id.encode()).hexdigest()[:10]}"
+
+
+def _newest(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart | None:
+    """Return where the last landing ended: that of this very table, else that of another one at its place."""
+    history = DeltaTable.forPath(warehouse.spark, warehouse.path(measurements(spec.name))).history()
+    rows = history.filter(F.col("userMetadata").contains('"source_table"')).orderBy(F.desc("version"))
+    ids, paths = (F.get_json_object("userMetadata", name) for name in ("$.table_id", "$.source_table"))
+    for one in (ids == table.id, paths == table.path):
+        row = rows.filter(one).select("userMetadata").first()
+        if row is not None:
+            found = json.loads(row["userMetadata"])
+            return TableStart(*(found.get(name) for name in TableStart._fields))
+    return None
+
+
+def _record(
+    warehouse: Warehouse, spec: ModelSpec, table: UserTable, version: int, checkpoint: str
+) -> TableStart:
+    """Commit where the landing begins, without rows."""
+    start = TableStart(table.id, version, table.commit(version), checkpoint, version)
+    detail = {**start.detail(table.path), "rows": 0, "min_time": None, "max_time": None}
+    nothing = warehouse.read(measurements(spec.name)).filter(F.lit(False))
+    transaction = f"ingest-{spec.name}-{table.id}", time.time_ns() // 1_000_000
+    warehouse.append(nothing, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)})
+    return start

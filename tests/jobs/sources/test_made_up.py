@@ -1,0 +1,104 @@
+"""Made-up rows: the same whatever the pieces they land in, resumed after a kill, and for every kind of filter."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from jobs import ingest
+from jobs.core.errors import UserError
+from jobs.sources import made_up as made_up_rows
+from jobs.sources.made_up import landed, made_up
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import measurements
+from tests.jobs.support.pipeline import Pipeline, random_walk_spec
+
+RATE = {"rows_per_second": 1e-6, "first_rows": 500, "keys": 7, "seed": 3, "missing": 0.1, "every": "10s"}
+TYPES = {"id": "string"}
+
+
+def spec_of(**changes: Any) -> ModelSpec:
+    rate = {**RATE, **changes.pop("rate", {})}
+    given = {**random_walk_spec(), "source": {"kind": "rate", "rate": rate}, **changes}
+    return ModelSpec.model_validate({name: value for name, value in given.items() if value is not None})
+
+
+def test_a_row_depends_on_the_seed_and_its_number_alone() -> None:
+    spec = spec_of()
+    whole = made_up(spec, 0, 500, TYPES)
+    cuts = [0, 1, 2, 101, 499, 500]
+    parts = [made_up(spec, a, b, TYPES) for a, b in zip(cuts, cuts[1:], strict=False)]
+    assert pa.concat_tables(parts).combine_chunks().equals(whole)
+    assert not made_up(spec_of(rate={"seed": 4}), 0, 500, TYPES).equals(whole)
+    assert whole.column("id").to_pylist()[:8] == [
+        "id-0",
+        "id-1",
+        "id-2",
+        "id-3",
+        "id-4",
+        "id-5",
+        "id-6",
+        "id-0",
+    ]
+    times = np.asarray(whole.column("at").cast(pa.int64()))
+    assert (np.diff(times[::7]) == 10_000_000).all() and times[0] == 1704067200000000
+    many = made_up(spec, 0, 70_000, TYPES)
+    a = np.array(many.column("a"), float)
+    assert np.isnan(a).mean() == pytest.approx(0.1, abs=0.005)
+    noise = made_up_rows._noise(3, np.arange(70_000), 2)[0]
+    assert noise.mean() == pytest.approx(0.0, abs=0.01) and noise.var() == pytest.approx(1.0, abs=0.02)
+    assert abs((noise[0] * noise[1]).mean()) < 0.01 and abs((noise[0, 1:] * noise[0, :-1]).mean()) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("kind", "mixture", "known"),
+    [
+        ("poisson_mixture", {"rates": [[8.0, 8.0], [12.0, 12.0]]}, range(100)),
+        ("bernoulli_mixture", {"probabilities": [[0.3, 0.3], [0.6, 0.6]]}, range(2)),
+        ("categorical_mixture", {"components": 1, "categories": [3, 3]}, range(3)),
+    ],
+)
+def test_mixtures_get_what_they_can_take(kind: str, mixture: dict[str, Any], known: range) -> None:
+    plain: dict[str, Any] = dict.fromkeys(("process", "observation", "initial", "states"))
+    table = made_up(spec_of(filter=kind, mixture=mixture, **plain), 0, 5000, TYPES)
+    found = set(np.array(table.column("a").drop_null(), float).tolist())
+    assert len(found) > 1 and found <= set(map(float, known))
+
+
+@pytest.mark.spark
+def test_rows_land_once_and_a_killed_landing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_up_rows, "ROWS_A_FILE", 200)
+    spec = random_walk_spec(source={"kind": "rate", "rate": RATE})
+    pipeline = Pipeline(tmp_path, spec)
+    append, done = Warehouse.append, []
+
+    def killed(self: Warehouse, frame: Any, table: str, *more: Any) -> None:
+        append(self, frame, table, *more)
+        done.append(table)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Warehouse, "append", killed)
+        ingest.run(pipeline.settings, "walk")
+    assert ingest.run(pipeline.settings, "walk").data["rows"] == 100
+    assert ingest.run(pipeline.settings, "walk").data["rows"] == 0
+    rows = pipeline.warehouse.read(measurements("walk")).select("id", "at", "a", "b").toArrow()
+    order = [("at", "ascending"), ("id", "ascending")]
+    expected = made_up(pipeline.spec, 0, 500, TYPES).cast(rows.schema)
+    assert rows.sort_by(order).equals(expected.sort_by(order))
+    # by the clock: a thousand a second since the first landing
+    known = landed(pipeline.warehouse, pipeline.spec)
+    assert known is not None and known.rows == 500
+    pipeline.write_spec(random_walk_spec(source={"kind": "rate", "rate": {**RATE, "rows_per_second": 100.0}}))
+    due = 500 + 100 * (time.time() - known.since)
+    total = 500 + ingest.run(pipeline.settings, "walk").data["rows"]
+    assert due <= total + 1 <= 500 + 100 * (time.time() - known.since) + 1
+    with pytest.raises(UserError, match="made-up rows are never lost"):
+        ingest.run(pipeline.settings, "walk", accept_loss=True)
