@@ -66,6 +66,11 @@ def estimates(model: str) -> str:
     return f"estimates/{model}"
 
 
+def estimates_history(model: str) -> str:
+    """Return the name of the table of the estimates of a model's history (`jobs.history`)."""
+    return f"estimates_history/{model}"
+
+
 def latest(model: str) -> str:
     """Return the name of the table of a model's latest states."""
     return f"latest/{model}"
