@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from jobs.core.errors import UserError
 from jobs.encoding.estimates import EstimateFormat, estimate_schema, with_key_columns
 from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
-from jobs.encoding.routing import Routing, partition_of
+from jobs.encoding.routing import Routing, make_routing, partition_of
 from jobs.encoding.rows import row_packer, select_columns
 from jobs.history.bucket import SLICES, Plan, estimator
 from jobs.history.smoothing import smoothed_widths
@@ -28,7 +28,7 @@ from jobs.spark.conf import COMPILED_FROM, codegen_for
 from jobs.spark.job_labels import labelled
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import state_layout
-from jobs.training.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET
+from jobs.training.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates_history
 from kalman.filters.own_parameters import own_parameters
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.key_inputs.table import Version
+    from jobs.snapshots.manifests import Manifest
+    from jobs.warehouse.positions import Cut
 
 ROWS_A_COMMIT = 16_000_000
 """About how many rows one commit writes: what a run that is killed has to do again at most."""
@@ -162,8 +164,17 @@ def layout_for(rows: int) -> Layout:
     return Layout(buckets, min(buckets, power_of_two(-(-rows // ROWS_A_COMMIT) or 1)))
 
 
-def estimate(warehouse: Warehouse, spec: ModelSpec, request: Request, note: Callable[[str], None]) -> Result:
+def estimate(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    request: Request,
+    note: Callable[[str], None],
+    packed: DataFrame | None = None,
+) -> Result:
     """Estimate every row of the request's interval, and replace the interval's rows in the table.
+
+    packed: the packets of just the rows that the run reads (`jobs.training.batch_filter.bucket_rows`), if a caller has
+    them; they are written in one commit.
 
     Idempotent: a run that was killed is continued after its last commit, with the version of the rows that it began
     with; one that has ended is not made again.
@@ -183,7 +194,30 @@ def estimate(warehouse: Warehouse, spec: ModelSpec, request: Request, note: Call
         whole = Slices(0, SLICES).within(done.slices)
         question = again if again.run == done.run and not whole else question
     kept = done.slices if done is not None and done.run == question.run else []
-    return _Run(warehouse, table, question, note).result(kept)
+    return _Run(warehouse, table, question, note, packed).result(kept)
+
+
+def estimate_reflected(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    manifest: Manifest,
+    cut: Cut,
+    note: Callable[[str], None],
+    packed: DataFrame | None = None,
+) -> Result:
+    """Estimate the rows that a snapshot of `pretrain` reflects, with its parameters.
+
+    Args:
+        warehouse, spec, note: as of `estimate`.
+        manifest: of the snapshot.
+        cut: at which it was made.
+        packed: the packets of its rows, if a caller has them.
+    """
+    last = cut.before
+    if last is None and manifest.waiting is not None and spec.order.waits:
+        last = manifest.waiting["watermark"]
+    request = Request(Interval(None, last), manifest.snapshot_id, version=cut.version)
+    return estimate(warehouse, spec, request, note, packed)
 
 
 def _question(warehouse: Warehouse, spec: ModelSpec, request: Request) -> Question:
@@ -199,6 +233,7 @@ class _Run:
     table: HistoryTable
     question: Question
     note: Callable[[str], None]
+    given: DataFrame | None = None
 
     def result(self, kept: list[Slices]) -> Result:
         question, spark = self.question, self.warehouse.spark
@@ -214,6 +249,8 @@ class _Run:
                 frame, counts = self._counted(frame)
             runtime.ship(spark)
             layout = layout_for(counts.rows + counts.before)
+            if self.given is not None:
+                layout = Layout(bucket_count(counts.rows), 1)
             self.note(f"estimating {counts.rows:,} rows")
             with labelled(spark, doing, "filter and write the estimates"):
                 written, commits = self._write(runtime, plan, frame, counts, layout, kept)
@@ -299,7 +336,7 @@ class _Run:
         """Commit the slices that are not kept; return the rows and the commits."""
         question, total = self.question, counts.rows + counts.before
         missing = [one for one in range(layout.commits) if not layout.slices(one).within(kept)]
-        packed = self._packed(runtime, plan, frame, layout).repartition(layout.buckets, "bucket")
+        packed = self._packed(runtime, plan, frame, layout)
         if len(missing) > 1:
             packed = packed.persist()
         written = 0
@@ -319,17 +356,23 @@ class _Run:
         return written, len(missing)
 
     def _packed(self, runtime: ModelRuntime, plan: Plan, frame: DataFrame, layout: Layout) -> DataFrame:
-        """Return the packets of the rows, and of the states or parameters that their keys have before."""
-        routing, start = layout.routing(), self.question.start
-        chosen = select_columns(frame, plan.rows)
-        packed = chosen.mapInArrow(row_packer(plan.rows, routing, typed=True), TYPED_ROW_PACKETS)
+        """Return the packets of the rows, and of the states or parameters that their keys have before, by bucket."""
+        start = self.question.start
+        routing = layout.routing() if self.given is None else make_routing(layout.buckets, 1)
+        if self.given is None:
+            chosen = select_columns(frame, plan.rows)
+            packed = chosen.mapInArrow(row_packer(plan.rows, routing, typed=True), TYPED_ROW_PACKETS)
+        else:
+            kind = F.lit(int(RowPacket.ROWS)).alias("kind")
+            packed = self.given.select("bucket", kind, "payload")
         manifest = start.manifest
         if manifest is None or (plan.only_own and not own_parameters(runtime.kernel).learned):
-            return packed
+            return packed if self.given is not None else packed.repartition(layout.buckets, "bucket")
         states = verify(self.warehouse, manifest)
         seeds = seed_packets(states, runtime.kernel, plan.rows.kind, plan.layout, routing)
         kind = F.lit(int(RowPacket.STATES)).alias("kind")
-        return packed.union(seeds.select("bucket", kind, "payload"))
+        both = packed.union(seeds.select("bucket", kind, "payload"))
+        return both.repartition(layout.buckets, "bucket")
 
     def _marked(self, packed: DataFrame, plan: Plan) -> DataFrame:
         """Return the rows of estimates, with the run as their generation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,10 +59,20 @@ class Made(NamedTuple):
     made: bool
 
 
+Beside = Callable[[Manifest, "DataFrame"], None]
+"""Takes a snapshot that was made, and the packets of its rows, bucket by bucket, while they are at hand."""
+
+
 def snapshot_at(
-    warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut, window: Window, progress: Progress
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    table: str,
+    cut: Cut,
+    window: Window,
+    progress: Progress,
+    beside: Beside | None = None,
 ) -> Made:
-    """Return the snapshot of a model at a cut."""
+    """Return the snapshot of a model at a cut; `beside` is called if this call makes it."""
     frame = _history(warehouse, spec, table, cut)
     window = _window(spec, frame, window)
     inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
@@ -105,14 +116,14 @@ def snapshot_at(
         manifest = _manifest(runtime, identity, position, cut, window, given)
         with labelled(spark, doing, "filter and write the snapshot"):
             if populations is not None:
-                return Made(
-                    write_with_keys(warehouse, manifest, runtime, packed, window, populations, held),
-                    None,
-                    True,
-                )
-            states = final_states(packed, runtime.kernel, batch, runtime.begin)
-            told = None if learned is None else learned_rows.of_driver(warehouse, learned.entries)
-            return Made(write(warehouse, manifest, states, held, told), learned, True)
+                manifest = write_with_keys(warehouse, manifest, runtime, packed, window, populations, held)
+            else:
+                states = final_states(packed, runtime.kernel, batch, runtime.begin)
+                told = None if learned is None else learned_rows.of_driver(warehouse, learned.entries)
+                manifest = write(warehouse, manifest, states, held, told)
+        if beside is not None:
+            beside(manifest, packed)
+        return Made(manifest, learned, True)
     finally:
         packed.unpersist()
 
