@@ -36,7 +36,7 @@ ALONE: dict[str, dict[str, Any]] = {
     "expiry": {"expiry": {"after": "6h"}},
     "gated": KINDS["gated"],
     "fixed lag": KINDS["fixed lag"],
-    "stored in 32 bits": {"stream": {"partitions": 2, "storage": "float32"}},
+    "stored in 32 bits": {"storage": {"dtype": "float32"}},
 }
 RLS: dict[str, Any] = {
     "filter": "rls",
@@ -96,7 +96,12 @@ def commits(pipeline: Pipeline, table: str = TABLE) -> list[dict[str, Any]]:
     return [json.loads(text) for text in texts if text]
 
 
-@pytest.mark.parametrize("kind", STREAMED)
+def some_slow(kinds: dict[str, Any], *quick: str) -> list[Any]:
+    """Return the kinds, all but the quick ones marked as slow."""
+    return [pytest.param(kind, marks=[] if kind in quick else pytest.mark.slow) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", some_slow(STREAMED, "duplicates, in any order"))
 def test_history_is_the_stream_over_the_same_rows(tmp_path: Path, kind: str) -> None:
     pipeline = pipeline_of(tmp_path, **STREAMED[kind])
     days = random_rows(3, rows=60, text=kind == "linear")
@@ -118,7 +123,7 @@ def test_history_is_the_stream_over_the_same_rows(tmp_path: Path, kind: str) -> 
         lists_equal(found, streamed, ["innovation"])
 
 
-@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("kind", some_slow(ALONE, "extended", "mixture"))
 def test_history_is_the_filter_alone_over_the_same_rows(tmp_path: Path, kind: str) -> None:
     pipeline = pipeline_of(tmp_path, **ALONE[kind])
     days = random_rows(2, rows=60)
@@ -147,7 +152,7 @@ def test_recursive_least_squares_with_a_control(tmp_path: Path) -> None:
     assert_bit_equal(history(pipeline), alone(pipeline, *days))
 
 
-@pytest.mark.parametrize("kind", SMOOTHED)
+@pytest.mark.parametrize("kind", some_slow(SMOOTHED, "linear", "expiry"))
 def test_smoothing_on_spark_is_smoothing_alone(tmp_path: Path, kind: str) -> None:
     pipeline = pipeline_of(tmp_path, **SMOOTHED[kind])
     days = random_rows(2, rows=60)
