@@ -52,7 +52,7 @@ def build(spec: ModelSpec) -> DAG:
                 description="Also give each row's state given all rows of its key before the end.",
             ),
         ),
-    ):
+    ) as dag:
         KalmanOperator(
             task_id="estimate",
             verb="estimate",
@@ -65,6 +65,7 @@ def build(spec: ModelSpec) -> DAG:
             flags=["{{ '--smooth' if params.smooth else '' }}"],
             outlets=[dag_defaults.history(spec.name)],
         )
+    return dag
 
 
 for one in specs.load_specs():

@@ -91,6 +91,16 @@ def alerts(model: str) -> str:
     return f"alerts/{model}"
 
 
+def windows_history(model: str) -> str:
+    """Return the name of the table of the windows over a model's history."""
+    return f"windows_history/{model}"
+
+
+def alerts_history(model: str) -> str:
+    """Return the name of the table of the alerts over a model's history."""
+    return f"alerts_history/{model}"
+
+
 def need_measurements(warehouse: Warehouse, model: str) -> str:
     """Return the name of a model's measurements table, which must exist.
 
