@@ -19,7 +19,7 @@ from jobs.history.bucket import SLICES, Plan, estimator
 from jobs.history.smoothing import smoothed_widths
 from jobs.history.source import Interval, Rows, rows_of
 from jobs.history.start import Asked, Start, start_of
-from jobs.history.table import HistoryTable, Part, Slices
+from jobs.history.table import HistoryTable, Part, Run, Slices, run_name
 from jobs.key_inputs.table import InputsTable, home_of
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import seed_packets
@@ -104,7 +104,20 @@ class Question:
     @property
     def run(self) -> str:
         """Return the id of the run: the same rows, parameters and options have the same."""
-        return f"{self.spec.name}-v{self.spec.version}-history-{self._digest(self.rows.identity)}"
+        return run_name(self.spec.name, self.spec.version, self._digest(self.rows.identity))
+
+    @property
+    def mark(self) -> Run:
+        """Return what the run's commits say of it."""
+        made = self.start.manifest
+        return Run(
+            run=self.run,
+            question=self.digest,
+            version=self.rows.version,
+            snapshot=None if made is None else made.snapshot_id,
+            model_version=self.spec.version,
+            fingerprint=self.spec.fingerprint(),
+        )
 
     def _digest(self, of_rows: list[Any]) -> str:
         parts = {
@@ -348,8 +361,7 @@ class _Run:
                 rows = self._marked(mine, plan)
                 part = Part(layout.slices(commit), question.request.interval)
                 with codegen_for(self.warehouse.spark, total):
-                    version = question.rows.version
-                    written += self.table.replace(rows, question.run, question.digest, version, part)
+                    written += self.table.replace(rows, question.mark, part)
                 self.note(f"{written:,} rows, commit {number + 1} of {len(missing)}")
         finally:
             packed.unpersist()

@@ -25,6 +25,19 @@ STATISTICS = "generation,batch_id,event_time,key"
 _NO_CHANGE = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "CREATE TABLE", "ADD COLUMNS")
 
 
+_MARK = "-history-"
+
+
+def run_name(model: str, version: int, digest: str) -> str:
+    """Return the id of a run over the history of a version of a model."""
+    return f"{model}-v{version}{_MARK}{digest}"
+
+
+def is_run(generation: str) -> bool:
+    """Tell if estimates are of a run over history; the names of a stream's generations have a number alone."""
+    return _MARK in generation
+
+
 class Slices(NamedTuple):
     """The slices of keys from the first up to and without the last."""
 
@@ -38,6 +51,21 @@ class Slices(NamedTuple):
             if one.first <= at < one.stop:
                 at = one.stop
         return at >= self.stop
+
+
+class Run(NamedTuple):
+    """What the metadata of a run's commits say of it.
+
+    run: its id; question: the digest of what it was asked, without the version of the rows; version: of the rows;
+    snapshot: whose parameters it took, None: the spec's values; model_version, fingerprint: of the spec
+    """
+
+    run: str
+    question: str
+    version: int | None
+    snapshot: str | None
+    model_version: int
+    fingerprint: str
 
 
 class Replaced(NamedTuple):
@@ -54,43 +82,32 @@ class HistoryTable(NamedTuple):
     warehouse: Warehouse
     name: str
 
-    def replace(self, rows: DataFrame, run: str, question: str, version: int | None, part: Part) -> int:
-        """Replace a part of the table by rows, in one commit; return how many were written.
-
-        Args:
-            rows: estimates, with `generation` and `batch_id`.
-            run, question: of the run.
-            version: of what it reads.
-            part: what is replaced.
-        """
+    def replace(self, rows: DataFrame, run: Run, part: Part) -> int:
+        """Replace a part of the table by rows of a run, in one commit; return how many were written."""
         self._create(rows)
-        detail = {
-            "run": run,
-            "question": question,
-            "version": version,
-            "slices": list(part.slices),
-            "interval": part.interval.data,
-        }
+        detail = {**run._asdict(), "slices": list(part.slices), "interval": part.interval.data}
         writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", part.condition)
         writer = writer.option("mergeSchema", "true").option("userMetadata", json.dumps(detail))
         with self.warehouse.lock(self.name):
             writer.save(self.warehouse.path(self.name))
             return self._written()
 
+    def runs(self) -> list[Run]:
+        """Return the runs that have written to the table, the last one first, as far as Delta's history tells."""
+        found = (self._detail(row) for row in self._commits())
+        marks = [Run(**{name: one[name] for name in Run._fields}) for one in found if "run" in one]
+        return list({one.run: one for one in marks}.values())
+
     def unfinished(self, question: str, whole: Interval) -> Replaced | None:
         """Return what the last run that touched an interval has replaced, if it was one over the same question.
 
         None: the last run was another one, or nothing is known of it. Delta keeps the metadata for 30 days.
         """
-        if not self.warehouse.exists(self.name):
-            return None
         found: Replaced | None = None
-        table = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(self.name))
-        rows = table.history().select("version", "operation", "userMetadata").orderBy("version").collect()
-        for row in reversed(rows):
+        for row in self._commits():
+            detail = self._detail(row)
             if row["operation"] in _NO_CHANGE:
                 continue
-            detail: dict[str, Any] = json.loads(row["userMetadata"] or "{}")
             if "run" not in detail:
                 break
             if not _meet(Interval(*detail["interval"]), whole):
@@ -100,6 +117,18 @@ class HistoryTable(NamedTuple):
             found = found or Replaced(detail["run"], detail["version"], [])
             found.slices.append(Slices(*detail["slices"]))
         return found
+
+    def _commits(self) -> list[Any]:
+        """Return the commits that Delta's history has, the newest first."""
+        if not self.warehouse.exists(self.name):
+            return []
+        history = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(self.name)).history()
+        rows = history.select("version", "operation", "userMetadata").collect()
+        return sorted(rows, key=lambda row: row["version"], reverse=True)
+
+    @staticmethod
+    def _detail(row: Any) -> dict[str, Any]:
+        return json.loads(row["userMetadata"] or "{}")
 
     def _create(self, rows: DataFrame) -> None:
         fields = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in rows.schema.fields)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jobs import estimate, monitor
+from jobs import estimate, monitor, report
 from jobs.core.errors import UserError
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
@@ -42,7 +42,7 @@ def test_windows_and_alerts_over_history_are_those_over_the_live_estimates(tmp_p
     pipeline.land(*days[1:])
     pipeline.stream()
     live = monitor.run(pipeline.settings, "walk").data
-    estimate.run(pipeline.settings, "walk")
+    run = estimate.run(pipeline.settings, "walk").data["run"]
     for _ in range(2):  # run again, nothing is doubled
         found = monitor.run(pipeline.settings, "walk", history=True).data
     assert (found["raised"], found["cleared"]) == (live["raised"], live["cleared"])
@@ -63,6 +63,14 @@ def test_windows_and_alerts_over_history_are_those_over_the_live_estimates(tmp_p
     for name in ("mean", "bias"):
         left, right = (np.stack(frame[name].dropna().to_list()) for frame in (ours, theirs))
         np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-12)
+
+    # The report compares the run with the live generation: of the same model and parameters, to the bit.
+    compared = report.run(pipeline.settings, "walk", history=True).data
+    assert compared["generation"] == run and compared["against"] == "walk-g0001"
+    assert (compared["comparison"]["unequal_rows"], compared["comparison"]["rows"]) == (0, 240)
+    assert compared["good"]
+    with pytest.raises(UserError, match="no such run over its history .*last runs are"):
+        report.run(pipeline.settings, "walk", history=True, generation="other")
 
     # Silence is judged at the newest event time of the table; other definitions keep their rows.
     pipeline.write_spec(random_walk_spec(monitor={"rules": [SILENCE]}, outputs={"innovation": True}))
