@@ -101,6 +101,11 @@ def alerts_history(model: str) -> str:
     return f"alerts_history/{model}"
 
 
+def history_tables(model: str) -> tuple[str, ...]:
+    """Return the names of the tables of a model's history, existing or not."""
+    return estimates_history(model), windows_history(model), alerts_history(model)
+
+
 def need_measurements(warehouse: Warehouse, model: str) -> str:
     """Return the name of a model's measurements table, which must exist.
 
