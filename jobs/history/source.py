@@ -22,7 +22,8 @@ from jobs.warehouse.tables import need_measurements
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_FILE = ("file_path", "file_size", "file_modification_time")
+_FILE = ("path", "length", "modificationTime")
+"""What tells a file from what it was before, or will be."""
 
 
 class Interval(NamedTuple):
@@ -81,8 +82,10 @@ def _given(warehouse: Warehouse, spec: ModelSpec, given: str, version: int | Non
         if version is not None:
             raise UserError(f"--to-version is for Delta tables, and {given} is none: leave it out")
         number, rows = None, _files(warehouse, home.path(table), given)
-        files = rows.select(*(F.col(f"_metadata.{name}").cast("string").alias(name) for name in _FILE))
-        listed = sorted("|".join(row) for row in files.distinct().collect())
+        # This format lists the files; their content is not read.
+        files = warehouse.spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+        found = files.load(home.path(table)).select(*(F.col(name).cast("string") for name in _FILE)).collect()
+        listed = sorted("|".join(row) for row in found)
         identity = [given, hashlib.sha256("\n".join(listed).encode()).hexdigest()]
     return Rows(_typed(rows, spec, given), given, number, identity, False, _fits(spec))
 
