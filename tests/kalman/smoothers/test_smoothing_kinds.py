@@ -147,6 +147,12 @@ def test_a_filter_that_cannot_be_smoothed_or_forecast_is_refused():
     start = kalman.initial_states(model, 1)
     with pytest.raises(kalman.ModelError, match="cannot be smoothed"):
         smooth(model, start, rows, UNIT)
-    for use in (innovations, lambda *args: forecast(model, start, np.ones((1, 1)), np.ones((1, 1, 1)))):
+    mixture = {"components": 2, "rates": [1.0, 5.0]}
+    model = kalman.build(
+        {"filter": "poisson_mixture", "measurement": ["z"], "states": ["z"], "mixture": mixture}
+    )
+    start = kalman.initial_states(model, 1)
+    rows = rows._replace(u=np.empty((0, 1)))
+    for use in (innovations, lambda *args: forecast(model, start, np.ones((1, 1)))):
         with pytest.raises(kalman.ModelError, match="does not predict its measurements"):
             use(model, start, rows, UNIT)
