@@ -1,0 +1,114 @@
+"""Forecasts from the live state, and from snapshots, are those of the filter over the same rows: the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jobs import forecast
+from jobs.core.errors import UserError
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
+
+pytestmark = pytest.mark.spark
+
+NUMBERS = (
+    "mean",
+    "covariance",
+    "lower",
+    "upper",
+    "measurement_mean",
+    "measurement_covariance",
+    "measurement_lower",
+    "measurement_upper",
+)
+
+
+def table(pipeline: Pipeline, name: str | None = None) -> pd.DataFrame:
+    """Return a table of forecasts, in the form of the offline command's file."""
+    found = pipeline.warehouse.read(name or f"forecasts/{pipeline.name}").toPandas()
+    found = found.rename(columns={"event_time": "at"})
+    return found.sort_values(["run", "id", "step"], ignore_index=True)
+
+
+def offline(pipeline: Pipeline, rows: list[pd.DataFrame], **options: Any) -> pd.DataFrame:
+    """Return the forecasts of the filter without Spark over rows."""
+    source, out = pipeline.folder / "all.parquet", pipeline.folder / "ahead.parquet"
+    pd.concat(rows).to_parquet(source, index=False)
+    forecast.run(pipeline.settings, pipeline.name, str(source), str(out), **options)
+    found: Any = pd.read_parquet(out)
+    found["at"] = found["at"].dt.tz_localize(None)
+    return found.sort_values(["id", "step"], ignore_index=True)
+
+
+def assert_same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+    """Check keys, times, steps, flags and all numbers, bit by bit."""
+    assert len(found) == len(expected) > 0
+    for name in ("id", "at", "step"):
+        assert found[name].tolist() == expected[name].tolist(), name
+    assert found["flag"].isna().tolist() == expected["flag"].isna().tolist()
+    good = expected["flag"].isna().to_numpy()
+    for name in NUMBERS:
+        left, right = (np.array(one[name][good].tolist()) for one in (found, expected))
+        np.testing.assert_array_equal(left, right, err_msg=name)
+
+
+def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    days = random_rows(3, rows=80)
+    pipeline.land(days[0])
+    before = pipeline.pretrain().data["snapshot"]
+    pipeline.land(*days[1:])
+    generation = pipeline.stream().data["generation"]
+    settings, ahead = pipeline.settings, {"steps": 3, "every": "10min"}
+
+    live = forecast.run(settings, "walk", **ahead)
+    expected = offline(pipeline, days, **ahead)
+    assert_same(table(pipeline), expected)
+    said = live.data
+    assert (said["generation"], said["batch"]) == (generation, 1)
+    assert (said["keys"], said["forecasts"], said["flagged"]) == (len(expected) // 3, len(expected), 0)
+    assert 0 <= said["age_seconds"] < 600 and said["position"] == "measurements version 3"
+    assert (
+        f"state: micro-batch 1 of {generation}, of " in live.lines[1]
+        and " ago), measurements" in live.lines[1]
+    )
+
+    # The same states and options are the same run: its rows are replaced. Others are another run.
+    again = forecast.run(settings, "walk", **ahead).data
+    assert again["run"] == said["run"] and len(table(pipeline)) == len(expected)
+    some = expected["id"].unique()[[0, 3]]
+    keys = [str(one) for one in some]
+    few = forecast.run(settings, "walk", key=keys, until="2024-03-04T12:00", every="6h", output="mine").data
+    until = offline(pipeline, days, until="2024-03-04T12:00", every="6h")
+    assert_same(table(pipeline, "mine"), until[until["id"].isin(some)].reset_index(drop=True))
+    assert few["keys"] == 2 and few["keys_past"] == 0 and few["run"] != said["run"]
+
+    # From the snapshot: on Spark, and without.
+    old = forecast.run(settings, "walk", snapshot="newest", run="nightly", **ahead).data
+    assert (old["snapshot"], old["generation"], old["run"]) == (before, None, "nightly")
+    then = offline(pipeline, days[:1], **ahead)
+    found = table(pipeline)
+    assert_same(found[found["run"] == "nightly"].reset_index(drop=True), then)
+    shorter = forecast.run(settings, "walk", snapshot=before, run="nightly", steps=1, every="10min").data
+    found = table(pipeline)
+    assert (found["run"] == "nightly").sum() == shorter["forecasts"] == len(then) // 3
+    out, first = tmp_path / "few.parquet", str(then["id"].iloc[0])
+    alone = forecast.run(settings, "walk", output=str(out), key=[first], **ahead)
+    read: Any = pd.read_parquet(out)
+    read["at"] = read["at"].dt.tz_localize(None)
+    assert_same(read, then[then["id"] == int(first)].reset_index(drop=True))
+    assert alone.data["snapshot"] == before and f"state: snapshot {before} of " in alone.lines[1]
+    with pytest.raises(UserError, match=r"--key 999: micro-batch 1 of .* has no state of it"):
+        forecast.run(settings, "walk", key=["999"], **ahead)
+    with pytest.raises(UserError, match=r"--key 999: snapshot .* has no state of it"):
+        forecast.run(settings, "walk", key=["999"], output=str(out), **ahead)
+    with pytest.raises(UserError, match="add --every with the time of a step"):
+        forecast.run(settings, "walk", steps=3)
+    history = pipeline.warehouse.spark.sql(f"DESCRIBE HISTORY delta.`{settings.warehouse}/forecasts/walk`")
+    newest: Any = history.orderBy("version", ascending=False).first()
+    assert json.loads(newest["userMetadata"])["run"] == "nightly"
