@@ -59,10 +59,12 @@ def forecast_rows(states: DataFrame, plan: Plan) -> DataFrame:
         *extras_columns(extras_widths(plan.kernel)),
         *(name for name in (INPUTS, FUTURE) if name in states.columns),
     )
-    return columns.mapInArrow(_forecaster(plan), ROWS)
+    return columns.mapInArrow(forecaster(plan), ROWS)
 
 
-def _forecaster(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def forecaster(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that forecasts the keys in batches of the columns of `forecast_rows`."""
+
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for part in _parts(batch, plan):

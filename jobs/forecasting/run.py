@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from jobs.encoding.keys import KeyKind
 
-_RUN = re.compile(r"[A-Za-z0-9_.:+-]{1,200}")
+_RUN = re.compile(r"[A-Za-z0-9_.:+~-]{1,250}")
 
 
 class Wanted(NamedTuple):
@@ -75,7 +75,7 @@ def forecast_live(warehouse: Warehouse, spec: ModelSpec, wanted: Wanted) -> Done
         UserError: there is no state, a key has none, a future input is missing, or the model cannot be forecast.
     """
     if wanted.run is not None and not _RUN.fullmatch(wanted.run):
-        raise UserError(f"--run: {wanted.run!r} is not an id: use letters, digits and . _ : + -")
+        raise UserError(f"--run: {wanted.run!r} is not an id: use letters, digits and . _ : + ~ -")
     began = now()
     source = origin(warehouse, spec, wanted.snapshot)
     used = source.spec

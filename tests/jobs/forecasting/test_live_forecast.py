@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jobs import forecast
+from jobs import forecast, inputs
 from jobs.core.errors import UserError
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
@@ -112,3 +112,80 @@ def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) 
     history = pipeline.warehouse.spark.sql(f"DESCRIBE HISTORY delta.`{settings.warehouse}/forecasts/walk`")
     newest: Any = history.orderBy("version", ascending=False).first()
     assert json.loads(newest["userMetadata"])["run"] == "nightly"
+
+
+PUSHED: dict[str, Any] = {
+    "name": "pushed",
+    "version": 1,
+    "key": ["site", "id"],
+    "time": "at",
+    "time_unit": "hour",
+    "measurement": ["a", "b"],
+    "control": ["push"],
+    "inputs": {"columns": {"noise": "db"}},
+    "states": ["x", "y"],
+    "process": {
+        "kind": "explicit",
+        "F": [[1.0, 0.1], [0.0, 0.9]],
+        "Q": [[0.5, 0.1], [0.1, 0.4]],
+        "B": [[0.5, 0.0], [1.0, 0.0]],
+    },
+    "observation": {"H": [[1.0, 0.0], [0.5, 2.0]], "R": [[0.5, 0.0], [0.0, 0.3]], "noise_scale": "noise"},
+    "initial": {"mean": [1.0, -1.0], "covariance": [[4.0, 1.0], [1.0, 9.0]]},
+    "learn": {"parameters": ["R"], "scope": "key", "max_iterations": 5},
+    "stream": {"max_files_per_batch": 1, "partitions": 2, "keys_per_block": 4},
+}
+
+
+def pushed_rows(hours: int) -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    at = pd.Timestamp("2024-01-01T00:00:00Z") + pd.to_timedelta(np.arange(hours), "h")
+    frames = [
+        pd.DataFrame({"site": site, "id": number, "at": at.as_unit("us")})
+        for site, number in (("s", 1), ("n", 2), ('"w', 3), ("s", 4))
+    ]
+    whole = pd.concat(frames, ignore_index=True)
+    whole["a"], whole["b"], whole["push"] = rng.normal(size=(3, len(whole)))
+    return whole.sort_values(["at", "site", "id"], ignore_index=True)
+
+
+def test_forecasts_with_control_inputs_and_parameters_of_each_key(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, PUSHED)
+    whole = pushed_rows(60)
+    hour = whole["at"].dt.day * 24 + whole["at"].dt.hour - 24
+    days = [whole[hour < 40], whole[(hour >= 40) & (hour < 55)]]
+    later: Any = whole[hour >= 55].drop(columns=["a", "b"])
+    file = tmp_path / "inputs.csv"
+    keys = pd.DataFrame({"site": ["s", "n", '"w', "s"], "id": [1, 2, 3, 4], "db": [1.0, 2.5, 0.3, 0.7]})
+    keys.to_csv(file, index=False)
+    pipeline.land(days[0])
+    inputs.run(pipeline.settings, "pushed", str(file))
+    learned = pipeline.pretrain().data["snapshot"]
+    pipeline.land(days[1])
+    pipeline.stream()
+    ahead = tmp_path / "later.csv"
+    later.to_csv(ahead, index=False)
+    through = {"future": str(ahead)}
+
+    said = forecast.run(pipeline.settings, "pushed", **through).data
+    expected = offline(pipeline, days, **through, inputs=str(file), snapshot=learned)
+    assert (said["forecasts"], said["keys"], said["keys_past"], said["inputs_version"]) == (20, 4, 0, 0)
+    assert_same(table(pipeline), expected)
+    own = {tuple(one["measurement_covariance"]) for _, one in expected[expected["step"] == 1].iterrows()}
+    assert len(own) == 4
+    # The snapshot's states, one key, without Spark: the table of inputs is read all the same.
+    out = tmp_path / "one.parquet"
+    whole[hour >= 40].drop(columns=["a", "b"]).to_csv(ahead, index=False)
+    forecast.run(pipeline.settings, "pushed", output=str(out), key=['["\\"w","3"]'], steps=2, **through)
+    then = offline(pipeline, days[:1], **through, steps=2, inputs=str(file), snapshot=learned)
+    found: Any = pd.read_parquet(out)
+    found["at"] = found["at"].dt.tz_localize(None)
+    assert_same(found, then[then["id"] == 3].reset_index(drop=True))
+
+    # A missing future row ends the run with its key and time, and leaves the table as it was.
+    later.drop(later.index[-1]).to_csv(ahead, index=False)
+    with pytest.raises(UserError, match=r"is the last row, the key has 4 of the 5 that --steps asks for"):
+        forecast.run(pipeline.settings, "pushed", steps=5, run=said["run"], **through)
+    assert_same(table(pipeline), expected)
+    with pytest.raises(UserError, match="has control inputs: give their future values with --future"):
+        forecast.run(pipeline.settings, "pushed", steps=5, every="1h")
