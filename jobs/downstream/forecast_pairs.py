@@ -43,6 +43,9 @@ SCORED_SCHEMA = """
 SHIFT = -MIN_US
 """Added to event times: Spark's watermark starts at 1970, and earlier rows would be late."""
 _NAMES = [part.split()[0] for part in SCORED_SCHEMA.split(",")]
+ROWS, INPUTS = "rows", "inputs"
+"""Columns of pairs of a model with control, array<struct<time bigint, control array<double>>>: the key's rows after the
+estimate, up to the later row; and of one with inputs, array<double>: those of the key."""
 _LEFT_OUT = ("form", "smoothing", "storage")
 """Parts of a definition that change how a state is stored, but not its forecasts."""
 
@@ -51,6 +54,7 @@ class ScoringPlan(NamedTuple):
     """Sent to the workers: the filter of each generation, the time unit (us), each horizon's steps or None.
 
     begins: of generations with parameters by group, the states in which keys begin, with their group's parameters.
+    controls, inputs: how many control columns the model has, and numbers that belong to a key.
     """
 
     kernels: Mapping[str, Filter]
@@ -58,6 +62,8 @@ class ScoringPlan(NamedTuple):
     steps: tuple[int, ...] | None
     probability: float
     begins: Mapping[str, GroupBegin] = MappingProxyType({})
+    controls: int = 0
+    inputs: int = 0
 
     @property
     def has_key_parameters(self) -> bool:
@@ -99,13 +105,14 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
         UserError: the model's measurements cannot be forecast from its estimates.
     """
     where = spec.source_path or spec.name
-    if spec.control or spec.inputs is not None:
-        raise UserError(
-            f"{where}: forecast: {spec.name} has control inputs, whose future values the estimates lack: remove "
-            f"`forecast`"
-        )
     if spec.outputs.covariance != "full" and len(spec.states) > 1:
         raise UserError(f"{where}: forecast: needs full covariances: write outputs: {{covariance: full}}")
+    if spec.control:
+        if section.step is not None:
+            raise UserError(
+                f"{where}: forecast.step: the model has control, whose rows are the steps: remove it"
+            )
+        return None
     if not takes_steps(spec.definition()):
         if section.step is not None:
             raise UserError(f"{where}: forecast.step: the model is in continuous time: remove it")
@@ -118,13 +125,19 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
     return tuple(length // duration_us(section.step) for length in section.lengths)
 
 
-def pair_rows(origins: DataFrame, actuals: DataFrame, section: ForecastSkill) -> DataFrame:
+def pair_rows(
+    origins: DataFrame, actuals: DataFrame, section: ForecastSkill, with_unmatched: bool = False
+) -> DataFrame:
     """Join estimates with the rows of their keys that come one of the horizons later.
+
+    With `with_unmatched`, a forecast that no row can match any more, by the watermark, is a row too: with the time of
+    the forecast, and null for the measurements.
 
     Args:
         origins: the live estimates as a stream, the origins of the forecasts.
         actuals: another stream of the live estimates, with the measurements.
         section: has the horizons.
+        with_unmatched: also give the forecasts that no row has matched.
     """
     made, found = _origins(origins, section), _actuals(actuals, section)
     same = F.col("o.key") == F.col("a.key")
@@ -135,12 +148,12 @@ def pair_rows(origins: DataFrame, actuals: DataFrame, section: ForecastSkill) ->
         near = F.expr(f"interval {reach} microseconds")
         same = same & (F.col("o.slot") == F.col("a.slot"))
         same = same & (F.col("a.at") >= F.col("o.due") - near) & (F.col("a.at") <= F.col("o.due") + near)
-    both = made.alias("o").join(found.alias("a"), same, "inner")
+    both = made.alias("o").join(found.alias("a"), same, "left_outer" if with_unmatched else "inner")
     return both.select(
         "o.key",
         *(F.col(f"o.{name}") for name in ("generation", "model_version", "mean", "covariance", "horizon")),
         F.unix_micros("o.made_at").alias("made_at"),
-        (F.unix_micros("a.at") - SHIFT).alias("event_time"),
+        (F.unix_micros(F.coalesce("a.at", "o.due")) - SHIFT).alias("event_time"),
         F.col(f"a.{MEASURED}"),
     )
 
@@ -212,7 +225,7 @@ def score_pairs(pairs: DataFrame, plan: ScoringPlan, own: DataFrame | None = Non
         "covariance",
         MEASURED,
     )
-    pairs = pairs.select(*columns)
+    pairs = pairs.select(*columns, *(name for name in (ROWS, INPUTS) if name in pairs.columns))
     if own is not None:
         pairs = pairs.join(own, ["generation", "key"], "left")
     return pairs.mapInArrow(_scorer(plan), SCORED_SCHEMA)
@@ -238,22 +251,23 @@ def score(
     n, m, size = len(kernel.states), kernel.measurements, batch.num_rows
     made, at = (batch.column(name).to_numpy() for name in ("made_at", "event_time"))
     horizon = batch.column("horizon").to_numpy()
-    y = matrix(batch.column(MEASURED), m, MEASURED)
+    unmatched = batch.column(MEASURED).is_null().to_numpy(zero_copy_only=False)
+    y = _measurements(batch.column(MEASURED), unmatched, m)
     mean, variance = np.full((2, m, size), np.nan)
     values = kernel.from_moments(
         matrix(batch.column("mean"), n, "mean"), matrix(batch.column("covariance"), n * n, "covariance")
     )
     values = _with_key_parameters(values, batch, kernel, begin)
     states = KeyStates(values, made, np.ones(size, np.int64), np.zeros(size))
-    for steps, which in _by_steps(plan.steps, horizon):
-        dt = np.broadcast_to((at - made)[which] / plan.unit / steps, (steps, len(which)))
-        expected = forecast(kernel, states.take(which), dt)
+    for which, dt, u in _steps(batch, plan, (at - made) / plan.unit, horizon):
+        expected = forecast(kernel, states.take(which), dt, u)
         mean[:, which] = expected.measurement_mean[:, -1]
         variance[:, which] = variances(expected.measurement_covariance)[:, -1]
     seen = beside(kernel, y, mean)
     low, high = interval(mean, variance, plan.probability)
     known = np.isfinite(mean) & np.isfinite(variance)
-    measured = np.flatnonzero(~np.isnan(y).T.ravel())  # pair by pair, the measurements of a pair in order
+    given = ~np.isnan(y) | unmatched
+    measured = np.flatnonzero(given.T.ravel())  # pair by pair, the measurements of a pair in order
     pair = measured // m
 
     def flat(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -269,13 +283,21 @@ def score(
         *(batch.column(name).take(pa.array(pair)) for name in _NAMES[:6]),
         pa.array((measured % m).astype(np.int32)),
         *(column(one) for one in (mean, variance, low, high)),
-        pa.array(flat(y)),
+        pa.array(flat(y), mask=np.isnan(flat(y))),
         column(seen - mean),
-        pa.array(flat((low <= seen) & (seen <= high)), mask=~is_scored),
+        pa.array(flat((low <= seen) & (seen <= high)), mask=~is_scored | np.isnan(flat(y))),
         column(crps(mean, variance, seen)),
         column(log_score(mean, variance, seen)),
     ]
     return pa.RecordBatch.from_arrays(columns, _NAMES)
+
+
+def _measurements(column: pa.ListArray, unmatched: NDArray[np.bool_], m: int) -> NDArray[np.float64]:
+    """Return the measurements (m, N) of pairs; NaN where nothing was measured at the time of the forecast."""
+    y = np.full((m, len(column)), np.nan)
+    there = np.flatnonzero(~unmatched)
+    y[:, there] = matrix(column.take(pa.array(there)), m, MEASURED)
+    return y
 
 
 def _with_key_parameters(
@@ -298,6 +320,53 @@ def _with_key_parameters(
         kernel, values[:, known], {name: field[own.rows[name]] for name in own.learned}
     )
     return values
+
+
+def _steps(
+    batch: pa.RecordBatch, plan: ScoringPlan, away: NDArray[np.float64], horizon: NDArray[np.int32]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]]:
+    """Yield pairs (indices) with equally many steps, with the time of each step (S, K) and its control (S, c, K).
+
+    With control, the steps are the rows between; a pair whose own row is not among them is left out.
+    """
+    size, inputs = batch.num_rows, None
+    if plan.inputs:
+        inputs = matrix(batch.column(INPUTS), plan.inputs, INPUTS)
+    if not plan.controls:
+        for steps, which in _by_steps(plan.steps, horizon):
+            dt = np.broadcast_to(away[which] / steps, (steps, len(which)))
+            u = (
+                None
+                if inputs is None
+                else np.broadcast_to(inputs[:, which], (steps, plan.inputs, len(which)))
+            )
+            yield which, dt, u
+        return
+    rows = batch.column(ROWS)
+    count = rows.value_lengths().fill_null(0).to_numpy()
+    flat = rows.flatten()
+    pair = np.repeat(np.arange(size), count)
+    made, at = (batch.column(name).to_numpy() for name in ("made_at", "event_time"))
+    time = flat.field("time").to_numpy()
+    control = matrix(flat.field("control"), plan.controls, "control")
+    order = np.lexsort((*control[::-1], time, pair))
+    pair, time, control = pair[order], time[order], control[:, order]
+    is_own = time == at[pair]
+    kept = ~(is_own & np.append(False, is_own[:-1] & (pair[1:] == pair[:-1])))  # of the row's own time, one
+    pair, time, control = pair[kept], time[kept], control[:, kept]
+    count = np.bincount(pair, minlength=size)
+    starts = np.cumsum(count) - count
+    there = np.bincount(pair, time == at[pair], minlength=size) > 0
+    for steps in np.unique(count[there]):
+        which = np.flatnonzero(there & (count == steps))
+        place = starts[which] + np.arange(steps)[:, None]
+        dt = np.diff(time[place], axis=0, prepend=made[None, which]) / plan.unit
+        u = control[:, place].transpose(1, 0, 2)
+        if inputs is not None:
+            u = np.concatenate(
+                [u, np.broadcast_to(inputs[:, which], (steps, plan.inputs, len(which)))], axis=1
+            )
+        yield which, dt, u
 
 
 def _by_steps(

@@ -1,0 +1,81 @@
+"""Skill of a model with control, inputs and parameters by group; and forecasts that no row has ever matched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jobs import forecast, inputs, skill
+from tests.jobs.forecasting.test_live_forecast import PUSHED, pushed_rows
+from tests.jobs.support.pipeline import Pipeline
+
+pytestmark = pytest.mark.spark
+
+BY_SITE: dict[str, Any] = {
+    **PUSHED,
+    "learn": {"parameters": ["R"], "scope": "group", "by": ["site"], "max_iterations": 5},
+    "outputs": {"measured": True},
+    "forecast": {"horizons": ["2h"], "watermark": "1h", "probability": 0.8},
+}
+START = pd.Timestamp("2024-01-01T00:00:00Z")
+GAPS = {("s", 1): 60, ("n", 2): 70}
+"""The hours at which a key has no row."""
+
+
+def test_control_inputs_and_groups_are_scored_and_lost_forecasts_are_told(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, BY_SITE)
+    whole = pushed_rows(80)
+    hour = (whole["at"] - START) // pd.Timedelta("1h")
+    for (site, number), at in GAPS.items():
+        kept = ~((whole["site"] == site) & (whole["id"] == number) & (hour == at))
+        whole, hour = whole[kept], hour[kept]
+    file = tmp_path / "inputs.csv"
+    keys = pd.DataFrame({"site": ["s", "n", '"w', "s"], "id": [1, 2, 3, 4], "db": [1.0, 2.5, 0.3, 0.7]})
+    keys.to_csv(file, index=False)
+    pipeline.land(whole[hour < 40])
+    inputs.run(pipeline.settings, "pushed", str(file))
+    learned = pipeline.pretrain().data["snapshot"]
+    pipeline.land(whole[hour >= 40])
+    pipeline.stream()
+    report = skill.run(pipeline.settings, "pushed")
+
+    found: Any = pipeline.warehouse.read("forecast_skill/pushed").toPandas()
+    lost = found[found["actual"].isna()].sort_values(["key", "measurement"])
+    assert lost["key"].tolist() == ['["n","2"]'] * 2 + ['["s","1"]'] * 2
+    assert lost["measurement"].tolist() == ["a", "b"] * 2
+    hours = (lost["event_time"].dt.tz_localize("UTC") - START) // pd.Timedelta("1h")
+    assert hours.tolist() == [70, 70, 60, 60] and (lost["event_time"] - lost["made_at"]).nunique() == 1
+    for name in ("mean", "error", "inside", "crps", "log_score"):  # the control at their time is not known
+        assert lost[name].isna().all()
+    assert (report.data["unmatched"], report.data["unmatched_keys"]) == (2, 2)
+    assert report.data["rows"] == len(found) - len(lost)
+    assert any(
+        'never matched: 2 forecasts, as no row came at their time, of ["n","2"] (1)' in one
+        for one in report.lines
+    )
+    assert sum(one["forecasts"] for one in report.data["skill"]) == len(found) - len(lost)
+    assert skill.run(pipeline.settings, "pushed").data["rows"] == 0
+
+    # As the filter without Spark forecasts through the same rows, with each group's parameters.
+    ahead, past, out = tmp_path / "later.csv", tmp_path / "past.parquet", tmp_path / "out.parquet"
+    for made in (45, 57, 69):
+        whole[hour <= made].to_parquet(past, index=False)
+        whole[hour > made].drop(columns=["a", "b"]).to_csv(ahead, index=False)
+        options = {"future": str(ahead), "inputs": str(file), "snapshot": learned, "until": "2024-01-05"}
+        forecast.run(pipeline.settings, "pushed", str(past), str(out), **options)
+        expected: Any = pd.read_parquet(out)
+        at = (START + pd.Timedelta(f"{made}h")).tz_localize(None)
+        mine = found[(found["made_at"] == at) & found["actual"].notna()]
+        assert len(mine) >= 6
+        for one in mine.itertuples():
+            same = (expected["id"] == one.id) & (expected["at"].dt.tz_localize(None) == one.event_time)
+            (row,) = expected[same].to_dict("records")
+            place = "ab".index(one.measurement)
+            np.testing.assert_allclose(one.mean, row["measurement_mean"][place], rtol=1e-12)
+            np.testing.assert_allclose(one.variance, row["measurement_covariance"][3 * place], rtol=1e-12)
+    variances = found.dropna(subset=["variance"]).groupby("key")["variance"].first()
+    assert variances.nunique() == 4
