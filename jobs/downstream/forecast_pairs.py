@@ -28,7 +28,9 @@ from kalman.evaluation.forecast import check_measuring, forecast, interval, vari
 from kalman.evaluation.scoring_rules import crps, log_score
 from kalman.filters.own_parameters import FIELD, own_parameters, with_own
 from kalman.filters.prediction import beside
-from kalman.filters.state_layout import places
+from kalman.filters.state_layout import innermost, places
+from kalman.filters.state_output import OUTPUT as STATE
+from kalman.filters.state_output import follows_from_moments
 from kalman.run import KeyStates
 from kalman.types import Filter
 
@@ -50,6 +52,11 @@ _LEFT_OUT = ("form", "smoothing", "storage")
 """Parts of a definition that change how a state is stored, but not its forecasts."""
 
 
+def has_key_parameters(kernel: Filter) -> bool:
+    """Tell if an estimate's key has parameters of its own that are not in the estimate."""
+    return bool(own_parameters(kernel).rows) and follows_from_moments(kernel)
+
+
 class ScoringPlan(NamedTuple):
     """Sent to the workers: the filter of each generation, the time unit (us), each horizon's steps or None.
 
@@ -68,7 +75,7 @@ class ScoringPlan(NamedTuple):
     @property
     def has_key_parameters(self) -> bool:
         """Tell if keys have parameters of their own."""
-        return any(own_parameters(kernel).rows for kernel in self.kernels.values())
+        return any(has_key_parameters(kernel) for kernel in self.kernels.values())
 
 
 def forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
@@ -76,26 +83,36 @@ def forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
     return {k: v for k, v in spec.definition().items() if k not in _LEFT_OUT}
 
 
-def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any]) -> Filter:
-    """Return the filter that forecasts from an estimate's mean and covariance, and the parameters of its key.
+def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any], with_state: bool = True) -> Filter:
+    """Return the filter that forecasts from an estimate.
+
+    Where mean and covariance, and the parameters of the key, are the whole state it forecasts from these; else from the
+    state itself, which the estimates have beside them (`kalman.filters.state_output`). Without it the modes of a
+    mixture are forecast from the mixture's mean and covariance, with the probabilities of a first row.
 
     Raises:
-        UserError: the model's state has more than these.
+        UserError: the model cannot be built, does not predict its measurements, or needs the state.
     """
-    definition = forecasting_definition(spec)
     n = len(spec.states)
-    if spec.adaptive is not None:
-        raise UserError(
-            f"{spec.name} cannot be forecast from its estimates, which lack its adaptive noise; "
-            f"remove `forecast`, or `adaptive`"
-        )
     try:
-        kernel = kalman.build(definition, parameters)
+        whole = innermost(kalman.build(spec.definition(), parameters))
+        check_measuring(whole)
+        if with_state and not follows_from_moments(whole):
+            return whole
+        kernel = kalman.build(forecasting_definition(spec), parameters)
         kernel.from_moments(np.zeros((n, 1)), np.eye(n).reshape(-1, 1))
-        check_measuring(kernel)
     except kalman.ModelError as error:
         raise UserError(f"{spec.name} cannot be forecast from its estimates: {error}") from error
+    if own_parameters(kernel).adapted:
+        raise UserError(
+            f"{spec.name} cannot be forecast from mean and covariance, which lack its adaptive noise"
+        )
     return kernel
+
+
+def needs_state(spec: ModelSpec) -> bool:
+    """Tell if a model's forecasts need more of a key's state than mean, covariance and parameters."""
+    return not follows_from_moments(kalman.build(spec.definition()))
 
 
 def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | None:
@@ -105,7 +122,7 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
         UserError: the model's measurements cannot be forecast from its estimates.
     """
     where = spec.source_path or spec.name
-    if spec.outputs.covariance != "full" and len(spec.states) > 1:
+    if spec.outputs.covariance != "full" and len(spec.states) > 1 and not needs_state(spec):
         raise UserError(f"{where}: forecast: needs full covariances: write outputs: {{covariance: full}}")
     if spec.control:
         if section.step is not None:
@@ -152,6 +169,7 @@ def pair_rows(
     return both.select(
         "o.key",
         *(F.col(f"o.{name}") for name in ("generation", "model_version", "mean", "covariance", "horizon")),
+        *(F.col(f"o.{name}") for name in (STATE,) if name in made.columns),
         F.unix_micros("o.made_at").alias("made_at"),
         (F.unix_micros(F.coalesce("a.at", "o.due")) - SHIFT).alias("event_time"),
         F.col(f"a.{MEASURED}"),
@@ -162,6 +180,8 @@ def _origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
     ahead = F.array(*(F.lit(length) for length in section.lengths))
     columns = {"key": "key", "generation": "generation", "model_version": "model_version"}
     columns |= {"mean": "mean", "covariance": "covariance", "event_time": "made_at"}
+    if STATE in estimates.columns:
+        columns[STATE] = STATE
     rows = _never_null(_originals(estimates), columns)
     rows = rows.select("*", F.posexplode(ahead).alias("horizon", "_ahead"))
     due = F.timestamp_micros(F.unix_micros("made_at") + F.col("_ahead") + SHIFT)
@@ -225,7 +245,7 @@ def score_pairs(pairs: DataFrame, plan: ScoringPlan, own: DataFrame | None = Non
         "covariance",
         MEASURED,
     )
-    pairs = pairs.select(*columns, *(name for name in (ROWS, INPUTS) if name in pairs.columns))
+    pairs = pairs.select(*columns, *(name for name in (STATE, ROWS, INPUTS) if name in pairs.columns))
     if own is not None:
         pairs = pairs.join(own, ["generation", "key"], "left")
     return pairs.mapInArrow(_scorer(plan), SCORED_SCHEMA)
@@ -254,10 +274,13 @@ def score(
     unmatched = batch.column(MEASURED).is_null().to_numpy(zero_copy_only=False)
     y = _measurements(batch.column(MEASURED), unmatched, m)
     mean, variance = np.full((2, m, size), np.nan)
-    values = kernel.from_moments(
-        matrix(batch.column("mean"), n, "mean"), matrix(batch.column("covariance"), n * n, "covariance")
-    )
-    values = _with_key_parameters(values, batch, kernel, begin)
+    if STATE in batch.schema.names and not follows_from_moments(kernel):
+        values = _states(batch, kernel)
+    else:
+        moments = (
+            matrix(batch.column(name), width, name) for name, width in (("mean", n), ("covariance", n * n))
+        )
+        values = _with_key_parameters(kernel.from_moments(*moments), batch, kernel, begin)
     states = KeyStates(values, made, np.ones(size, np.int64), np.zeros(size))
     for which, dt, u in _steps(batch, plan, (at - made) / plan.unit, horizon):
         expected = forecast(kernel, states.take(which), dt, u)
@@ -265,7 +288,9 @@ def score(
         variance[:, which] = variances(expected.measurement_covariance)[:, -1]
     seen = beside(kernel, y, mean)
     low, high = interval(mean, variance, plan.probability)
-    known = np.isfinite(mean) & np.isfinite(variance)
+    known = np.isfinite(mean) & ~np.isinf(
+        variance
+    )  # of an LMS without R the errors are known, and no variance
     given = ~np.isnan(y) | unmatched
     measured = np.flatnonzero(given.T.ravel())  # pair by pair, the measurements of a pair in order
     pair = measured // m
@@ -285,11 +310,23 @@ def score(
         *(column(one) for one in (mean, variance, low, high)),
         pa.array(flat(y), mask=np.isnan(flat(y))),
         column(seen - mean),
-        pa.array(flat((low <= seen) & (seen <= high)), mask=~is_scored | np.isnan(flat(y))),
+        pa.array(
+            flat((low <= seen) & (seen <= high)),
+            mask=~is_scored | np.isnan(flat(y)) | np.isnan(flat(variance)),
+        ),
         column(crps(mean, variance, seen)),
         column(log_score(mean, variance, seen)),
     ]
     return pa.RecordBatch.from_arrays(columns, _NAMES)
+
+
+def _states(batch: pa.RecordBatch, kernel: Filter) -> NDArray[np.float64]:
+    """Return the states (size, N) that estimates have; NaN where an earlier release has written none."""
+    column = batch.column(STATE)
+    there = np.flatnonzero(column.value_lengths().fill_null(0).to_numpy() == kernel.size)
+    values = np.full((kernel.size, len(column)), np.nan)
+    values[:, there] = matrix(column.take(pa.array(there)), kernel.size, STATE)
+    return values
 
 
 def _measurements(column: pa.ListArray, unmatched: NDArray[np.bool_], m: int) -> NDArray[np.float64]:

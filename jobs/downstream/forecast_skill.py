@@ -20,6 +20,8 @@ from jobs.downstream.forecast_pairs import (
     check_spec,
     forecaster_of,
     forecasting_definition,
+    has_key_parameters,
+    needs_state,
     pair_rows,
     score_pairs,
 )
@@ -39,7 +41,8 @@ from jobs.state.key_groups import group_begin
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, forecast_skill
-from kalman.filters.own_parameters import FIELD, own_parameters
+from kalman.filters.own_parameters import FIELD
+from kalman.filters.state_output import OUTPUT as STATE
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -60,6 +63,10 @@ class ForecastScorer(LiveQueries):
     """The snapshot whose learned parameters each generation's forecasts take; None: it has none."""
     is_outer: bool = True
     """Whether forecasts that no row has matched are found."""
+    with_state: bool = False
+    """Whether the pairs have the filter's states."""
+    by_mixture: bool = False
+    """Whether modes are forecast from their mixture's mean and covariance, as in earlier releases."""
 
     label = "the forecast skill"
 
@@ -74,8 +81,8 @@ class ForecastScorer(LiveQueries):
         (query,) = queries_of(self.spec, SKILL)
         if self.sink is None:
             kind = key_kind(self.spec.key, table.schema)
-            begun = started(self.warehouse, query)
-            self.is_outer = begun.is_outer
+            begun = started(self.warehouse, query, STATE in table.columns)
+            self.is_outer, self.with_state = begun.is_outer, begun.with_state
             self.sink = Scores(self.warehouse, self.spec, self.section, begun.application, kind)
         spark = self.warehouse.spark
         spark.conf.set(
@@ -83,6 +90,9 @@ class ForecastScorer(LiveQueries):
         )
         measurements = len(self.spec.measurement)
         origins, actuals = self.source(query), self.source(query, 1)
+        if not self.with_state:
+            origins = origins.drop(STATE)
+            self._check_without_states(STATE in table.columns)
         plan = self._plan()
         origins, actuals = (_of_generations(rows, plan, measurements) for rows in (origins, actuals))
         pairs = pair_rows(origins, actuals, self.section, self.is_outer)
@@ -96,6 +106,25 @@ class ForecastScorer(LiveQueries):
         running = self.start_query(pairs, query, self.sink)
         self.queries = (*self.queries, running)
         return [running]
+
+    def _check_without_states(self, are_there: bool) -> None:
+        """Refuse a model that needs the filter's states, if the query was begun without; are_there: in the table."""
+        if not needs_state(self.spec):
+            return
+        name, why = self.spec.name, "without which this kind of filter cannot be forecast"
+        try:
+            forecaster_of(self.spec, {}, with_state=False)
+        except UserError as error:
+            if are_there:
+                raise UserError(
+                    f"the skill of {name} was begun before its estimates had the filter's states, {why}: change the "
+                    f"section `forecast`, and it begins anew"
+                ) from error
+            raise UserError(
+                f"the estimates of {name} have no states of the filter yet, {why}: its stream writes them from its "
+                f"next micro-batch on (`kalman-pipeline stream --model {name}`); then run this again"
+            ) from error
+        self.by_mixture = True
 
     def _plan(self) -> ScoringPlan:
         """Return how to forecast with each generation that is counted and has the spec's measurements.
@@ -117,7 +146,7 @@ class ForecastScorer(LiveQueries):
                 check_spec(spec, self.section)
                 if _same_rows(spec, self.spec):
                     source, parameters = self._learned(manifest)
-                    kernels[name] = forecaster_of(spec, parameters)
+                    kernels[name] = forecaster_of(spec, parameters, self.with_state)
                     begin = group_begin(kind, forecasting_definition(spec), parameters)
                     if begin is not None and spec.key == self.spec.key:
                         begins[name] = begin
@@ -161,7 +190,7 @@ class ForecastScorer(LiveQueries):
                 F.lit(name).alias("generation"), "key", F.col("extras")[FIELD].alias(FIELD)
             )
             for name, source in self.sources.items()
-            if source is not None and own_parameters(plan.kernels[name]).rows
+            if source is not None and has_key_parameters(plan.kernels[name])
         ]
         return reduce(DataFrame.unionByName, parts) if parts else None
 
@@ -183,6 +212,11 @@ class ForecastScorer(LiveQueries):
             )
         if not summary:
             lines.append("there is no measurement at a forecast time yet")
+        if self.by_mixture:
+            lines.append(
+                "the modes are forecast from the mixture's mean and covariance, as the query was begun without the "
+                "states of the modes; with a changed section `forecast` it begins anew, with them"
+            )
         lines += _unmatched_lines(unmatched, forecast_skill(self.spec.name))
         lines += [
             f"forecasts of {name} with the parameters of snapshot {one.snapshot_id}"

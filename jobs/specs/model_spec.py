@@ -109,6 +109,7 @@ ESTIMATE_COLUMNS = (
     "batch_id",
     "innovation",
     "measured",
+    "filter_state",
 )
 
 

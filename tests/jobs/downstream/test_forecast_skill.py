@@ -424,4 +424,4 @@ def test_a_model_that_cannot_be_forecast_is_refused(changes: dict[str, Any], sai
         check_spec(model, model.forecast)
     adaptive = ModelSpec.model_validate(spec(adaptive={"R": 0.02}))
     with pytest.raises(UserError, match="which lack its adaptive noise"):
-        forecaster_of(adaptive, {})
+        forecaster_of(adaptive, {}, with_state=False)
