@@ -187,7 +187,7 @@ def _from_snapshot(
     from jobs.offline.result_files import check_target
     from jobs.offline.snapshot_keys import forecast_snapshot, snapshot_keys
 
-    check_target(Path(request.output), Path(request.future or request.output))
+    check_target(Path(request.output), Path(request.future or "."))
     named = None if request.snapshot == "newest" else request.snapshot
     found = snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
     ahead = None if request.future is None else read_future(spec, request.future)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from jobs.core.errors import RUN_FAILED, UserError
-from jobs.spark.queries import cause_of
+from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 RUN = "run"
 """The partition column: the id of the run that made a forecast."""
+_OURS = "jobs.core.errors.UserError: "
 
 
 class Written(NamedTuple):
@@ -54,10 +55,11 @@ def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: s
     try:
         with home.lock(table):
             writer.save(home.path(table))
-    except PySparkException as error:
-        said = cause_of(error)
-        ours = said.removeprefix("jobs.core.errors.UserError: ")
-        raise UserError(ours if ours != said else f"the forecasts failed: {said}", RUN_FAILED) from error
+    except (PySparkException, Py4JJavaError) as error:  # a write that fails in a worker raises the latter
+        said = raised_in_python(error)
+        if _OURS in str(error):
+            raise UserError(said) from error
+        raise UserError(f"the forecasts failed: {said}", RUN_FAILED) from error
     return _counted(home.read(table).filter(F.col(RUN) == run))
 
 

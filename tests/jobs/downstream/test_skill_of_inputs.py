@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jobs import forecast, inputs, skill
+from jobs import forecast, inputs, skill, verify
 from tests.jobs.forecasting.test_live_forecast import PUSHED, pushed_rows
-from tests.jobs.support.pipeline import Pipeline
+from tests.jobs.support.pipeline import Pipeline, random_walk_spec
+from tests.jobs.test_kinds import KINDS
 
 pytestmark = pytest.mark.spark
 
@@ -79,3 +80,44 @@ def test_control_inputs_and_groups_are_scored_and_lost_forecasts_are_told(tmp_pa
             np.testing.assert_allclose(one.variance, row["measurement_covariance"][3 * place], rtol=1e-12)
     variances = found.dropna(subset=["variance"]).groupby("key")["variance"].first()
     assert variances.nunique() == 4
+
+
+def test_modes_are_scored_from_the_state_beside_their_estimates(tmp_path: Path) -> None:
+    section = {"horizons": ["1h"], "step": "1h", "watermark": "30d"}
+    given = random_walk_spec(**KINDS["imm"], outputs={"measured": True}, forecast=section)
+    pipeline = Pipeline(tmp_path, given)
+    days = hourly(2)
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1])
+    pipeline.stream()
+    assert skill.run(pipeline.settings, "walk").data["rows"] > 0
+    found: Any = pipeline.warehouse.read("forecast_skill/walk").toPandas()
+    for made in (30, 40):
+        rows = pd.concat(days)
+        past, out = tmp_path / "past.parquet", tmp_path / "out.parquet"
+        at = pd.Timestamp("2024-03-01", tz="UTC") + pd.Timedelta(f"{made}h")
+        rows[rows["at"] <= at].to_parquet(past, index=False)
+        forecast.run(pipeline.settings, "walk", str(past), str(out), steps=1, every="1h")
+        expected = pd.read_parquet(out).set_index("id")
+        mine = found[found["made_at"] == at.tz_localize(None)]
+        assert len(mine) >= 6
+        for one in mine.itertuples():
+            place = "ab".index(one.measurement)
+            assert one.mean == expected.loc[one.id, "measurement_mean"][place]  # to the bit
+            assert one.variance == expected.loc[one.id, "measurement_covariance"][3 * place]
+    # The same streams verify, and are forecast from what is live.
+    assert verify.run(pipeline.settings, "walk", share="100%").data["outcome"] == "equal"
+    live = forecast.run(pipeline.settings, "walk").data  # at the section's horizons
+    assert (live["keys"], live["forecasts"]) == (4, 4)
+
+
+def hourly(days: int) -> list[pd.DataFrame]:
+    rng = np.random.default_rng(8)
+    frames = []
+    for day in range(days):
+        number, hour = (grid.ravel() for grid in np.meshgrid(np.arange(4), np.arange(24)))
+        at = pd.Timestamp("2024-03-01", tz="UTC") + pd.to_timedelta(24 * day + hour, "h")
+        values = rng.normal(size=(2, len(hour)))
+        frames.append(pd.DataFrame({"id": number, "at": at.as_unit("us"), "a": values[0], "b": values[1]}))
+    return [frame.sort_values(["at", "id"], ignore_index=True) for frame in frames]
