@@ -184,18 +184,24 @@ def _from_snapshot(
     from jobs.core.clock import now
     from jobs.offline.forecasting import write_forecasts
     from jobs.offline.future import read_future
+    from jobs.offline.live_keys import live_keys
     from jobs.offline.result_files import check_target
     from jobs.offline.snapshot_keys import forecast_snapshot, snapshot_keys
 
     check_target(Path(request.output), Path(request.future or "."))
     named = None if request.snapshot == "newest" else request.snapshot
-    found = snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
+    found = why = None
+    if request.snapshot is None:
+        found = live_keys(settings.warehouse, spec, keys, request.inputs)
+    if found is None or isinstance(found, str):
+        why, found = found, snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
     ahead = None if request.future is None else read_future(spec, request.future)
     forecasts = forecast_snapshot(spec, found, request.horizon, ahead)
     write_forecasts(Path(request.output), spec, forecasts, request.probability)
     age = None if found.committed_at is None else (now() - found.committed_at).total_seconds()
     state = {
         "snapshot": found.snapshot,
+        "generation": found.generation,
         "taken_at": found.committed_at,
         "age_seconds": age,
         "position": found.position,
@@ -204,7 +210,11 @@ def _from_snapshot(
     data = _data(spec, forecasts, request, start, state)
     lines = _lines(data, False, request.future is not None)
     old = "" if age is None else f" of {found.committed_at:%Y-%m-%d %H:%M:%S} UTC ({span(age)} ago)"
-    return Report(lines=[*lines[:1], f"state: snapshot {found.snapshot}{old}", *lines[1:]], data=data)
+    source = (
+        f"snapshot {found.snapshot}" if found.generation is None else f"latest states of {found.generation}"
+    )
+    notes = [f"state: {source}{old}", *([] if why is None else [f"not from the live stream: {why}"])]
+    return Report(lines=[*lines[:1], *notes, *lines[1:]], data=data)
 
 
 def _into_table(settings: Settings, spec: ModelSpec, asked: tuple[Any, ...], start: float) -> Report:

@@ -32,6 +32,7 @@ class SnapshotKeys(NamedTuple):
     """Keys of a snapshot: the filter, the values of each key column, and the keys as they are forecast.
 
     newest: microseconds of the newest row of any key
+    generation: of a live stream, whose latest states these are; snapshot is then the one that it began from
     """
 
     kernel: Filter
@@ -41,6 +42,7 @@ class SnapshotKeys(NamedTuple):
     committed_at: datetime | None
     position: dict[str, Any] | None
     newest: int
+    generation: str | None = None
 
 
 def snapshot_keys(
@@ -70,7 +72,7 @@ def snapshot_keys(
         raise UserError(f"snapshot {learned.snapshot} has no key: there is nothing to forecast from")
     order = np.argsort(np.array(texts.to_pylist(), dtype=object), kind="stable")
     rows, texts = rows.take(arrow.integers(order)), texts.take(arrow.integers(order))
-    names = _key_columns(spec, texts)
+    names = key_columns(spec, texts)
     n = len(spec.states)
     extras = {name: part for name, part in kernel.snapshot(kernel.initial(1))[2].items()}
     lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
@@ -87,8 +89,8 @@ def snapshot_keys(
     time = arrow.to_numpy(rows["event_time"].combine_chunks().cast(pa.timestamp("us")).cast(pa.int64()))
     count = arrow.to_numpy(rows["state_index"].combine_chunks())
     states = kalman.KeyStates(kernel.restore(*moments, parts), time, count, np.zeros(len(time)))
-    keys = Keys(names, states, _inputs(root, spec, names, inputs))
-    typed = _typed(root, spec, names)
+    keys = Keys(names, states, key_inputs(root, spec, names, inputs))
+    typed = typed_columns(root, spec, names)
     newest = int(time.max())
     return SnapshotKeys(kernel, typed, keys, learned.snapshot, learned.committed_at, learned.position, newest)
 
@@ -130,7 +132,7 @@ def _rows(root: str, spec: ModelSpec, learned: Learned, wanted: Sequence[str]) -
     return rows
 
 
-def _key_columns(spec: ModelSpec, texts: pa.Array) -> list[pa.Array]:
+def key_columns(spec: ModelSpec, texts: pa.Array) -> list[pa.Array]:
     """Return the texts of each key column."""
     if len(spec.key) == 1:
         return [texts]
@@ -138,7 +140,7 @@ def _key_columns(spec: ModelSpec, texts: pa.Array) -> list[pa.Array]:
     return [arrow.texts([one[i] for one in values]) for i in range(len(spec.key))]
 
 
-def _typed(root: str, spec: ModelSpec, names: Sequence[pa.Array]) -> dict[str, pa.Array]:
+def typed_columns(root: str, spec: ModelSpec, names: Sequence[pa.Array]) -> dict[str, pa.Array]:
     """Return the key columns in the types of the measurements table: integers, else texts."""
     types = column_types(root, f"measurements/{spec.name}")
     return {
@@ -147,7 +149,7 @@ def _typed(root: str, spec: ModelSpec, names: Sequence[pa.Array]) -> dict[str, p
     }
 
 
-def _inputs(root: str, spec: ModelSpec, names: Sequence[pa.Array], file: str | None) -> np.ndarray:
+def key_inputs(root: str, spec: ModelSpec, names: Sequence[pa.Array], file: str | None) -> np.ndarray:
     """Return the inputs (i, K) of keys, from a file or the table of inputs; NaN where a key has none."""
     if spec.inputs is None:
         if file is not None:

@@ -7,6 +7,7 @@ tables that this project writes are read: without deletion vectors and without r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
@@ -71,6 +72,17 @@ def column_types(root: str, table: str) -> dict[str, str]:
         return {}
     fields = DeltaTable(str(folder / table)).schema().fields
     return {field.name: str(getattr(field.type, "type", "")) for field in fields}
+
+
+def written_at(root: str, table: str) -> datetime | None:
+    """Return when rows of a table were last written; None if its log does not tell."""
+    folder = local_path(root)
+    if folder is None:
+        return None
+    for commit in DeltaTable(str(folder / table)).history(20):
+        if commit.get("operation") in ("MERGE", "WRITE"):
+            return datetime.fromtimestamp(int(commit["timestamp"]) / 1e3, UTC)
+    return None
 
 
 def _read(uri: str, columns: Sequence[str], among: tuple[str, Sequence[str]] | None) -> pa.Table:

@@ -84,7 +84,9 @@ def test_control_inputs_and_groups_are_scored_and_lost_forecasts_are_told(tmp_pa
 
 def test_modes_are_scored_from_the_state_beside_their_estimates(tmp_path: Path) -> None:
     section = {"horizons": ["1h"], "step": "1h", "watermark": "30d"}
-    given = random_walk_spec(**KINDS["imm"], outputs={"measured": True}, forecast=section)
+    given = random_walk_spec(
+        **KINDS["imm"], outputs={"measured": True}, forecast=section, sinks={"latest": True}
+    )
     pipeline = Pipeline(tmp_path, given)
     days = hourly(2)
     pipeline.land(days[0])
@@ -110,6 +112,11 @@ def test_modes_are_scored_from_the_state_beside_their_estimates(tmp_path: Path) 
     assert verify.run(pipeline.settings, "walk", share="100%").data["outcome"] == "equal"
     live = forecast.run(pipeline.settings, "walk").data  # at the section's horizons
     assert (live["keys"], live["forecasts"]) == (4, 4)
+    ahead = pipeline.warehouse.read("forecasts/walk").toPandas().sort_values("id")
+    forecast.run(pipeline.settings, "walk", output=str(out))  # and without Spark, from the latest states
+    alone = pd.read_parquet(out)
+    for name in ("mean", "covariance", "measurement_mean", "measurement_covariance"):
+        assert [list(one) for one in alone[name]] == [list(one) for one in ahead[name]]
 
 
 def hourly(days: int) -> list[pd.DataFrame]:

@@ -58,7 +58,7 @@ def assert_same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
 
 
 def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, random_walk_spec())
+    pipeline = Pipeline(tmp_path, random_walk_spec(sinks={"latest": True}))
     days = random_rows(3, rows=80)
     pipeline.land(days[0])
     before = pipeline.pretrain().data["snapshot"]
@@ -98,7 +98,7 @@ def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) 
     found = table(pipeline)
     assert (found["run"] == "nightly").sum() == shorter["forecasts"] == len(then) // 3
     out, first = tmp_path / "few.parquet", str(then["id"].iloc[0])
-    alone = forecast.run(settings, "walk", output=str(out), key=[first], **ahead)
+    alone = forecast.run(settings, "walk", output=str(out), key=[first], snapshot="newest", **ahead)
     read: Any = pd.read_parquet(out)
     read["at"] = read["at"].dt.tz_localize(None)
     assert_same(read, then[then["id"] == int(first)].reset_index(drop=True))
@@ -106,6 +106,17 @@ def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) 
     with pytest.raises(UserError, match=r"--key 999: micro-batch 1 of .* has no state of it"):
         forecast.run(settings, "walk", key=["999"], **ahead)
     with pytest.raises(UserError, match=r"--key 999: snapshot .* has no state of it"):
+        forecast.run(settings, "walk", key=["999"], output=str(out), snapshot="newest", **ahead)
+    # From the live stream's latest states, without Spark.
+    now = forecast.run(settings, "walk", output=str(out), key=keys, **ahead)
+    read = pd.read_parquet(out)
+    read["at"] = read["at"].dt.tz_localize(None)
+    assert_same(read, expected[expected["id"].isin(some)].reset_index(drop=True))
+    assert (
+        f"state: latest states of {generation} of " in now.lines[1] and now.data["generation"] == generation
+    )
+    assert forecast.run(settings, "walk", output=str(out), **ahead).data["forecasts"] == len(expected)
+    with pytest.raises(UserError, match=rf"--key 999: {generation} has no state of it"):
         forecast.run(settings, "walk", key=["999"], output=str(out), **ahead)
     with pytest.raises(UserError, match="add --every with the time of a step"):
         forecast.run(settings, "walk", steps=3)
@@ -176,7 +187,9 @@ def test_forecasts_with_control_inputs_and_parameters_of_each_key(tmp_path: Path
     # The snapshot's states, one key, without Spark: the table of inputs is read all the same.
     out = tmp_path / "one.parquet"
     whole[hour >= 40].drop(columns=["a", "b"]).to_csv(ahead, index=False)
-    forecast.run(pipeline.settings, "pushed", output=str(out), key=['["\\"w","3"]'], steps=2, **through)
+    one = {"key": ['["\\"w","3"]'], "output": str(out), "steps": 2, **through}
+    said_of = forecast.run(pipeline.settings, "pushed", **one).lines
+    assert any("not from the live stream: it keeps no table of latest states" in line for line in said_of)
     then = offline(pipeline, days[:1], **through, steps=2, inputs=str(file), snapshot=learned)
     found: Any = pd.read_parquet(out)
     found["at"] = found["at"].dt.tz_localize(None)
