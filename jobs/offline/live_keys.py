@@ -101,21 +101,21 @@ def _missing(spec: ModelSpec, kernel: Filter, with_state: bool) -> str | None:
     return None
 
 
-def _checked(rows: pa.Table | None, spec: ModelSpec, wanted: Sequence[str], generation: str) -> pa.Table:
+def _checked(rows: Any, spec: ModelSpec, wanted: Sequence[str], generation: str) -> pa.Table:
     """Return the rows ordered by key; each tells the state of its key."""
     there = [] if rows is None else rows["key"].to_pylist()
     absent = [key for key in wanted if key not in set(there)]
     if rows is None or not there or absent:
         several = '; a key of several columns is a JSON array: ["a", "b"]' if len(spec.key) > 1 else ""
         raise UserError(f"--key {absent[0] if absent else ''}: {generation} has no state of it{several}")
-    rows = rows.take(arrow.integers(np.argsort(np.array(there, dtype=object), kind="stable")))
-    flagged = [one for one in rows.select(["key", "flags"]).to_pylist() if one["flags"] is not None]
+    ordered = rows.take(arrow.integers(np.argsort(np.array(there, dtype=object), kind="stable")))
+    flagged = [one for one in ordered.select(["key", "flags"]).to_pylist() if one["flags"] is not None]
     if flagged:
         raise UserError(
             f"key {flagged[0]['key']}: its newest row was flagged ({flagged[0]['flags']}), so that the latest estimate "
             f"does not tell the time of its state: {_INSTEAD}"
         )
-    return rows
+    return ordered
 
 
 def _values(

@@ -82,13 +82,13 @@ def snapshot_keys(
         )
         for name, part in extras.items()
     }
-    moments = (
+    mean, covariance = (
         arrow.matrix(rows[name].combine_chunks(), width, name)
         for name, width in (("mean", n), ("covariance", n * n))
     )
     time = arrow.to_numpy(rows["event_time"].combine_chunks().cast(pa.timestamp("us")).cast(pa.int64()))
     count = arrow.to_numpy(rows["state_index"].combine_chunks())
-    states = kalman.KeyStates(kernel.restore(*moments, parts), time, count, np.zeros(len(time)))
+    states = kalman.KeyStates(kernel.restore(mean, covariance, parts), time, count, np.zeros(len(time)))
     keys = Keys(names, states, key_inputs(root, spec, names, inputs))
     typed = typed_columns(root, spec, names)
     newest = int(time.max())

@@ -29,7 +29,7 @@ GAPS = {("s", 1): 60, ("n", 2): 70}
 
 def test_control_inputs_and_groups_are_scored_and_lost_forecasts_are_told(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, BY_SITE)
-    whole = pushed_rows(80)
+    whole: Any = pushed_rows(80)
     hour = (whole["at"] - START) // pd.Timedelta("1h")
     for (site, number), at in GAPS.items():
         kept = ~((whole["site"] == site) & (whole["id"] == number) & (hour == at))

@@ -95,7 +95,7 @@ def test_it_is_forecast_from_the_state_after_the_row(tmp_path: Path, kind: str) 
     plan = ScoringPlan({}, spec.unit_us, (1, steps), 0.9, controls=c)
     found = score(batch, forecaster, plan).to_pylist()
 
-    before = kalman.SortedRows(*(part[..., : made + 1] for part in rows))
+    before = rows.take(np.arange(made + 1))
     states, _ = kalman.run(built, kalman.initial_states(built, 1), before, spec.unit_us)
     dt = np.full((steps, 1), HOUR / spec.unit_us)
     expected = forecast(built, states, dt, rows.u.T[between, :, None] if c else None)

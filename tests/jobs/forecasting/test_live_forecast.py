@@ -28,14 +28,14 @@ NUMBERS = (
 )
 
 
-def table(pipeline: Pipeline, name: str | None = None) -> pd.DataFrame:
+def table(pipeline: Pipeline, name: str | None = None) -> Any:
     """Return a table of forecasts, in the form of the offline command's file."""
-    found = pipeline.warehouse.read(name or f"forecasts/{pipeline.name}").toPandas()
+    found: Any = pipeline.warehouse.read(name or f"forecasts/{pipeline.name}").toPandas()
     found = found.rename(columns={"event_time": "at"})
     return found.sort_values(["run", "id", "step"], ignore_index=True)
 
 
-def offline(pipeline: Pipeline, rows: list[pd.DataFrame], **options: Any) -> pd.DataFrame:
+def offline(pipeline: Pipeline, rows: list[Any], **options: Any) -> Any:
     """Return the forecasts of the filter without Spark over rows."""
     source, out = pipeline.folder / "all.parquet", pipeline.folder / "ahead.parquet"
     pd.concat(rows).to_parquet(source, index=False)
@@ -45,7 +45,7 @@ def offline(pipeline: Pipeline, rows: list[pd.DataFrame], **options: Any) -> pd.
     return found.sort_values(["id", "step"], ignore_index=True)
 
 
-def assert_same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+def assert_same(found: Any, expected: Any) -> None:
     """Check keys, times, steps, flags and all numbers, bit by bit."""
     assert len(found) == len(expected) > 0
     for name in ("id", "at", "step"):
@@ -64,7 +64,8 @@ def test_live_snapshot_and_offline_forecasts_have_the_same_bits(tmp_path: Path) 
     before = pipeline.pretrain().data["snapshot"]
     pipeline.land(*days[1:])
     generation = pipeline.stream().data["generation"]
-    settings, ahead = pipeline.settings, {"steps": 3, "every": "10min"}
+    settings = pipeline.settings
+    ahead: dict[str, Any] = {"steps": 3, "every": "10min"}
 
     live = forecast.run(settings, "walk", **ahead)
     expected = offline(pipeline, days, **ahead)
@@ -162,7 +163,7 @@ def pushed_rows(hours: int) -> pd.DataFrame:
 
 def test_forecasts_with_control_inputs_and_parameters_of_each_key(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, PUSHED)
-    whole = pushed_rows(60)
+    whole: Any = pushed_rows(60)
     hour = whole["at"].dt.day * 24 + whole["at"].dt.hour - 24
     days = [whole[hour < 40], whole[(hour >= 40) & (hour < 55)]]
     later: Any = whole[hour >= 55].drop(columns=["a", "b"])
@@ -176,7 +177,7 @@ def test_forecasts_with_control_inputs_and_parameters_of_each_key(tmp_path: Path
     pipeline.stream()
     ahead = tmp_path / "later.csv"
     later.to_csv(ahead, index=False)
-    through = {"future": str(ahead)}
+    through: dict[str, Any] = {"future": str(ahead)}
 
     said = forecast.run(pipeline.settings, "pushed", **through).data
     expected = offline(pipeline, days, **through, inputs=str(file), snapshot=learned)

@@ -1,5 +1,7 @@
 """Forecasts against the joint Gaussian, published numbers and the laws of a forecast."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import statsmodels.api as sm
@@ -34,7 +36,8 @@ def test_a_local_linear_trend_is_forecast_as_by_statsmodels():
     """Mean and variance of `get_forecast`, from a known start, with missing rows."""
     y = np.array(NILE, float)
     y[[5, 6, 40]] = np.nan
-    peer = sm.tsa.UnobservedComponents(y, "local linear trend")
+    kind: Any = "local linear trend"
+    peer = sm.tsa.UnobservedComponents(y, kind)
     peer.ssm.initialize_known(np.array([1000.0, 1.0]), np.diag([1e4, 25.0]))
     expected = peer.smooth([15099.0, 1469.0, 30.0]).get_forecast(12)
     definition = {
