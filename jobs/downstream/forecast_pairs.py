@@ -166,12 +166,13 @@ def pair_rows(
         same = same & (F.col("o.slot") == F.col("a.slot"))
         same = same & (F.col("a.at") >= F.col("o.due") - near) & (F.col("a.at") <= F.col("o.due") + near)
     both = made.alias("o").join(found.alias("a"), same, "left_outer" if with_unmatched else "inner")
+    at = F.coalesce("a.at", "o.due") if with_unmatched else F.col("a.at")
     return both.select(
         "o.key",
         *(F.col(f"o.{name}") for name in ("generation", "model_version", "mean", "covariance", "horizon")),
         *(F.col(f"o.{name}") for name in (STATE,) if name in made.columns),
         F.unix_micros("o.made_at").alias("made_at"),
-        (F.unix_micros(F.coalesce("a.at", "o.due")) - SHIFT).alias("event_time"),
+        (F.unix_micros(at) - SHIFT).alias("event_time"),
         F.col(f"a.{MEASURED}"),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from demo.delta_log import rows_of
 from jobs import forecast, inputs
 from jobs.core.errors import UserError
-from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec, streaming
+from tests.jobs.support.processes import Driver, files
 
 pytestmark = pytest.mark.spark
 
@@ -203,3 +206,25 @@ def test_forecasts_with_control_inputs_and_parameters_of_each_key(tmp_path: Path
     assert_same(table(pipeline), expected)
     with pytest.raises(UserError, match="has control inputs: give their future values with --future"):
         forecast.run(pipeline.settings, "pushed", steps=5, every="1h")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_leaves_all_of_its_rows_or_none(tmp_path: Path) -> None:
+    days = random_rows(2, rows=80)
+    pipeline = streaming(tmp_path, *days)
+    forecast.run(pipeline.settings, "walk", steps=2, every="1min", run="nightly")
+    folder = Path(pipeline.settings.warehouse, "forecasts", "walk")
+    keys = len(rows_of(folder)) // 2
+    arguments = ("forecast", "--model", "walk", "--steps", "300", "--every", "1min", "--run", "nightly")
+    for delay in (0.0, 0.02, 0.1, 0.4):
+        before, log = files(folder / "run=nightly"), files(folder / "_delta_log")
+        driver = Driver(pipeline, *arguments)
+        driver.wait_for(lambda before=before: files(folder / "run=nightly") - before)
+        time.sleep(delay)
+        driver.kill()
+        there = len(rows_of(folder))
+        assert there in (2 * keys, 300 * keys)
+        assert there == 2 * keys or files(folder / "_delta_log") > log
+    assert Driver(pipeline, *arguments).finish() == 0
+    steps = [row["step"] for row in rows_of(folder)]
+    assert len(steps) == 300 * keys and sorted(set(steps)) == list(range(1, 301))
