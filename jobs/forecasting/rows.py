@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-import kalman
-from jobs.encoding.arrow import integers, matrix, texts, vectors
+from jobs.encoding.arrow import integers, matrix, vectors
+from jobs.encoding.estimates import flag_names
 from jobs.offline.ahead import Keys, ahead, numbers_of
 from jobs.offline.future import Future, Horizon
 from jobs.snapshots.state_rows import extras_columns, extras_widths, state_arrays
@@ -111,7 +111,7 @@ def _forecast(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
     arrays = [names.take(integers(at)), *map(integers, (made[at], found.time[step, key], number))]
     for column in numbers_of(spec, found.expected, step, key, plan.probability):
         arrays.append(vectors(column.values, flag == 0))
-    arrays.append(texts(list(np.array(kalman.FLAGS, dtype=object)[flag])))
+    arrays.append(flag_names(flag).cast(pa.string()))
     return pa.RecordBatch.from_arrays(arrays, [part.split()[0] for part in ROWS.split(", ")])
 
 

@@ -82,6 +82,7 @@ def test_control_inputs_and_groups_are_scored_and_lost_forecasts_are_told(tmp_pa
     assert variances.nunique() == 4
 
 
+@pytest.mark.slow
 def test_modes_are_scored_from_the_state_beside_their_estimates(tmp_path: Path) -> None:
     section = {"horizons": ["1h"], "step": "1h", "watermark": "30d"}
     given = random_walk_spec(
