@@ -19,7 +19,7 @@ from scipy.special import gammaln
 from kalman.filters.program_filter import ProgramFilter, ProgramStep
 from kalman.filters.regression import regression, section
 from kalman.filters.update import Present
-from kalman.linalg.entries import Entry, Vector, dot, minus, plus, times
+from kalman.linalg.entries import Entry, Vector, dot, minus, over, plus, times
 from kalman.linalg.packing import packed_index, packed_size, symmetric, unpack
 from kalman.linalg.program import called
 from kalman.models import checks, definition
@@ -143,7 +143,9 @@ class RecursiveLeastSquares(ProgramFilter):
         return np.array(mean), np.array(packed)
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
-        """Return the mean (m, K) of H b + offset, u (c, K), and its packed covariance s^2 (I + H (R'R)^-1 H').
+        """Return the mean (m, K) of H b + offset, u (c, K), and its packed covariance s^2 (I + H (R'R)^-1 H' / forgetting).
+
+        A row that is measured discounts those before it first, so that its square by this variance is the row's NIS.
 
         Variances are infinite where there is no s^2 yet, and where the regressors meet a coefficient that is not
         determined. The forecast's law is Student's t with the state's degrees of freedom.
@@ -155,14 +157,14 @@ class RecursiveLeastSquares(ProgramFilter):
         b, packed = self.moments(state)
         free = [~np.isfinite(packed[packed_index(i, i)]) for i in range(n)]
         P = symmetric([np.where(np.isfinite(entry), entry, 0.0) for entry in packed])
-        has = state[-1] > 0.0
+        has = (state[-1] > 0.0) & (state[-2] > 0.0)
         s2 = np.where(has, state[-2] / np.where(has, state[-1], 1.0), np.inf)
         blind = [functools.reduce(np.logical_or, [(h[a] != 0.0) & free[a] for a in range(n)]) for h in H]
         mean = [plus(dot(h, list(b)), a) for h, a in zip(H, resolve(self.offset, list(u)), strict=True)]
         covariance: list[Entry] = []
         for i in range(m):
             for j in range(i + 1):
-                spread = dot([dot(list(row), H[j]) for row in P], H[i])
+                spread = over(dot([dot(list(row), H[j]) for row in P], H[i]), self.forgetting)
                 unknown = np.inf if i == j else 0.0
                 covariance.append(np.where(blind[i] | blind[j], unknown, plus(spread, s2 if i == j else 0.0)))
         return tuple(  # type: ignore[return-value]

@@ -74,3 +74,18 @@ def test_least_mean_squares_forecast_by_their_coefficients(kind: str) -> None:
     _, unknown = ahead(definition(kind, **{kind: {"step": 0.1}}))
     np.testing.assert_array_equal(unknown.measurement_mean, found.measurement_mean)
     assert np.isnan(unknown.measurement_covariance).all()  # without R nothing is known of the errors
+
+
+def test_the_square_of_a_forecasts_error_by_its_variance_is_the_next_rows_nis() -> None:
+    """Also with forgetting, which discounts the rows so far before the next one is judged."""
+    given = definition("rls", rls={"forgetting": 0.9})
+    model = kalman.build(given)
+    u = X[29:30, :, None]
+    states, _ = ahead(given, 29)
+    last = kalman.SortedRows(
+        np.zeros(1, np.int64), np.array([29_000_000]), Y[None, 29:].copy(), X[29:].T.copy()
+    )
+    one = forecast(model, states, np.ones((1, 1)), u)
+    _, outputs = kalman.run(model, states, last, UNIT)
+    error = Y[29] - one.measurement_mean[0, 0, 0]
+    np.testing.assert_allclose(error**2 / one.measurement_covariance[0, 0, 0], outputs.nis[0], rtol=1e-11)
