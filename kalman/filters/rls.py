@@ -143,8 +143,9 @@ class RecursiveLeastSquares(ProgramFilter):
         return np.array(mean), np.array(packed)
 
     def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
-        """Return the mean (m, K) of H b + offset, u (c, K), and its packed covariance s^2 (I + H (R'R)^-1 H' / forgetting).
+        """Return the mean (m, K) of H b + offset, u (c, K), and its packed covariance.
 
+        That is s^2 (I + H (R'R)^-1 H' / forgetting).
         A row that is measured discounts those before it first, so that its square by this variance is the row's NIS.
 
         Variances are infinite where there is no s^2 yet, and where the regressors meet a coefficient that is not
