@@ -1,21 +1,30 @@
-"""Forecast the state and the measurements of every key of a file, some steps ahead or until a given time. No Spark.
+"""Forecast the state and the measurements of keys, some steps ahead, until a given time, or at the spec's horizons.
 
-The rows are filtered as by `filter`, and each key is forecast from its newest row: one output row for each key and
-future time.
+From what is live: the state of the running stream after its last micro-batch, or of a snapshot, for all keys or some,
+on Spark into a table; or, from a snapshot, without Spark into a file. From the rows of a file (`--input`), without
+Spark: these are filtered as by `filter`, and each key is forecast from its newest row. One row for each key and future
+time.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
-from jobs.core.command import Model, Snapshot, command
-from jobs.core.report import Report, plural
+from jobs.core.command import Model, command
+from jobs.core.errors import UserError
+from jobs.core.report import Report, plural, span
 from jobs.core.settings import Settings
 
+if TYPE_CHECKING:
+    from jobs.offline.forecasting import Forecasts
+    from jobs.offline.future import Horizon
+    from jobs.specs.model_spec import ModelSpec
+
+_FILES = (".csv", ".parquet")
 _UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000), ("ms", 1_000))
 
 
@@ -24,21 +33,36 @@ def run(
     settings: Settings,
     model: Model,
     input: Annotated[
-        str,
+        str | None,
         Option(
-            help="The rows until now: a .csv or .parquet file, a folder of them, or a glob.",
+            help="Forecast from the rows of a .csv or .parquet file, a folder of them, or a glob. By default from the "
+            "live stream's state, or the newest snapshot.",
             show_default=False,
         ),
-    ],
-    output: Annotated[str, Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
+    ] = None,
+    output: Annotated[
+        str | None,
+        Option(
+            help="Where to write: a .csv or .parquet file, without Spark; or a Delta table, in the warehouse or at a "
+            "path. By default the table forecasts/MODEL.",
+            show_default=False,
+        ),
+    ] = None,
     steps: Annotated[int | None, Option(min=1, help="How many steps ahead of each key's newest row.")] = None,
     until: Annotated[
         str | None,
-        Option(help="Up to this time (ISO 8601) in steps of --every; without it at this time alone."),
+        Option(
+            "--until",
+            "--to",
+            help="Up to this time (ISO 8601) in steps of --every; without it at this time alone.",
+        ),
     ] = None,
     every: Annotated[
         str | None,
-        Option(help="A step, such as 1h. With --steps by default the median time between rows."),
+        Option(
+            help="A step, such as 1h. With --steps and --input by default the median time between rows; without "
+            "--input the spec's `forecast.step`."
+        ),
     ] = None,
     probability: Annotated[float, Option(help="Probability that a value lies between the bounds.")] = 0.95,
     future: Annotated[
@@ -52,54 +76,200 @@ def run(
     inputs: Annotated[
         str | None,
         Option(
-            help="Of a model with inputs: a .csv or .parquet file with one row per key.", show_default=False
+            help="Of a model with inputs: a .csv or .parquet file with one row per key. A table takes them from the "
+            "table of inputs.",
+            show_default=False,
         ),
     ] = None,
-    snapshot: Snapshot = None,
+    snapshot: Annotated[
+        str | None,
+        Option(
+            help="Without --input: forecast from the state of this snapshot, or `newest`, in place of the live "
+            "stream's. With it: take learned parameters from this snapshot; `none`: the spec's values.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        Option(
+            help="Without --input: this key, as the estimates have it; may be repeated.", show_default=False
+        ),
+    ] = None,
+    run: Annotated[
+        str | None,
+        Option(
+            help="Id of the run: its rows in the table are replaced. By default it follows from the state and the "
+            "options.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> Report:
-    """Forecast the keys of a file, without Spark: state and measurement at future times.
+    """Forecast state and measurement of keys: from the live stream or a snapshot, or from a file.
 
     Raises:
-        UserError: the model, the input, the output or the times cannot be used; no output is left then.
+        UserError: the model, the state, the input, the output or the times cannot be used; nothing is written then.
     """
+    from jobs.offline.forecasting import parse_horizon
+    from jobs.state.kernel import load_checked_spec
+
+    start = perf_counter()
+    spec = load_checked_spec(model, settings.models)
+    wanted = parse_horizon(spec, steps, until, every, probability, future, input is not None)
+    to_file = output is not None and output.lower().endswith(_FILES)
+    if run is not None and (to_file or input is not None):
+        raise UserError("--run: names the rows of a table: leave it out for a file")
+    if input is not None:
+        if key:
+            raise UserError("--key: chooses keys of a state; with --input the file's rows do")
+        if output is None:
+            raise UserError("--output: name a .csv or .parquet file for the forecasts of --input")
+        request = _File(output, wanted, probability, future, inputs, snapshot)
+        return _from_rows(settings, spec, input, request, every is None, start)
+    if to_file:
+        assert output is not None
+        request = _File(output, wanted, probability, future, inputs, snapshot)
+        return _from_snapshot(settings, spec, tuple(key or ()), request, start)
+    if inputs is not None:
+        raise UserError(
+            f"--inputs: a table of forecasts takes the inputs from {spec.inputs_table}: leave it out"
+        )
+    asked = wanted, probability, tuple(key or ()), snapshot, future, output, run
+    return _into_table(settings, spec, asked, start)
+
+
+class _File(NamedTuple):
+    """Forecasts into a file: the file, how far, the probability, and the options `future`, `inputs`, `snapshot`."""
+
+    output: str
+    horizon: Horizon
+    probability: float
+    future: str | None
+    inputs: str | None
+    snapshot: str | None
+
+
+def _from_rows(
+    settings: Settings, spec: ModelSpec, input: str, request: _File, is_median: bool, start: float
+) -> Report:
+    """Filter the rows of a file, and forecast each key from its newest row."""
     from jobs.ingestion.parsing import parse
-    from jobs.offline.forecasting import forecast_keys, parse_horizon, write_forecasts
+    from jobs.offline.forecasting import forecast_keys, write_forecasts
     from jobs.offline.future import read_future
     from jobs.offline.input_rows import read_rows
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target
     from jobs.snapshots.learned import learned_parameters
-    from jobs.state.kernel import load_checked_spec
 
-    start = perf_counter()
-    spec = load_checked_spec(model, settings.models)
-    source_path, target = Path(input), Path(output)
-    check_target(target, source_path)
-    horizon = parse_horizon(spec, steps, until, every, probability, future)
+    target, future, snapshot = Path(request.output), request.future, request.snapshot
+    check_target(target, Path(input))
     learned = learned_parameters(settings.warehouse, spec, snapshot)
     source = read_rows(spec, input)
-    rows = join_file(spec, parse(spec, source, input), [source.columns[name] for name in spec.key], inputs)
+    rows = join_file(
+        spec, parse(spec, source, input), [source.columns[name] for name in spec.key], request.inputs
+    )
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     ahead = None if future is None else read_future(spec, future)
-    forecasts = forecast_keys(spec, source, rows, horizon, prior, ahead)
-    write_forecasts(target, spec, forecasts, probability)
+    forecasts = forecast_keys(spec, source, rows, request.horizon, prior, ahead)
+    write_forecasts(target, spec, forecasts, request.probability)
+    data = _data(spec, forecasts, request, start, {"input": input, **prior.data})
+    lines = _lines(data, is_median, future is not None)
+    return Report(lines=[*lines[:1], *prior.lines, *lines[1:]], data=data)
+
+
+def _from_snapshot(
+    settings: Settings, spec: ModelSpec, keys: tuple[str, ...], request: _File, start: float
+) -> Report:
+    """Forecast keys of a snapshot into a file, without Spark."""
+    from jobs.core.clock import now
+    from jobs.offline.forecasting import write_forecasts
+    from jobs.offline.future import read_future
+    from jobs.offline.live_keys import live_keys
+    from jobs.offline.result_files import check_target
+    from jobs.offline.snapshot_keys import forecast_snapshot, snapshot_keys
+
+    check_target(Path(request.output), Path(request.future or "."))
+    named = None if request.snapshot == "newest" else request.snapshot
+    found = why = None
+    if request.snapshot is None:
+        found = live_keys(settings.warehouse, spec, keys, request.inputs)
+    if found is None or isinstance(found, str):
+        why, found = found, snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
+    ahead = None if request.future is None else read_future(spec, request.future)
+    forecasts = forecast_snapshot(spec, found, request.horizon, ahead)
+    write_forecasts(Path(request.output), spec, forecasts, request.probability)
+    age = None if found.committed_at is None else (now() - found.committed_at).total_seconds()
+    state = {
+        "snapshot": found.snapshot,
+        "generation": found.generation,
+        "taken_at": found.committed_at,
+        "age_seconds": age,
+        "position": found.position,
+        "newest_microseconds": found.newest,
+    }
+    data = _data(spec, forecasts, request, start, state)
+    lines = _lines(data, False, request.future is not None)
+    old = "" if age is None else f" of {found.committed_at:%Y-%m-%d %H:%M:%S} UTC ({span(age)} ago)"
+    source = (
+        f"snapshot {found.snapshot}" if found.generation is None else f"latest states of {found.generation}"
+    )
+    notes = [f"state: {source}{old}", *([] if why is None else [f"not from the live stream: {why}"])]
+    return Report(lines=[*lines[:1], *notes, *lines[1:]], data=data)
+
+
+def _into_table(settings: Settings, spec: ModelSpec, asked: tuple[Any, ...], start: float) -> Report:
+    """Forecast from the live state or a snapshot on Spark."""
+    from jobs.forecasting.run import Wanted, forecast_live, report_lines
+    from jobs.spark.session import spark_session
+    from jobs.warehouse.delta import Warehouse
+
+    spark = spark_session(settings, f"forecast {spec.name}")
+    wanted = Wanted(*asked)
+    done = forecast_live(Warehouse(spark, settings.warehouse), spec, wanted)
+    origin, written = done.origin, done.written
     data: dict[str, Any] = {
         "model": spec.name,
+        "version": origin.spec.version,
+        "run": done.run,
+        "output": done.table,
+        "keys": written.keys,
+        "keys_past": done.past,
+        "forecasts": written.forecasts,
+        "flagged": written.flagged,
+        "probability": wanted.probability,
+        "snapshot": origin.manifest.snapshot_id,
+        "generation": origin.generation,
+        "batch": origin.batch,
+        "position": origin.position,
+        "taken_at": origin.taken_at,
+        "age_seconds": None if done.age is None else done.age.total_seconds(),
+        "newest_microseconds": written.newest,
+        "inputs_version": done.inputs,
+        "seconds": round(perf_counter() - start, 3),
+    }
+    head = (
+        f"{spec.name} v{origin.spec.version}: {plural(written.forecasts, 'forecast')} of {plural(written.keys, 'key')} "
+        f"in {data['seconds']:.2f} s -> {done.table}"
+    )
+    return Report([head, *report_lines(done, spec)], data)
+
+
+def _data(
+    spec: ModelSpec, forecasts: Forecasts, request: _File, start: float, more: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "model": spec.name,
         "version": spec.version,
-        "input": input,
-        "output": output,
+        "output": request.output,
         "keys": forecasts.time.shape[1],
         "keys_past": forecasts.omitted,
         "forecasts": int(forecasts.wanted.sum()),
         "step_microseconds": forecasts.length,
-        "probability": probability,
+        "probability": request.probability,
         "flagged": int((forecasts.expected.flag != 0)[forecasts.wanted].sum()),
-        **prior.data,
+        **more,
         "seconds": round(perf_counter() - start, 3),
     }
-    lines = _lines(data, every is None, future is not None)
-    return Report(lines=[*lines[:1], *prior.lines, *lines[1:]], data=data)
 
 
 def _lines(data: dict[str, Any], is_median: bool, through_rows: bool) -> list[str]:

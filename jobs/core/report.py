@@ -21,6 +21,14 @@ def plural(number: int, noun: str, ending: str = "s") -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else ending)
 
 
+def span(seconds: float) -> str:
+    """Return a length of time in its largest unit of which it has two or more, rounded down: `3 h`."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(max(seconds, 0))} s"
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The outcome of one verb.

@@ -28,7 +28,9 @@ from kalman.evaluation.forecast import check_measuring, forecast, interval, vari
 from kalman.evaluation.scoring_rules import crps, log_score
 from kalman.filters.own_parameters import FIELD, own_parameters, with_own
 from kalman.filters.prediction import beside
-from kalman.filters.state_layout import places
+from kalman.filters.state_layout import innermost, places
+from kalman.filters.state_output import OUTPUT as STATE
+from kalman.filters.state_output import follows_from_moments
 from kalman.run import KeyStates
 from kalman.types import Filter
 
@@ -43,14 +45,23 @@ SCORED_SCHEMA = """
 SHIFT = -MIN_US
 """Added to event times: Spark's watermark starts at 1970, and earlier rows would be late."""
 _NAMES = [part.split()[0] for part in SCORED_SCHEMA.split(",")]
+ROWS, INPUTS = "rows", "inputs"
+"""Columns of pairs of a model with control, array<struct<time bigint, control array<double>>>: the key's rows after the
+estimate, up to the later row; and of one with inputs, array<double>: those of the key."""
 _LEFT_OUT = ("form", "smoothing", "storage", "sliding_log_likelihood")
 """Parts of a definition that change how a state is stored, but not its forecasts."""
+
+
+def has_key_parameters(kernel: Filter) -> bool:
+    """Tell if an estimate's key has parameters of its own that are not in the estimate."""
+    return bool(own_parameters(kernel).rows) and follows_from_moments(kernel)
 
 
 class ScoringPlan(NamedTuple):
     """Sent to the workers: the filter of each generation, the time unit (us), each horizon's steps or None.
 
     begins: of generations with parameters by group, the states in which keys begin, with their group's parameters.
+    controls, inputs: how many control columns the model has, and numbers that belong to a key.
     """
 
     kernels: Mapping[str, Filter]
@@ -58,11 +69,13 @@ class ScoringPlan(NamedTuple):
     steps: tuple[int, ...] | None
     probability: float
     begins: Mapping[str, GroupBegin] = MappingProxyType({})
+    controls: int = 0
+    inputs: int = 0
 
     @property
     def has_key_parameters(self) -> bool:
         """Tell if keys have parameters of their own."""
-        return any(own_parameters(kernel).rows for kernel in self.kernels.values())
+        return any(has_key_parameters(kernel) for kernel in self.kernels.values())
 
 
 def forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
@@ -70,26 +83,36 @@ def forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
     return {k: v for k, v in spec.definition().items() if k not in _LEFT_OUT}
 
 
-def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any]) -> Filter:
-    """Return the filter that forecasts from an estimate's mean and covariance, and the parameters of its key.
+def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any], with_state: bool = True) -> Filter:
+    """Return the filter that forecasts from an estimate.
+
+    Where mean and covariance, and the parameters of the key, are the whole state it forecasts from these; else from the
+    state itself, which the estimates have beside them (`kalman.filters.state_output`). Without it the modes of a
+    mixture are forecast from the mixture's mean and covariance, with the probabilities of a first row.
 
     Raises:
-        UserError: the model's state has more than these.
+        UserError: the model cannot be built, does not predict its measurements, or needs the state.
     """
-    definition = forecasting_definition(spec)
     n = len(spec.states)
-    if spec.adaptive is not None:
-        raise UserError(
-            f"{spec.name} cannot be forecast from its estimates, which lack its adaptive noise; "
-            f"remove `forecast`, or `adaptive`"
-        )
     try:
-        kernel = kalman.build(definition, parameters)
+        whole = innermost(kalman.build(spec.definition(), parameters))
+        check_measuring(whole)
+        if with_state and not follows_from_moments(whole):
+            return whole
+        kernel = kalman.build(forecasting_definition(spec), parameters)
         kernel.from_moments(np.zeros((n, 1)), np.eye(n).reshape(-1, 1))
-        check_measuring(kernel)
     except kalman.ModelError as error:
         raise UserError(f"{spec.name} cannot be forecast from its estimates: {error}") from error
+    if own_parameters(kernel).adapted:
+        raise UserError(
+            f"{spec.name} cannot be forecast from mean and covariance, which lack its adaptive noise"
+        )
     return kernel
+
+
+def needs_state(spec: ModelSpec) -> bool:
+    """Tell if a model's forecasts need more of a key's state than mean, covariance and parameters."""
+    return not follows_from_moments(kalman.build(spec.definition()))
 
 
 def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | None:
@@ -99,13 +122,14 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
         UserError: the model's measurements cannot be forecast from its estimates.
     """
     where = spec.source_path or spec.name
-    if spec.control or spec.inputs is not None:
-        raise UserError(
-            f"{where}: forecast: {spec.name} has control inputs, whose future values the estimates lack: remove "
-            f"`forecast`"
-        )
-    if spec.outputs.covariance != "full" and len(spec.states) > 1:
+    if spec.outputs.covariance != "full" and len(spec.states) > 1 and not needs_state(spec):
         raise UserError(f"{where}: forecast: needs full covariances: write outputs: {{covariance: full}}")
+    if spec.control:
+        if section.step is not None:
+            raise UserError(
+                f"{where}: forecast.step: the model has control, whose rows are the steps: remove it"
+            )
+        return None
     if not takes_steps(spec.definition()):
         if section.step is not None:
             raise UserError(f"{where}: forecast.step: the model is in continuous time: remove it")
@@ -118,13 +142,19 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
     return tuple(length // duration_us(section.step) for length in section.lengths)
 
 
-def pair_rows(origins: DataFrame, actuals: DataFrame, section: ForecastSkill) -> DataFrame:
+def pair_rows(
+    origins: DataFrame, actuals: DataFrame, section: ForecastSkill, with_unmatched: bool = False
+) -> DataFrame:
     """Join estimates with the rows of their keys that come one of the horizons later.
+
+    With `with_unmatched`, a forecast that no row can match any more, by the watermark, is a row too: with the time of
+    the forecast, and null for the measurements.
 
     Args:
         origins: the live estimates as a stream, the origins of the forecasts.
         actuals: another stream of the live estimates, with the measurements.
         section: has the horizons.
+        with_unmatched: also give the forecasts that no row has matched.
     """
     made, found = _origins(origins, section), _actuals(actuals, section)
     same = F.col("o.key") == F.col("a.key")
@@ -135,12 +165,14 @@ def pair_rows(origins: DataFrame, actuals: DataFrame, section: ForecastSkill) ->
         near = F.expr(f"interval {reach} microseconds")
         same = same & (F.col("o.slot") == F.col("a.slot"))
         same = same & (F.col("a.at") >= F.col("o.due") - near) & (F.col("a.at") <= F.col("o.due") + near)
-    both = made.alias("o").join(found.alias("a"), same, "inner")
+    both = made.alias("o").join(found.alias("a"), same, "left_outer" if with_unmatched else "inner")
+    at = F.coalesce("a.at", "o.due") if with_unmatched else F.col("a.at")
     return both.select(
         "o.key",
         *(F.col(f"o.{name}") for name in ("generation", "model_version", "mean", "covariance", "horizon")),
+        *(F.col(f"o.{name}") for name in (STATE,) if name in made.columns),
         F.unix_micros("o.made_at").alias("made_at"),
-        (F.unix_micros("a.at") - SHIFT).alias("event_time"),
+        (F.unix_micros(at) - SHIFT).alias("event_time"),
         F.col(f"a.{MEASURED}"),
     )
 
@@ -149,6 +181,8 @@ def _origins(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
     ahead = F.array(*(F.lit(length) for length in section.lengths))
     columns = {"key": "key", "generation": "generation", "model_version": "model_version"}
     columns |= {"mean": "mean", "covariance": "covariance", "event_time": "made_at"}
+    if STATE in estimates.columns:
+        columns[STATE] = STATE
     rows = _never_null(_originals(estimates), columns)
     rows = rows.select("*", F.posexplode(ahead).alias("horizon", "_ahead"))
     due = F.timestamp_micros(F.unix_micros("made_at") + F.col("_ahead") + SHIFT)
@@ -212,7 +246,7 @@ def score_pairs(pairs: DataFrame, plan: ScoringPlan, own: DataFrame | None = Non
         "covariance",
         MEASURED,
     )
-    pairs = pairs.select(*columns)
+    pairs = pairs.select(*columns, *(name for name in (STATE, ROWS, INPUTS) if name in pairs.columns))
     if own is not None:
         pairs = pairs.join(own, ["generation", "key"], "left")
     return pairs.mapInArrow(_scorer(plan), SCORED_SCHEMA)
@@ -238,22 +272,28 @@ def score(
     n, m, size = len(kernel.states), kernel.measurements, batch.num_rows
     made, at = (batch.column(name).to_numpy() for name in ("made_at", "event_time"))
     horizon = batch.column("horizon").to_numpy()
-    y = matrix(batch.column(MEASURED), m, MEASURED)
+    unmatched = batch.column(MEASURED).is_null().to_numpy(zero_copy_only=False)
+    y = _measurements(batch.column(MEASURED), unmatched, m)
     mean, variance = np.full((2, m, size), np.nan)
-    values = kernel.from_moments(
-        matrix(batch.column("mean"), n, "mean"), matrix(batch.column("covariance"), n * n, "covariance")
-    )
-    values = _with_key_parameters(values, batch, kernel, begin)
+    if STATE in batch.schema.names and not follows_from_moments(kernel):
+        values = _states(batch, kernel)
+    else:
+        moments = (
+            matrix(batch.column(name), width, name) for name, width in (("mean", n), ("covariance", n * n))
+        )
+        values = _with_key_parameters(kernel.from_moments(*moments), batch, kernel, begin)
     states = KeyStates(values, made, np.ones(size, np.int64), np.zeros(size))
-    for steps, which in _by_steps(plan.steps, horizon):
-        dt = np.broadcast_to((at - made)[which] / plan.unit / steps, (steps, len(which)))
-        expected = forecast(kernel, states.take(which), dt)
+    for which, dt, u in _steps(batch, plan, (at - made) / plan.unit, horizon):
+        expected = forecast(kernel, states.take(which), dt, u)
         mean[:, which] = expected.measurement_mean[:, -1]
         variance[:, which] = variances(expected.measurement_covariance)[:, -1]
     seen = beside(kernel, y, mean)
     low, high = interval(mean, variance, plan.probability)
-    known = np.isfinite(mean) & np.isfinite(variance)
-    measured = np.flatnonzero(~np.isnan(y).T.ravel())  # pair by pair, the measurements of a pair in order
+    known = np.isfinite(mean) & ~np.isinf(
+        variance
+    )  # of an LMS without R the errors are known, and no variance
+    given = ~np.isnan(y) | unmatched
+    measured = np.flatnonzero(given.T.ravel())  # pair by pair, the measurements of a pair in order
     pair = measured // m
 
     def flat(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -269,13 +309,33 @@ def score(
         *(batch.column(name).take(pa.array(pair)) for name in _NAMES[:6]),
         pa.array((measured % m).astype(np.int32)),
         *(column(one) for one in (mean, variance, low, high)),
-        pa.array(flat(y)),
+        pa.array(flat(y), mask=np.isnan(flat(y))),
         column(seen - mean),
-        pa.array(flat((low <= seen) & (seen <= high)), mask=~is_scored),
+        pa.array(
+            flat((low <= seen) & (seen <= high)),
+            mask=~is_scored | np.isnan(flat(y)) | np.isnan(flat(variance)),
+        ),
         column(crps(mean, variance, seen)),
         column(log_score(mean, variance, seen)),
     ]
     return pa.RecordBatch.from_arrays(columns, _NAMES)
+
+
+def _states(batch: pa.RecordBatch, kernel: Filter) -> NDArray[np.float64]:
+    """Return the states (size, N) that estimates have; NaN where an earlier release has written none."""
+    column = batch.column(STATE)
+    there = np.flatnonzero(column.value_lengths().fill_null(0).to_numpy() == kernel.size)
+    values = np.full((kernel.size, len(column)), np.nan)
+    values[:, there] = matrix(column.take(pa.array(there)), kernel.size, STATE)
+    return values
+
+
+def _measurements(column: pa.ListArray, unmatched: NDArray[np.bool_], m: int) -> NDArray[np.float64]:
+    """Return the measurements (m, N) of pairs; NaN where nothing was measured at the time of the forecast."""
+    y = np.full((m, len(column)), np.nan)
+    there = np.flatnonzero(~unmatched)
+    y[:, there] = matrix(column.take(pa.array(there)), m, MEASURED)
+    return y
 
 
 def _with_key_parameters(
@@ -298,6 +358,53 @@ def _with_key_parameters(
         kernel, values[:, known], {name: field[own.rows[name]] for name in own.learned}
     )
     return values
+
+
+def _steps(
+    batch: pa.RecordBatch, plan: ScoringPlan, away: NDArray[np.float64], horizon: NDArray[np.int32]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]]:
+    """Yield pairs (indices) with equally many steps, with the time of each step (S, K) and its control (S, c, K).
+
+    With control, the steps are the rows between; a pair whose own row is not among them is left out.
+    """
+    size, inputs = batch.num_rows, None
+    if plan.inputs:
+        inputs = matrix(batch.column(INPUTS), plan.inputs, INPUTS)
+    if not plan.controls:
+        for steps, which in _by_steps(plan.steps, horizon):
+            dt = np.broadcast_to(away[which] / steps, (steps, len(which)))
+            u = (
+                None
+                if inputs is None
+                else np.broadcast_to(inputs[:, which], (steps, plan.inputs, len(which)))
+            )
+            yield which, dt, u
+        return
+    rows = batch.column(ROWS)
+    count = rows.value_lengths().fill_null(0).to_numpy()
+    flat = rows.flatten()
+    pair = np.repeat(np.arange(size), count)
+    made, at = (batch.column(name).to_numpy() for name in ("made_at", "event_time"))
+    time = flat.field("time").to_numpy()
+    control = matrix(flat.field("control"), plan.controls, "control")
+    order = np.lexsort((*control[::-1], time, pair))
+    pair, time, control = pair[order], time[order], control[:, order]
+    is_own = time == at[pair]
+    kept = ~(is_own & np.append(False, is_own[:-1] & (pair[1:] == pair[:-1])))  # of the row's own time, one
+    pair, time, control = pair[kept], time[kept], control[:, kept]
+    count = np.bincount(pair, minlength=size)
+    starts = np.cumsum(count) - count
+    there = np.bincount(pair, time == at[pair], minlength=size) > 0
+    for steps in np.unique(count[there]):
+        which = np.flatnonzero(there & (count == steps))
+        place = starts[which] + np.arange(steps)[:, None]
+        dt = np.diff(time[place], axis=0, prepend=made[None, which]) / plan.unit
+        u = control[:, place].transpose(1, 0, 2)
+        if inputs is not None:
+            u = np.concatenate(
+                [u, np.broadcast_to(inputs[:, which], (steps, plan.inputs, len(which)))], axis=1
+            )
+        yield which, dt, u
 
 
 def _by_steps(

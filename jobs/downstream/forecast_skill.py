@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.core.report import Report
+from jobs.core.report import Report, plural
+from jobs.downstream.forecast_inputs import with_inputs
 from jobs.downstream.forecast_pairs import (
     ScoringPlan,
     check_spec,
     forecaster_of,
     forecasting_definition,
+    has_key_parameters,
+    needs_state,
     pair_rows,
     score_pairs,
 )
-from jobs.downstream.queries import SKILL, application_of, queries_of
+from jobs.downstream.queries import SKILL, queries_of, started
 from jobs.downstream.runner import LiveQueries
 from jobs.encoding.keys import columns_of, key_kind
 from jobs.encoding.packet_kinds import MEASURED
@@ -37,7 +41,8 @@ from jobs.state.key_groups import group_begin
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, forecast_skill
-from kalman.filters.own_parameters import FIELD, own_parameters
+from kalman.filters.own_parameters import FIELD
+from kalman.filters.state_output import OUTPUT as STATE
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -56,6 +61,12 @@ class ForecastScorer(LiveQueries):
     queries: tuple[StreamingQuery, ...] = ()
     sources: dict[str, Manifest | None] = field(default_factory=dict)
     """The snapshot whose learned parameters each generation's forecasts take; None: it has none."""
+    is_outer: bool = True
+    """Whether forecasts that no row has matched are found."""
+    with_state: bool = False
+    """Whether the pairs have the filter's states."""
+    by_mixture: bool = False
+    """Whether modes are forecast from their mixture's mean and covariance, as in earlier releases."""
 
     label = "the forecast skill"
 
@@ -70,8 +81,9 @@ class ForecastScorer(LiveQueries):
         (query,) = queries_of(self.spec, SKILL)
         if self.sink is None:
             kind = key_kind(self.spec.key, table.schema)
-            application = application_of(self.warehouse, query)
-            self.sink = Scores(self.warehouse, self.spec, self.section, application, kind)
+            begun = started(self.warehouse, query, STATE in table.columns)
+            self.is_outer, self.with_state = begun.is_outer, begun.with_state
+            self.sink = Scores(self.warehouse, self.spec, self.section, begun.application, kind)
         spark = self.warehouse.spark
         spark.conf.set(
             "spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, query.checkpoint)
@@ -80,12 +92,41 @@ class ForecastScorer(LiveQueries):
         spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", self.section.watermark_policy)
         measurements = len(self.spec.measurement)
         origins, actuals = self.source(query), self.source(query, 1)
+        if not self.with_state:
+            origins = origins.drop(STATE)
+            self._check_without_states(STATE in table.columns)
         plan = self._plan()
         origins, actuals = (_of_generations(rows, plan, measurements) for rows in (origins, actuals))
-        pairs = pair_rows(origins, actuals, self.section)
-        running = self.start_query(score_pairs(pairs, plan, self._key_parameters(plan)), query, self.sink)
+        pairs = pair_rows(origins, actuals, self.section, self.is_outer)
+        own = self._key_parameters(plan)
+        if plan.controls or plan.inputs:  # needs tables as they are when the micro-batch runs
+            self.sink.score = lambda found: score_pairs(
+                with_inputs(self.warehouse, self.spec, found), plan, own
+            )
+        else:
+            pairs = score_pairs(pairs, plan, own)
+        running = self.start_query(pairs, query, self.sink)
         self.queries = (*self.queries, running)
         return [running]
+
+    def _check_without_states(self, are_there: bool) -> None:
+        """Refuse a model that needs the filter's states, if the query was begun without; are_there: in the table."""
+        if not needs_state(self.spec):
+            return
+        name, why = self.spec.name, "without which this kind of filter cannot be forecast"
+        try:
+            forecaster_of(self.spec, {}, with_state=False)
+        except UserError as error:
+            if are_there:
+                raise UserError(
+                    f"the skill of {name} was begun before its estimates had the filter's states, {why}: change the "
+                    f"section `forecast`, and it begins anew"
+                ) from error
+            raise UserError(
+                f"the estimates of {name} have no states of the filter yet, {why}: its stream writes them from its "
+                f"next micro-batch on (`kalman-pipeline stream --model {name}`); then run this again"
+            ) from error
+        self.by_mixture = True
 
     def _plan(self) -> ScoringPlan:
         """Return how to forecast with each generation that is counted and has the spec's measurements.
@@ -105,9 +146,9 @@ class ForecastScorer(LiveQueries):
             spec = manifest.model_spec(self.spec.folder)
             try:
                 check_spec(spec, self.section)
-                if spec.measurement == self.spec.measurement and spec.time_unit == self.spec.time_unit:
+                if _same_rows(spec, self.spec):
                     source, parameters = self._learned(manifest)
-                    kernels[name] = forecaster_of(spec, parameters)
+                    kernels[name] = forecaster_of(spec, parameters, self.with_state)
                     begin = group_begin(kind, forecasting_definition(spec), parameters)
                     if begin is not None and spec.key == self.spec.key:
                         begins[name] = begin
@@ -117,7 +158,8 @@ class ForecastScorer(LiveQueries):
                 if place == 0:
                     raise
         steps = check_spec(self.spec, self.section)
-        return ScoringPlan(kernels, self.spec.unit_us, steps, self.section.probability, begins)
+        widths = len(self.spec.control), len(self.spec.input_names)
+        return ScoringPlan(kernels, self.spec.unit_us, steps, self.section.probability, begins, *widths)
 
     def _learned(self, manifest: Manifest) -> tuple[Manifest, dict[str, Any]]:
         """Return the snapshot whose parameters a generation's forecasts take, and these parameters.
@@ -150,7 +192,7 @@ class ForecastScorer(LiveQueries):
                 F.lit(name).alias("generation"), "key", F.col("extras")[FIELD].alias(FIELD)
             )
             for name, source in self.sources.items()
-            if source is not None and own_parameters(plan.kernels[name]).rows
+            if source is not None and has_key_parameters(plan.kernels[name])
         ]
         return reduce(DataFrame.unionByName, parts) if parts else None
 
@@ -163,13 +205,21 @@ class ForecastScorer(LiveQueries):
         rows = 0 if self.sink is None else self.sink.rows
         late = sum(_dropped(query) for query in self.queries)
         summary = summary_of(self.warehouse, self.spec, self.section)
-        lines = [f"scored {rows:,} forecasts of {self.spec.name} against measurements, {seconds:.1f} s"]
+        unmatched = unmatched_of(self.warehouse, self.spec, self.section) if self.is_outer else None
+        scored = rows - (0 if self.sink is None else self.sink.unmatched)
+        lines = [f"scored {scored:,} forecasts of {self.spec.name} against measurements, {seconds:.1f} s"]
         if late:
             lines.append(
                 f"{late:,} estimates or measurements were late by the watermark and paired with nothing"
             )
         if not summary:
             lines.append("there is no measurement at a forecast time yet")
+        if self.by_mixture:
+            lines.append(
+                "the modes are forecast from the mixture's mean and covariance, as the query was begun without the "
+                "states of the modes; with a changed section `forecast` it begins anew, with them"
+            )
+        lines += _unmatched_lines(unmatched, forecast_skill(self.spec.name))
         lines += [
             f"forecasts of {name} with the parameters of snapshot {one.snapshot_id}"
             for name, one in self.sources.items()
@@ -178,7 +228,9 @@ class ForecastScorer(LiveQueries):
         lines += [_line(one, self.section.probability) for one in summary]
         data = {
             "model": self.spec.name,
-            "rows": rows,
+            "rows": scored,
+            "unmatched": None if unmatched is None else unmatched.forecasts,
+            "unmatched_keys": None if unmatched is None else unmatched.keys,
             "late": late,
             "state_rows": sum(_state_rows(query) for query in self.queries[-1:]),
             "skill": summary,
@@ -198,12 +250,16 @@ class Scores:
     application: str
     kind: KeyKind
     rows: int = 0
+    unmatched: int = 0
+    score: Callable[[DataFrame], DataFrame] = lambda found: found
+    """Scores a micro-batch's pairs, where the query has not done so."""
 
     def __call__(self, found: DataFrame, batch_id: int) -> None:
         """Append a micro-batch's rows. Idempotent."""
-        found = found.persist()
+        found = self.score(found).persist()
         try:
             count = found.count()
+            self.unmatched += found.filter(F.col("actual").isNull()).count()
             if count:
                 self.warehouse.append(
                     self._named(found, batch_id).coalesce(1),
@@ -244,17 +300,59 @@ def summary_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill) ->
     if not warehouse.exists(table):
         return []
     rows = warehouse.read(table).filter(F.col("definition") == section.definition())
-    made = rows.groupBy("measurement", "horizon", "horizon_seconds").agg(
-        F.count("*").alias("forecasts"),
-        F.avg(F.col("inside").cast("double")).alias("coverage"),
-        F.avg("error").alias("mean_error"),
-        F.sqrt(F.avg(F.col("error") * F.col("error"))).alias("rmse"),
-        F.avg("crps").alias("crps"),
-        F.avg("log_score").alias("log_score"),
+    made = (
+        rows.filter(F.col("actual").isNotNull())
+        .groupBy("measurement", "horizon", "horizon_seconds")
+        .agg(
+            F.count("*").alias("forecasts"),
+            F.avg(F.col("inside").cast("double")).alias("coverage"),
+            F.avg("error").alias("mean_error"),
+            F.sqrt(F.avg(F.col("error") * F.col("error"))).alias("rmse"),
+            F.avg("crps").alias("crps"),
+            F.avg("log_score").alias("log_score"),
+        )
     )
     order = {name: place for place, name in enumerate(spec.measurement)}
     found = [row.asDict() for row in made.collect()]
     return sorted(found, key=lambda one: (order.get(one["measurement"], len(order)), one["horizon_seconds"]))
+
+
+class Unmatched(NamedTuple):
+    """The forecasts that no row has matched: how many, of how many keys; the keys with the most, with their number."""
+
+    forecasts: int
+    keys: int
+    most: list[tuple[str, int]]
+
+
+def unmatched_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill) -> Unmatched:
+    """Return the forecasts that no row has matched, a forecast of all measurements counted once."""
+    table = forecast_skill(spec.name)
+    if not warehouse.exists(table):
+        return Unmatched(0, 0, [])
+    mine = (F.col("definition") == section.definition()) & F.col("actual").isNull()
+    rows = warehouse.read(table).filter(mine & (F.col("measurement") == spec.measurement[0]))
+    by_key = rows.groupBy("key").agg(F.count("*").alias("forecasts"))
+    total: Any = by_key.agg(F.sum("forecasts").alias("forecasts"), F.count("*").alias("keys")).first()
+    most = by_key.orderBy(F.desc("forecasts"), "key").limit(5).collect()
+    return Unmatched(total["forecasts"] or 0, total["keys"], [(one["key"], one["forecasts"]) for one in most])
+
+
+def _unmatched_lines(found: Unmatched | None, table: str) -> list[str]:
+    if found is None:
+        return [
+            "forecasts that no row has matched are not counted, as an earlier release has begun the query; with a "
+            "changed section `forecast` it begins anew"
+        ]
+    if not found.forecasts:
+        return []
+    keys = ", ".join(f"{key} ({count:,})" for key, count in found.most)
+    others = found.keys - len(found.most)
+    more = f" and {plural(others, 'more key')}" if others else ""
+    return [
+        f"never matched: {plural(found.forecasts, 'forecast')}, as no row came at their time, of {keys}{more}; in "
+        f"{table} their `actual` is null"
+    ]
 
 
 def _line(one: dict[str, Any], probability: float) -> str:
@@ -266,6 +364,16 @@ def _line(one: dict[str, Any], probability: float) -> str:
         f"{one['measurement']} {one['horizon']} ahead: {one['forecasts']:,} forecasts, {inside} inside the "
         f"{100 * probability:g} % interval, mean error {number('mean_error')}, RMSE {number('rmse')}, "
         f"CRPS {number('crps')}, log score {number('log_score')}"
+    )
+
+
+def _same_rows(one: ModelSpec, other: ModelSpec) -> bool:
+    """Tell if two specs have the same measurements, controls, inputs and unit of time."""
+    return (one.measurement, one.control, one.input_names, one.time_unit) == (
+        other.measurement,
+        other.control,
+        other.input_names,
+        other.time_unit,
     )
 
 

@@ -87,8 +87,21 @@ def tables_of(model: str) -> list[str]:
     return [table(model) for table in _KINDS.values()]
 
 
-def application_of(warehouse: Warehouse, query: Query) -> str:
-    """Return the application name of a query's Delta transactions, which is unique to its checkpoint.
+class Started(NamedTuple):
+    """How a query's checkpoint was begun, which Spark continues as it is.
+
+    application: name of its Delta transactions
+    is_outer: the skill's join finds forecasts that no row has matched; those of earlier releases do not
+    with_state: the skill's join has the filter's states
+    """
+
+    application: str
+    is_outer: bool
+    with_state: bool
+
+
+def started(warehouse: Warehouse, query: Query, with_state: bool = False) -> Started:
+    """Return how a query's checkpoint was begun, or begin it, with states or without.
 
     A new checkpoint counts micro-batches from 0, and under an old name Delta would skip them. A new checkpoint also
     removes the rows of its definition, which a deleted checkpoint has left.
@@ -97,10 +110,19 @@ def application_of(warehouse: Warehouse, query: Query) -> str:
     if Checkpoint(warehouse, query.checkpoint).last_planned() is None:
         remove_results(warehouse, query)
         application = f"{query.name}-{uuid.uuid4().hex[:8]}"
-        notes.write(f"{query.name}.json", json.dumps({"application": application}).encode())
-        return application
+        note = {"application": application, "outer": True, "state": with_state}
+        notes.write(f"{query.name}.json", json.dumps(note).encode())
+        return Started(application, True, with_state)
     kept = notes.read(f"{query.name}.json")
-    return query.name if kept is None else json.loads(kept)["application"]  # absent in earlier releases
+    if kept is None:  # of an early release
+        return Started(query.name, False, False)
+    note = json.loads(kept)
+    return Started(note["application"], note.get("outer", False), note.get("state", False))
+
+
+def application_of(warehouse: Warehouse, query: Query) -> str:
+    """Return the application name of a query's Delta transactions, which is unique to its checkpoint."""
+    return started(warehouse, query).application
 
 
 def remove_results(warehouse: Warehouse, query: Query) -> int:

@@ -30,7 +30,7 @@ from jobs.specs.retention import span_of
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Folder, hadoop_files
-from jobs.warehouse.tables import estimates, forecast_skill, windows
+from jobs.warehouse.tables import estimates, forecast_skill, forecasts, windows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -117,6 +117,7 @@ class DownstreamCleanup:
         for table, column, span, least_us in (
             (windows(self.spec.name), "window_end", kept.windows, open_us),
             (forecast_skill(self.spec.name), "event_time", kept.skill, 0),
+            (forecasts(self.spec.name), "event_time", kept.forecasts, 0),
         ):
             if span is None or not self.warehouse.exists(table):
                 continue

@@ -13,31 +13,22 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.core.times import MAX_US, TimeParser, duration_us
+from jobs.core.times import TimeParser, duration_us
 from jobs.encoding import arrow
 from jobs.ingestion.parsing import ParsedRows
 from jobs.ingestion.raw_rows import Source
+from jobs.offline.ahead import Keys, ahead, numbers_of
 from jobs.offline.filtering import in_order
-from jobs.offline.future import Future, Horizon, steps_through
+from jobs.offline.future import Future, Horizon
 from jobs.offline.key_inputs import key_texts
 from jobs.offline.prior import Prior, specs_prior
 from jobs.offline.result_files import lists, save
 from jobs.specs.model_spec import ModelSpec, takes_steps
 from jobs.state.expiry import run_lives
 from jobs.state.row_filter import RowFilter
-from kalman.evaluation.forecast import Forecast, forecast, interval, variances
+from kalman.evaluation.forecast import Forecast
 
 Ints = NDArray[np.int64]
-MAX_FORECASTS = 50_000_000
-"""A step that is much too short then ends in an error instead of exhausting the memory."""
-
-
-class _Times(NamedTuple):
-    """The times to forecast for K keys: time (S, K) microseconds, wanted (S, K), the step's length or None."""
-
-    time: Ints
-    wanted: NDArray[np.bool_]
-    length: int | None
 
 
 class Forecasts(NamedTuple):
@@ -66,22 +57,37 @@ def parse_horizon(
     every: str | None,
     probability: float,
     future: str | None = None,
+    with_rows: bool = True,
 ) -> Horizon:
     """Check a command's options and return the horizon that they ask for.
 
-    future: a file of future inputs, whose rows are the steps unless `every` is given.
+    Args:
+        spec: of the model.
+        steps, until, every, probability: the options.
+        future: a file of future inputs, whose rows are the steps unless `every` is given.
+        with_rows: rows of a file are forecast, from which the length of a step can be told. Otherwise it has to be
+            given, and the default horizons are those of the spec's section `forecast`.
 
     Raises:
         UserError: the options contradict each other, or the model needs future inputs and none are given.
     """
     _check_future(spec, future)
-    if (steps is not None and until is not None) or (steps is None and until is None and future is None):
+    unsaid = steps is None and until is None and future is None
+    if unsaid and not with_rows:
+        _check_probability(probability)
+        return _sections_horizon(spec, every)
+    if (steps is not None and until is not None) or unsaid:
         raise UserError("give either --steps or --until")
     if every is not None and steps is None and until is None:
         raise UserError("--every: with --future, say how far with --steps or --until, or leave it out")
-    if not 0.0 < probability < 1.0:
-        raise UserError(f"--probability: {probability:g} is not between 0 and 1; give one such as 0.95")
+    _check_probability(probability)
     end = length = None
+    if not with_rows and steps is not None and every is None and future is None:
+        every = None if spec.forecast is None else spec.forecast.step
+        if every is None:
+            raise UserError(
+                "--steps: add --every with the time of a step, such as 1h: a state does not tell it"
+            )
     if every is not None:
         try:
             length = duration_us(every)
@@ -101,6 +107,33 @@ def parse_horizon(
     return Horizon(steps, end, length)
 
 
+def _check_probability(probability: float) -> None:
+    if not 0.0 < probability < 1.0:
+        raise UserError(f"--probability: {probability:g} is not between 0 and 1; give one such as 0.95")
+
+
+def _sections_horizon(spec: ModelSpec, every: str | None) -> Horizon:
+    """Return the horizons of the spec's section `forecast`, which `skill` scores."""
+    section = spec.forecast
+    if section is None:
+        raise UserError(
+            f"give --steps with --every, or --until; without them the horizons are those of the spec's section "
+            f"`forecast`, and {spec.name} has none"
+        )
+    if every is not None:
+        raise UserError("--every: say how far with --steps or --until, or leave it out")
+    lengths = tuple(sorted(section.lengths))
+    if not takes_steps(spec.definition()):
+        return Horizon(None, None, None, direct=lengths)
+    if section.step is None:
+        raise UserError(
+            f"{spec.source_path}: forecast.step: is missing: the process takes one step a row, whatever the time; give "
+            f"the time of a step, such as 1h"
+        )
+    step = duration_us(section.step)
+    return Horizon(None, None, step, multiples=tuple(length // step for length in lengths))
+
+
 def _check_future(spec: ModelSpec, future: str | None) -> None:
     if spec.control and future is None:
         raise UserError(
@@ -109,15 +142,6 @@ def _check_future(spec: ModelSpec, future: str | None) -> None:
         )
     if future is not None and not spec.control and spec.inputs is None:
         raise UserError(f"--future: {spec.name} takes no inputs: leave the option out")
-
-
-class _Plan(NamedTuple):
-    """The steps to forecast for K keys: time and wanted (S, K), u (S, c, K) or None, a step's length or None."""
-
-    time: Ints
-    wanted: NDArray[np.bool_]
-    u: NDArray[np.float64] | None
-    length: int | None
 
 
 def forecast_keys(
@@ -150,24 +174,12 @@ def forecast_keys(
     else:
         states = run_lives(RowFilter(kernel, spec.unit_us), initial, initial, sorted_rows, spec.idle_us).after
     places, states = _with_state(rows, order, states)
-    inputs = rows.u[len(spec.control) :, places]
-    if future is None:
-        times = _times(sorted_rows, states, horizon, int(spec.unit_us))
-        u = np.tile(inputs, (len(times.time), 1, 1)) if len(inputs) else None
-        plan = _Plan(times.time, times.wanted, u, times.length)
-    else:
-        keys = [key_texts(source.columns[name].take(arrow.integers(places))) for name in spec.key]
-        through = steps_through(future, keys, states.event_time, inputs, horizon)
-        plan = _Plan(*through, horizon.length)
-    kept = np.flatnonzero(plan.wanted.any(axis=0))
-    states, time = states.take(kept), plan.time[:, kept]
-    dt = np.diff(time, axis=0, prepend=states.event_time[None]) / spec.unit_us
-    try:
-        expected = forecast(kernel, states, dt, None if plan.u is None else plan.u[:, :, kept])
-    except kalman.ModelError as error:
-        raise UserError(f"{spec.name} v{spec.version} cannot be forecast: {error}") from error
-    columns = {name: source.columns[name].take(arrow.integers(places[kept])) for name in spec.key}
-    return Forecasts(columns, time, plan.wanted[:, kept], expected, plan.length, len(places) - len(kept))
+    names = [key_texts(source.columns[name].take(arrow.integers(places))) for name in spec.key]
+    keys = Keys(names, states, rows.u[len(spec.control) :, places])
+    found = ahead(spec, kernel, keys, horizon, future, _median_gap(sorted_rows, int(spec.unit_us)))
+    columns = {name: source.columns[name].take(arrow.integers(places[found.kept])) for name in spec.key}
+    omitted = len(places) - len(found.kept)
+    return Forecasts(columns, found.time, found.wanted, found.expected, found.length, omitted)
 
 
 def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Ints, kalman.KeyStates]:
@@ -182,25 +194,11 @@ def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tupl
     return earliest[known], states.take(codes[known])
 
 
-def _times(rows: kalman.SortedRows, states: kalman.KeyStates, horizon: Horizon, unit: int) -> _Times:
-    """Return the times to forecast; without a length, a step is the median time between two rows of a key."""
-    last = states.event_time
-    steps, end, length = horizon
-    if end is not None and length is None:
-        return _Times(np.maximum(last, end)[None], (last <= end)[None], None)
-    if length is None:
-        gaps = np.diff(rows.time)[rows.key[1:] == rows.key[:-1]]
-        gaps = gaps[gaps > 0]
-        length = int(np.median(gaps)) if len(gaps) else unit
-    if end is not None:
-        steps = max(int((end - last.min()) // length), 1)
-    steps = steps or 1
-    if steps * len(last) > MAX_FORECASTS:
-        raise UserError(f"these are {steps * len(last):,} forecasts; take fewer or longer steps")
-    if int(last.max()) + length * steps > MAX_US:
-        raise UserError("the last step is after the year 9999; take fewer or shorter steps")
-    time = last + length * np.arange(1, steps + 1)[:, None]
-    return _Times(time, time <= end if end is not None else np.ones(time.shape, bool), length)
+def _median_gap(rows: kalman.SortedRows, unit: int) -> int:
+    """Return the median time between two rows of a key, in microseconds; without any, the unit of time."""
+    gaps = np.diff(rows.time)[rows.key[1:] == rows.key[:-1]]
+    gaps = gaps[gaps > 0]
+    return int(np.median(gaps)) if len(gaps) else unit
 
 
 def write_forecasts(path: Path, spec: ModelSpec, forecasts: Forecasts, probability: float) -> None:
@@ -216,29 +214,10 @@ def write_forecasts(path: Path, spec: ModelSpec, forecasts: Forecasts, probabili
     clashes = {*keys, spec.time} & {"step", "flag"}
     columns[spec.time] = arrow.times(forecasts.time[step, key], np.ones(len(key), bool))
     columns["step"] = arrow.integers(np.cumsum(forecasts.wanted, axis=0, dtype=np.int64)[step, key])
-    for prefix, names, mean, packed in (
-        ("", spec.states, expected.mean, expected.covariance),
-        (
-            "measurement_",
-            spec.measurement,
-            expected.measurement_mean,
-            expected.measurement_covariance,
-        ),
-    ):
-        n = len(names)
-        places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
-        mean, packed = mean[:, step, key], packed[:, step, key]
-        low, high = interval(mean, variances(packed), probability)
-        pairs = [f"{a}_{b}" for a in names for b in names]
-        for field, values, parts in (
-            ("mean", mean, names),
-            ("covariance", packed[places], pairs),
-            ("lower", low, names),
-            ("upper", high, names),
-        ):
-            new = lists(path, prefix + field, values, flag == 0, parts)
-            clashes |= columns.keys() & new.keys()
-            columns |= new
+    for field, values, parts in numbers_of(spec, expected, step, key, probability):
+        new = lists(path, field, values, flag == 0, parts)
+        clashes |= columns.keys() & new.keys()
+        columns |= new
     columns["flag"] = arrow.texts(list(np.array(kalman.FLAGS, dtype=object)[flag]))
     if clashes:
         raise UserError(

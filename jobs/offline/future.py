@@ -85,11 +85,15 @@ class Horizon(NamedTuple):
 
     Through a file of future rows, a step is a row of it unless a length is given, and without steps and end all rows
     are forecast.
+    direct: the spec's horizons in microseconds, each reached by one step; multiples: the same of a process of one step
+    a row, as numbers of steps of `length`.
     """
 
     steps: int | None
     end: int | None
     length: int | None
+    direct: tuple[int, ...] = ()
+    multiples: tuple[int, ...] = ()
 
 
 def steps_through(
@@ -148,7 +152,7 @@ def _wanted(
     file: str, keys: list[pa.Array], last: Ints, key: Ints, time: Ints, rank: Ints, horizon: Horizon
 ) -> NDArray[np.bool_]:
     """Return which rows (N,), ordered by key and time, are to be forecast; refuse a key that lacks one."""
-    steps, end, length = horizon
+    steps, end, length = horizon.steps, horizon.end, horizon.length
     count = np.bincount(key, minlength=len(last))
     if length is None:
         if steps is None:

@@ -14,6 +14,7 @@ from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.ingestion.csv_parquet import read
 from jobs.ingestion.parsing import ParsedRows, numbers_of, reject
+from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 
 REASON = "inputs: the file of inputs has no row for the key"
@@ -34,7 +35,17 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
     """
     assert spec.inputs is not None
     by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
-    source = read(Path(file), list(dict.fromkeys([*by, *columns])))
+    return checked_inputs(spec, read(Path(file), list(dict.fromkeys([*by, *columns]))), file)
+
+
+def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
+    """Return the inputs in a source's rows; `file` names it in errors.
+
+    Raises:
+        UserError: a key is missing or appears twice, or an input is not a number.
+    """
+    assert spec.inputs is not None
+    by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
     reason = np.full(source.rows, None, dtype=object)
     reject(reason, source.misshapen, "not as many fields as the header")
     keys = [source.columns[name] for name in by]
@@ -77,10 +88,22 @@ def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file:
         return rows
     if file is None:
         raise UserError(f"{spec.name} has inputs: give a file of them, a row a key, with --inputs")
-    table = read_inputs(spec, file)
+    u, known = inputs_of(spec, read_inputs(spec, file), keys)
+    reject(rows.reason, ~known, REASON)
+    return rows._replace(u=np.concatenate([rows.u, u]))
+
+
+def inputs_of(
+    spec: ModelSpec, table: FileInputs, keys: Sequence[pa.Array]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the inputs (i, N) of N keys, given by their columns, and (N,) which keys have some.
+
+    A key that is not in the table has the spec's defaults, else 0.
+    """
+    assert spec.inputs is not None
     by = spec.inputs.key or spec.key
     row_keys = [keys[spec.key.index(name)] for name in by]
-    known, size = table.u.shape[1], len(rows.reason)
+    known, size = table.u.shape[1], len(row_keys[0])
     joined = [
         pa.concat_arrays([key_texts(a), key_texts(b)]) for a, b in zip(table.keys, row_keys, strict=True)
     ]
@@ -93,9 +116,7 @@ def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file:
     if defaults is not None:
         missing[:, 0] = [defaults[name] for name in spec.input_names]
     u = np.where(at >= 0, table.u[:, at] if known else 0.0, missing)
-    if defaults is None:
-        reject(rows.reason, at < 0, REASON)
-    return rows._replace(u=np.concatenate([rows.u, u]))
+    return u, (at >= 0) | (defaults is not None)
 
 
 def key_texts(column: pa.Array) -> pa.Array:

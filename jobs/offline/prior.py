@@ -73,27 +73,44 @@ def prior_of(
     data: dict[str, Any] = {"snapshot": learned.snapshot}
     if learned.snapshot is None or not learned.parameters:
         return Prior(kernel, states, _spec_lines(spec, learned, asked), data)
-    own, scope = own_parameters(kernel), None if spec.learn is None else spec.learn.scope
     line = f"parameters of snapshot {learned.snapshot}"
-    if scope not in ("group", "key"):
+    if spec.learn is None or spec.learn.scope not in ("group", "key"):
         return Prior(kernel, states, [line], data)
     codes, firsts = np.unique(rows.key[rows.reason == None], return_index=True)  # noqa: E711 - elementwise
     places = np.flatnonzero(rows.reason == None)[firsts]  # noqa: E711 - elementwise
     texts = {name: columns[name].take(arrow.integers(places)).cast(pa.string()) for name in spec.key}
-    if scope == "group":
-        known = _put_groups(spec, learned, codes, texts, states)
-        whose = "their group's", "those of all groups"
-    else:
-        known = 0
-        if own.learned:
-            stored = key_parameters(root, spec, learned, _width(own))
-            states, known = _with_key_parameters(
-                kernel, own, stored, codes, [texts[name] for name in spec.key], states
-            )
-        whose = "their own", "the population's"
+    states[:, codes], known = own_begin(root, spec, learned, kernel, texts)
+    by_group = spec.learn.scope == "group"
+    whose = ("their group's", "those of all groups") if by_group else ("their own", "the population's")
     counts = {"keys_known": known, "keys_unknown": len(codes) - known}
     named = f"{plural(known, 'key')} with {whose[0]}, {len(codes) - known:,} with {whose[1]}"
     return Prior(kernel, states, [f"{line}: {named}"], {**data, **counts})
+
+
+def own_begin(
+    root: str, spec: ModelSpec, learned: Learned, kernel: Filter, texts: Mapping[str, pa.Array]
+) -> tuple[NDArray[np.float64], int]:
+    """Return the states (size, K) in which keys begin with their group's or their own parameters, and for how many.
+
+    Args:
+        root: of the warehouse.
+        spec: of the model.
+        learned: parameters by group or by key.
+        kernel: the filter with the pooled parameters, which the other keys have.
+        texts: the text of each key column of the K keys.
+
+    Raises:
+        UserError: the snapshot's rows cannot be read.
+    """
+    codes = np.arange(len(texts[spec.key[0]]))
+    states, own = kernel.initial(len(codes)), own_parameters(kernel)
+    assert spec.learn is not None
+    if spec.learn.scope == "group":
+        return states, _put_groups(spec, learned, codes, texts, states)
+    if not own.learned:
+        return states, 0
+    stored = key_parameters(root, spec, learned, _width(own))
+    return _with_key_parameters(kernel, own, stored, codes, [texts[name] for name in spec.key], states)
 
 
 def _spec_lines(spec: ModelSpec, learned: Learned, asked: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ _COLUMNS = (
     "key_count",
     "snapshots_version",
     "status",
+    "committed_at",
 )
 
 
@@ -43,6 +45,8 @@ class Learned(NamedTuple):
     key_count: int = 0
     version: int | None = None
     """The version of the table `snapshots` that has the snapshot's rows."""
+    committed_at: datetime | None = None
+    position: dict[str, Any] | None = None
 
 
 class KeyParameters(NamedTuple):
@@ -123,7 +127,13 @@ def key_parameters(root: str, spec: ModelSpec, learned: Learned, width: int) -> 
 
 def _manifests(root: str, model: str) -> list[dict[str, Any]]:
     table = read_table(root, "manifests", _COLUMNS)
-    rows = [] if table is None else table.to_pylist()
+    if table is None:
+        return []
+    if "committed_at" in table.column_names:
+        place = table.column_names.index("committed_at")
+        instants = table["committed_at"].cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
+        table = table.set_column(place, "committed_at", instants)
+    rows = table.to_pylist()
     return [one for one in rows if one["model"] == model]
 
 
@@ -147,7 +157,15 @@ def _order(one: dict[str, Any]) -> tuple[bool, int, int]:
 
 def _learned(one: dict[str, Any]) -> Learned:
     parameters = json.loads(one["parameters"] or "null") or {}
-    return Learned(one["snapshot_id"], parameters, None, int(one["key_count"]), int(one["snapshots_version"]))
+    return Learned(
+        one["snapshot_id"],
+        parameters,
+        None,
+        int(one["key_count"]),
+        int(one["snapshots_version"]),
+        one.get("committed_at"),
+        json.loads(one["position"]),
+    )
 
 
 def _named(found: list[dict[str, Any]], spec: ModelSpec, wanted: str, root: str) -> Learned:

@@ -22,6 +22,7 @@ from jobs.state.row_ids import ids_format
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
 from kalman.filters.rounded import stored_as
+from kalman.filters.state_output import StateOutput, follows_from_moments
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ class ModelRuntime:
 
     @cached_property
     def kernel(self) -> Filter:
-        return kalman.build(self.definition, self.parameters)
+        kernel = kalman.build(self.definition, self.parameters)
+        if self.spec.forecast is None or follows_from_moments(kernel):
+            return kernel
+        return StateOutput(kernel)  # `skill` forecasts from it
 
     @cached_property
     def kind(self) -> KeyKind:

@@ -32,6 +32,15 @@ class ScheduledDag(Section):
     )
 
 
+class ForecastDag(ScheduledDag):
+    """The DAG that forecasts from the live state."""
+
+    future: str | None = Field(
+        default=None,
+        description="file of future rows of a model with control or inputs; may contain Airflow's templates",
+    )
+
+
 class VerifyDag(ScheduledDag):
     """The DAG that verifies the live estimates."""
 
@@ -113,6 +122,9 @@ class Airflow(Section):
     )
     skill: FollowerDag = Field(
         default_factory=FollowerDag, description="the skill DAG, of a model that has `forecast`"
+    )
+    forecast: ForecastDag = Field(
+        default_factory=ForecastDag, description="the forecast DAG, of a model that has `forecast`"
     )
     export: ScheduledDag = Field(default_factory=ScheduledDag, description="the export DAG")
     upgrade: ScheduledDag = Field(

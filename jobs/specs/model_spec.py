@@ -109,6 +109,7 @@ ESTIMATE_COLUMNS = (
     "batch_id",
     "innovation",
     "measured",
+    "filter_state",
 )
 
 
@@ -299,10 +300,11 @@ class ModelSpec(Section):
                 "add `monitor` with windows or rules",
                 "airflow.monitor.schedule",
             )
-        if self.forecast is None and self.airflow.skill.schedule is not None:
-            raise invalid(
-                "there is nothing to forecast", "add `forecast` with horizons", "airflow.skill.schedule"
-            )
+        for dag in ("skill", "forecast"):
+            if self.forecast is None and getattr(self.airflow, dag).schedule is not None:
+                raise invalid(
+                    "there is nothing to forecast", "add `forecast` with horizons", f"airflow.{dag}.schedule"
+                )
         if self.inputs is not None:
             self.inputs.check_names(self.key)
         if self.forecast is not None and not self.outputs.measured:

@@ -84,6 +84,10 @@ class Retention(Section):
         default=None,
         description="how far a forecast of `skill` may lag the newest one, by event time, and be kept; null: no limit",
     )
+    forecasts: str | None = Field(
+        default=None,
+        description="how far a row of `forecasts/<model>` may lag the newest one, by event time; null: no limit",
+    )
     files: str = Field(
         default="7d",
         description="how long VACUUM keeps files that no table needs any more; Delta refuses less than 7d",
@@ -91,7 +95,7 @@ class Retention(Section):
 
     @model_validator(mode="after")
     def _long_enough(self) -> Retention:
-        for field in ("quarantine", "progress", "definitions", "windows", "skill"):
+        for field in ("quarantine", "progress", "definitions", "windows", "skill", "forecasts"):
             if getattr(self, field) is not None:
                 _check(getattr(self, field), field)
         _check(self.files, "files", least=0)

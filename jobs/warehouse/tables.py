@@ -81,6 +81,11 @@ def forecast_skill(model: str) -> str:
     return f"forecast_skill/{model}"
 
 
+def forecasts(model: str) -> str:
+    """Return the name of the table of a model's forecasts from its live state."""
+    return f"forecasts/{model}"
+
+
 def windows(model: str) -> str:
     """Return the name of the table of a model's windows."""
     return f"windows/{model}"

@@ -7,9 +7,12 @@ tables that this project writes are read: without deletion vectors and without r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -27,6 +30,7 @@ def read_table(
     columns: Sequence[str],
     partition: Mapping[str, str] | None = None,
     version: int | None = None,
+    among: tuple[str, Sequence[str]] | None = None,
 ) -> pa.Table | None:
     """Return columns of a table, at a version or the newest; None if there is no such table.
 
@@ -36,6 +40,7 @@ def read_table(
         columns: names of columns that are no partition columns; one that a file lacks is left out of its rows as null.
         partition: values of partition columns; only the files of this partition are read.
         version: of the table; None: the newest.
+        among: a text column and the values of which a row must have one; None: all rows.
 
     Raises:
         UserError: the warehouse is not local, or the table or version cannot be read without Spark.
@@ -50,7 +55,9 @@ def read_table(
         if features:
             raise UserError(f"{path}: cannot be read without Spark: it has {', '.join(sorted(features))}")
         kept = [(name, "=", value) for name, value in (partition or {}).items()]
-        parts = [_read(uri, columns) for uri in sorted(log.file_uris(file_pruning_predicate=kept or None))]
+        parts = [
+            _read(uri, columns, among) for uri in sorted(log.file_uris(file_pruning_predicate=kept or None))
+        ]
     except TableNotFoundError:
         return None
     except (DeltaError, OSError, pa.ArrowException) as error:
@@ -58,9 +65,38 @@ def read_table(
     return pa.concat_tables(parts, promote_options="default") if parts else None
 
 
-def _read(uri: str, columns: Sequence[str]) -> pa.Table:
+def column_types(root: str, table: str) -> dict[str, str]:
+    """Return Delta's types of a table's columns, such as `long`; none if there is no such table or it is remote."""
+    folder = local_path(root)
+    if folder is None or not DeltaTable.is_deltatable(str(folder / table)):
+        return {}
+    fields = DeltaTable(str(folder / table)).schema().fields
+    return {field.name: str(getattr(field.type, "type", "")) for field in fields}
+
+
+def written_at(root: str, table: str) -> datetime | None:
+    """Return when rows of a table were last written; None if its log does not tell."""
+    folder = local_path(root)
+    if folder is None:
+        return None
+    for commit in DeltaTable(str(folder / table)).history(20):
+        if commit.get("operation") in ("MERGE", "WRITE"):
+            return datetime.fromtimestamp(int(commit["timestamp"]) / 1e3, UTC)
+    return None
+
+
+def _read(uri: str, columns: Sequence[str], among: tuple[str, Sequence[str]] | None) -> pa.Table:
     file = pq.ParquetFile(unquote(uri))
-    rows = file.read([name for name in columns if name in file.schema_arrow.names])
+    wanted = [name for name in columns if name in file.schema_arrow.names]
+    if among is None:
+        rows = file.read(wanted)
+    else:  # one row group after the other, of which only the wanted rows stay in memory
+        column, values = among
+        has = pa.array(values, pa.string())
+        groups = (file.read_row_group(i, wanted) for i in range(file.num_row_groups))
+        is_in: Any = pc.is_in  # type: ignore[attr-defined]
+        parts = [rows.filter(is_in(rows[column].cast(pa.string()), has)) for rows in groups]
+        rows = pa.concat_tables(parts) if parts else file.schema_arrow.empty_table().select(wanted)
     # Writers differ in Arrow's type of text.
     plain = [
         field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field

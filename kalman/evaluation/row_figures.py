@@ -29,7 +29,7 @@ def figures(model: Filter) -> dict[str, int]:
     """Return name and width of each figure that the kind of filter has."""
     inner = innermost(model)
     m, found = model.measurements, dict[str, int]()
-    if isinstance(inner, Measuring):
+    if isinstance(inner, Measuring) and not isinstance(inner, Residual):
         found[INNOVATION] = m
     if isinstance(inner, Measuring | Residual):
         found |= {RESIDUAL: m, RESIDUAL_COVARIANCE: m * m}
@@ -135,12 +135,12 @@ def row_figures(
 
 def _residuals(model: Filter, before: Array, rows: Rows) -> tuple[Array, Array]:
     """Return residuals (m, K), NaN where unknown, and their packed covariances."""
-    if isinstance(model, Measuring):
+    if not isinstance(model, Residual):
+        assert isinstance(model, Measuring)
         predicted, _ = model.step(before, rows._replace(y=np.full_like(rows.y, np.nan)))
         mean, covariance = measured(model, predicted, rows.u)
         residual = beside(model, rows.y, mean) - mean
     else:
-        assert isinstance(model, Residual)
         residual, covariance = model.residual(before, rows)
     return np.where(np.isinf(variances(covariance)), np.nan, residual), covariance
 

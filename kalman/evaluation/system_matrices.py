@@ -121,14 +121,14 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
 
     def seen_jacobian() -> Any:
         prior, *_ = model._prior(before, rows, rows.which_first())
-        seen, *_ = model._seen(prior)
+        seen, *_ = model._seen(prior, rows.u)
         return [seen[m + i * n : m + (i + 1) * n] for i in range(m)]
 
     def noise() -> list[list[Entry]]:
         if not isinstance(process, FunctionProcess):
             return symmetric(process.transition(rows.dt, u, values).Q)
         (scale,) = resolve([process.scale], u)
-        given = process.noise(rows.dt)
+        given = process.noise(rows.dt, rows.u)
         return symmetric([times(scale, q) for q in (resolve(values["Q"], u) if given is None else [*given])])
 
     return {

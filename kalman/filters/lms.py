@@ -77,6 +77,16 @@ class LeastMeanSquares(ProgramFilter):
         """Return coefficients (n, K) and NaN for their covariance."""
         return state, np.full((packed_size(len(self.states)), state.shape[1]), np.nan)
 
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
+        """Return the mean (1, K) of h w + offset, u (c, K), and the variance R of its error; NaN where R is not given.
+
+        How sure the coefficients are is not known, so the variance is that of the measurement alone.
+        """
+        row, keys = list(u), state.shape[1]
+        mean = plus(resolve(self.offset, row)[0], dot(resolve(self.H[0], row), list(state)))
+        variance = np.nan if self.R is None else resolve([self.R], row)[0]
+        return np.full((1, keys), mean), np.full((1, keys), variance)
+
     def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
         """Return coefficients (n, K), NaN for their row-major covariance, and nothing else."""
         return state, np.full((len(self.states) ** 2, state.shape[1]), np.nan), {}

@@ -50,7 +50,7 @@ class Measuring(Protocol):
 
 @runtime_checkable
 class Residual(Protocol):
-    """A filter that is not `Measuring`, and yet has residuals: a regression judges a row, and forecasts none."""
+    """A regression: it works out a row's residual by itself, whose law is not normal, so that it has no innovations."""
 
     def residual(self, state: Array, rows: Rows) -> tuple[Array, Array]:
         """Return the rows' residuals (m, K) and their packed covariances, given the states (size, K) before them.

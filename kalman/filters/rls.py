@@ -8,6 +8,7 @@ References: Golub and Van Loan (2013), section 6.5.3 (rows appended to a QR fact
 10 and 15 (forgetting, and the QR form); Brown, Durbin and Evans (1975) for the recursive residuals.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,8 @@ from scipy.special import gammaln
 from kalman.filters.program_filter import ProgramFilter, ProgramStep
 from kalman.filters.regression import regression, section
 from kalman.filters.update import Present
-from kalman.linalg.entries import Entry, Vector, dot, minus, plus, times
-from kalman.linalg.packing import packed_size, symmetric, unpack
+from kalman.linalg.entries import Entry, Vector, dot, minus, over, plus, times
+from kalman.linalg.packing import packed_index, packed_size, symmetric, unpack
 from kalman.linalg.program import called
 from kalman.models import checks, definition
 from kalman.models.columns import Cell, Cells, resolve, resolve_matrix
@@ -164,6 +165,37 @@ class RecursiveLeastSquares(ProgramFilter):
                     unknown = np.inf if i == j else 0.0
                     packed.append(np.where(free[i] | free[j], unknown, s2 * total))
         return np.array(mean), np.array(packed)
+
+    def measured(self, state: Array, u: Array) -> tuple[Array, Array]:
+        """Return the mean (m, K) of H b + offset, u (c, K), and its packed covariance.
+
+        That is s^2 (I + H (R'R)^-1 H' / forgetting).
+        A row that is measured discounts those before it first, so that its square by this variance is the row's NIS.
+
+        Variances are infinite where there is no s^2 yet, and where the regressors meet a coefficient that is not
+        determined. The forecast's law is Student's t with the state's degrees of freedom.
+
+        Reference: Seber and Lee (2003), section 5.3.1.
+        """
+        keys, n, m = state.shape[1], len(self.states), self.measurements
+        H = resolve_matrix(self.H, list(u))
+        b, packed = self.moments(state)
+        free = [~np.isfinite(packed[packed_index(i, i)]) for i in range(n)]
+        P = symmetric([np.where(np.isfinite(entry), entry, 0.0) for entry in packed])
+        has = (state[-1] > 0.0) & (state[-2] > 0.0)
+        s2 = np.where(has, state[-2] / np.where(has, state[-1], 1.0), np.inf)
+        blind = [functools.reduce(np.logical_or, [(h[a] != 0.0) & free[a] for a in range(n)]) for h in H]
+        mean = [plus(dot(h, list(b)), a) for h, a in zip(H, resolve(self.offset, list(u)), strict=True)]
+        covariance: list[Entry] = []
+        for i in range(m):
+            for j in range(i + 1):
+                spread = over(dot([dot(list(row), H[j]) for row in P], H[i]), self.forgetting)
+                unknown = np.inf if i == j else 0.0
+                covariance.append(np.where(blind[i] | blind[j], unknown, plus(spread, s2 if i == j else 0.0)))
+        return tuple(  # type: ignore[return-value]
+            np.array([np.broadcast_to(entry, keys) for entry in entries], float)
+            for entries in (mean, covariance)
+        )
 
     def _free(self, root: Any, determined: Any, divisors: Any) -> list[Array]:
         """Return for each coefficient the keys whose rows do not determine it: a null vector of R contains it."""

@@ -8,14 +8,13 @@ mean is less than about 1e5 standard deviations, and where no correlation is wit
 the square-root form, whose covariance stays positive semidefinite, or 64 bits.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kalman import flags
-from kalman.filters.state_layout import Wrapping
+from kalman.filters.state_layout import Passing
 from kalman.models import checks
 from kalman.models.definition import Definition
 from kalman.types import Array, Filter, ModelError, Rows, Step
@@ -24,23 +23,8 @@ DTYPES = {"float64": "<f8", "float32": "<f4"}
 
 
 @dataclass(frozen=True)
-class RoundedFilter(Wrapping):
+class RoundedFilter(Passing):
     """A filter whose state (size, K) is an array of float64 with values that float32 can hold."""
-
-    @property
-    def fields(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and shape of each part of a key's state, in order."""
-        return self.inner.fields
-
-    @property
-    def size(self) -> int:
-        """Number of floats in a key's state."""
-        return self.inner.size
-
-    @property
-    def outputs(self) -> Mapping[str, int]:
-        """The filter's."""
-        return self.inner.outputs
 
     def initial(self, keys: int) -> Array:
         """Return the state (size, keys) of keys that have no row yet."""
@@ -64,18 +48,6 @@ class RoundedFilter(Wrapping):
             {name: np.where(lost, np.nan, values) for name, values in step.extra.items()},
         )
 
-    def moments(self, state: Array) -> tuple[Array, Array]:
-        """Return mean (n, K) and packed lower covariance (n(n+1)/2, K)."""
-        return self.inner.moments(state)
-
-    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
-        """Return mean (n, K), full row-major covariance (n*n, K) and the other fields, each (d, K)."""
-        return self.inner.snapshot(state)
-
-    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
-        """Return the state from the parts that `snapshot` gave, bit for bit."""
-        return self.inner.restore(mean, covariance, extras)
-
     def from_moments(self, mean: Array, covariance: Array) -> Array:
         """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""
         return rounded(self.inner.from_moments(mean, covariance))
@@ -92,12 +64,16 @@ def rounded(state: Array) -> Array:
 
 
 def unrounded(model: Filter) -> Filter:
-    """Return the filter without rounding; its states have the same layout."""
-    return model.inner if isinstance(model, RoundedFilter) else model
+    """Return the filter without rounding, and without its state among the outputs; its states have the same layout."""
+    while isinstance(model, Passing):
+        model = model.inner
+    return model
 
 
 def stored_as(model: Filter) -> str:
     """Return the NumPy dtype, such as `<f8`, that holds all bits of a filter's state."""
+    while isinstance(model, Passing) and not isinstance(model, RoundedFilter):
+        model = model.inner
     return DTYPES["float32" if isinstance(model, RoundedFilter) else "float64"]
 
 

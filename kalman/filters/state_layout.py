@@ -139,6 +139,53 @@ class Wrapping:
         return state, wrong
 
 
+class Passing(Wrapping):
+    """A filter around another one that has the same state: all is the inner filter's unless it is overridden."""
+
+    @property
+    def fields(self) -> Mapping[str, tuple[int, ...]]:
+        """Name and shape of each part of a key's state, in order."""
+        return self.inner.fields
+
+    @property
+    def size(self) -> int:
+        """Number of floats in a key's state."""
+        return self.inner.size
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """The inner filter's."""
+        return self.inner.outputs
+
+    def initial(self, keys: int) -> Array:
+        """Return the state (size, keys) of keys that have no row yet."""
+        return self.inner.initial(keys)
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and the rows' `Step`."""
+        return self.inner.step(state, rows)
+
+    def moments(self, state: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed lower covariance (n(n+1)/2, K)."""
+        return self.inner.moments(state)
+
+    def snapshot(self, state: Array) -> tuple[Array, Array, dict[str, Array]]:
+        """Return mean (n, K), full row-major covariance (n*n, K) and the other fields, each (d, K)."""
+        return self.inner.snapshot(state)
+
+    def restore(self, mean: Array, covariance: Array, extras: Mapping[str, Array]) -> Array:
+        """Return the state from the parts that `snapshot` gave, bit for bit."""
+        return self.inner.restore(mean, covariance, extras)
+
+    def from_moments(self, mean: Array, covariance: Array) -> Array:
+        """Return the states of keys with this mean (n, K) and full row-major covariance (n*n, K)."""
+        return self.inner.from_moments(mean, covariance)
+
+    def with_parameters(self, state: Array, parameters: Array) -> Array:
+        """Return the state with each key's own learned parameters (d, K)."""
+        return self.inner.with_parameters(state, parameters)
+
+
 def innermost(model: Filter) -> Filter:
     """Return the filter without rounding and without the rows kept for smoothing; its state comes first."""
     while isinstance(model, Wrapping):

@@ -140,6 +140,11 @@ def test_skill(streamed: Tiny) -> None:
             compared = rows_of(streamed.warehouse / "forecast_skill" / "tiny")
             # A row every six hours, which the estimate before it forecasts; the day before has the first one's.
             assert len(compared) == ROWS_A_DAY
+        assert run_dag(streamed, "kalman_forecast__tiny", DAYS) == {"forecast": "success"}
+        ahead = rows_of(streamed.warehouse / "forecasts" / "tiny")
+        keys = {row["sensor"] for row in compared}
+        assert {row["sensor"] for row in ahead} == keys and len(ahead) == len(keys)
+        assert len({row["run"] for row in ahead}) == 1
         log = DriverLog.at(str(streamed.warehouse), "skill-tiny")
         assert [(one.epoch, one.how) for one in log.history("skill")] == [(1, "caught up"), (2, "caught up")]
     finally:

@@ -183,7 +183,19 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
         ("maintain", {**one, "dry_run": True, "estimates": True}),
         ("report", {**one, "generation": "g2", "against": "g1", "snapshot": None, "history": False}),
         ("filter", {**one, **files, "smooth": False, "inputs": None, "snapshot": "s1"}),
-        ("forecast", {**one, **files, **ahead, "future": "f.csv", "inputs": None, "snapshot": "none"}),
+        (
+            "forecast",
+            {
+                **one,
+                **files,
+                **ahead,
+                "future": "f.csv",
+                "inputs": None,
+                "snapshot": "none",
+                "key": None,
+                "run": None,
+            },
+        ),
         ("skill", {**one, "trigger": "available-now", "snapshot": "s1"}),
         ("status", {"model": None, "watch": False, "every": 5.0, "alarm_after": "10m"}),
         (

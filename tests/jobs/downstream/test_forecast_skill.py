@@ -337,6 +337,54 @@ def test_a_diffuse_state_gives_a_row_without_a_forecast() -> None:
         ] * 6
 
 
+def test_a_forecast_that_nothing_has_matched_is_a_row_without_an_actual() -> None:
+    model = ModelSpec.model_validate(spec())
+    plan = ScoringPlan({}, model.unit_us, None, 0.9)
+    batch = pairs([1.0, 0.5], [1.0, 0.0, 0.0, 1.0], [0.5, 1.0], 60_000_000)
+    lost = batch.set_column(8, "measured", pa.array([None], batch.schema.field("measured").type))
+    both = pa.Table.from_batches([batch, lost]).combine_chunks().to_batches()[0]
+    found = score(both, forecaster_of(model, {}), plan).to_pylist()
+    assert [(one["measurement"], one["actual"]) for one in found] == [
+        (0, 0.5),
+        (1, 1.0),
+        (0, None),
+        (1, None),
+    ]
+    for matched, one in zip(found[:2], found[2:], strict=True):
+        for name in ("mean", "variance", "lower", "upper"):
+            assert one[name] == matched[name]
+        assert {one[name] for name in ("error", "inside", "crps", "log_score")} == {None}
+
+
+def test_control_acts_on_the_way_to_the_row() -> None:
+    """Each row between is a step with its control, and the key's inputs are those of every step."""
+    minute = 60_000_000
+    given = spec(control=["push"], inputs={"columns": {"noise": "db"}})
+    given["process"] = {"kind": "explicit", "F": [[1.0, 0.1], [0.0, 0.9]], "Q": [[0.5, 0.1], [0.1, 0.2]],
+                        "B": [[0.5, 0.0], [1.0, 0.0]]}  # fmt: skip
+    given["observation"]["noise_scale"] = "noise"
+    model = ModelSpec.model_validate(given)
+    assert model.forecast is not None and check_spec(model, model.forecast) is None
+    m, P = np.array([1.0, -2.0]), np.array([[2.0, 0.3], [0.3, 1.0]])
+    kinds = pa.list_(pa.struct([("time", pa.int64()), ("control", pa.list_(pa.float64()))]))
+    rows = [(20, 3.0), (5, 1.0), (30, -2.0), (30, 9.0)]  # in any order; of the row's own time the first
+    steps = [{"time": at * minute, "control": [u]} for at, u in rows]
+    batch = pairs(m.tolist(), P.ravel().tolist(), [0.5, 1.5], 30 * minute)
+    batch = batch.append_column("rows", pa.array([steps], kinds))
+    batch = batch.append_column("inputs", pa.array([[2.5]]))
+    plan = ScoringPlan({}, model.unit_us, None, 0.9, controls=1, inputs=1)
+    found = score(batch, forecaster_of(model, {}), plan).to_pylist()
+    F, Q = np.array([[1.0, 0.1], [0.0, 0.9]]), np.array([[0.5, 0.1], [0.1, 0.2]])
+    for u in (1.0, 3.0, -2.0):
+        m, P = F @ m + np.array([0.5, 1.0]) * u, F @ P @ F.T + Q
+    np.testing.assert_allclose([one["mean"] for one in found], H @ m, rtol=1e-12)
+    S = H @ P @ H.T + 2.5 * R
+    np.testing.assert_allclose([one["variance"] for one in found], S.diagonal(), rtol=1e-12)
+    # Without the row's own control there is no forecast.
+    gone = batch.set_column(9, "rows", pa.array([steps[:2]], kinds))
+    assert {one["mean"] for one in score(gone, forecaster_of(model, {}), plan).to_pylist()} == {None}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -361,7 +409,10 @@ def test_mistakes_in_a_spec_are_refused(tmp_path: Path, changes: dict[str, Any],
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"control": ["wind"]}, "has control inputs, whose future values the estimates lack"),
+        (
+            {"control": ["wind"], "forecast": {"horizons": ["1h"], "step": "1h"}},
+            "the model has control, whose rows are the steps: remove it",
+        ),
         ({"outputs": {"measured": True, "covariance": "diagonal"}}, "write outputs: {covariance: full}"),
         ({"forecast": {"horizons": ["1h"], "step": "1h"}}, "the model is in continuous time: remove it"),
     ],
@@ -373,4 +424,4 @@ def test_a_model_that_cannot_be_forecast_is_refused(changes: dict[str, Any], sai
         check_spec(model, model.forecast)
     adaptive = ModelSpec.model_validate(spec(adaptive={"R": 0.02}))
     with pytest.raises(UserError, match="which lack its adaptive noise"):
-        forecaster_of(adaptive, {})
+        forecaster_of(adaptive, {}, with_state=False)

@@ -13,7 +13,7 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
-from jobs import maintain, monitor, skill, status
+from jobs import forecast, maintain, monitor, skill, status
 from jobs.downstream.queries import queries_of, query_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.files import Folder
@@ -162,7 +162,7 @@ def killed(*arguments: Any) -> bool:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_old_rows_are_removed_by_event_time(tmp_path: Path) -> None:
-    pipeline = Pipeline(tmp_path, model(retention={"skill": "1d", "windows": "1d"}))
+    pipeline = Pipeline(tmp_path, model(retention={"skill": "1d", "windows": "1d", "forecasts": "1d"}))
     days = readings(9)
     pipeline.land(days[0])
     pipeline.pretrain()
@@ -171,7 +171,12 @@ def test_old_rows_are_removed_by_event_time(tmp_path: Path) -> None:
     pipeline.stream()
     skill.run(pipeline.settings, "walk")
     monitor.run(pipeline.settings, "walk")
-    tables = {"forecast_skill/walk": "event_time", "windows/walk": "window_end"}
+    forecast.run(pipeline.settings, "walk", steps=40, every="1h")
+    tables = {
+        "forecast_skill/walk": "event_time",
+        "windows/walk": "window_end",
+        "forecasts/walk": "event_time",
+    }
     before = {name: pipeline.warehouse.read(name).toPandas() for name in tables}
     done = maintain.run(pipeline.settings, "walk").data["followers"]["rows"]
     for name, column in tables.items():

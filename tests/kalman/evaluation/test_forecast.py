@@ -1,7 +1,10 @@
 """Forecasts against the joint Gaussian, published numbers and the laws of a forecast."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import statsmodels.api as sm
 
 import kalman
 from kalman.evaluation.forecast import forecast, interval, variances
@@ -27,6 +30,27 @@ def test_nile_ten_steps_ahead():
     low, high = interval(ahead.measurement_mean[0, :, 0], variance, 0.5)
     half = 0.6744897501960817 * np.sqrt(variance)  # the quartile of a normal distribution
     np.testing.assert_allclose([low, high], [798.370293 - half, 798.370293 + half], rtol=1e-9)
+
+
+def test_a_local_linear_trend_is_forecast_as_by_statsmodels():
+    """Mean and variance of `get_forecast`, from a known start, with missing rows."""
+    y = np.array(NILE, float)
+    y[[5, 6, 40]] = np.nan
+    kind: Any = "local linear trend"
+    peer = sm.tsa.UnobservedComponents(y, kind)
+    peer.ssm.initialize_known(np.array([1000.0, 1.0]), np.diag([1e4, 25.0]))
+    expected = peer.smooth([15099.0, 1469.0, 30.0]).get_forecast(12)
+    definition = {
+        "states": ["level", "slope"],
+        "measurement": ["volume"],
+        "process": {"kind": "explicit", "F": [[1.0, 1.0], [0.0, 1.0]], "Q": [[1469.0, 0.0], [0.0, 30.0]]},
+        "observation": {"H": [[1.0, 0.0]], "R": [[15099.0]]},
+        "initial": {"mean": [1000.0, 1.0], "covariance": [[1e4, 0.0], [0.0, 25.0]]},
+    }
+    states, _ = run_one(definition, y)
+    ahead = forecast(kalman.build(definition), states, np.ones((12, 1)))
+    np.testing.assert_allclose(ahead.measurement_mean[0, :, 0], expected.predicted_mean, rtol=1e-11)
+    np.testing.assert_allclose(ahead.measurement_covariance[0, :, 0], expected.var_pred_mean, rtol=1e-11)
 
 
 @pytest.mark.parametrize("diffuse", [False, True])

@@ -1,11 +1,14 @@
 """Smoothing, forecasts and innovations of the non-linear kinds and of every form of the linear one."""
 
+from typing import cast
+
 import numpy as np
 import pytest
 
 import kalman
 from kalman.evaluation.diagnostics import innovations
-from kalman.evaluation.forecast import forecast
+from kalman.evaluation.forecast import check_measuring, forecast
+from kalman.filters.state_layout import StateLayout
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support.models import random_definition, random_rows, same
 from tests.kalman.support.oracles import UNIT, full
@@ -140,13 +143,14 @@ def test_a_gated_row_is_smoothed_as_if_it_had_not_been():
     np.testing.assert_array_equal(smoothed.mean[:, 4], smoothed.mean[:, 3])
 
 
-def test_a_filter_that_cannot_be_smoothed_or_forecast_is_refused():
+def test_a_filter_that_cannot_be_smoothed_or_predicts_no_measurement_is_refused():
     definition = {"filter": "rls", "states": ["b"], "measurement": ["z"], "control": ["x"]}
     model = kalman.build({**definition, "observation": {"H": [["x"]]}})
     rows = kalman.SortedRows(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones((1, 1)), np.ones((1, 1)))
     start = kalman.initial_states(model, 1)
     with pytest.raises(kalman.ModelError, match="cannot be smoothed"):
         smooth(model, start, rows, UNIT)
-    for use in (innovations, lambda *args: forecast(model, start, np.ones((1, 1)), np.ones((1, 1, 1)))):
-        with pytest.raises(kalman.ModelError, match="does not predict its measurements"):
-            use(model, start, rows, UNIT)
+    with pytest.raises(kalman.ModelError, match="does not predict its measurements"):
+        innovations(model, start, rows, UNIT)  # a residual's law is Student's t
+    with pytest.raises(kalman.ModelError, match="does not predict its measurements"):
+        check_measuring(cast(kalman.Filter, StateLayout()))

@@ -1,0 +1,72 @@
+"""Forecast every key of `<model>` from the state of its stream, or of a snapshot, into the table `forecasts/<model>`.
+
+The forecasts are at the horizons of the spec's section `forecast`, unless the form says otherwise, and begin at each
+key's newest row. The stream is not disturbed: its state is read from the checkpoint at the end of the last micro-batch.
+Without a live stream they begin from the newest snapshot. The rows of a run have its id in the column `run`, and are
+written in one commit: a run that is cleared, retried or killed has its rows once, and never half of them. The task's
+log says which state was used, and how old it is.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from jobs.specs.model_spec import ModelSpec
+from kalman_dags import dag_defaults, specs
+from kalman_dags.operator import KalmanOperator
+
+
+def text(title: str, description: str) -> Param:
+    """Return a form's field for a text; it may stay empty."""
+    return Param(None, type=["null", "string"], title=title, description=description)
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that forecasts one model's keys."""
+    with DAG(
+        schedule=dag_defaults.at_times(spec.airflow.forecast.schedule),
+        **dag_defaults.arguments(
+            "forecast",
+            spec,
+            __doc__,
+            f"Forecast the keys of {spec.name} from their live state",
+            timeout=timedelta(hours=6),
+            steps=Param(
+                None,
+                type=["null", "integer"],
+                minimum=1,
+                title="Steps",
+                description="How many steps ahead of each key's newest row (empty: the spec's horizons).",
+            ),
+            to=text("To", "Up to this time (ISO 8601), in place of a number of steps."),
+            every=text("Every", "A step, such as 1h."),
+            key=text("Key", "This key alone, as the estimates have it."),
+            snapshot=text(
+                "Snapshot", "Forecast from this snapshot, or newest (empty: from the live stream)."
+            ),
+            output=text("Output", "Another table than the model's own: below the warehouse, or a path."),
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id="forecast",
+            verb="forecast",
+            options={
+                "--model": spec.name,
+                "--steps": "{{ '' if params.steps is none else params.steps }}",
+                "--to": "{{ params.to or '' }}",
+                "--every": "{{ params.every or '' }}",
+                "--key": "{{ params.key or '' }}",
+                "--snapshot": "{{ params.snapshot or '' }}",
+                "--output": "{{ params.output or '' }}",
+                "--future": spec.airflow.forecast.future,
+                "--run": "{{ run_id }}",
+            },
+        )
+    return dag
+
+
+for one in specs.load_specs():
+    if one.forecast is not None:
+        build(one)

@@ -1,0 +1,129 @@
+"""Forecast the keys of state rows on Spark's workers: a row for each key and future time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from jobs.encoding.arrow import integers, matrix, vectors
+from jobs.encoding.estimates import flag_names
+from jobs.offline.ahead import Keys, ahead, numbers_of
+from jobs.offline.future import Future, Horizon
+from jobs.snapshots.state_rows import extras_columns, extras_widths, state_arrays
+from jobs.specs.model_spec import ModelSpec
+from kalman.run import KeyStates
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ROWS = (
+    "key string, made_at bigint, event_time bigint, step bigint, mean array<double>, covariance array<double>, "
+    "lower array<double>, upper array<double>, measurement_mean array<double>, measurement_covariance array<double>, "
+    "measurement_lower array<double>, measurement_upper array<double>, flag string"
+)
+"""A forecast: its key and times (`made_at` of the key's newest row), its number, then as `forecast` writes to files."""
+INPUTS, FUTURE = "inputs", "future"
+"""Columns beside the states: the inputs of the key, array<double>; its future rows,
+array<struct<time bigint, control array<double>, inputs array<double>>>."""
+NUMBERS_AT_ONCE = 8_000_000
+"""Numbers of a call's forecasts: some tens of megabytes."""
+
+
+class Plan(NamedTuple):
+    """What the workers need: the model, its filter, how far to forecast, and the source of future rows, if any.
+
+    own_inputs: future rows have inputs of their own in place of their keys'.
+    """
+
+    spec: ModelSpec
+    kernel: Filter
+    horizon: Horizon
+    probability: float
+    future: str | None = None
+    own_inputs: bool = False
+
+
+def forecast_rows(states: DataFrame, plan: Plan) -> DataFrame:
+    """Forecast the keys of a snapshot's rows (with `INPUTS` and `FUTURE`, where the model takes any): `ROWS`."""
+    columns = states.select(
+        "key",
+        F.unix_micros("event_time").alias("event_time"),
+        F.col("state_index").alias("count"),
+        "mean",
+        "covariance",
+        *extras_columns(extras_widths(plan.kernel)),
+        *(name for name in (INPUTS, FUTURE) if name in states.columns),
+    )
+    return columns.mapInArrow(forecaster(plan), ROWS)
+
+
+def forecaster(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that forecasts the keys in batches of the columns of `forecast_rows`."""
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for part in _parts(batch, plan):
+                yield _forecast(part, plan)
+
+    return work
+
+
+def _parts(batch: pa.RecordBatch, plan: Plan) -> Iterator[pa.RecordBatch]:
+    """Cut a batch so that the forecasts of a part fit into memory. No bit depends on where it is cut."""
+    if batch.num_rows == 0:
+        return
+    n, m = len(plan.spec.states), len(plan.spec.measurement)
+    steps = _steps(batch, plan)
+    size = max(int(NUMBERS_AT_ONCE // (steps * (n + n * n + m + m * m))), 1)
+    for start in range(0, batch.num_rows, size):
+        yield batch.slice(start, size)
+
+
+def _steps(batch: pa.RecordBatch, plan: Plan) -> int:
+    horizon = plan.horizon
+    if plan.future is not None:
+        lengths = batch.column(FUTURE).value_lengths().fill_null(0).to_numpy()
+        return max(int(lengths.max()), 1)
+    if horizon.end is not None and horizon.length is not None:
+        first = int(batch.column("event_time").to_numpy().min())
+        return max((horizon.end - first) // horizon.length, 1)
+    return max(horizon.steps or 1, len(horizon.direct), *horizon.multiples, 1)
+
+
+def _forecast(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
+    spec, kernel, size = plan.spec, plan.kernel, batch.num_rows
+    values = kernel.restore(*state_arrays(batch, len(spec.states), extras_widths(kernel)))
+    made, count = (batch.column(name).to_numpy() for name in ("event_time", "count"))
+    own = len(spec.input_names)
+    inputs = matrix(batch.column(INPUTS), own, INPUTS) if own else np.empty((0, size))
+    names = batch.column("key")
+    keys = Keys([names], KeyStates(values, made, count, np.zeros(size)), inputs)
+    future = None if plan.future is None else _future(batch, plan)
+    found = ahead(spec, kernel, keys, plan.horizon, future)
+    key, step = np.nonzero(found.wanted.T)
+    flag, at = found.expected.flag[step, key], found.kept[key]
+    number = np.cumsum(found.wanted, axis=0, dtype=np.int64)[step, key]
+    arrays = [names.take(integers(at)), *map(integers, (made[at], found.time[step, key], number))]
+    for column in numbers_of(spec, found.expected, step, key, plan.probability):
+        arrays.append(vectors(column.values, flag == 0))
+    arrays.append(flag_names(flag).cast(pa.string()))
+    return pa.RecordBatch.from_arrays(arrays, [part.split()[0] for part in ROWS.split(", ")])
+
+
+def _future(batch: pa.RecordBatch, plan: Plan) -> Future:
+    """Return the future rows of the keys of a batch."""
+    assert plan.future is not None
+    column = batch.column(FUTURE)
+    counts = column.value_lengths().fill_null(0).to_numpy()
+    rows = column.flatten()
+    controls, own = len(plan.spec.control), len(plan.spec.input_names)
+    names = batch.column("key").take(integers(np.repeat(np.arange(batch.num_rows), counts)))
+    time = rows.field("time").to_numpy()
+    control = matrix(rows.field("control"), controls, "control") if controls else np.empty((0, len(rows)))
+    inputs = matrix(rows.field(INPUTS), own, INPUTS) if plan.own_inputs else None
+    return Future(plan.future, [names], time, control, inputs)

@@ -1,0 +1,174 @@
+"""One run of forecasts from a stream's or a snapshot's states into a table: exactly once by the run's id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as F
+
+from jobs.core.clock import now
+from jobs.core.errors import UserError
+from jobs.core.report import plural, span
+from jobs.encoding.keys import columns_of
+from jobs.forecasting.inputs import FutureRows, future_rows, with_inputs
+from jobs.forecasting.origin import Origin, origin
+from jobs.forecasting.rows import Plan, forecast_rows
+from jobs.forecasting.table import RUN, Written, replace_run
+from jobs.key_inputs.table import home_of
+from jobs.offline.future import Horizon
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.spark.job_labels import labelled
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.positions import to_datetime
+from jobs.warehouse.tables import forecasts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.encoding.keys import KeyKind
+
+_RUN = re.compile(r"[A-Za-z0-9_.:+~-]{1,250}")
+
+
+class Wanted(NamedTuple):
+    """What a run is asked for.
+
+    keys: as text, all if none is named; snapshot: None, an id or `newest`; output: a table, None for the model's own;
+    run: the id of the run, None: by what it is made from
+    """
+
+    horizon: Horizon
+    probability: float
+    keys: Sequence[str] = ()
+    snapshot: str | None = None
+    future: str | None = None
+    output: str | None = None
+    run: str | None = None
+
+
+class Done(NamedTuple):
+    """A run that is committed: its id, its table, the states that it began from, and its rows.
+
+    age: of the states when the run began; inputs: version of the table of inputs; past: keys without a forecast in
+    the horizon, None: not counted
+    """
+
+    run: str
+    table: str
+    origin: Origin
+    written: Written
+    age: timedelta | None
+    inputs: int | None
+    past: int | None
+
+
+def forecast_live(warehouse: Warehouse, spec: ModelSpec, wanted: Wanted) -> Done:
+    """Forecast the keys of a model from its live state, or a snapshot, into a table.
+
+    Raises:
+        UserError: there is no state, a key has none, a future input is missing, or the model cannot be forecast.
+    """
+    if wanted.run is not None and not _RUN.fullmatch(wanted.run):
+        raise UserError(f"--run: {wanted.run!r} is not an id: use letters, digits and . _ : + ~ -")
+    began = now()
+    source = origin(warehouse, spec, wanted.snapshot)
+    used = source.spec
+    runtime = ModelRuntime.of(warehouse, used, source.manifest.parameters)
+    runtime.ship(warehouse.spark)
+    states = _chosen(source, wanted.keys)
+    states, inputs = with_inputs(warehouse, used, runtime.kind, states)
+    future = None
+    if wanted.future is not None:
+        future = future_rows(warehouse, used, runtime.kind, wanted.future)
+        states = states.join(future.rows, "key", "left")
+    run = wanted.run or _run_id(source, wanted, future, inputs)
+    plan = Plan(
+        used,
+        runtime.kernel,
+        wanted.horizon,
+        wanted.probability,
+        wanted.future,
+        future is not None and future.own_inputs,
+    )
+    rows = _named(forecast_rows(states, plan), runtime.kind, source)
+    home, table = home_of(warehouse, wanted.output or forecasts(spec.name))
+    age = None if source.taken_at is None else max(began - source.taken_at, timedelta())
+    facts = {"run": run, "state": source.name, "position": source.position, "inputs": inputs}
+    with labelled(warehouse.spark, f"forecast {spec.name}", f"from {source.name}"):
+        written = replace_run(home, table, run, rows, json.dumps(facts))
+        bounded = wanted.horizon.end is not None or future is not None
+        past = states.count() - written.keys if bounded else None
+    return Done(run, home.path(table), source, written, age, inputs, past)
+
+
+def _chosen(source: Origin, keys: Sequence[str]) -> DataFrame:
+    """Return the states of the wanted keys, all of which must be there."""
+    if not keys:
+        return source.states
+    states = source.states.filter(F.col("key").isin(*keys))
+    found = {row["key"] for row in states.select("key").collect()}
+    absent = [key for key in keys if key not in found]
+    if absent:
+        more = f", nor of {len(absent) - 1:,} more" if len(absent) > 1 else ""
+        several = '; a key of several columns is a JSON array: ["a", "b"]' if len(source.spec.key) > 1 else ""
+        raise UserError(f"--key {absent[0]}: {source.text} has no state of it{more}{several}")
+    return states
+
+
+def _named(rows: DataFrame, kind: KeyKind, source: Origin) -> DataFrame:
+    """Return forecasts with typed key columns, times, and what they were made from."""
+    manifest = source.manifest
+    times = {"made_at", "event_time"}
+    columns = [
+        F.timestamp_micros(name).alias(name) if name in times else F.col(name)
+        for name in rows.columns
+        if name != "key"
+    ]
+    return rows.select(
+        "key",
+        *([] if kind.is_plain_key else columns_of(kind, F.col("key"))),
+        *columns,
+        F.lit(manifest.model_version).cast("int").alias("model_version"),
+        F.lit(manifest.snapshot_id).alias("snapshot_id"),
+        F.lit(source.generation).cast("string").alias("generation"),
+        F.lit(source.batch).cast("bigint").alias("batch_id"),
+    )
+
+
+def _run_id(source: Origin, wanted: Wanted, future: FutureRows | None, inputs: int | None) -> str:
+    """Return an id that the same states, asked for the same forecasts, have again."""
+    asked: list[Any] = [
+        source.manifest.snapshot_id,
+        wanted.horizon,
+        wanted.probability,
+        sorted(wanted.keys),
+        None if future is None else future.digest,
+        inputs,
+    ]
+    digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:10]
+    return f"{source.name}-{digest}"
+
+
+def report_lines(done: Done, spec: ModelSpec) -> list[str]:
+    """Return which state was used, and how old it is."""
+    source, newest = done.origin, to_datetime(done.written.newest)
+    made = "" if source.taken_at is None else f", of {source.taken_at:%Y-%m-%d %H:%M:%S} UTC"
+    old = "" if done.age is None else f" ({span(done.age.total_seconds())} ago)"
+    lines = [f"state: {source.text}{made}{old}, {source.position}"]
+    if newest is not None:
+        lines.append(f"newest row of any key: {newest:%Y-%m-%d %H:%M:%S} UTC")
+    if source.spec.version != spec.version:
+        lines.append(
+            f"the state is of version {source.spec.version} of {spec.name}; the spec is version {spec.version}"
+        )
+    if done.past:
+        lines.append(f"omitted {plural(done.past, 'key')} without a time in the horizon")
+    if done.written.flagged:
+        lines.append(f"flagged {done.written.flagged:,}")
+    return [*lines, f"run {done.run}: a repeated run replaces these rows ({RUN} = '{done.run}')"]

@@ -1,0 +1,44 @@
+"""The whole state among a filter's outputs, where mean and covariance do not determine it.
+
+The modes of a mixture, noise that adapts, or a least-squares residual are in a key's state and not in its estimates.
+With the state beside them, estimates can be forecast from afterwards.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kalman.filters.own_parameters import own_parameters
+from kalman.filters.state_layout import Passing, innermost
+from kalman.types import Array, Filter, ModelError, Rows, Step
+
+OUTPUT = "filter_state"
+
+
+@dataclass(frozen=True)
+class StateOutput(Passing):
+    """A filter that puts out its innermost filter's state after each row."""
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        """The filter's, and its state."""
+        return {**self.inner.outputs, OUTPUT: innermost(self.inner).size}
+
+    def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
+        """Return the state (size, K) after one row for each key, and the rows' `Step` with the state."""
+        after, step = self.inner.step(state, rows)
+        kept = after[: innermost(self.inner).size].copy()
+        return after, step._replace(extra={**step.extra, OUTPUT: kept})
+
+
+def follows_from_moments(model: Filter) -> bool:
+    """Tell if a key's mean, covariance and learned parameters are all that its forecasts depend on."""
+    model, n = innermost(model), len(model.states)
+    if "log_probabilities" in model.fields or own_parameters(model).adapted:
+        return False
+    try:
+        model.from_moments(np.zeros((n, 1)), np.eye(n).reshape(-1, 1))
+    except ModelError:
+        return False
+    return True
