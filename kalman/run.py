@@ -163,7 +163,7 @@ def run(
     values = states.values[:, plan.keys]
     event_time, count = states.event_time[plan.keys], states.count[plan.keys]
     total = states.log_likelihood[plan.keys]
-    outputs = _empty(model, len(rows.key))
+    outputs = empty(model, len(rows.key))
     for part in plan.slices():
         prefix = slice(0, part.stop - part.start)
         first = count[prefix] == 0
@@ -196,7 +196,8 @@ def run(
     return after_all, picked(outputs, plan.place)
 
 
-def _empty(model: Filter, n: int) -> Outputs:
+def empty(model: Filter, n: int) -> Outputs:
+    """Return outputs of n rows, not filled in."""
     states = len(model.states)
     return Outputs(
         np.empty((states, n)),

@@ -21,7 +21,7 @@ from jobs.specs.row_order import Duplicates
 from jobs.state import duplicates
 from jobs.state.expiry import lives
 from kalman.evaluation.diagnostics import Watch, consistency, ljung_box
-from kalman.smoothers.smooth import smooth as smooth_rows
+from kalman.smoothers.smooth import smooth_observed as smooth_rows
 
 LAGS = 10
 
@@ -128,11 +128,13 @@ def filter_rows(
     keys = len(states.count)
     n = len(spec.states)
     places = [max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)]
-    watched = watch(model, states, sorted_rows)
     smoothed: dict[str, Floats] = {}
     if smooth:
+        observer = None if watch(model, states, sorted_rows.take(np.arange(0))) is None else Watch
         try:
-            _, out, smooth_states = smooth_rows(model, states, sorted_rows, spec.unit_us, watched)
+            _, out, smooth_states, white = smooth_rows(
+                model, states, sorted_rows, spec.unit_us, observer=observer
+            )
         except kalman.ModelError as error:
             raise UserError(f"--smooth: {spec.name}: {error}") from error
         smoothed = {
@@ -141,8 +143,10 @@ def filter_rows(
             **{f"smoothed_{name}": values for name, values in smooth_states.extra.items()},
         }
     else:
+        watched = watch(model, states, sorted_rows)
         _, out = kalman.run(model, states, sorted_rows, spec.unit_us, watched)
-    tested = None if watched is None else fit(sorted_rows.key, out, keys, watched.normalised())
+        white = None if watched is None else watched.normalised()
+    tested = None if white is None else fit(sorted_rows.key, out, keys, white)
     total = len(rows.reason)
 
     def in_input_order(values: Floats) -> Floats:
