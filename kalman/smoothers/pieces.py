@@ -89,7 +89,7 @@ class Pieces:
         self._backwards = smoother(model)
         self._model, self._rows, self._unit = model, rows, unit
         self._observer, self._room = observer, room
-        self._states = KeyStates(*(array.copy() for array in states))
+        self._states = states.take(np.arange(len(states.count)))  # a copy
 
     @property
     def states(self) -> KeyStates:

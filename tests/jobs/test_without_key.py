@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import Row
 
 from jobs import export, migrate, monitor, status, verify
 from jobs import filter as offline
@@ -18,6 +17,7 @@ from jobs.core.errors import UserError
 from jobs.migration.state_map import state_map_of
 from jobs.migration.versions import Step
 from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.delta import Warehouse
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 FRAMES = [frame.drop(columns="id") for frame in random_rows(4, rows=60)]
@@ -42,14 +42,11 @@ def test_a_file_is_filtered_and_forecast_as_one_series(tmp_path: Path) -> None:
         pipeline = Pipeline(tmp_path / name, spec)
         source = rows if name == "without" else rows.assign(id=7)
         source.to_parquet(tmp_path / f"{name}.parquet", index=False)
-        for verb, run, more in (
-            ("filter", offline.run, {"smooth": True}),
-            ("forecast", forecasts.run, {"steps": 3}),
-        ):
-            out = tmp_path / f"{name}-{verb}.parquet"
-            report = run(pipeline.settings, name, str(tmp_path / f"{name}.parquet"), output=str(out), **more)
-            assert report.data["keys"] == 1
-            found[name, verb] = pq.read_table(out)
+        given, out = str(tmp_path / f"{name}.parquet"), str(tmp_path / "out.parquet")
+        assert offline.run(pipeline.settings, name, given, out, smooth=True).data["keys"] == 1
+        found[name, "filter"] = pq.read_table(out)
+        assert forecasts.run(pipeline.settings, name, given, out, steps=3).data["keys"] == 1
+        found[name, "forecast"] = pq.read_table(out)
     for verb in ("filter", "forecast"):
         assert found["without", verb].column_names[0] == "at"
         assert found["without", verb].equals(found["constant", verb].drop_columns("id"))
@@ -67,48 +64,56 @@ def test_a_migration_between_keys_and_no_keys_is_refused_with_what_to_do(tmp_pat
 
 @pytest.mark.spark
 def test_from_landing_to_migration_without_a_key_column(tmp_path: Path) -> None:
-    watching = {"monitor": {"windows": [{"size": "1d"}], "rules": [{"name": "up", "at_least": 0.0}]}}
-    spec = spec_without_key(learn={"parameters": ["level_variance"]}, sinks={"latest": True}, **watching)
+    rules = [{"name": "up", "kind": "level", "at_least": -100.0, "readings": 1}]
+    spec = spec_without_key(
+        learn={"parameters": ["level_variance"]},
+        sinks={"latest": True},
+        monitor={"windows": [{"size": "1d"}], "rules": rules},
+    )
     pipeline = Pipeline(tmp_path / "one", spec)
-    settings = pipeline.settings
+    settings, warehouse = pipeline.settings, pipeline.warehouse
     pipeline.land(FRAMES[0], suffix=".csv")
-    report = pipeline.pretrain()
-    assert report.data["snapshots"][0]["keys"] == 1 if "snapshots" in report.data else True
-    bad = FRAMES[2].assign(a=lambda rows: rows["a"].astype(object))
-    bad.loc[3, "a"] = "seven"
+    assert pipeline.pretrain().data["keys"] == 1
+    broken = FRAMES[2].assign(a=FRAMES[2]["a"].astype(object))
+    broken.loc[3, "a"] = "seven"
     pipeline.land(FRAMES[1])
-    pipeline.land(bad.assign(at=bad["at"].astype(str)), suffix=".csv")
+    pipeline.land(broken, suffix=".csv")
     pipeline.land(FRAMES[0].head(5))  # late
     pipeline.stream()
-    found = pipeline.estimates()
-    assert set(found["key"]) == {"[]"} and "id" not in found
-    learned = json.loads(pipeline.warehouse.read("manifests").first()["parameters"])
-    streamed = found[["key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags"]]
+    assert warehouse.read("measurements/walk").columns[:3] == ["at", "a", "b"]
+    streamed = pipeline.estimates()
+    assert set(streamed["key"]) == {"[]"} and list(streamed.columns[:2]) == ["key", "event_time"]
+    assert len(streamed) == 2 * 60 - 1
 
-    alone = pd.concat([FRAMES[0], FRAMES[1], bad.drop(index=3)], ignore_index=True)
-    alone["a"] = alone["a"].astype(float)
-    alone["at"] = pd.to_datetime(alone["at"], utc=True)
-    alone.to_parquet(tmp_path / "all.parquet", index=False)
-    snapshot = pipeline.warehouse.read("manifests").first()["snapshot_id"]
-    offline.run(
-        settings, "walk", str(tmp_path / "all.parquet"), str(tmp_path / "out.parquet"), snapshot=snapshot
-    )
-    lone = pq.read_table(tmp_path / "out.parquet").to_pandas()
-    lone = lone[lone["at"] >= FRAMES[1]["at"].min()]
-    assert sorted(map(tuple, lone["mean"])) == sorted(streamed["mean"])
-    assert learned and np.isfinite(streamed["log_likelihood"]).all()
+    applied = pd.concat([FRAMES[0], FRAMES[1], FRAMES[2].drop(index=3)], ignore_index=True)
+    applied.to_parquet(tmp_path / "all.parquet", index=False)
+    files = str(tmp_path / "all.parquet"), str(tmp_path / "out.parquet")
+    snapshot = one_row(warehouse, "manifests")["snapshot_id"]
+    offline.run(settings, "walk", *files, snapshot=snapshot)
+    alone = pq.read_table(files[1]).to_pandas()
+    alone = alone[alone["at"] >= FRAMES[1]["at"].min()]
+    for name in ("mean", "covariance"):
+        assert sorted(map(tuple, alone[name])) == sorted(map(tuple, streamed[name]))
+    assert sorted(alone["log_likelihood"]) == sorted(streamed["log_likelihood"])
 
-    assert "walk" in "\n".join(status.run(settings, None).lines)
+    assert status.run(settings, "walk").data
+    assert one_row(warehouse, "latest/walk")["key"] == "[]"
     monitor.run(settings, "walk")
-    windows = pipeline.warehouse.read("windows").toPandas()
-    assert windows["rows"].sum() > 0 if "rows" in windows else len(windows) > 0
-    assert set(pipeline.warehouse.read("alerts").toPandas()["key"]) == {"[]"}
-    verified = verify.run(settings, "walk", share="100%")
-    assert verified.data["estimates"] == len(found) if "estimates" in verified.data else True
-    exported = export.run(settings, "walk")
-    assert list(pipeline.snapshot(exported.data["snapshot"])["key"]) == ["[]"]
+    assert len(warehouse.read("windows/walk").toPandas()) > 0
+    assert one_row(warehouse, "alerts/walk")["key"] == "[]"
+    report = verify.run(settings, "walk", share="100%")
+    assert report.data["outcome"] == "equal", report.data
+    exported = export.run(settings, "walk").data["snapshot"]
+    state = pipeline.snapshot(exported)
+    assert list(state["key"]) == ["[]"] and state["state_index"][0] == 3 * 60 - 1
     pipeline.write_spec({**spec, **V2})
-    migrated = migrate.run(settings, "walk")
-    assert list(pipeline.snapshot(migrated.data["snapshot"])["key"]) == ["[]"]
-    pipeline.land(FRAMES[3])
-    pipeline.stream()
+    migrate.run(settings, "walk")
+    migrated = warehouse.read("manifests").filter("model_version = 2").first()
+    assert migrated is not None and migrated["key_count"] == 1
+    same = pipeline.snapshot(migrated["snapshot_id"])
+    assert same["mean"][0].tolist() == state["mean"][0].tolist()
+
+
+def one_row(warehouse: Warehouse, table: str) -> Row:
+    (row,) = warehouse.read(table).collect()
+    return row

@@ -123,7 +123,7 @@ def test_late_rows_and_innovations_come_in_pieces_too(kind):
         for piece in pieces:
             seen[piece.rows] += 1
             n = len(expected[1]) - 1
-            same([*piece.outputs[:n]], [array[..., piece.rows] for array in expected[1][:n]])
+            same([*piece.outputs[:n]], [np.asarray(array)[..., piece.rows] for array in expected[1][:n]])
             same(piece.smoothed.mean, expected[2][0][:, piece.rows])
             same(piece.smoothed.covariance, expected[2][1][:, piece.rows])
             same(piece.innovations, white[:, piece.rows])
