@@ -9,6 +9,7 @@ import pytest
 import kalman
 from kalman import flags
 from kalman.evaluation.diagnostics import Watch, innovations
+from kalman.filters.own_parameters import with_own
 from kalman.run import late_rows, rounds
 from kalman.smoothers.checkpoints import Footprint, Lengths, sections
 from kalman.smoothers.kinds import smoother
@@ -131,13 +132,25 @@ def test_late_rows_and_innovations_come_in_pieces_too(kind):
         same(list(pieces.states), list(expected[0]))
 
 
-def test_a_control_and_each_keys_own_parameters():
+def test_a_control():
     rng = np.random.default_rng(6)
     definition = random_definition(rng, "explicit", 3, 2, 2)
     model = kalman.build(definition)
     rows = random_rows(rng, definition, 30, 20)
     expected = keeping_everything(model, kalman.initial_states(model, 30), rows)
     _, _, smoothed = smooth(model, kalman.initial_states(model, 30), rows, UNIT, room=1)
+    same([*smoothed], [*expected[2]])
+
+
+def test_each_keys_own_parameters():
+    learn = {"parameters": ["R"], "scope": "key"}
+    model = kalman.build({**definition_of("joseph"), "learn": learn})
+    rows = uneven_rows(np.random.default_rng(7))
+    start = kalman.initial_states(model, 9)
+    own = with_own(model, start.values, {"R": np.linspace(0.5, 4.0, 9)[None]})
+    start = start._replace(values=own)
+    expected = keeping_everything(model, start, rows)
+    _, _, smoothed = smooth(model, start, rows, UNIT, room=1)
     same([*smoothed], [*expected[2]])
 
 
